@@ -1,0 +1,145 @@
+"""Every error Towline raises on purpose, and what the reader can do about it.
+
+    TowlineError
+    ├── ConfigError        TL-C..  you wrote something that can't be; change it and start again
+    ├── SetupError         TL-S..  a tool this machine needs is missing or too old
+    ├── BrokerError        TL-M..  the MQTT broker, or the way to it
+    │   ├── Unreachable            no connection; Towline tries again by itself
+    │   ├── Refused                the broker said no and will say no again; change credentials, rights or names
+    │   ├── TakenOver              another client uses our client id
+    │   ├── SessionUnknown         the broker knows a session that the journal does not; the operator decides
+    │   └── ProtocolViolation      the broker broke the standard; connection dropped and made anew
+    ├── JournalError       TL-J..  the disk under the promise
+    │   ├── JournalLocked          another process owns the directory
+    │   ├── JournalFull            no room; back-pressure until there is, nothing is lost
+    │   ├── JournalFailed          a write or sync failed; the process must end and recover [I6]
+    │   └── JournalDamaged         frames that were durable no longer read back; the operator decides
+    ├── GatewayError       TL-G..  between Spark and a gateway
+    │   ├── GatewayUnreachable     no gateway answers
+    │   └── Fenced                 somebody newer reads this journal; this reader must stop [I8]
+    └── KafkaError         TL-K..  Kafka, or the way to it
+
+An error is one line for a person: where, what is wrong, what to do, and a code that has a paragraph in
+docs/errors.md. No secret is ever part of it [I12].
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BrokerError",
+    "ConfigError",
+    "Fenced",
+    "GatewayError",
+    "GatewayUnreachable",
+    "JournalDamaged",
+    "JournalError",
+    "JournalFailed",
+    "JournalFull",
+    "JournalLocked",
+    "KafkaError",
+    "ProtocolViolation",
+    "Refused",
+    "SessionUnknown",
+    "SetupError",
+    "TakenOver",
+    "TowlineError",
+    "Unreachable",
+]
+
+
+class TowlineError(Exception):
+    """One thing that went wrong, told for the person who has to act.
+
+    Args:
+        code: A stable name such as ``TL-M07``; docs/errors.md has a paragraph for each.
+        where: The file, line, option, broker or directory it is about.
+        what: What is wrong, and which promise is at stake, without a full stop at the end.
+        do: What to do next, as whole sentences.
+    """
+
+    def __init__(self, code: str, where: str, what: str, do: str = "") -> None:
+        super().__init__(code, where, what, do)
+        self.code = code
+        self.where = where
+        self.what = what
+        self.do = do
+
+    def __str__(self) -> str:
+        advice = f" {self.do}" if self.do else ""
+        return f"{self.where}: {self.what}.{advice}   [{self.code}]"
+
+
+class ConfigError(TowlineError):
+    """A setting that can't be, or two that contradict each other."""
+
+
+class SetupError(TowlineError):
+    """A program or library this machine needs is missing or too old."""
+
+
+class BrokerError(TowlineError):
+    """The MQTT broker, or the way to it."""
+
+
+class Unreachable(BrokerError):
+    """No connection to the broker; another try may succeed."""
+
+
+class Refused(BrokerError):
+    """The broker refused the connection or a subscription for good."""
+
+
+class TakenOver(BrokerError):
+    """Another client connected with our client id [reason code 0x8E]."""
+
+
+class SessionUnknown(BrokerError):
+    """Session Present 1 for a session the journal knows nothing of [MQTT-3.2.2-4]."""
+
+
+class ProtocolViolation(BrokerError):
+    """The broker sent what the standard forbids.
+
+    Attributes:
+        reason: The MQTT 5 reason code for our DISCONNECT (0x81 malformed, 0x82 protocol error, 0x95 too large ...).
+    """
+
+    def __init__(self, where: str, what: str, *, reason: int = 0x82) -> None:
+        super().__init__("TL-M30", where, what, "The connection is dropped and made anew; nothing acknowledged is lost.")
+        self.reason = reason
+
+
+class JournalError(TowlineError):
+    """The disk under the promise."""
+
+
+class JournalLocked(JournalError):
+    """Another process owns the journal directory [I8]."""
+
+
+class JournalFull(JournalError):
+    """No room for the next frame; nothing was written, try again when there is room [I7]."""
+
+
+class JournalFailed(JournalError):
+    """A write or sync failed; this journal object must not be used again [I6]."""
+
+
+class JournalDamaged(JournalError):
+    """Durable frames no longer read back as they were written."""
+
+
+class GatewayError(TowlineError):
+    """Between Spark and a gateway."""
+
+
+class GatewayUnreachable(GatewayError):
+    """No gateway answers at this place."""
+
+
+class Fenced(GatewayError):
+    """A newer reader has taken over, or the journal behind the gateway is another one [I8]."""
+
+
+class KafkaError(TowlineError):
+    """Kafka, or the way to it."""

@@ -1,0 +1,230 @@
+"""What a gateway is told: one validated value, the same for a bridge line, a Spark option map and the command line."""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+__all__ = ["AckAfter", "Broker", "GatewaySettings", "Guarantee", "JournalLimits", "Subscription", "TlsSettings"]
+
+#: Ports when a broker URI names none (IANA).
+DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+
+class Guarantee(StrEnum):
+    """The promise of a line, as Kafka's delivery semantics use the words (design section 4)."""
+
+    AT_MOST_ONCE = "at_most_once"
+    AT_LEAST_ONCE = "at_least_once"
+    EXACTLY_ONCE = "exactly_once"
+
+
+class AckAfter(StrEnum):
+    """Which watermark drives PUBACK and PUBREC [I1]."""
+
+    RECEIVED = "received"
+    JOURNAL = "journal"
+    KAFKA = "kafka"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Broker(_Model):
+    """One MQTT broker: ``mqtt://host:1883`` or ``mqtts://host:8883``; no user or password in the URI."""
+
+    scheme: Literal["mqtt", "mqtts"]
+    host: str = Field(min_length=1)
+    port: int = Field(ge=1, le=65535)
+
+    @classmethod
+    def parse(cls, uri: str) -> Self:
+        """Read a broker URI.
+
+        Raises:
+            ValueError: For another scheme, a missing host, a bad port, or credentials inside the URI.
+        """
+        parts = urlsplit(uri if "://" in uri else f"mqtt://{uri}")
+        if parts.scheme not in DEFAULT_PORTS:
+            raise ValueError(f'"{parts.scheme}://" is not a broker scheme; use mqtt:// or mqtts://')
+        if parts.username or parts.password:
+            raise ValueError("a broker URI carries no user or password; use username and password_file")
+        if not parts.hostname or parts.path not in ("", "/"):
+            raise ValueError("a broker URI is mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
+        try:
+            port = parts.port
+        except ValueError:
+            raise ValueError("the port of a broker URI is a number from 1 to 65535") from None
+        return cls.model_validate(
+            {"scheme": parts.scheme, "host": parts.hostname, "port": port or DEFAULT_PORTS[parts.scheme]}
+        )
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connection is encrypted."""
+        return self.scheme == "mqtts"
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+class TlsSettings(_Model):
+    """How the broker is verified and how we prove who we are; verification is on."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    server_name: str | None = None
+    insecure: bool = False
+
+
+class Subscription(_Model):
+    """A topic filter and its options; ``telemetry/#:1`` in text.
+
+    Attributes:
+        filter: Topic filter, ``$share/<group>/<filter>`` included.
+        qos: Highest QoS wanted, 0 to 2.
+        no_local: Do not send us what we published ourselves (never with ``$share``).
+        retain_as_published: Keep the RETAIN flag as the publisher set it.
+        retain_handling: 0 retained messages always, 1 only for a new subscription, 2 never.
+    """
+
+    filter: str = Field(min_length=1, max_length=65535)
+    qos: Annotated[int, Field(ge=0, le=2)] = 1
+    no_local: bool = False
+    retain_as_published: bool = True
+    retain_handling: Annotated[int, Field(ge=0, le=2)] = 0
+
+    @field_validator("filter")
+    @classmethod
+    def _well_formed(cls, value: str) -> str:
+        problem = filter_problem(value)
+        if problem:
+            raise ValueError(problem)
+        return value
+
+
+def filter_problem(value: str) -> str | None:
+    """Say what is wrong with a topic filter, or None [MQTT-4.7.1-1, -2, MQTT-1.5.4-2, MQTT-4.8.2-1, -2]."""
+    if "\0" in value:
+        return "a topic filter has no U+0000"
+    levels = value.split("/")
+    if levels[0] == "$share":
+        if len(levels) < 3 or not levels[1] or any(c in levels[1] for c in "+#") or not "/".join(levels[2:]):
+            return "a shared subscription is $share/NAME/FILTER, the name without + and #"
+        levels = levels[2:]
+    if any("#" in level and level != "#" for level in levels) or "#" in levels[:-1]:
+        return "# stands alone and last in a topic filter"
+    if any("+" in level and level != "+" for level in levels):
+        return "+ stands alone between two / in a topic filter"
+    return None
+
+
+class JournalLimits(_Model):
+    """When the journal holds the line back instead of growing [I7].
+
+    Attributes:
+        max_bytes: Most bytes on disk; None for no limit but the disk.
+        min_free_bytes: Space left free on the file system.
+        segment_bytes: Size at which a new segment begins.
+        retain_bytes: Committed bytes kept for replay.
+    """
+
+    max_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
+    min_free_bytes: Annotated[int, Field(ge=0)] = 512 << 20
+    segment_bytes: Annotated[int, Field(ge=64 << 10)] = 64 << 20
+    retain_bytes: Annotated[int, Field(ge=0)] = 0
+
+
+class GatewaySettings(_Model):
+    """Everything one gateway needs; secrets only as names of files.
+
+    Attributes:
+        name: Names the gateway in rows, logs and metrics.
+        state_dir: Directory of this gateway alone: journal, lock, endpoint.
+        brokers: Tried in this order, again from the first after the last.
+        client_id: Stable MQTT client id; default the name.
+        subscriptions: At least one.
+        guarantee: Sets ``ack_after`` unless it is given.
+        keep_alive_s: MQTT keep alive in seconds; the server's own value wins [MQTT-3.2.2-21].
+        session_expiry_s: How long the broker keeps the session while we are away; 0xFFFFFFFF for ever.
+        receive_maximum: Unacknowledged messages we allow the broker [MQTT 5 section 3.1.2.11.3].
+        max_packet_bytes: Larger packets close the connection. It is not announced to the broker, which would
+            silently drop larger messages [MQTT-3.1.2-25].
+        linger_ms: How long a gulp may wait for more bytes before it is made durable.
+        unknown_session: What to do with a broker session the journal knows nothing of [MQTT-3.2.2-4]: ``refuse``
+            and ask, ``adopt`` its queue, or ``discard`` it.
+        owner_pid: End when this process has died.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    state_dir: Path
+    brokers: tuple[Broker, ...] = Field(min_length=1)
+    client_id: str = Field(default="", max_length=256)
+    username: str | None = None
+    password_file: Path | None = None
+    tls: TlsSettings = TlsSettings()
+    subscriptions: tuple[Subscription, ...] = Field(min_length=1)
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    ack_after: AckAfter | None = None
+    keep_alive_s: Annotated[int, Field(ge=5, le=65535)] = 60
+    session_expiry_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] = 0xFFFFFFFF
+    receive_maximum: Annotated[int, Field(ge=1, le=65535)] = 65535
+    max_packet_bytes: Annotated[int, Field(ge=1024, le=268_435_460)] = 64 << 20
+    linger_ms: Annotated[float, Field(ge=0, le=1000)] = 1.0
+    connect_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    unknown_session: Literal["refuse", "adopt", "discard"] = "refuse"
+    journal: JournalLimits = JournalLimits()
+    owner_pid: int | None = None
+
+    @field_validator("brokers", mode="before")
+    @classmethod
+    def _parse_brokers(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = [part for part in value.split(",") if part.strip()]
+        if isinstance(value, list | tuple):
+            return tuple(Broker.parse(item.strip()) if isinstance(item, str) else item for item in value)
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len({s.filter for s in self.subscriptions}) != len(self.subscriptions):
+            raise ValueError("a topic filter is subscribed twice; give each filter one QoS")
+        if self.guarantee is not Guarantee.AT_MOST_ONCE:
+            if self.session_expiry_s == 0:
+                raise ValueError(f"guarantee {self.guarantee} needs a session that outlives the connection; raise session_expiry_s")
+            if self.acks is AckAfter.RECEIVED:
+                raise ValueError(f"guarantee {self.guarantee} needs ack_after journal or kafka, not received")
+            low = [s.filter for s in self.subscriptions if s.qos == 0]
+            if low:
+                raise ValueError(f'guarantee {self.guarantee} needs QoS 1, "{low[0]}" is subscribed with QoS 0')
+        return self
+
+    @property
+    def acks(self) -> AckAfter:
+        """The watermark that drives acknowledgements, from ``ack_after`` or the guarantee."""
+        if self.ack_after is not None:
+            return self.ack_after
+        return AckAfter.RECEIVED if self.guarantee is Guarantee.AT_MOST_ONCE else AckAfter.JOURNAL
+
+    @property
+    def mqtt_client_id(self) -> str:
+        """The client id sent in CONNECT."""
+        return self.client_id or self.name
+
+    @property
+    def inbox(self) -> Path:
+        """Directory of the inbox journal."""
+        return self.state_dir / "inbox"
+
+    def digest(self) -> str:
+        """Eight hex digits that change when the settings a broker can see change."""
+        seen = self.model_dump_json(include={"brokers", "client_id", "subscriptions", "name"})
+        return hashlib.sha256(seen.encode()).hexdigest()[:8]
