@@ -1,0 +1,119 @@
+"""Processes known by pid *and* start time, so that a recycled pid is never signalled.
+
+A pid alone is not a name: after the process ends the kernel hands the number out again. The pair of boot id and start
+time (/proc/<pid>/stat, field 22, clock ticks since boot) is one, and it survives in a file over our own restarts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["POLL_SECONDS", "Child", "Process", "identify", "is_stopped", "spawn", "wait_for"]
+
+POLL_SECONDS = 0.01
+"""Pause between two looks at /proc or at a port: far below anything a person or a test notices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that existed once; every method is safe when it is gone or its pid belongs to another.
+
+    Attributes:
+        pid: Its process id.
+        started: Boot id and start time, as `identify` gives it.
+    """
+
+    pid: int
+    started: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether exactly this process still runs (a zombie does not)."""
+        return identify(self.pid) == self.started
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal; False when the process is gone."""
+        if not self.alive:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+            return True
+        return False
+
+    def wait_gone(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for its end; whether it has ended."""
+        return wait_for(lambda: not self.alive, timeout)
+
+
+class Child(subprocess.Popen[bytes]):
+    """A child that may outlive the object and the program: no warning, no reaping, when it is collected."""
+
+    def __del__(self) -> None:
+        """Leave the process alone."""
+
+
+def spawn(command: Sequence[str | Path], output: Path) -> tuple[Child, Process]:
+    """Start `command` in a session of its own, its output appended to the file `output`.
+
+    A session of its own keeps a Ctrl-C in the terminal from the broker: whoever started it decides about it.
+    """
+    with output.open("ab") as log:
+        child = Child(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    return child, Process(child.pid, identify(child.pid) or "gone")
+
+
+def identify(pid: int) -> str | None:
+    """Boot id and start time of a running process; None when there is none with this pid, or only a zombie.
+
+    A killed JVM shows its first thread as a zombie while others still hold files and ports: that one runs yet.
+    """
+    fields = _stat(pid)
+    if fields is None or (fields[0] in {"Z", "X"} and int(fields[17]) <= 1):
+        return None
+    return f"{_boot_id()}:{fields[19]}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is stopped by SIGSTOP."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] == "T"
+
+
+def wait_for(condition: Callable[[], bool], timeout: float) -> bool:
+    """Ask `condition` every `POLL_SECONDS` for up to `timeout` seconds; its last answer."""
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/<pid>/stat from the third (state) on: the second, the name, may hold spaces and brackets."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+@cache
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
