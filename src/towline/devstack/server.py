@@ -121,7 +121,7 @@ class Server(ABC):
         self.stop()
 
     def start(self) -> Self:
-        """Start and wait until it answers clients; nothing happens when it runs already.
+        """Start and wait until it answers clients; one that runs already goes on, and a paused one is resumed.
 
         Raises:
             SetupError: A program is missing (TL-S10, TL-S14, TL-S15), the port is taken (TL-S13), or the broker
@@ -129,7 +129,9 @@ class Server(ABC):
         """
         self._make_directory()
         with locked(self.directory / "lock"):
-            if not self.running:
+            if self.paused:
+                self.resume()
+            elif not self.running:
                 self._start_somewhere()
         return self
 

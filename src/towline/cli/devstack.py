@@ -1,0 +1,113 @@
+"""`towline devstack`: a real Mosquitto and a real Kafka on this machine, to try things on."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from towline.devstack import Server, Stack
+from towline.devstack.stack import ServerStatus
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="devstack",
+    help="A real Mosquitto and a real Kafka on this machine, to try things on.",
+    epilog="Example:   towline devstack up   ·   towline devstack kill kafka   ·   towline devstack down",
+    no_args_is_help=True,
+)
+
+Directory = Annotated[
+    Path | None,
+    typer.Option("--dir", help="Where they keep data, logs and ports.", show_default="~/.local/state/towline/devstack"),
+]
+Name = Annotated[str, typer.Argument(help="mosquitto or kafka", metavar="BROKER")]
+AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+
+
+@app.command(epilog="Example:   towline devstack up --dir /tmp/stack")
+def up(directory: Directory = None) -> None:
+    """Start both brokers, wait until they answer, and leave them running."""
+    stack = Stack(directory)
+    begun = time.monotonic()
+    with warnings.catch_warnings(record=True) as caught, Console(stderr=True).status("starting Mosquitto and Kafka"):
+        warnings.simplefilter("always")
+        stack.start()
+    for warning in caught:
+        typer.echo(f"warning: {warning.message}", err=True)
+    typer.echo(f"mosquitto  {stack.mosquitto.uri}   version {stack.mosquitto.version}")
+    typer.echo(f"kafka      {stack.kafka.bootstrap}   version {stack.kafka.version}")
+    typer.echo(f"ready after {time.monotonic() - begun:.1f} s; data and logs in {stack.directory}")
+    typer.echo("End them with: towline devstack down" + (f" --dir {directory}" if directory else ""))
+
+
+@app.command(epilog="Example:   towline devstack down")
+def down(directory: Directory = None) -> None:
+    """Stop both brokers gently; data and ports stay for the next start."""
+    stack = Stack(directory)
+    ran = [server.name for server in stack.servers if server.running]
+    stack.stop()
+    typer.echo(f"stopped {' and '.join(ran)}; data stays in {stack.directory}" if ran else "nothing was running")
+
+
+@app.command(epilog="Example:   towline devstack status --json")
+def status(directory: Directory = None, *, as_json: AsJson = False) -> None:
+    """Show both brokers; the exit code is 0 when both run, else 1."""
+    found = Stack(directory).status()
+    if as_json:
+        typer.echo(json.dumps([asdict(server) for server in found]))
+    else:
+        _show(found)
+    if any(server.state != "running" for server in found):
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example:   towline devstack kill kafka")
+def kill(name: Name, directory: Directory = None) -> None:
+    """SIGKILL one broker, as a crash would; data and port stay."""
+    _do(name, directory, Server.kill, "killed; start it again with: towline devstack restart")
+
+
+@app.command(epilog="Example:   towline devstack pause mosquitto")
+def pause(name: Name, directory: Directory = None) -> None:
+    """SIGSTOP one broker: it answers nobody, and its connections stay open."""
+    _do(name, directory, Server.pause, "paused; go on with: towline devstack resume")
+
+
+@app.command(epilog="Example:   towline devstack resume mosquitto")
+def resume(name: Name, directory: Directory = None) -> None:
+    """SIGCONT one broker after a pause."""
+    _do(name, directory, Server.resume, "runs")
+
+
+@app.command(epilog="Example:   towline devstack restart kafka")
+def restart(name: Name, directory: Directory = None) -> None:
+    """Stop one broker gently where it runs, start it, and wait until it answers."""
+    _do(name, directory, Server.restart, "runs")
+
+
+def _do(name: str, directory: Path | None, verb: Callable[[Server], object], outcome: str) -> None:
+    server = Stack(directory).server(name)
+    begun = time.monotonic()
+    verb(server)
+    again = f" {name}" if outcome.endswith(("restart", "resume")) else ""
+    typer.echo(f"{name} {outcome}{again}   ({time.monotonic() - begun:.1f} s)")
+
+
+def _show(found: list[ServerStatus]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("broker", "state", "address", "pid", "directory"):
+        table.add_column(column, overflow="fold")
+    for server in found:
+        pid = str(server.pid) if server.pid else "-"
+        table.add_row(server.name, server.state, server.address or "-", pid, server.directory)
+    Console().print(table)

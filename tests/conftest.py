@@ -1,0 +1,142 @@
+"""Real brokers for tests, each on a free port and in a directory of its own: two runs get along side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.helpers import lacking, ptrace_works
+from towline.devstack import Kafka, Mosquitto, MosquittoTooOld
+from towline.devstack.java import find_java
+from towline.devstack.kafka import kafka_jars
+from towline.devstack.mosquitto import find_mosquitto, flaw
+from towline.errors import SetupError
+
+MARKER_OF_FIXTURE = {
+    "mosquitto": "broker",
+    "new_mosquitto": "broker",
+    "kafka": "kafka",
+    "own_kafka": "kafka",
+    "topic": "kafka",
+    "ptrace": "faults",
+}
+
+_numbers = itertools.count(1)
+
+
+class NewTopic(Protocol):
+    """Creates a topic with a name no other test uses."""
+
+    def __call__(self, hint: str = "topic", partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        """The name of the new topic."""
+
+
+class NewMosquitto(Protocol):
+    """Starts one more Mosquitto, which is stopped after the test."""
+
+    def __call__(self, **settings: str) -> Mosquitto:
+        """A running broker with these lines in its configuration."""
+
+
+def pytest_report_header() -> list[str]:
+    """Which brokers the tests meet, and what is wrong with them."""
+    lines = []
+    for name, describe in (("mosquitto", _mosquitto), ("java", lambda: str(find_java()))):
+        try:
+            lines.append(f"{name}: {describe()}")
+        except SetupError as error:
+            lines.append(f"{name}: {error}")
+    return lines
+
+
+def _mosquitto() -> str:
+    installed = find_mosquitto()
+    return flaw(installed) or ".".join(map(str, installed.version))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test the marker of the brokers it asks for: `-m "not kafka"` then needs no memory of ours."""
+    for item in items:
+        for fixture in getattr(item, "fixturenames", ()):
+            marker = MARKER_OF_FIXTURE.get(fixture)
+            if marker:
+                item.add_marker(marker)
+
+
+@pytest.fixture(autouse=True)
+def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test writes into the user's state directory, nor sees another's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def new_mosquitto(tmp_path: Path) -> Iterator[NewMosquitto]:
+    """Start as many brokers as the test needs: `new_mosquitto(persistence="true")`."""
+    with contextlib.ExitStack() as brokers:
+
+        def start(**settings: str) -> Mosquitto:
+            _require(find_mosquitto)
+            broker = Mosquitto(tmp_path / f"mosquitto-{next(_numbers)}", settings=settings)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", MosquittoTooOld)  # the header of the report says it
+                return brokers.enter_context(broker)
+
+        yield start
+
+
+@pytest.fixture
+def mosquitto(new_mosquitto: NewMosquitto) -> Mosquitto:
+    """A running Mosquitto with its own defaults, for this test alone."""
+    return new_mosquitto()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """A running Kafka, shared by all tests: use topics of `topic`, and leave it running."""
+    _require(find_java)
+    _require(kafka_jars)
+    with Kafka(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[Kafka]:
+    """A running Kafka for this test alone, to be killed and paused; costs some 3 s."""
+    _require(find_java)
+    _require(kafka_jars)
+    with Kafka(tmp_path / "kafka") as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic(kafka: Kafka, request: pytest.FixtureRequest) -> NewTopic:
+    """Create topics on the shared Kafka: `topic()`, `topic("marker", 1, {"cleanup.policy": "compact"})`."""
+    test = re.sub(r"[^A-Za-z0-9._-]", "_", request.node.name)[:100]
+
+    def create(hint: str = "topic", partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        name = f"{hint}.{test}.{next(_numbers)}"
+        kafka.create_topics({name: partitions}, config)
+        return name
+
+    return create
+
+
+@pytest.fixture
+def ptrace() -> None:
+    """The test needs strace on a child of ours."""
+    if not ptrace_works():
+        lacking("strace is missing or may not trace here")
+
+
+def _require(find: Callable[[], object]) -> None:
+    try:
+        find()
+    except SetupError as error:
+        lacking(str(error))

@@ -1,0 +1,51 @@
+"""What tests of every room share: waiting for a condition, and saying what this machine lacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import NoReturn, TypeVar
+
+import pytest
+
+__all__ = ["lacking", "ptrace_works", "wait_until"]
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
+    """The first true answer of `condition`, asked every 10 ms for up to `timeout` seconds.
+
+    Raises:
+        AssertionError: There was none; it tells `what` was awaited and the last answer.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() > end:
+            awaited = what or getattr(condition, "__name__", "the condition")
+            raise AssertionError(f"waited {timeout:g} s for {awaited}; the last answer was {answer!r}")
+        time.sleep(0.01)
+
+
+def lacking(reason: str) -> NoReturn:
+    """Skip the test because this machine lacks something; where CI=true a gap is a failure."""
+    if os.environ.get("CI", "").lower() == "true":
+        pytest.fail(f"CI must have everything: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@cache
+def ptrace_works() -> bool:
+    """Whether strace is here and may trace a child of ours."""
+    strace = shutil.which("strace")
+    if strace is None:
+        return False
+    answer = subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True, timeout=30, check=False)
+    return answer.returncode == 0
