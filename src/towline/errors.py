@@ -105,7 +105,9 @@ class ProtocolViolation(BrokerError):
     """
 
     def __init__(self, where: str, what: str, *, reason: int = 0x82) -> None:
-        super().__init__("TL-M30", where, what, "The connection is dropped and made anew; nothing acknowledged is lost.")
+        super().__init__(
+            "TL-M30", where, what, "The connection is dropped and made anew; nothing acknowledged is lost."
+        )
         self.reason = reason
 
 

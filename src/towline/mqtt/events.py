@@ -1,0 +1,227 @@
+"""What goes into a `towline.mqtt.session.Session` and what comes out: small frozen values.
+
+Events tell what happened, actions tell what must be done, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from mqtt5 import PublishPacket, QoS, RetainHandling, TopicFilter
+
+from towline.errors import BrokerError
+from towline.mqtt.codec import Item, PublishRun
+
+__all__ = [
+    "Acknowledged",
+    "Action",
+    "Close",
+    "Deliver",
+    "Event",
+    "Filter",
+    "Lost",
+    "Online",
+    "Opened",
+    "Publish",
+    "Received",
+    "Remember",
+    "Resumed",
+    "Send",
+    "SessionConfig",
+    "SessionLost",
+    "SessionRecord",
+    "Settled",
+    "Stop",
+    "Suspended",
+    "Tick",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A topic filter with its subscription options [MQTT 5 section 3.8.3.1]."""
+
+    pattern: str
+    qos: int = 1
+    no_local: bool = False
+    retain_as_published: bool = True
+    retain_handling: int = 0
+
+    @property
+    def options(self) -> int:
+        """The subscription options byte."""
+        return self.qos | self.no_local << 2 | self.retain_as_published << 3 | self.retain_handling << 4
+
+    def packet(self) -> TopicFilter:
+        """The filter as the codec takes it."""
+        return TopicFilter(
+            self.pattern,
+            max_qos=QoS(self.qos),
+            no_local=self.no_local,
+            retain_as_published=self.retain_as_published,
+            retain_handling=RetainHandling(self.retain_handling),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """What we durably know of the broker's session.
+
+    Attributes:
+        client_id: The session belongs to this client id.
+        established: A CONNACK for it has been seen; before that a crash may or may not have left a session.
+        subscriptions: Topic filter → options byte, as the broker last confirmed them.
+    """
+
+    client_id: str
+    established: bool = False
+    subscriptions: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """What does not change while a session lives.
+
+    Attributes:
+        client_id: Stable, never empty.
+        where: The line as errors name it.
+        filters: Subscriptions wanted; none for a publisher.
+        session_expiry_s: Seconds the broker keeps the session; 0 ends it with the connection.
+        receive_maximum: Unacknowledged QoS > 0 messages we allow the broker.
+        keep_alive_s: Seconds; the server's value wins [MQTT-3.2.2-21].
+        connect_timeout_s: Seconds from the open transport to CONNACK.
+        unknown_session: ``refuse``, ``adopt`` or ``discard`` a broker session without a record [MQTT-3.2.2-4].
+        durable: The line promises at least once: a session without expiry is an error.
+    """
+
+    client_id: str
+    where: str
+    filters: tuple[Filter, ...] = ()
+    username: str | None = None
+    password: bytes | None = None
+    session_expiry_s: int = 0xFFFFFFFF
+    receive_maximum: int = 65535
+    keep_alive_s: int = 60
+    connect_timeout_s: float = 10.0
+    unknown_session: str = "refuse"
+    durable: bool = True
+
+    def __repr__(self) -> str:
+        return f"SessionConfig(client_id={self.client_id!r}, filters={self.filters!r})"  # no password [I12]
+
+
+# Events --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The transport is connected; nothing has been sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The decoder returned these items."""
+
+    items: Sequence[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Messages below `upto` are as safe as their acknowledgement promises [I1]."""
+
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Send a message; `Acknowledged(token)` follows at QoS 1."""
+
+    token: int
+    packet: PublishPacket
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The transport is not being read (back-pressure); answers can't be expected [I7]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The transport is read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time `Session.deadline` named has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The transport is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the connection and leave the session at the broker."""
+
+
+Event: TypeAlias = Opened | Received | Settled | Publish | Suspended | Resumed | Tick | Lost | Stop
+
+
+# Actions -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Write these bytes to the transport, in order."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Store these messages; the first has number `first`."""
+
+    first: int
+    run: PublishRun
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Make this record durable before the next action; None forgets it."""
+
+    record: SessionRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """Connected, and every subscription is confirmed."""
+
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """The broker had forgotten our session: what it held for us is gone; report it [MQTT-3.2.2-5]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A published message is the broker's now; a `reason` of 0x80 or more means that it was dropped."""
+
+    token: int
+    reason: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Flush, then close the transport. None: as asked for. An error that is ``fatal`` will come again on every try."""
+
+    error: BrokerError | None
+    fatal: bool = False
+    again_at_once: bool = False
+
+
+Action: TypeAlias = Send | Deliver | Remember | Online | SessionLost | Acknowledged | Close

@@ -1,0 +1,70 @@
+"""MQTT 5 reason codes in words [MQTT 5 section 2.4], and what to do about a refused CONNECT."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["CONNECT_ADVICE", "reason_words"]
+
+_WORDS: Final = {
+    0x00: "success",
+    0x04: "disconnect with will message",
+    0x10: "no matching subscribers",
+    0x11: "no subscription existed",
+    0x18: "continue authentication",
+    0x19: "re-authenticate",
+    0x80: "unspecified error",
+    0x81: "malformed packet",
+    0x82: "protocol error",
+    0x83: "implementation specific error",
+    0x84: "unsupported protocol version",
+    0x85: "client identifier not valid",
+    0x86: "bad user name or password",
+    0x87: "not authorized",
+    0x88: "server unavailable",
+    0x89: "server busy",
+    0x8A: "banned",
+    0x8B: "server shutting down",
+    0x8C: "bad authentication method",
+    0x8D: "keep alive timeout",
+    0x8E: "session taken over",
+    0x8F: "topic filter invalid",
+    0x90: "topic name invalid",
+    0x91: "packet identifier in use",
+    0x92: "packet identifier not found",
+    0x93: "receive maximum exceeded",
+    0x94: "topic alias invalid",
+    0x95: "packet too large",
+    0x96: "message rate too high",
+    0x97: "quota exceeded",
+    0x98: "administrative action",
+    0x99: "payload format invalid",
+    0x9A: "retain not supported",
+    0x9B: "QoS not supported",
+    0x9C: "use another server",
+    0x9D: "server moved",
+    0x9E: "shared subscriptions not supported",
+    0x9F: "connection rate exceeded",
+    0xA0: "maximum connect time",
+    0xA1: "subscription identifiers not supported",
+    0xA2: "wildcard subscriptions not supported",
+}
+
+#: CONNACK reasons that another try will meet again, and what to change.
+CONNECT_ADVICE: Final = {
+    0x81: "The broker could not read our CONNECT; is it an MQTT 5 broker?",
+    0x82: "The broker could not read our CONNECT; is it an MQTT 5 broker?",
+    0x84: "This broker does not speak MQTT 5.",
+    0x85: "Choose another client_id.",
+    0x86: "Check username and password_file.",
+    0x87: "Check username and password_file, and the broker's access rules for this client.",
+    0x8A: "The broker has banned this client; ask its operator.",
+    0x8C: "The broker wants an authentication method that is not configured.",
+    0x95: "The broker's Maximum Packet Size is too small for our CONNECT.",
+    0x9D: "Use the broker's new address.",
+}
+
+
+def reason_words(code: int) -> str:
+    """The name the standard gives a reason code; a code it does not know is told as such."""
+    return _WORDS.get(code, "unknown reason")

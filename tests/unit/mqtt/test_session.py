@@ -1,0 +1,500 @@
+"""The session: each rule of the standard as events in and actions out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import mqtt5
+import pytest
+from mqtt5 import (
+    ConnAckPacket,
+    ConnAckReasonCode,
+    ConnectPacket,
+    DisconnectPacket,
+    DisconnectReasonCode,
+    PingRespPacket,
+    PubAckPacket,
+    PublishPacket,
+    PubRecPacket,
+    QoS,
+    SubAckPacket,
+    SubAckReasonCode,
+    SubscribePacket,
+    UnsubAckPacket,
+    UnsubAckReasonCode,
+    UnsubscribePacket,
+)
+
+from towline.errors import ProtocolViolation, Refused, SessionUnknown, TakenOver, Unreachable
+from towline.mqtt.codec import Decoder, Item, Packet, PublishRun
+from towline.mqtt.events import (
+    Acknowledged,
+    Action,
+    Close,
+    Deliver,
+    Filter,
+    Lost,
+    Online,
+    Opened,
+    Publish,
+    Received,
+    Remember,
+    Resumed,
+    Send,
+    SessionConfig,
+    SessionLost,
+    SessionRecord,
+    Settled,
+    Stop,
+    Suspended,
+    Tick,
+)
+from towline.mqtt.session import Session, State
+
+A, B = Filter("a/#", 1), Filter("b", 1)
+CONFIG = SessionConfig("plant-7", "line", (A, B), keep_alive_s=60)
+KNOWN = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.options, "b": B.options})
+T = TypeVar("T")
+
+
+def only(actions: list[Action], kind: type[T]) -> T:
+    found = [action for action in actions if isinstance(action, kind)]
+    assert len(found) == 1, actions
+    return found[0]
+
+
+def sent(actions: list[Action]) -> list[Packet]:
+    items = Decoder().feed(b"".join(a.data for a in actions if isinstance(a, Send)))
+    packets: list[Packet] = []
+    for item in items:
+        packets += item.packets if isinstance(item, PublishRun) else [item]
+    return packets
+
+
+def receive(session: Session, *packets: Packet, now: float = 1.0) -> list[Action]:
+    actions = session.handle(Received(Decoder().feed(b"".join(p.write() for p in packets))), now)
+    session.validate()
+    return actions
+
+
+def message(packet_id: int, qos: QoS = QoS.AT_LEAST_ONCE, topic: str = "a/1") -> PublishPacket:
+    return PublishPacket(topic, b"x", qos=qos, packet_id=packet_id if int(qos) else None)
+
+
+def granted(packet_id: int, count: int = 2) -> SubAckPacket:
+    return SubAckPacket(packet_id, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE] * count)
+
+
+def online(
+    config: SessionConfig = CONFIG,
+    record: SessionRecord | None = KNOWN,
+    number: int = 0,
+    connack: ConnAckPacket | None = None,
+) -> Session:
+    session = Session(config, record, number)
+    session.handle(Opened(), 0.0)
+    receive(session, connack or ConnAckPacket(session_present=record is not None))
+    while session.state is State.SUBSCRIBING:
+        for packet_id, asked in list(session._requests.items()):
+            receive(session, granted(packet_id, len(asked)))
+    assert session.state is State.ONLINE
+    return session
+
+
+# Connecting
+
+
+def test_connect_keeps_the_session_from_the_first_time_on() -> None:
+    actions = Session(CONFIG).handle(Opened(), 0.0)
+    assert isinstance(actions[0], Remember), "durable before CONNECT leaves"
+    assert actions[0].record == SessionRecord("plant-7")
+    (connect,) = sent(actions)
+    assert isinstance(connect, ConnectPacket)
+    assert (connect.clean_start, connect.session_expiry_interval) == (False, 0xFFFFFFFF)
+    assert (connect.client_id, connect.receive_max, connect.keep_alive) == ("plant-7", 65535, 60)
+
+
+def test_the_password_is_not_shown() -> None:
+    assert "hunter2" not in repr(replace(CONFIG, password=b"hunter2"))
+
+
+def test_a_new_session_subscribes_to_everything_and_is_remembered_when_confirmed() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 0.0)
+    actions = receive(session, ConnAckPacket())
+    assert only(actions, Remember).record == SessionRecord("plant-7", established=True)
+    (subscribe,) = sent(actions)
+    assert isinstance(subscribe, SubscribePacket)
+    assert [(f.pattern, f.max_qos) for f in subscribe.topic_filters] == [("a/#", 1), ("b", 1)]
+    actions = receive(session, granted(subscribe.packet_id))
+    assert only(actions, Remember).record == KNOWN
+    assert only(actions, Online).resumed is False
+
+
+def test_a_kept_session_is_not_subscribed_again() -> None:
+    session = Session(CONFIG, KNOWN)
+    session.handle(Opened(), 0.0)
+    actions = receive(session, ConnAckPacket(session_present=True))
+    assert sent(actions) == []
+    assert only(actions, Online).resumed
+
+
+def test_subscriptions_change_by_difference() -> None:
+    record = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.options, "old/+": 1, "b": 0})
+    session = Session(CONFIG, record)
+    session.handle(Opened(), 0.0)
+    subscribe, unsubscribe = sent(receive(session, ConnAckPacket(session_present=True)))
+    assert isinstance(subscribe, SubscribePacket)
+    assert isinstance(unsubscribe, UnsubscribePacket)
+    assert [f.pattern for f in subscribe.topic_filters] == ["b"]
+    assert unsubscribe.patterns == ["old/+"]
+    receive(session, granted(subscribe.packet_id, 1))
+    assert session.state.value == "subscribing"
+    actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [UnsubAckReasonCode.SUCCESS]))
+    assert only(actions, Remember).record == KNOWN
+    assert session.state is State.ONLINE
+
+
+def test_a_session_the_broker_forgot_is_reported_and_made_again() -> None:
+    session = Session(CONFIG, KNOWN)
+    session.handle(Opened(), 0.0)
+    actions = receive(session, ConnAckPacket(session_present=False))
+    only(actions, SessionLost)
+    assert isinstance(sent(actions)[0], SubscribePacket)
+
+
+def test_a_crash_between_connect_and_connack_is_no_loss_and_no_question() -> None:
+    session = Session(CONFIG, SessionRecord("plant-7"))
+    session.handle(Opened(), 0.0)
+    actions = receive(session, ConnAckPacket(session_present=True))
+    assert not [a for a in actions if isinstance(a, SessionLost | Close)]
+
+
+def test_a_session_the_journal_does_not_know_is_a_question_to_the_operator() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 0.0)
+    actions = receive(session, ConnAckPacket(session_present=True))
+    close = only(actions, Close)
+    assert isinstance(close.error, SessionUnknown)
+    assert close.fatal
+    assert only(actions, Remember).record is None, "the next start asks again"
+    assert isinstance(sent(actions)[0], DisconnectPacket)
+
+
+def test_an_unknown_session_can_be_adopted() -> None:
+    session = Session(replace(CONFIG, unknown_session="adopt"))
+    session.handle(Opened(), 0.0)
+    actions = receive(session, ConnAckPacket(session_present=True))
+    assert isinstance(sent(actions)[0], SubscribePacket)
+
+
+def test_an_unknown_session_can_be_discarded_with_clean_start_and_is_then_kept() -> None:
+    session = Session(replace(CONFIG, unknown_session="discard"))
+    session.handle(Opened(), 0.0)
+    assert only(receive(session, ConnAckPacket(session_present=True)), Close).again_at_once
+    (connect,) = sent(session.handle(Opened(), 1.0))
+    assert isinstance(connect, ConnectPacket)
+    assert (connect.clean_start, connect.session_expiry_interval) == (True, 0)
+    assert only(receive(session, ConnAckPacket()), Close).again_at_once
+    (connect,) = sent(session.handle(Opened(), 2.0))
+    assert isinstance(connect, ConnectPacket)
+    assert not connect.clean_start, "Mosquitto saves only sessions whose last CONNECT had Clean Start 0"
+    assert isinstance(sent(receive(session, ConnAckPacket()))[0], SubscribePacket)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "fatal", "words"),
+    [
+        (
+            ConnAckReasonCode.BAD_USER_NAME_OR_PASSWORD,
+            Refused,
+            True,
+            "bad user name or password (0x86). Check username",
+        ),
+        (ConnAckReasonCode.NOT_AUTHORIZED, Refused, True, "not authorized"),
+        (ConnAckReasonCode.SERVER_BUSY, Unreachable, False, "server busy"),
+        (ConnAckReasonCode.SERVER_UNAVAILABLE, Unreachable, False, "server unavailable"),
+    ],
+)
+def test_a_refused_connection_says_why(code: ConnAckReasonCode, kind: type, fatal: bool, words: str) -> None:  # noqa: FBT001
+    session = Session(CONFIG)
+    session.handle(Opened(), 0.0)
+    close = only(receive(session, ConnAckPacket(reason_code=code)), Close)
+    assert isinstance(close.error, kind)
+    assert close.fatal is fatal
+    assert words in str(close.error)
+    assert session.state is State.OFFLINE
+
+
+def test_a_broker_without_sessions_breaks_at_least_once() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 0.0)
+    close = only(receive(session, ConnAckPacket(session_expiry_interval=0)), Close)
+    assert close.fatal
+    assert "TL-M12" in str(close.error)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (SubAckReasonCode.NOT_AUTHORIZED, 'refused the subscription "b": not authorized (0x87)'),
+        (SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE, 'grants "b" QoS 0 instead of 1'),
+    ],
+)
+def test_each_suback_code_is_checked(code: SubAckReasonCode, words: str) -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 0.0)
+    receive(session, ConnAckPacket())
+    close = only(receive(session, SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE, code])), Close)
+    assert close.fatal
+    assert words in str(close.error)
+
+
+def test_taken_over_is_told_as_such() -> None:
+    session = online()
+    close = only(receive(session, DisconnectPacket(reason_code=DisconnectReasonCode.SESSION_TAKEN_OVER)), Close)
+    assert isinstance(close.error, TakenOver)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        ConnAckPacket(),
+        SubAckPacket(99, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE]),
+        UnsubAckPacket(99, [UnsubAckReasonCode.SUCCESS]),
+        mqtt5.PingReqPacket(),
+        mqtt5.ConnectPacket("x"),
+        PubRecPacket(4),
+        message(1, QoS.EXACTLY_ONCE),
+        PublishPacket("a", b"", topic_alias=3),
+    ],
+)
+def test_what_a_server_must_not_send_ends_the_connection_with_a_reason(packet: Packet) -> None:
+    session = online()
+    actions = receive(session, packet)
+    assert isinstance(only(actions, Close).error, ProtocolViolation)
+    (disconnect,) = sent(actions)
+    assert isinstance(disconnect, DisconnectPacket)
+    assert int(disconnect.reason_code) >= 0x80
+
+
+def test_a_publish_before_connack_is_a_protocol_error() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 0.0)
+    assert isinstance(only(receive(session, message(1)), Close).error, ProtocolViolation)
+
+
+def test_a_resumed_session_may_deliver_before_suback() -> None:
+    session = Session(CONFIG, SessionRecord("plant-7", established=True))
+    session.handle(Opened(), 0.0)
+    actions = receive(session, ConnAckPacket(session_present=True), message(1))
+    assert only(actions, Deliver).first == 0
+
+
+# Receiving
+
+
+def test_nothing_is_acknowledged_before_it_is_settled() -> None:
+    session = online(number=100)
+    actions = receive(session, message(7), message(8))
+    assert only(actions, Deliver).first == 100
+    assert sent(actions) == []
+    assert session.unacknowledged == 2
+
+
+def test_acks_leave_in_receive_order_up_to_the_watermark() -> None:
+    session = online()
+    receive(session, message(7), message(3), message(9))
+    receive(session, message(1))
+    assert [p.packet_id for p in sent(session.handle(Settled(2), 2.0)) if isinstance(p, PubAckPacket)] == [7, 3]
+    session.validate()
+    assert session.handle(Settled(2), 2.0) == []
+    assert [p.packet_id for p in sent(session.handle(Settled(99), 2.0)) if isinstance(p, PubAckPacket)] == [9, 1]
+    assert session.unacknowledged == 0
+    assert session.settled == 4, "never beyond what was received"
+
+
+def test_acks_take_the_short_form() -> None:
+    session = online()
+    receive(session, message(0x1234))
+    assert session.handle(Settled(1), 2.0) == [Send(b"\x40\x02\x12\x34")]
+
+
+def test_qos_0_takes_a_number_and_no_ack() -> None:
+    session = online()
+    receive(session, message(0, QoS.AT_MOST_ONCE), message(5), message(0, QoS.AT_MOST_ONCE), message(6))
+    assert session.next_number == 4
+    assert session.handle(Settled(1), 2.0) == []
+    assert sent(session.handle(Settled(3), 2.0)) == sent([Send(PubAckPacket(5).write())])
+
+
+def test_the_same_packet_id_after_its_ack_is_a_new_message() -> None:
+    """[MQTT-4.3.2-5]: QoS 1 is never deduplicated by packet id."""
+    session = online()
+    receive(session, message(5))
+    session.handle(Settled(1), 2.0)
+    assert only(receive(session, message(5)), Deliver).first == 1
+
+
+def test_after_a_lost_connection_no_old_ack_leaves() -> None:
+    session = online()
+    receive(session, message(5))
+    session.handle(Lost(), 2.0)
+    session.handle(Opened(), 3.0)
+    receive(session, ConnAckPacket(session_present=True), now=3.0)
+    assert session.handle(Settled(1), 4.0) == []
+    receive(session, message(5))
+    assert len(sent(session.handle(Settled(2), 5.0))) == 1
+
+
+def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
+    session = online(replace(CONFIG, receive_maximum=2))
+    receive(session, message(1))
+    assert not session.window_full
+    receive(session, message(2))
+    assert session.window_full
+    assert session.overruns == 0
+    receive(session, message(3))
+    assert session.overruns == 1
+    session.handle(Settled(3), 2.0)
+    assert not session.window_full
+
+
+# Keep alive
+
+
+def test_pings_only_when_nothing_else_was_sent() -> None:
+    session = online()
+    assert session.deadline() == pytest.approx(0.0 + 45.0)
+    receive(session, message(1), now=30.0)
+    session.handle(Settled(1), 30.0)
+    assert session.deadline() == pytest.approx(75.0)
+    assert session.handle(Tick(), 74.0) == []
+    assert isinstance(sent(session.handle(Tick(), 75.0))[0], mqtt5.PingReqPacket)
+    receive(session, PingRespPacket(), now=75.1)
+    assert session.deadline() == pytest.approx(120.0)
+
+
+def test_a_silent_broker_is_found_within_one_and_a_half_keep_alives() -> None:
+    session = online()
+    now = session.deadline()
+    assert now is not None
+    session.handle(Tick(), now)
+    now = session.deadline()
+    assert now is not None
+    assert now <= 90.0
+    assert "PINGREQ" in str(only(session.handle(Tick(), now), Close).error)
+
+
+def test_back_pressure_keeps_pinging_and_expects_no_answer() -> None:
+    session = online()
+    session.handle(Suspended(), 10.0)
+    for _ in range(5):
+        now = session.deadline()
+        assert now is not None
+        assert isinstance(sent(session.handle(Tick(), now))[0], mqtt5.PingReqPacket)
+    assert now is not None
+    session.handle(Resumed(), now + 1)
+    assert session.deadline() == pytest.approx(now + 1 + 45.0), "the answer may lie in what was not read"
+
+
+def test_the_servers_keep_alive_wins() -> None:
+    session = online(connack=ConnAckPacket(session_present=True, server_keep_alive=10))
+    assert session.keep_alive_s == 10
+    assert session.deadline() == pytest.approx(7.5)
+
+
+def test_no_connack_in_time_is_an_error() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 5.0)
+    assert session.deadline() == 15.0
+    assert "no CONNACK within 10 s" in str(only(session.handle(Tick(), 15.0), Close).error)
+
+
+def test_stop_leaves_the_session_with_a_plain_disconnect() -> None:
+    session = online()
+    (disconnect,) = sent(session.handle(Stop(), 5.0))
+    assert isinstance(disconnect, DisconnectPacket)
+    assert disconnect.session_expiry_interval is None
+    assert disconnect.write() == b"\xe0\x00"
+
+
+# Publishing
+
+PUBLISHER = SessionConfig("pub", "pub")
+EMPTY = SessionRecord("pub", established=True)
+
+
+def publisher(receive_max: int = 65535) -> Session:
+    return online(PUBLISHER, EMPTY, connack=ConnAckPacket(session_present=True, receive_max=receive_max))
+
+
+def test_publishing_keeps_to_the_servers_window_and_goes_on_with_each_ack() -> None:
+    session = publisher(receive_max=2)
+    out = [sent(session.handle(Publish(token, message(0x7FFF)), 1.0)) for token in range(4)]
+    assert [len(packets) for packets in out] == [1, 1, 0, 0]
+    first = out[0][0]
+    assert isinstance(first, PublishPacket)
+    assert first.packet_id is not None
+    actions = receive(session, PubAckPacket(first.packet_id))
+    assert only(actions, Acknowledged).token == 0
+    assert len(sent(actions)) == 1
+    assert session.outbound == 3
+
+
+def test_publishes_wait_for_the_connection() -> None:
+    session = Session(PUBLISHER, KNOWN)
+    assert session.handle(Publish(1, message(1)), 0.0) == []
+    session.handle(Opened(), 0.0)
+    assert len(sent(receive(session, ConnAckPacket(session_present=True)))) == 2, (
+        "the old filters go, the message comes"
+    )
+
+
+def test_unacknowledged_publishes_are_sent_again_with_their_ids_and_dup() -> None:
+    """[MQTT-4.4.0-1], [MQTT-4.6.0-1]."""
+    session = publisher()
+    ids = [sent(session.handle(Publish(token, message(1)), 1.0))[0] for token in range(3)]
+    session.handle(Lost(), 2.0)
+    session.handle(Opened(), 3.0)
+    again = sent(receive(session, ConnAckPacket(session_present=True)))
+    assert [p.packet_id for p in again if isinstance(p, PublishPacket)] == [
+        p.packet_id for p in ids if isinstance(p, PublishPacket)
+    ]
+    assert all(p.duplicate for p in again if isinstance(p, PublishPacket))
+
+
+def test_a_new_server_session_gets_them_as_new_messages_in_order() -> None:
+    session = publisher()
+    for token in range(3):
+        session.handle(Publish(token, message(1, topic=f"t{token}")), 1.0)
+    session.handle(Lost(), 2.0)
+    session.handle(Opened(), 3.0)
+    again = [p for p in sent(receive(session, ConnAckPacket(session_present=False))) if isinstance(p, PublishPacket)]
+    assert [p.topic for p in again] == ["t0", "t1", "t2"]
+    assert not any(p.duplicate for p in again)
+
+
+def test_qos_0_is_done_when_it_is_sent() -> None:
+    session = publisher()
+    actions = session.handle(Publish(5, message(0, QoS.AT_MOST_ONCE)), 1.0)
+    assert only(actions, Acknowledged).token == 5
+    assert session.outbound == 0
+
+
+def test_a_negative_ack_is_final_and_told() -> None:
+    """[MQTT-4.4.0-2]: never sent again."""
+    session = publisher()
+    (packet,) = sent(session.handle(Publish(1, message(1)), 1.0))
+    assert isinstance(packet, PublishPacket)
+    assert packet.packet_id is not None
+    refusal = PubAckPacket(packet.packet_id, reason_code=mqtt5.PubAckReasonCode.NOT_AUTHORIZED)
+    assert only(receive(session, refusal), Acknowledged).reason == 0x87
+    assert session.outbound == 0
+
+
+def test_unknown_items_cannot_be_forgotten_in_the_tables() -> None:
+    session = online()
+    items: list[Item] = [mqtt5.AuthPacket()]
+    assert isinstance(only(session.handle(Received(items), 1.0), Close).error, ProtocolViolation)
