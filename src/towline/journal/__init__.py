@@ -1,1 +1,9 @@
-"""journal"""
+"""The journal: rows that were received, durable on disk before anyone is told so. Knows nothing of MQTT or Spark."""
+
+from __future__ import annotations
+
+from towline.journal.disk import Disk
+from towline.journal.journal import Journal, Limits
+from towline.journal.recovery import Recovery
+
+__all__ = ["Disk", "Journal", "Limits", "Recovery"]

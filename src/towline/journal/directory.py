@@ -1,0 +1,75 @@
+"""The directory of a journal: who may read it, and what its files are called."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from towline.errors import JournalError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from towline.journal.disk import Disk
+
+__all__ = ["UNFINISHED", "Name", "prepare", "segment_names"]
+
+SUFFIX = ".seg"
+UNFINISHED = ".tmp"  # a file that has not got its name yet: never acknowledged, removed at the next opening
+_PATTERN = re.compile(r"(\d{20})-(\d{10})\.seg")
+
+
+class Name(NamedTuple):
+    """A segment's name. The sequence tells segments apart that begin at the same row, and shows holes."""
+
+    sequence: int
+    first: int
+
+    def path(self, directory: Path) -> Path:
+        """Return where the segment lies."""
+        return directory / f"{self.first:020d}-{self.sequence:010d}{SUFFIX}"
+
+
+def prepare(directory: Path, disk: Disk) -> None:
+    """Make the directory, readable by its owner only, and durable. One that exists keeps its mode; files are 0600.
+
+    Raises:
+        JournalError: TL-J01, it can't be made or written to.
+    """
+    try:
+        missing = [path for path in (directory, *directory.parents) if not path.exists()]
+        for path in reversed(missing):
+            path.mkdir(mode=0o700, exist_ok=True)
+            path.chmod(0o700)
+            disk.sync_directory(path.parent)
+        if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(0, "no right to write here")
+        os.listdir(directory)  # noqa: PTH208 a file in its place shows here
+    except OSError as error:
+        raise JournalError(
+            "TL-J01",
+            str(directory),
+            f"can't keep a journal here ({error.strerror})",
+            "Give a directory on a local disk that this user may write to.",
+        ) from error
+
+
+def segment_names(directory: Path) -> list[Name]:
+    """Return the names of the segments in the order in which they were made.
+
+    Raises:
+        JournalError: TL-J09, a file has a segment's suffix, but not its form of name.
+    """
+    names = []
+    for path in directory.glob(f"*{SUFFIX}"):
+        match = _PATTERN.fullmatch(path.name)
+        if match is None:
+            raise JournalError(
+                "TL-J09",
+                str(path),
+                "is no segment of a journal of this format",
+                "Move it away, or give another directory.",
+            )
+        names.append(Name(int(match[2]), int(match[1])))
+    return sorted(names)

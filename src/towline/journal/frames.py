@@ -1,0 +1,205 @@
+"""Bytes of a journal: a segment is a row of frames, each with a checksum over all of it.
+
+    header, 48 bytes, little endian          section             payload
+    magic version kind flags epoch rows      small JSON object   depends on the kind
+    first durable section payload 0 crc      padded to 8         padded to 8
+
+Everything starts at a multiple of 8, so that an Arrow batch is used where it lies in the mapped file.
+
+`durable` says how many bytes of this file were known to be durable when the frame was written. It tells damage from
+an unfinished write: a bad frame that a later frame calls durable was durable once, and must not be cut.
+Pure: nothing here opens a file. docs/journal-format.md shows the same for people.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from crc32c import crc32c
+
+from towline.errors import JournalError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "HEADER_BYTES",
+    "VERSION",
+    "Bytes",
+    "Encoded",
+    "Header",
+    "Kind",
+    "encode",
+    "frame_bytes",
+    "header_at",
+    "intact_after",
+    "intact_at",
+    "payload_at",
+    "section_at",
+]
+
+Bytes: TypeAlias = Any  # bytes, memoryview or pyarrow.Buffer: anything with the buffer protocol
+
+MAGIC = b"TWLJ"
+VERSION = 1
+_STRUCT = struct.Struct("<4sBBHIIQQIIII")
+HEADER_BYTES = _STRUCT.size
+_CRC_AT = HEADER_BYTES - 4
+_CRC = struct.Struct("<I")
+_LARGEST = (1 << 31) - 1  # Arrow's own limit for one IPC message is far above any sensible batch
+
+
+class Kind(enum.IntEnum):
+    """What a frame holds. A number that is not here was written by a newer Towline."""
+
+    SNAPSHOT = 1
+    """All that is known at the head of a segment; always its first frame, and only there."""
+    RECORDS = 2
+    """`rows` rows from offset `first` on, as one Arrow record batch."""
+    SESSION = 3
+    """The MQTT session as it is from here on."""
+    COMMITTED = 4
+    """The consumers' watermarks as they are from here on; not synced by itself."""
+    RELEASED = 5
+    """Reserved: QoS 2 packet ids that were released; ids that come with rows go into their section [I3]."""
+
+
+class Header(NamedTuple):
+    """The fixed part of a frame, in the order in which it lies on disk; sizes in bytes without padding."""
+
+    magic: bytes
+    version: int
+    kind: int
+    flags: int
+    epoch: int
+    rows: int
+    first: int
+    durable: int
+    section: int
+    payload: int
+    reserved: int
+    crc: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole frame on disk."""
+        return frame_bytes(self.section, self.payload)
+
+    @property
+    def end(self) -> int:
+        """The offset after the last row of this frame."""
+        return self.first + self.rows
+
+
+class Encoded(NamedTuple):
+    """A frame ready to be written: its buffers in order and the sum of their bytes."""
+
+    buffers: list[Bytes]
+    size: int
+
+
+def _padded(size: int) -> int:
+    return (size + 7) & ~7
+
+
+def frame_bytes(section: int, payload: int) -> int:
+    """Return the bytes on disk of a frame with so many bytes of section and payload."""
+    return HEADER_BYTES + _padded(section) + _padded(payload)
+
+
+def _parts(*contents: Bytes) -> Iterator[Bytes]:
+    for content in contents:
+        size = len(content)
+        if size:
+            yield content
+        if size % 8:
+            yield bytes(-size % 8)
+
+
+def encode(
+    kind: Kind, *, epoch: int, first: int, durable: int, rows: int = 0, section: bytes = b"", payload: Bytes = b""
+) -> Encoded:
+    """Return the frame as buffers; a large payload is not copied.
+
+    Args:
+        kind: What it holds.
+        epoch: The epoch of the journal that writes it [I8].
+        first: Offset of its first row, or of the next row when it has none.
+        durable: Bytes of the segment that are known to be durable now.
+        rows: How many rows the payload holds.
+        section: A small JSON object that becomes durable together with the rows.
+        payload: The content, as the kind says.
+
+    Raises:
+        JournalError: TL-J08, the batch is larger than a frame can be.
+    """
+    if len(payload) > _LARGEST:
+        raise JournalError(
+            "TL-J08", "journal", f"a batch of {len(payload):,} bytes is too large for one frame", "Append smaller ones."
+        )
+    fields = (MAGIC, VERSION, kind, 0, epoch, rows, first, durable, len(section), len(payload), 0)
+    header = bytearray(_STRUCT.pack(*fields, 0))
+    body = list(_parts(section, payload))
+    crc = crc32c(header[:_CRC_AT])
+    for part in body:
+        crc = crc32c(part, crc)
+    _CRC.pack_into(header, _CRC_AT, crc)
+    return Encoded([header, *body], frame_bytes(len(section), len(payload)))
+
+
+def header_at(memory: memoryview, position: int, limit: int) -> Header | None:
+    """Return the header at `position` if a whole frame can stand there below `limit`; its checksum is not checked."""
+    if position + HEADER_BYTES > limit:
+        return None
+    header = Header._make(_STRUCT.unpack_from(memory, position))
+    if header.magic != MAGIC or header.version != VERSION or position + header.size > limit:
+        return None
+    return header
+
+
+def intact_at(memory: memoryview, position: int, limit: int) -> Header | None:
+    """Return the header at `position` if the whole frame there is as it was written."""
+    header = header_at(memory, position, limit)
+    if header is None:
+        return None
+    crc = crc32c(memory[position : position + _CRC_AT])
+    crc = crc32c(memory[position + HEADER_BYTES : position + header.size], crc)
+    return header if crc == header.crc else None
+
+
+def intact_after(memory: memoryview, position: int, limit: int) -> Iterator[tuple[int, Header]]:
+    """Yield the frames that are intact behind a bad one at `position`; its own content is searched too."""
+    at = position - position % 8 + 8
+    while at + HEADER_BYTES <= limit:
+        if memory[at : at + 4] == MAGIC and (header := intact_at(memory, at, limit)):
+            yield at, header
+            at += header.size
+        else:
+            at = _next_magic(memory, at + 8, limit)
+
+
+def _next_magic(memory: memoryview, at: int, limit: int) -> int:
+    """Return the next multiple of 8 at which the magic stands, or `limit`."""
+    step = 1 << 16
+    while at < limit:
+        chunk = bytes(memory[at : min(at + step, limit)])
+        found = chunk.find(MAGIC)
+        while found >= 0 and found % 8:
+            found = chunk.find(MAGIC, found + 1)
+        if found >= 0:
+            return at + found
+        at += step
+    return limit
+
+
+def section_at(memory: memoryview, position: int, header: Header) -> bytes:
+    """Return the section of the frame at `position`."""
+    start = position + HEADER_BYTES
+    return bytes(memory[start : start + header.section])
+
+
+def payload_at(position: int, header: Header) -> int:
+    """Return where in the file the payload of the frame at `position` starts."""
+    return position + HEADER_BYTES + _padded(header.section)

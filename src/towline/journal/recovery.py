@@ -1,0 +1,244 @@
+"""What is on disk when a journal is opened, and what of it is good.
+
+Sealed segments are checked by their snapshots: each knows its number and the size of the one before, so that a
+missing or shortened file shows without reading rows (those are checked whenever they are read). The last segment is
+read frame by frame. What follows the last good frame is an unfinished write and is cut; unless a good frame behind it
+says that it was durable: that is damage, and an operator's decision.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from towline.errors import JournalError, JournalFull
+from towline.journal.directory import UNFINISHED, Name, segment_names
+from towline.journal.frames import (
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    Header,
+    Kind,
+    intact_after,
+    intact_at,
+    payload_at,
+    section_at,
+)
+from towline.journal.segment import Segment, View, damaged
+from towline.journal.state import Snapshot, State, apply, foreign
+from towline.journal.writer import full, new_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from towline.journal.disk import Disk
+
+__all__ = ["Found", "Recovery", "recover"]
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What opening a journal found.
+
+    Attributes:
+        segments: Files with rows.
+        rows: Rows in them, committed ones that are still there included.
+        cut_bytes: Bytes of an unfinished write at the end that were cut.
+        note: One line for a person when something was cut.
+    """
+
+    segments: int
+    rows: int
+    cut_bytes: int
+    note: str | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A journal ready to go on in a new segment.
+
+    Attributes:
+        state: The state after the last good frame; its epoch is that of the run before.
+        segments: Sealed segments with rows and those between them, oldest first.
+        sequence: Number for the next segment.
+        previous_bytes: Size of the segment before it.
+        recovery: The account for a person.
+    """
+
+    state: State
+    segments: list[Segment]
+    sequence: int
+    previous_bytes: int
+    recovery: Recovery
+
+
+@dataclass(frozen=True)
+class _Head:
+    name: Name
+    path: Path
+    size: int
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True)
+class _Tail:
+    state: State
+    good: int
+    cut: int
+
+
+def recover(directory: Path, schema: Any, disk: Disk) -> Found | None:
+    """Return what the directory holds, made durable again, or nothing if it holds no journal.
+
+    Raises:
+        JournalDamaged: TL-J05, durable rows are gone or unreadable; nothing was changed.
+        JournalError: TL-J06, the rows have another schema. TL-J09, a file is foreign or newer; nothing was changed.
+        JournalFull: TL-J02, no room for the copy of the last segment; nothing was changed.
+        JournalFailed: TL-J04, a write or sync failed.
+    """
+    heads = [_head(directory, name) for name in segment_names(directory)]
+    if not heads:
+        _remove_unfinished(directory, disk)
+        return None
+    chain = _chain(heads)
+    _check_schema(directory, chain[-1].snapshot.schema, schema)
+    tail = _scan(chain[-1])
+    _check_floor(chain, tail.state)
+    _remove_unfinished(directory, disk)
+    for head in heads[: len(heads) - len(chain)]:  # removal was not durable yet
+        disk.remove(head.path)
+    return _found(directory, chain, tail, disk)
+
+
+def _found(directory: Path, chain: list[_Head], tail: _Tail, disk: Disk) -> Found:
+    last, state = chain[-1], tail.state
+    ends = [head.name.first for head in chain[1:]]
+    segments = [Segment(directory, head.name, size=head.size, end=end) for head, end in zip(chain, ends, strict=False)]
+    sequence, previous_bytes = last.name.sequence, last.snapshot.previous_bytes
+    if state.end > last.name.first:
+        _copy(last.path, tail.good, disk)
+        segments.append(Segment(directory, last.name, size=tail.good, end=state.end))
+        sequence, previous_bytes = sequence + 1, tail.good
+    # a last segment without rows is replaced: the next one takes its number, and its name
+    rows = state.end - segments[0].first if segments else 0
+    return Found(state, segments, sequence, previous_bytes, Recovery(len(segments), rows, tail.cut, _note(last, tail)))
+
+
+def _note(last: _Head, tail: _Tail) -> str | None:
+    if not tail.cut:
+        return None
+    return (
+        f"{last.path}: cut {tail.cut:,} bytes of an unfinished write at byte {tail.good:,}; "
+        f"rows up to {tail.state.end:,} are whole"
+    )
+
+
+def _remove_unfinished(directory: Path, disk: Disk) -> None:
+    for path in directory.glob(f"*{UNFINISHED}"):
+        disk.remove(path)
+
+
+def _head(directory: Path, name: Name) -> _Head:
+    """Read the snapshot of a segment."""
+    path = name.path(directory)
+    size = path.stat().st_size
+    if size < HEADER_BYTES:
+        raise damaged(path, f"is only {size} bytes long; its snapshot was durable")
+    view = View(path, size)
+    if view.memory[: len(MAGIC)] == MAGIC and view.memory[len(MAGIC)] > VERSION:
+        raise foreign(str(path), f"has frames of version {view.memory[len(MAGIC)]}; this Towline reads {VERSION}")
+    header = intact_at(view.memory, 0, size)
+    if header is None:
+        raise damaged(path, "its snapshot, which was durable, no longer reads as it was written")
+    snapshot = Snapshot.decode(str(path), header, _payload(view, 0, header))
+    if (snapshot.sequence, header.first) != name:
+        raise foreign(str(path), f"holds segment {snapshot.sequence} from row {header.first:,}, which is not its name")
+    return _Head(name, path, size, snapshot)
+
+
+def _payload(view: View, position: int, header: Header) -> bytes:
+    start = payload_at(position, header)
+    return bytes(view.memory[start : start + header.payload])
+
+
+def _chain(heads: list[_Head]) -> list[_Head]:
+    """Return the unbroken row of segments that ends with the last one."""
+    start = len(heads) - 1
+    while start and _joined(heads[start - 1], heads[start]):
+        start -= 1
+    return heads[start:]
+
+
+def _joined(older: _Head, newer: _Head) -> bool:
+    """Tell whether no segment is missing between these two; refuse two that can't both be in order."""
+    if older.snapshot.state.journal_id != newer.snapshot.state.journal_id:
+        ids = f"{older.snapshot.state.journal_id}, the next one to {newer.snapshot.state.journal_id}"
+        raise foreign(str(older.path), f"belongs to journal {ids}")
+    if older.name.sequence == newer.name.sequence or older.name.first > newer.name.first:
+        raise foreign(str(newer.path), f"and {older.path.name} can't both belong to one journal")
+    if older.name.sequence + 1 != newer.name.sequence:
+        return False
+    if older.size != newer.snapshot.previous_bytes:
+        what = f"is {older.size:,} bytes long, but {newer.snapshot.previous_bytes:,} were durable"
+        raise damaged(older.path, what)
+    return True
+
+
+def _check_floor(chain: list[_Head], state: State) -> None:
+    """Refuse a chain that begins above what may have been removed [I5]."""
+    first = chain[0].name.first
+    if first > state.floor:
+        raise damaged(chain[0].path.parent, f"the segments with rows {state.floor:,} to {first:,} are missing")
+
+
+def _check_schema(directory: Path, found: Any, wanted: Any) -> None:
+    if found.equals(wanted):
+        return
+    differing = sorted({field.name for field in found} ^ {field.name for field in wanted}) or [
+        field.name for field in wanted if not found.field(field.name).equals(field)
+    ]
+    names = f"column {', '.join(differing)}" if differing else "the order of the columns"
+    raise JournalError(
+        "TL-J06",
+        str(directory),
+        f"the rows in this journal have another schema than this Towline writes ({names})",
+        "Let the version that wrote them hand them over first, or give another directory.",
+    )
+
+
+def _scan(last: _Head) -> _Tail:
+    """Follow the frames of the last segment to the first that is not good."""
+    view, state = View(last.path, last.size), last.snapshot.state
+    where, position = str(last.path), 0
+    while header := intact_at(view.memory, position, last.size):
+        if position:
+            payload = b"" if header.kind == Kind.RECORDS else _payload(view, position, header)
+            apply(where, state, header, section_at(view.memory, position, header), payload)
+        position += header.size
+    _check_cut(last, view, position, state.end)
+    if any(upto > state.end for upto in state.consumers.values()):
+        raise damaged(last.path, f"rows were committed that are not there; the last one is {state.end:,}")
+    return _Tail(state, position, last.size - position)
+
+
+def _check_cut(last: _Head, view: View, position: int, end: int) -> None:
+    """Refuse to cut what a later frame says was durable."""
+    for at, header in intact_after(view.memory, position, last.size):
+        if header.durable > position:
+            raise damaged(
+                last.path,
+                f"row {end:,} on (byte {position:,}) no longer reads as it was written, though a later frame "
+                f"(byte {at:,}) is whole",
+            )
+
+
+def _copy(path: Path, size: int, disk: Disk) -> None:
+    """Write the good frames anew: the page cache may hold bytes that a failed sync never brought to the disk [I6]."""
+    view = View(path, size)
+    try:
+        os.close(new_file(disk, path, [view.memory]))
+    except JournalFull as error:
+        raise full(
+            path.parent, f"no room for the {size:,} bytes that recovery copies; nothing was changed", "Free that much."
+        ) from error

@@ -1,0 +1,182 @@
+"""One segment file as readers see it: mapped for the time of a read, found by a sparse index.
+
+The index holds one entry for each `STRIDE` bytes, so that 10 M rows in frames of their own (15 GB) cost 4 MB of
+memory; the way from an entry to a row goes over the headers in the mapped file. Maps are not kept: what a reader no
+longer holds is unmapped, and a removed file stays readable for the one that still holds its map.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from array import array
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from towline.errors import JournalDamaged, JournalError
+from towline.journal.frames import HEADER_BYTES, Header, Kind, header_at
+from towline.journal.state import foreign
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from towline.journal.directory import Name
+
+__all__ = ["Index", "Segment", "View", "damaged"]
+
+STRIDE = 1 << 16
+
+
+def damaged(path: Path, what: str) -> JournalDamaged:
+    """Return the error for durable bytes that no longer read back, with what a person can do about it [I12]."""
+    return JournalDamaged(
+        "TL-J05",
+        str(path),
+        what,
+        "Nothing was changed. Check the disk, keep a copy of the directory, and restore this file from a backup; "
+        "without one, start with an empty directory: rows that were not committed before the damage are lost.",
+    )
+
+
+class View:
+    """The first `size` bytes of a file, mapped; alive as long as anything cut from it."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+        self.memory = memoryview(mapped)
+        self.buffer: Any = pa.py_buffer(mapped)
+
+
+class Index:
+    """Where some of the frames with rows begin, in order, at least `STRIDE` bytes apart.
+
+    One thread adds while others search: a position is there before its offset is.
+    """
+
+    def __init__(self) -> None:
+        self._offsets = array("Q")
+        self._positions = array("Q")
+
+    def add(self, offset: int, position: int) -> None:
+        """Note a frame, unless the last note is near enough."""
+        if not self._positions or position - self._positions[-1] >= STRIDE:
+            self._positions.append(position)
+            self._offsets.append(offset)
+
+    def before_offset(self, offset: int) -> int:
+        """Return the position of the last noted frame that begins at or before this offset, else of the first."""
+        return self._at(bisect_right(self._offsets, offset))
+
+    def before_position(self, position: int) -> int:
+        """Return the last noted position at or before this one, else the first."""
+        return self._at(bisect_right(self._positions, position))
+
+    def _at(self, after: int) -> int:
+        return self._positions[max(after - 1, 0)] if self._positions else 0
+
+
+class Segment:
+    """A file of frames.
+
+    Attributes:
+        path: Where it lies.
+        name: First offset and sequence.
+        size: Bytes that readers may look at: all of them durable. Grows while it is written to.
+        end: The offset after its last durable row; what lies below it lies below `size`, too.
+    """
+
+    def __init__(self, directory: Path, name: Name, *, size: int, end: int, index: Index | None = None) -> None:
+        self.path = name.path(directory)
+        self.name = name
+        self.size = size
+        self.end = end
+        self._index = index
+
+    @property
+    def first(self) -> int:
+        """The offset of its first row."""
+        return self.name.first
+
+    def view(self) -> View:
+        """Map what is durable now.
+
+        Raises:
+            JournalError: TL-J07, the segment was removed after its rows were committed.
+            JournalDamaged: TL-J05, the file is shorter than it was.
+        """
+        try:
+            return View(self.path, self.size)
+        except FileNotFoundError as error:
+            raise JournalError(
+                "TL-J07",
+                str(self.path),
+                f"rows {self.first:,} to {self.end:,} were committed and removed",
+                "Read from the journal's first row on.",
+            ) from error
+        except ValueError as error:
+            raise damaged(self.path, f"is shorter than the {self.size:,} bytes that were durable") from error
+
+    def index(self, view: View) -> Index:
+        """Return the index; that of a segment from an earlier run is made at its first use."""
+        if self._index is None:
+            index = Index()
+            for position, header in self.records(view, 0):
+                index.add(header.first, position)
+            self._index = index
+        return self._index
+
+    def records(self, view: View, position: int) -> Iterator[tuple[int, Header]]:
+        """Yield position and header of the frames with rows from the frame at `position` on; checksums are not checked.
+
+        Raises:
+            JournalDamaged: TL-J05, a header does not continue the one before it.
+            JournalError: TL-J09, a frame of a kind that only a newer Towline knows.
+        """
+        limit = len(view.memory)
+        reached = None
+        while position < limit:
+            header = header_at(view.memory, position, limit)
+            if header is None or (reached is not None and header.first != reached):
+                raise damaged(self.path, f"the frame at byte {position:,} no longer reads as it was written")
+            if header.kind == Kind.RECORDS:
+                yield position, header
+            elif header.kind not in _WITHOUT_ROWS:
+                raise foreign(str(self.path), f"has a frame of kind {header.kind}, which this Towline doesn't know")
+            reached = header.end
+            position += header.size
+
+    def find(self, view: View, offset: int) -> tuple[int, Header]:
+        """Return position and header of the frame that holds a row of this segment.
+
+        Raises:
+            JournalDamaged: TL-J05, the frames do not hold it.
+        """
+        for position, header in self.records(view, self.index(view).before_offset(offset)):
+            if header.end > offset >= header.first:
+                return position, header
+        raise damaged(self.path, f"row {offset:,} is not where it should be")
+
+    def find_byte(self, view: View, byte: int) -> tuple[int, Header] | None:
+        """Return the last frame with rows that begins at or before this byte, or none."""
+        found = None
+        for position, header in self.records(view, self.index(view).before_position(byte)):
+            if position > byte:
+                break
+            found = position, header
+        return found
+
+    def add(self, offset: int, position: int) -> None:
+        """Note a frame that was just written, so that `find` is quick."""
+        if self._index is not None:
+            self._index.add(offset, position)
+
+
+_WITHOUT_ROWS = frozenset({Kind.SNAPSHOT, Kind.SESSION, Kind.COMMITTED})
+assert HEADER_BYTES % 8 == 0  # Arrow buffers are aligned where they lie
