@@ -1,0 +1,44 @@
+# Everything runs from the virtual environment that `make setup` makes; nothing has to be activated.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+GUARANTEE ?= at_least_once
+BIN := .venv/bin
+TESTS ?= tests
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint bench soak clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@echo "  make demo GUARANTEE=at_most_once | at_least_once | exactly_once"
+
+setup: ## what this machine needs: .venv, Java, Maven, Mosquitto, Kafka's jars; quick when it is all there
+	@$(PYTHON) scripts/setup.py
+
+demo: setup ## real brokers, a bridge, 20,000 messages, two kill -9, and the account
+	@$(BIN)/towline demo --guarantee $(GUARANTEE)
+
+lint: setup
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --check; exit 1; }
+	@$(BIN)/mypy --no-error-summary
+	@said=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$said"; exit 1; }
+
+check: lint ## style, types, import order and the tests that need no broker; under two minutes
+	@$(BIN)/pytest -q tests/unit
+
+test: lint ## everything: check, then all tests on real brokers
+	@$(BIN)/pytest -q $(TESTS)
+
+bench: setup ## the benchmarks, with their ratios
+	@$(BIN)/python -m benchmarks
+
+soak: setup ## kill -9 of every process at random moments of long runs
+	@$(BIN)/python -m towline.prove soak
+
+clean: ## remove what was built; .venv and the caches too
+	@rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis src/*.egg-info
+	@find . -name __pycache__ -prune -exec rm -rf {} +
