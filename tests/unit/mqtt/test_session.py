@@ -351,14 +351,14 @@ def test_after_a_lost_connection_no_old_ack_leaves() -> None:
 def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
     session = online(replace(CONFIG, receive_maximum=2))
     receive(session, message(1))
-    assert not session.window_full
+    assert session.window_full is False
     receive(session, message(2))
-    assert session.window_full
+    assert session.unacknowledged == 2
     assert session.overruns == 0
     receive(session, message(3))
     assert session.overruns == 1
     session.handle(Settled(3), 2.0)
-    assert not session.window_full
+    assert session.window_full is False
 
 
 # Keep alive

@@ -1,0 +1,113 @@
+"""``towline pub``: publish test messages and see each of them acknowledged."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+if TYPE_CHECKING:
+    from mqtt5 import PublishPacket
+
+__all__ = ["pub"]
+
+
+def pub(
+    broker: Annotated[str, typer.Argument(help="mqtt://HOST:PORT or mqtts://HOST:PORT")],
+    topic: Annotated[str, typer.Argument(help="Topic; {n} is the number of the message.")],
+    message: Annotated[str, typer.Argument(help="Payload; {n} is the number of the message.")] = "{n}",
+    *,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=10_000_000, help="How many messages.")] = 1,
+    rate: Annotated[float, typer.Option(min=0, help="Messages a second; 0 for as fast as the broker takes them.")] = 0,
+    qos: Annotated[int, typer.Option(min=0, max=1, help="0 or 1.")] = 1,
+    retain: Annotated[bool, typer.Option("--retain", help="Set the RETAIN flag.")] = False,
+    user_property: Annotated[list[str] | None, typer.Option("--property", help="KEY=VALUE; may be repeated.")] = None,
+    username: Annotated[str | None, typer.Option(help="MQTT user name.")] = None,
+    password_file: Annotated[Path | None, typer.Option(help="File that holds the password.")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
+) -> None:
+    """Publish test messages; ends when the broker has acknowledged all of them.
+
+    Example: towline pub mqtt://127.0.0.1:1883 'telemetry/d{n}' '21.5' --count 1000
+    """
+    from towline.gateway.settings import Broker  # noqa: PLC0415  # heavy modules load when they are needed
+    from towline.mqtt.sender import Sender  # noqa: PLC0415
+    from towline.mqtt.transport import Tls  # noqa: PLC0415
+
+    try:
+        place = Broker.parse(broker)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="BROKER") from None
+    properties = [_pair(text) for text in user_property or []]
+    refused: list[int] = []
+    sender = Sender(
+        place.host,
+        place.port,
+        client_id=f"towline-pub-{os.getpid()}",
+        tls=Tls(ca_file=ca_file) if place.tls else None,
+        username=username,
+        password=_secret(password_file),
+        on_acknowledged=lambda _token, reason: refused.append(reason) if reason >= 0x80 else None,
+    )
+    started = time.monotonic()
+    with sender, Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("publishing", total=count)
+        for number in range(count):
+            _pace(started, number, rate)
+            sender.publish(_packet(topic, message, number, qos, properties, retain=retain))
+            progress.update(task, completed=number + 1)
+        sender.drain()
+    _account(count, refused, time.monotonic() - started, place=str(place), qos=qos)
+
+
+def _account(count: int, refused: list[int], seconds: float, *, place: str, qos: int) -> None:
+    word = "acknowledged by" if qos else "sent to"
+    typer.echo(f"{count - len(refused):,} of {count:,} messages {word} {place} in {seconds:.1f} s")
+    if refused:
+        from towline.mqtt.reasons import reason_words  # noqa: PLC0415
+
+        typer.echo(f"{len(refused):,} refused: {reason_words(refused[0])} (0x{refused[0]:02X})", err=True)
+        raise typer.Exit(1)
+
+
+def _packet(
+    topic: str, message: str, number: int, qos: int, properties: list[tuple[str, str]], *, retain: bool
+) -> PublishPacket:
+    from mqtt5 import PublishPacket, QoS  # noqa: PLC0415
+
+    return PublishPacket(
+        topic.replace("{n}", str(number)),
+        message.replace("{n}", str(number)).encode(),
+        qos=QoS(qos),
+        retain=retain,
+        user_properties=properties,
+        packet_id=1 if qos else None,  # the session gives each message its own
+    )
+
+
+def _pace(started: float, number: int, rate: float) -> None:
+    if rate:
+        time.sleep(max(0.0, started + number / rate - time.monotonic()))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--property")
+    return key, value
+
+
+def _secret(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise typer.BadParameter(
+            f"{path}: {(error.strerror or str(error)).lower()}", param_hint="--password-file"
+        ) from None

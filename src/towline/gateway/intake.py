@@ -1,0 +1,88 @@
+"""From PUBLISH packets to one Arrow record batch of `ROW_SCHEMA`.
+
+Most messages carry few properties, so a column without a value is made as a whole instead of value by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from mqtt5 import PublishPacket
+
+from towline.gateway.rows import ROW_SCHEMA
+from towline.mqtt.codec import PublishRun
+
+__all__ = ["to_rows"]
+
+_RETAIN: Final = bytes(byte & 1 for byte in range(256))
+_DUPLICATE: Final = bytes(byte >> 3 & 1 for byte in range(256))
+_FALSE: Final = pa.scalar(False)
+
+
+def to_rows(run: PublishRun, first: int, received_at_us: int, gateway: str) -> pa.RecordBatch:
+    """One row a message, in order.
+
+    Args:
+        run: The packets.
+        first: Offset of the first row.
+        received_at_us: Microseconds since 1970 UTC; the same for the run, which arrived in one gulp.
+        gateway: The gateway's name.
+    """
+    packets, count = run.packets, len(run)
+    columns = [
+        pa.array([p.topic for p in packets], pa.string()),
+        pa.array([p.payload for p in packets], pa.binary()),
+        pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(run.qos)]),
+        _flags(run.headers.translate(_RETAIN)),
+        _flags(run.headers.translate(_DUPLICATE)),
+        _optional([p.content_type for p in packets], "content_type"),
+        _payload_format(packets),
+        _optional([p.response_topic for p in packets], "response_topic"),
+        _optional([p.correlation_data for p in packets], "correlation_data"),
+        _user_properties(packets),
+        _optional([p.message_expiry_interval for p in packets], "message_expiry_seconds"),
+        _lists([p.subscription_ids for p in packets], "subscription_ids"),
+        pa.repeat(pa.scalar(received_at_us, pa.timestamp("us", "UTC")), count),
+        pa.repeat(gateway, count),
+        pa.array(range(first, first + count), pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
+
+
+def _flags(values: bytes) -> pa.Array:
+    if 1 not in values:
+        return pa.repeat(_FALSE, len(values))
+    return pa.array([value == 1 for value in values], pa.bool_())
+
+
+def _optional(values: list[Any], column: str) -> pa.Array:
+    kind = ROW_SCHEMA.field(column).type
+    if values.count(None) == len(values):
+        return pa.nulls(len(values), kind)
+    return pa.array(values, kind)
+
+
+def _payload_format(packets: Sequence[PublishPacket]) -> pa.Array:
+    """Payload Format Indicator 1 is UTF-8 text; the codec can't tell 0 from absent, so both are null."""
+    values = [p.payload_format_indicator for p in packets]
+    if 1 not in values:
+        return pa.nulls(len(values), pa.bool_())
+    return pa.array([True if value else None for value in values], pa.bool_())
+
+
+def _lists(values: list[list[Any]], column: str) -> pa.Array:
+    kind = ROW_SCHEMA.field(column).type
+    if not any(values):
+        return pa.nulls(len(values), kind)
+    return pa.array([value or None for value in values], kind)
+
+
+def _user_properties(packets: Sequence[PublishPacket]) -> pa.Array:
+    """Order and repetition are kept [MQTT-3.3.2-18]."""
+    values = [p.user_properties for p in packets]
+    if not any(values):
+        return pa.nulls(len(values), ROW_SCHEMA.field("user_properties").type)
+    rows = [[{"key": key, "value": value} for key, value in pairs] or None for pairs in values]
+    return pa.array(rows, ROW_SCHEMA.field("user_properties").type)

@@ -1,0 +1,219 @@
+"""The gateway process: a journal, a Flight service and a pump, from start to the last frame.
+
+The pump has the main thread; the service runs on Arrow's own. The endpoint is published after the first word from the
+broker, so that whoever started this process learns of a wrong password instead of finding a gateway that is about to
+end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from towline.errors import ConfigError, JournalError, TowlineError
+from towline.gateway.endpoint import ERROR_FILE, ProcessMark, tell, write_private
+from towline.gateway.pump import Pump
+from towline.gateway.rows import ROW_SCHEMA
+from towline.gateway.service import InboxService
+from towline.gateway.settings import GatewaySettings
+from towline.journal import Journal, Limits
+
+__all__ = ["EXIT_CONFIG", "EXIT_FAILED", "configure_logging", "run"]
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+
+
+def run(settings: GatewaySettings) -> int:
+    """Run one gateway until SIGTERM, SIGINT, or the end of its owner; return the exit code.
+
+    A fatal error is one line on stderr, a record in ``<state_dir>/gateway-error.json``, and a code other than 0.
+    """
+    log = structlog.get_logger("towline.gateway").bind(line=settings.name)
+    try:
+        _prepare(settings.state_dir)
+        (settings.state_dir / ERROR_FILE).unlink(missing_ok=True)
+        _Gateway(settings).run()
+    except TowlineError as error:
+        log.error("ended", code=error.code, reason=str(error))  # noqa: TRY400  # one line, no traceback
+        _leave_word(settings.state_dir, error)
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+    log.info("ended", reason="as asked")
+    return 0
+
+
+def configure_logging(stream: Any = None) -> None:
+    """Log to stderr: JSON lines with UTC times, or for people when it is a terminal."""
+    stream = stream or sys.stderr
+    terminal = stream.isatty()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if terminal else "iso", utc=not terminal),
+            structlog.dev.ConsoleRenderer(colors=terminal and "NO_COLOR" not in os.environ)
+            if terminal
+            else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+    )
+
+
+class _Gateway:
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
+        self._failure: JournalError | None = None
+        self._service: InboxService | None = None
+        password = _password(settings)
+        self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=Limits(**settings.journal.model_dump()))
+        if self._journal.recovery.note:
+            self._log.warning("journal repaired", note=self._journal.recovery.note)
+        self._pump = Pump(settings, self._journal, password=password, on_rows=self._on_rows)
+
+    def run(self) -> None:
+        stopped = threading.Event()
+        with _signals(self._pump.stop):
+            if self._settings.owner_pid is not None:
+                _watch_owner(self._settings.owner_pid, self._owner_gone)
+            serving = threading.Thread(target=self._serve, args=(stopped,), name="serve", daemon=True)
+            serving.start()
+            try:
+                self._pump.run()
+            finally:
+                stopped.set()
+                serving.join()
+                self._end_service()
+        if self._failure:
+            raise self._failure
+        self._journal.close()
+
+    def _serve(self, stopped: threading.Event) -> None:
+        """Publish the endpoint once the broker has said its first word."""
+        while not self._pump.heard.wait(0.05):
+            if stopped.is_set():
+                return
+        if stopped.is_set() and self._pump.failed:
+            return
+        self._service = InboxService(
+            self._journal,
+            name=self._settings.name,
+            state_dir=self._settings.state_dir,
+            status=self._status,
+            settings=self._settings.digest(),
+            owner_pid=self._settings.owner_pid,
+            on_commit=lambda: self._pump.committed(self._journal.committed),
+            on_failure=self._journal_failed,
+        )
+        self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
+
+    def _end_service(self) -> None:
+        if self._service is not None:
+            self._service.close()
+
+    def _on_rows(self) -> None:
+        if self._service is not None:
+            self._service.notify()
+
+    def _status(self) -> Mapping[str, object]:
+        journal = self._journal
+        return {
+            **self._pump.status(),
+            "guarantee": self._settings.guarantee.value,
+            "journaled": journal.end,
+            "waiting": journal.end - journal.committed,
+            "recovered": journal.recovery.note,
+        }
+
+    def _owner_gone(self) -> None:
+        self._log.info("owner ended, ending too", owner=self._settings.owner_pid)
+        self._pump.stop()
+
+    def _journal_failed(self, error: JournalError) -> None:
+        self._failure = error
+        self._pump.stop()
+
+
+def _prepare(state_dir: Path) -> None:
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state_dir.chmod(0o700)
+        if not os.access(state_dir, os.W_OK | os.X_OK):
+            raise PermissionError(13, "permission denied")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise JournalError(
+            "TL-J01", str(state_dir), f"the state directory can't be used ({reason})", "Choose one this user may write."
+        ) from error
+
+
+def _password(settings: GatewaySettings) -> bytes | None:
+    path = settings.password_file
+    if path is None:
+        return None
+    try:
+        return path.read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            "TL-C31", str(path), f"password_file can't be read ({reason})", "Check its name and rights."
+        ) from error
+
+
+def _leave_word(state_dir: Path, error: TowlineError) -> None:
+    """Leave the error where whoever started us looks for it; a directory that takes no file has the log line."""
+    with contextlib.suppress(OSError):
+        write_private(state_dir / ERROR_FILE, json.dumps(tell(error)))
+
+
+class _signals:  # noqa: N801  # a context manager used as a verb
+    """SIGTERM and SIGINT ask for a clean end; a second one ends at once, which loses nothing acknowledged."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._asked = False
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if self._asked:
+            os._exit(128 + number)
+        self._asked = True
+        self._stop()
+
+
+def _watch_owner(pid: int, gone: Callable[[], None]) -> None:
+    """Call `gone` when the process ends; a pidfd can't be fooled by a pid that is used again."""
+
+    def watch() -> None:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            gone()
+            return
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        poller.poll()
+        gone()
+
+    if ProcessMark.of(pid).started == 0:
+        gone()
+        return
+    threading.Thread(target=watch, name="owner", daemon=True).start()

@@ -1,0 +1,500 @@
+"""The pump: moves bytes between one broker and one `Session`, and rows into the inbox.
+
+One thread, one loop: read a gulp, let the session decide, store, sync, acknowledge. It holds no rule of MQTT (those are
+in the session) and no rule of storage (the inbox); what it adds is time, sockets, and patience:
+
+- a connection that ends is made anew, through the list of brokers, with exponential backoff and full jitter;
+- a full disk or a full window stops the reading, never the keep alive [I7];
+- a failed sync ends the process before anything else is acknowledged [I6].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+import pyarrow as pa
+import structlog
+
+from towline.errors import (
+    BrokerError,
+    ConfigError,
+    JournalFull,
+    ProtocolViolation,
+    Refused,
+    TakenOver,
+    TowlineError,
+    Unreachable,
+)
+from towline.gateway.inbox import Inbox
+from towline.gateway.intake import to_rows
+from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee
+from towline.mqtt.codec import Decoder, MalformedPacket
+from towline.mqtt.events import (
+    Action,
+    Close,
+    Deliver,
+    Event,
+    Filter,
+    Lost,
+    Online,
+    Opened,
+    Received,
+    Remember,
+    Resumed,
+    Send,
+    SessionConfig,
+    SessionLost,
+    SessionRecord,
+    Settled,
+    Stop,
+    Suspended,
+    Tick,
+)
+from towline.mqtt.session import Session, State
+from towline.mqtt.transport import Tls, Transport, connect
+
+__all__ = ["Pump"]
+
+#: Below this a gulp may be the beginning of more, and waits `linger_ms`; above, waiting gains nothing.
+_SMALL_GULP: Final = 64 << 10
+#: Gulps taken without lingering after a wait in vain.
+_LINGER_REST: Final = 15
+#: First pause between two connection attempts in seconds; doubles up to the longest, with full jitter.
+_FIRST_PAUSE: Final = 0.25
+_LONGEST_PAUSE: Final = 30.0
+#: A taken-over client id is given up when it happens twice in this many seconds.
+_TAKEOVER_WINDOW: Final = 60.0
+#: How often a full journal is tried again, in seconds.
+_ROOM_RETRY: Final = 0.5
+#: Patience with the broker when we leave, in seconds.
+_GOODBYE: Final = 2.0
+
+
+class Pump:
+    """Drives one gateway's MQTT side until it is told to stop.
+
+    Args:
+        settings: The gateway's settings.
+        inbox: Where messages go.
+        password: Read from the password file, None without one.
+        on_rows: Called after rows became durable, on the pump's thread.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        inbox: Inbox,
+        *,
+        password: bytes | None = None,
+        on_rows: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._settings = settings
+        self._password = password
+        self._inbox = inbox
+        self._on_rows = on_rows
+        self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
+        self._session = self._new_session()
+        self._tls = Tls(**settings.tls.model_dump())
+        self._decoder = Decoder(settings.max_packet_bytes)
+        self._transport: Transport | None = None
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._stopping = threading.Event()
+        #: Set after the first word from a broker, good or bad.
+        self.heard = threading.Event()
+        #: Rows that found no room; not acknowledged, appended before anything newer.
+        self._waiting_for_room: deque[pa.RecordBatch] = deque()
+        #: Set from the service's threads: the consumers' watermark for ``ack_after = kafka``.
+        self._committed = inbox.committed
+        self._where = settings.name
+        self._broker_index = 0
+        self._failures = 0
+        self._retry_at = 0.0
+        self._room_at = 0.0
+        self._reading = False
+        #: Gulps still to be taken as they come, because lingering brought nothing.
+        self._no_linger = 0
+        self._ever_online = False
+        self._takeovers: deque[float] = deque(maxlen=2)
+        self._fatal: TowlineError | None = None
+        #: What `status` shows; written by the pump's thread only, each value replaced as a whole.
+        self._shown: dict[str, Any] = {
+            "state": State.OFFLINE.value,
+            "broker": None,
+            "connected_since": None,
+            "connects": 0,
+            "last_error": None,
+            "held_back": None,
+        }
+        self._received = inbox.end
+
+    # -- from any thread --
+
+    def stop(self) -> None:
+        """Finish what is in memory, say goodbye to the broker, leave the session there, and end `run`."""
+        self._stopping.set()
+        self.wake()
+
+    def committed(self, upto: int) -> None:
+        """The consumers have committed everything below `upto`."""
+        self._committed = max(self._committed, upto)
+        if self._settings.acks is AckAfter.KAFKA:
+            self.wake()
+
+    def wake(self) -> None:
+        """Make the loop look around now."""
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._wake_write, b"w")
+
+    def status(self) -> Mapping[str, Any]:
+        """The MQTT side as `towline status` shows it; counters are totals over the journal's life."""
+        ledger = self._inbox.ledger
+        return {
+            **self._shown,
+            "client_id": self._settings.mqtt_client_id,
+            "received": self._received,
+            "unacknowledged": self._session.unacknowledged,
+            "window_overruns": self._session.overruns,
+            "sessions_lost": ledger.get("sessions_lost", 0),
+            "insecure": self._settings.tls.insecure,
+            "ack_after": self._settings.acks.value,
+        }
+
+    @property
+    def failed(self) -> bool:
+        """Whether `run` ends, or ended, with an error."""
+        return self._fatal is not None
+
+    # -- the loop --
+
+    def run(self) -> None:
+        """Pump until `stop`.
+
+        Raises:
+            TowlineError: What can't be mended by trying again: a refusal on the first connection, a client id taken
+                over twice, a failed journal. Nothing acknowledged is lost by it.
+        """
+        try:
+            while not self._stopping.is_set() and self._fatal is None:
+                self._turn()
+            if self._fatal is None:
+                self._say_goodbye()
+        finally:
+            self._drop()
+            self._shown["state"] = "stopped"
+            self.heard.set()
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if self._transport is None and now >= self._retry_at:
+            self._connect()
+        self._find_room(now)
+        self._adjust_reading()
+        for key, _mask in self._selector.select(self._patience()):
+            if key.fd == self._wake_read:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+        if self._transport is not None:
+            self._serve_transport()
+        if self._settings.acks is AckAfter.KAFKA:
+            self._settle(self._committed)
+
+    def _serve_transport(self) -> None:
+        assert self._transport is not None
+        if self._transport.unsent and not self._transport.flush():
+            self._line_broke()
+            return
+        if self._reading:
+            self._read_gulp()
+        deadline = self._session.deadline()
+        if deadline is not None and time.monotonic() >= deadline:
+            self._handle(Tick())
+
+    def _patience(self) -> float:
+        """Seconds until something is due by the clock."""
+        if self._transport is None:
+            due = self._retry_at
+        elif self._reading and self._transport.decrypted:
+            return 0.0
+        else:
+            due = self._session.deadline() or time.monotonic() + 60.0
+        if self._waiting_for_room:
+            due = min(due, self._room_at)
+        return max(0.0, due - time.monotonic())
+
+    def _adjust_reading(self) -> None:
+        """Read only while there is room for what comes [I7] and the broker keeps to the window."""
+        transport = self._transport
+        if transport is None:
+            return
+        why = None
+        if self._waiting_for_room:
+            why = "journal full"
+        elif self._session.window_full:
+            why = "window full"
+        self._shown["held_back"] = why
+        if (why is None) != self._reading:
+            self._reading = why is None
+            self._handle(Resumed() if self._reading else Suspended())
+            self._log.debug("reading again" if self._reading else "holding back", why=why)
+        if self._transport is not None:
+            events = selectors.EVENT_READ if self._reading else 0
+            events |= selectors.EVENT_WRITE if transport.unsent else 0
+            self._watch(transport, events)
+
+    def _watch(self, transport: Transport, events: int) -> None:
+        known = self._selector.get_map().get(transport.fileno())
+        if not events:
+            if known:
+                self._selector.unregister(transport)
+        elif not known:
+            self._selector.register(transport, events)
+        elif known.events != events:
+            self._selector.modify(transport, events)
+
+    # -- receiving --
+
+    def _read_gulp(self) -> None:
+        assert self._transport is not None
+        data = self._transport.read()
+        if data is None:
+            return
+        if data and len(data) < _SMALL_GULP:
+            data += self._linger()
+        if not data:
+            self._line_broke()
+            return
+        try:
+            items = self._decoder.feed(data)
+        except MalformedPacket as error:
+            self._drop_malformed(error)
+            return
+        if items:
+            self._handle(Received(items))
+
+    def _linger(self) -> bytes:
+        """Wait a moment for more of the same, so that one sync serves many.
+
+        A broker with a small window sends nothing more before our acknowledgement: a wait that brought nothing is
+        not repeated for the next gulps.
+        """
+        assert self._transport is not None
+        if self._no_linger or not self._settings.linger_ms or self._session.state is not State.ONLINE:
+            self._no_linger = max(0, self._no_linger - 1)
+            return b""
+        time.sleep(self._settings.linger_ms / 1000)
+        more = self._transport.read() or b""
+        if not more:
+            self._no_linger = _LINGER_REST
+        return more
+
+    def _new_session(self) -> Session:
+        record = _recall(self._inbox.session)
+        if record and record.client_id != self._settings.mqtt_client_id:
+            what = f'client id was "{record.client_id}"; its session and what waits in it stay at the broker'
+            self._log.warning(what, code="TL-M23")
+            record = None
+        return Session(_session_config(self._settings, self._password), record, self._inbox.end)
+
+    def _drop_malformed(self, error: MalformedPacket) -> None:
+        violation = ProtocolViolation(self._where, f"the broker sent {error}", reason=error.reason)
+        self._handle(Lost())
+        self._close(Close(violation))
+
+    def _line_broke(self) -> None:
+        self._handle(Lost())
+        self._close(Close(Unreachable("TL-M05", self._where, "the connection broke", "Trying again.")))
+
+    # -- the session's actions --
+
+    def _handle(self, event: Event) -> None:
+        for action in self._session.handle(event, time.monotonic()):
+            self._perform(action)
+        self._shown["state"] = self._session.state.value
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Send):
+            if self._transport is not None and not self._transport.write(action.data):
+                self._handle(Lost())
+                self._close(Close(Unreachable("TL-M05", self._where, "the connection broke", "Trying again.")))
+        elif isinstance(action, Deliver):
+            self._deliver(action)
+        elif isinstance(action, Remember):
+            self._remember(action)
+        elif isinstance(action, Close):
+            self._close(action)
+        elif isinstance(action, Online):
+            self._online(action)
+        elif isinstance(action, SessionLost):
+            self._inbox.count(sessions_lost=1)
+            what = "the broker has lost our session; what it held for us is gone"
+            self._log.warning(what, code="TL-M22", broker=self._where)
+
+    def _remember(self, action: Remember) -> None:
+        try:
+            self._inbox.set_session(asdict(action.record) if action.record else {})
+        except JournalFull as error:
+            # What can't be made durable must not be acted on: begin again from what the journal holds.
+            self._session = self._new_session()
+            what = f"the session can't be recorded: {error.what}"
+            self._close(Close(Unreachable("TL-M13", self._where, what, error.do)))
+
+    def _deliver(self, action: Deliver) -> None:
+        self._received += len(action.run)
+        if self._settings.acks is AckAfter.RECEIVED:
+            self._settle(action.first + len(action.run))
+        batch = to_rows(action.run, action.first, time.time_ns() // 1000, self._settings.name)
+        self._waiting_for_room.append(batch)
+        self._store()
+
+    def _find_room(self, now: float) -> None:
+        if self._waiting_for_room and now >= self._room_at:
+            self._store()
+
+    def _store(self) -> None:
+        """Append what waits, in order; each batch is durable before its acknowledgements leave [I2]."""
+        try:
+            while self._waiting_for_room:
+                end = self._inbox.append(self._waiting_for_room[0])
+                self._waiting_for_room.popleft()
+                self._on_rows()
+                if self._settings.acks is AckAfter.JOURNAL:
+                    self._settle(end)
+        except JournalFull as error:
+            self._room_at = time.monotonic() + _ROOM_RETRY
+            if self._shown["held_back"] is None:
+                self._log.warning("journal full, holding back", reason=str(error), code=error.code)
+            self._note(error)
+
+    def _settle(self, upto: int) -> None:
+        if upto > self._session.settled:
+            self._handle(Settled(upto))
+
+    # -- connecting --
+
+    def _connect(self) -> None:
+        broker = self._settings.brokers[self._broker_index]
+        self._where = str(broker)
+        try:
+            self._transport = connect(
+                broker.host,
+                broker.port,
+                tls=self._tls if broker.tls else None,
+                timeout_s=self._settings.connect_timeout_s,
+                keep_alive_s=self._settings.keep_alive_s,
+                cancelled=self._stopping.is_set,
+            )
+        except ConfigError as error:
+            self._fatal = error
+            return
+        except BrokerError as error:
+            if not self._stopping.is_set():
+                self._try_again(error)
+            return
+        self._decoder = Decoder(self._settings.max_packet_bytes)
+        self._shown["broker"] = self._where
+        self._reading = True
+        self._handle(Opened())
+
+    def _online(self, action: Online) -> None:
+        self._failures = 0
+        self._ever_online = True
+        self.heard.set()
+        self._shown.update(connected_since=time.time(), connects=self._shown["connects"] + 1, last_error=None)
+        self._log.info("online", broker=self._where, session="kept" if action.resumed else "new")
+
+    def _close(self, action: Close) -> None:
+        self._drop()
+        if action.again_at_once:
+            self._retry_at = 0.0
+        elif action.error is not None:
+            if (action.fatal and not self._ever_online) or (isinstance(action.error, TakenOver) and self._fights()):
+                self._fatal = action.error
+            if self._fatal is None:
+                self._try_again(action.error)
+
+    def _fights(self) -> bool:
+        now = time.monotonic()
+        self._takeovers.append(now)
+        return len(self._takeovers) == self._takeovers.maxlen and now - self._takeovers[0] < _TAKEOVER_WINDOW
+
+    def _drop(self) -> None:
+        if self._transport is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(self._transport)
+            self._transport.drain(0.2)
+            self._transport.close()
+            self._transport = None
+        self._shown.update(connected_since=None, state=State.OFFLINE.value)
+
+    def _try_again(self, error: BrokerError) -> None:
+        """The next broker of the list at once; a pause after each round through the list."""
+        self.heard.set()
+        self._note(error)
+        self._log.warning("no connection", code=error.code, reason=str(error))
+        self._broker_index = (self._broker_index + 1) % len(self._settings.brokers)
+        if self._broker_index == 0 or isinstance(error, Refused):
+            ceiling = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._failures)
+            self._failures = min(self._failures + 1, 16)
+            self._retry_at = time.monotonic() + random.uniform(ceiling / 4, ceiling)  # noqa: S311  # jitter, no secret
+
+    def _note(self, error: TowlineError) -> None:
+        self._shown["last_error"] = {"code": error.code, "text": str(error), "at": time.time()}
+
+    # -- ending --
+
+    def _say_goodbye(self) -> None:
+        """Acknowledge what is safe and leave the session with a plain DISCONNECT."""
+        with contextlib.suppress(JournalFull):
+            self._store()
+        if self._transport is not None:
+            self._session_farewell()
+
+    def _session_farewell(self) -> None:
+        assert self._transport is not None
+        transport = self._transport
+        for action in self._session.handle(Stop(), time.monotonic()):
+            if isinstance(action, Send):
+                transport.write(action.data)
+        transport.drain(_GOODBYE)
+
+
+def _session_config(settings: GatewaySettings, password: bytes | None) -> SessionConfig:
+    return SessionConfig(
+        client_id=settings.mqtt_client_id,
+        where=settings.name,
+        filters=tuple(
+            Filter(s.filter, s.qos, s.no_local, s.retain_as_published, s.retain_handling)
+            for s in settings.subscriptions
+        ),
+        username=settings.username,
+        password=password,
+        session_expiry_s=settings.session_expiry_s,
+        receive_maximum=settings.receive_maximum,
+        keep_alive_s=settings.keep_alive_s,
+        connect_timeout_s=settings.connect_timeout_s,
+        unknown_session=settings.unknown_session,
+        durable=settings.guarantee is not Guarantee.AT_MOST_ONCE,
+    )
+
+
+def _recall(stored: Mapping[str, Any]) -> SessionRecord | None:
+    """The session record as it was made durable, None on a new journal."""
+    if not stored:
+        return None
+    subscriptions = {str(k): int(v) for k, v in stored["subscriptions"].items()}
+    return SessionRecord(str(stored["client_id"]), bool(stored["established"]), subscriptions)
