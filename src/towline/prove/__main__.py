@@ -1,0 +1,7 @@
+"""``python -m towline.prove load | judge | soak``."""
+
+from __future__ import annotations
+
+from towline.prove.commands import main
+
+main()

@@ -1,0 +1,93 @@
+"""The command line of prove: one thin function a command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from towline.errors import TowlineError
+from towline.prove.account import Account
+from towline.prove.history import read_history
+from towline.prove.load import LoadPlan, run_load
+from towline.prove.reader import read_topic
+from towline.prove.referee import judge
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Load, judge and hurt a line, and see what is lost.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+
+@app.command()
+def load(
+    history: Annotated[Path, typer.Argument(help="New file for the claims of the senders.")],
+    port: Annotated[int, typer.Option(help="Broker's port.")] = 1883,
+    host: Annotated[str, typer.Option(help="Broker's host.")] = "127.0.0.1",
+    run: Annotated[str, typer.Option(help="Name put into every payload.")] = "run",
+    publishers: Annotated[int, typer.Option(help="MQTT connections.")] = 8,
+    devices: Annotated[int, typer.Option(help="Keys, spread over the publishers.")] = 50,
+    messages: Annotated[int, typer.Option(help="All messages.")] = 20_000,
+    rate: Annotated[float, typer.Option(help="Messages a second in all; 0: as fast as the broker takes them.")] = 0.0,
+    qos: Annotated[int, typer.Option(help="0, 1 or 2.")] = 1,
+    size: Annotated[int, typer.Option(help="Payload bytes.")] = 150,
+    topic: Annotated[str, typer.Option(help="Topic with {device}.")] = "telemetry/{device}/data",
+    window: Annotated[int, typer.Option(help="Most unacknowledged messages of a connection.")] = 1000,
+    seconds: Annotated[float, typer.Option(help="End after this time.")] = 600.0,
+) -> None:
+    """Publish numbered messages. Example: python -m towline.prove load claims.bin --port 1883 --messages 20000."""
+    plan = LoadPlan(
+        host=host,
+        port=port,
+        run=run,
+        publishers=publishers,
+        devices=devices,
+        messages=messages,
+        rate=rate,
+        qos=qos,
+        size=size,
+        topic=topic,
+        window=window,
+        seconds=seconds,
+    )
+    result = run_load(plan, history)
+    typer.echo(
+        f"attempted {result.attempted:,}   acknowledged {result.acked:,}   refused {result.refused:,}   "
+        f"sent again {result.resent:,}   {result.attempted / max(result.seconds, 1e-9):,.0f} msg/s"
+    )
+    finished = result.attempted == plan.messages and (qos == 0 or result.acked + result.refused == plan.messages)
+    raise typer.Exit(0 if finished else 1)
+
+
+@app.command(name="judge")
+def judge_command(
+    history: Annotated[Path, typer.Argument(help="Claims of a load.")],
+    topic: Annotated[str, typer.Argument(help="Kafka topic to read back.")],
+    bootstrap: Annotated[str, typer.Option(help="Kafka's bootstrap servers.")] = "127.0.0.1:9092",
+    guarantee: Annotated[str, typer.Option(help="at_most_once, at_least_once or exactly_once.")] = "at_least_once",
+    reader: Annotated[str, typer.Option(help="confluent or kcat.")] = "confluent",
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, for scripts.")] = False,
+) -> None:
+    """Compare claims with what a Kafka topic holds. Exit code 1 when the promise was broken."""
+    way: Literal["confluent", "kcat"] = "kcat" if reader == "kcat" else "confluent"
+    verdict = judge(read_history(history), read_topic(bootstrap, topic, reader=way))
+    account = Account(verdict, guarantee)
+    typer.echo(json.dumps(account.as_json()) if as_json else account.line())
+    if not as_json:
+        for line in [*map(str, verdict.stories), *account.problems()]:
+            typer.echo(f"  {line}")
+    raise typer.Exit(0 if account.ok else 1)
+
+
+def main() -> None:
+    """Run the commands; a mistake is one line on stderr and exit code 2."""
+    try:
+        app()
+    except TowlineError as error:
+        typer.echo(str(error), err=True)
+        sys.exit(2)

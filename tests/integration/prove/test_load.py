@@ -1,0 +1,154 @@
+"""The load against a real Mosquitto: what it claims is what a foreign subscriber got."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import mqtt5
+import pytest
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from towline.devstack.mosquitto import Mosquitto
+from towline.errors import Unreachable
+from towline.prove.history import Claim, Claims, read_history
+from towline.prove.load import LoadPlan, connect, run_load
+from towline.prove.proxy import Proxy
+from towline.prove.referee import Arrival, Verdict, judge
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
+    return new_mosquitto(max_queued_messages="0", max_inflight_messages="0", persistence="true")
+
+
+def told(verdict: Verdict) -> str:
+    return "\n".join([verdict.line(), *map(str, verdict.stories)])
+
+
+class Collector:
+    """A plain subscriber that keeps every payload, in order."""
+
+    def __init__(self, port: int) -> None:
+        hello = mqtt5.ConnectPacket("collector", clean_start=False, session_expiry_interval=600)
+        self.sock, _, self.rest = connect(hello, "127.0.0.1", port)
+        filters = [mqtt5.TopicFilter("telemetry/#", max_qos=mqtt5.QoS.AT_LEAST_ONCE)]
+        self.sock.sendall(mqtt5.SubscribePacket(1, filters).write())
+        self.arrivals: list[Arrival] = []
+
+    def collect(self, claims: Claims, *, qos_0: bool = False) -> Verdict:
+        """Receive until nothing acknowledged (at QoS 0: attempted) is missing, and judge that."""
+        self.sock.settimeout(20)
+        verdict = judge(claims, self.arrivals)
+        while verdict.lost or (qos_0 and verdict.missing):
+            data = self.sock.recv(1 << 20)
+            assert data, "the broker closed the connection"
+            self._take(self.rest + data)
+            verdict = judge(claims, self.arrivals)
+        self.sock.close()
+        return verdict
+
+    def _take(self, data: bytes) -> None:
+        view, at, acks = memoryview(data), 0, bytearray()
+        while at < len(view):
+            try:
+                packet, used = mqtt5.read(view[at:])
+            except IndexError:
+                break
+            at += used
+            if isinstance(packet, mqtt5.PublishPacket):
+                payload = packet.payload
+                assert isinstance(payload, bytes)
+                self.arrivals.append(Arrival(0, len(self.arrivals), None, payload))
+                acks += mqtt5.PubAckPacket(packet.packet_id).write() if packet.packet_id else b""
+        self.rest = bytes(view[at:])
+        self.sock.sendall(acks)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_everything_claimed_arrives(broker: Mosquitto, tmp_path: Path, qos: int) -> None:
+    collector = Collector(broker.port)
+    result = run_load(LoadPlan(port=broker.port, messages=2000, qos=qos), tmp_path / "claims")
+    assert result.attempted == 2000
+    assert result.acked == (2000 if qos else 0)
+    verdict = collector.collect(read_history(tmp_path / "claims"), qos_0=qos == 0)
+    assert verdict.ok("exactly_once"), verdict.line()
+    assert verdict.delivered == 2000
+    assert len(verdict.devices) == 50
+
+
+def test_a_rate_is_kept(broker: Mosquitto, tmp_path: Path) -> None:
+    result = run_load(LoadPlan(port=broker.port, messages=500, rate=1000), tmp_path / "claims")
+    assert 0.45 <= result.seconds < 5
+    assert result.acked == 500
+
+
+def test_a_broker_restart_is_survived_with_dup_resends(broker: Mosquitto, tmp_path: Path) -> None:
+    Collector(broker.port).sock.close()
+    half = threading.Event()
+
+    def progress(_: int, acked: int) -> None:
+        if acked > 1000:
+            half.set()
+
+    def restart() -> None:
+        assert half.wait(20)
+        broker.restart()
+
+    restarter = threading.Thread(target=restart)
+    restarter.start()
+    plan = LoadPlan(port=broker.port, messages=6000, rate=3000, seconds=60)
+    result = run_load(plan, tmp_path / "claims", progress=progress)
+    restarter.join(30)
+    assert result.acked == 6000
+    assert result.reconnects >= 8
+    collector = Collector(broker.port)
+    verdict = collector.collect(read_history(tmp_path / "claims"))
+    assert verdict.lost == verdict.late == verdict.unexpected == 0, told(verdict)
+    assert verdict.attempted == 6000
+
+
+def test_cut_connections_are_made_anew(broker: Mosquitto, tmp_path: Path) -> None:
+    collector = Collector(broker.port)
+    with Proxy(broker.port) as proxy:
+        stop = threading.Event()
+
+        def cut() -> None:
+            while not stop.wait(0.2):
+                proxy.cut()
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        result = run_load(LoadPlan(port=proxy.port, messages=3000, rate=2500), tmp_path / "claims")
+        stop.set()
+        cutter.join()
+    assert result.acked == 3000
+    assert result.reconnects > 8
+    verdict = collector.collect(read_history(tmp_path / "claims"))
+    assert verdict.lost == verdict.late == verdict.unexpected == 0, told(verdict)
+
+
+def test_a_killed_load_can_still_be_judged(broker: Mosquitto, tmp_path: Path) -> None:
+    collector = Collector(broker.port)
+    claims = tmp_path / "claims"
+    command = [sys.executable, "-m", "towline.prove", "load", str(claims), "--port", str(broker.port)]
+    child = subprocess.Popen([*command, "--messages", "100000", "--rate", "5000"], stdout=subprocess.DEVNULL)
+    wait_until(lambda: claims.exists() and read_history(claims).count(Claim.ACKED) > 500, 20, "500 acknowledged")
+    child.kill()
+    child.wait(10)
+    history = read_history(claims)
+    acked = history.count(Claim.ACKED)
+    assert 500 <= acked <= history.count(Claim.ATTEMPTED) < 100_000
+    verdict = collector.collect(history)
+    assert verdict.lost == 0, told(verdict)
+    assert verdict.unexpected == 0
+
+
+def test_no_broker_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match=r"no connection .*TL-M60"):
+        run_load(LoadPlan(port=1, messages=1, seconds=0.5), tmp_path / "claims")

@@ -1,0 +1,63 @@
+"""The account holds the gateway's words against the referee's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from towline.prove.account import Account, Watermarks
+from towline.prove.referee import DeviceTally, Story, Verdict
+
+
+def verdict(**changes: int) -> Verdict:
+    made = Verdict(
+        attempted=100, acked=100, delivered=100, copies=100, devices={"d0": DeviceTally(100, partitions={1})}
+    )
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_a_good_run() -> None:
+    account = Account(verdict(), gateway=Watermarks(112, 112, 112))
+    assert account.ok
+    assert account.line().endswith("journaled 112   committed 112   waiting 0")
+
+
+@pytest.mark.parametrize(
+    ("marks", "problem"),
+    [
+        (Watermarks(100, 101, 100), "out of order"),
+        (Watermarks(100, 90, 100), "out of order"),
+        (Watermarks(90, 90, 90), "only 90 journaled"),
+        (Watermarks(100, 100, 100), None),
+        (Watermarks(150, 150, 120), None),
+    ],
+)
+def test_the_watermarks_must_agree(marks: Watermarks, problem: str | None) -> None:
+    problems = Account(verdict(), gateway=marks).problems()
+    assert any(problem in line for line in problems) if problem else not problems
+
+
+def test_a_broken_promise_is_named() -> None:
+    account = Account(verdict(delivered=99, copies=99, lost=1))
+    assert account.problems() == ["at_least_once was not kept"]
+
+
+def test_a_sum_that_does_not_add_up_is_named() -> None:
+    assert "add up" in Account(verdict(delivered=99, copies=99)).problems()[0]
+
+
+def test_watermarks_are_taken_from_a_status() -> None:
+    assert Watermarks.of({"received": 3, "journaled": 2, "committed": 1, "more": "x"}) == Watermarks(3, 2, 1)
+
+
+def test_the_account_is_json() -> None:
+    made = verdict()
+    made.stories.append(Story("late", 0, 1, "d0", "here"))
+    told = json.loads(json.dumps(Account(made, gateway=Watermarks(100, 100, 100), notes=["killed"]).as_json()))
+    assert told["ok"] is True
+    assert told["gateway"]["journaled"] == 100
+    assert told["verdict"]["stories"] == ["late: publisher 0 number 1 (d0): here"]
+    assert told["notes"] == ["killed"]

@@ -1,0 +1,45 @@
+"""Payloads: every byte counts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.prove.numbered import MIN_SIZE, Numbered, decode, encoder
+
+
+@given(
+    publisher=st.integers(0, 999),
+    number=st.integers(0, 10**8),
+    device=st.from_regex(r"d[0-9]{1,4}", fullmatch=True),
+    sent_ns=st.integers(0, 2**63),
+    size=st.integers(MIN_SIZE, 2000),
+)
+def test_a_payload_reads_back_as_it_was_made(publisher: int, number: int, device: str, sent_ns: int, size: int) -> None:
+    payload = encoder("run-1", publisher, size)(number, device, sent_ns)
+    assert decode(payload) == Numbered("run-1", publisher, number, device, sent_ns, len(payload))
+    assert len(payload) >= size
+    assert len(payload) == size or b"xx" not in payload
+
+
+def test_the_size_is_kept() -> None:
+    assert len(encoder("r", 3, 150)(12_345, "d07", 1_700_000_000_000_000_000)) == 150
+
+
+@pytest.mark.parametrize("change", [b"", b"y", b'"', b"\0", b"xx"])
+def test_a_changed_byte_is_not_a_message(change: bytes) -> None:
+    payload = encoder("r", 1, 150)(7, "d01", 5)
+    assert decode(payload) is not None
+    assert decode(payload[:120] + change + payload[121:]) is None
+    assert decode(payload[:-1] + change) is None
+
+
+@pytest.mark.parametrize("payload", [None, b"", b"{}", b"12", '{"r":"ä"}'.encode(), b"\xff" * 150])
+def test_foreign_payloads_are_not_messages(payload: bytes | None) -> None:
+    assert decode(payload) is None
+
+
+def test_a_payload_cut_anywhere_is_not_a_message() -> None:
+    payload = encoder("r", 1, 150)(7, "d01", 5)
+    assert all(decode(payload[:end]) is None for end in range(len(payload)))

@@ -1,0 +1,69 @@
+"""Processes told apart by what they run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from towline.prove import processes
+from towline.prove.processes import Role, command_line, cpu_of, memory_of, named, role_of, tree
+
+
+def test_our_own_process_is_the_root_of_its_tree() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert child.pid in tree(os.getpid())
+        assert tree(os.getpid())[0] == os.getpid()
+        assert command_line(child.pid).endswith("\0-c\0input()")
+        assert memory_of(child.pid) > 1_000_000
+        assert processes.process(child.pid).alive
+    finally:
+        child.communicate(b"\n", timeout=10)
+    assert child.pid not in tree(os.getpid())
+    assert not processes.process(child.pid).alive
+    assert memory_of(child.pid) == 0
+    assert command_line(child.pid) == ""
+
+
+def test_cpu_of_this_process_grows() -> None:
+    before = cpu_of([os.getpid()])
+    deadline = time.monotonic() + 10
+    while cpu_of([os.getpid()]).own - before.own < 0.05:
+        assert time.monotonic() < deadline
+    assert cpu_of([os.getpid()]).total >= cpu_of([os.getpid()]).own
+
+
+@pytest.mark.parametrize(
+    ("line", "role"),
+    [
+        ("/usr/bin/java\0-cp\0x\0org.apache.spark.deploy.SparkSubmit", Role.JVM),
+        ("/v/bin/python\0-m\0pyspark.daemon\0pyspark.worker", Role.WORKER),
+        ("/v/bin/python\0-m\0towline.gateway", Role.GATEWAY),
+        ("/v/bin/python\0/v/bin/towline\0run\0bridge.toml", Role.BRIDGE),
+        ("/v/bin/python\0-m\0pytest", Role.OTHER),
+        ("", Role.OTHER),
+    ],
+)
+def test_roles(line: str, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "command_line", lambda _: line)
+    assert role_of(1) is role
+
+
+def test_a_role_is_found_below_its_root(tmp_path: Path) -> None:
+    package = tmp_path / "towline" / "gateway"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / "towline" / "__init__.py").touch()
+    (package / "__main__.py").write_text("input()")
+    child = subprocess.Popen([sys.executable, "-m", "towline.gateway"], stdin=subprocess.PIPE, cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + 10
+        while named(os.getpid(), Role.GATEWAY) != [child.pid]:
+            assert time.monotonic() < deadline
+    finally:
+        child.communicate(b"\n", timeout=10)

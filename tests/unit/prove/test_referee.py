@@ -1,0 +1,140 @@
+"""The referee must find what we plant, name it, and find nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.prove.history import Claim, Claims, Record
+from towline.prove.numbered import encoder
+from towline.prove.referee import Arrival, Verdict, judge
+
+
+def claims(attempted: int = 10, acked: int | None = None, resent: tuple[int, ...] = ()) -> Claims:
+    made = Claims(plan={"run": "r"})
+    made.add(Record(Claim.ATTEMPTED, 0, 0, attempted, 0.0))
+    if acked is None or acked:
+        made.add(Record(Claim.ACKED, 0, 0, attempted if acked is None else acked, 0.0))
+    for number in resent:
+        made.add(Record(Claim.RESENT, 0, number, 1, 0.0))
+    return made
+
+
+def arrivals(numbers: list[int], *, run: str = "r", partition: int = 0) -> list[Arrival]:
+    encode = encoder(run, 0, 150)
+    return [
+        Arrival(partition, offset, f"d{n % 2}".encode(), encode(n, f"d{n % 2}", 1)) for offset, n in enumerate(numbers)
+    ]
+
+
+def check(made: Claims, found: list[Arrival]) -> Verdict:
+    verdict = judge(made, found)
+    assert verdict.adds_up()
+    return verdict
+
+
+def test_a_perfect_run_keeps_every_promise() -> None:
+    verdict = check(claims(), arrivals(list(range(10))))
+    assert (verdict.attempted, verdict.acked, verdict.delivered) == (10, 10, 10)
+    assert all(verdict.ok(promise) for promise in ("at_most_once", "at_least_once", "exactly_once"))
+    assert not verdict.stories
+    assert verdict.line() == (
+        "sent 10   acknowledged 10   delivered 10   lost 0   doubled 0   out of order 0 of 2 devices"
+    )
+
+
+def test_lost_is_acknowledged_and_absent() -> None:
+    verdict = check(claims(), arrivals([0, 1, 2, 4, 5, 6, 7, 8, 9]))
+    assert verdict.lost == 1
+    assert not verdict.ok("at_least_once")
+    assert verdict.ok("at_most_once")
+    story = verdict.stories[0]
+    assert (story.fault, story.publisher, story.number) == ("lost", 0, 3)
+    assert "2 (partition 0 offset 2) before, 4 (partition 0 offset 3) after" in str(story)
+
+
+def test_missing_without_an_acknowledgement_is_legal() -> None:
+    verdict = check(claims(acked=5), arrivals([0, 1, 2, 3, 4, 6]))
+    assert (verdict.lost, verdict.missing, verdict.recovered) == (0, 4 - 1 + 1, 1)
+    assert verdict.ok("exactly_once")
+
+
+def test_doubled_breaks_exactly_once_only() -> None:
+    verdict = check(claims(), arrivals([0, 1, 2, 1, 2, *range(3, 10)]))
+    assert verdict.doubled == 2
+    assert verdict.ok("at_least_once")
+    assert not verdict.ok("exactly_once")
+    assert not verdict.ok("at_most_once")
+    assert verdict.late == 0, "1,2,3,2,3,4 is a legal QoS 1 sequence"
+    assert "first at partition 0 offset 1, again at 0 offset 3" in str(verdict.stories[0])
+
+
+def test_copies_of_what_the_sender_sent_twice_are_the_senders() -> None:
+    """[MQTT-4.3.2-5]: to the broker a resend may be a new message."""
+    verdict = check(claims(resent=(1,)), arrivals([0, 1, 1, *range(2, 10)]))
+    assert (verdict.doubled, verdict.resent_doubled) == (1, 1)
+    assert verdict.ok("exactly_once")
+
+
+def test_late_is_judged_per_device_on_first_copies() -> None:
+    verdict = check(claims(), arrivals([0, 1, 4, 2, 3, *range(5, 10)]))
+    assert verdict.late == 1
+    assert verdict.devices["d0"].late == 1
+    assert verdict.devices["d1"].late == 0
+    assert not verdict.ok("at_least_once")
+    assert "after number 4 at partition 0 offset 2" in str(verdict.stories[0])
+    assert "out of order 1 of 2 devices" in verdict.line()
+
+
+def test_a_device_in_two_partitions_is_out_of_order() -> None:
+    found = [*arrivals([0, 1, 2, 3, 4]), *arrivals([5, 6, 7, 8, 9], partition=1)]
+    verdict = check(claims(), found)
+    assert verdict.split == 2
+    assert not verdict.ok("at_least_once")
+
+
+@pytest.mark.parametrize("value", [None, b"", b"hello", b'{"r":"r","p":0}'])
+def test_what_nobody_sent_is_unexpected(value: bytes | None) -> None:
+    verdict = check(claims(), [*arrivals(list(range(10))), Arrival(0, 99, None, value)])
+    assert verdict.unexpected == 1
+    assert not any(verdict.ok(promise) for promise in ("at_most_once", "at_least_once", "exactly_once"))
+    assert "partition 0 offset 99" in str(verdict.stories[0])
+
+
+def test_a_number_never_attempted_is_unexpected() -> None:
+    verdict = check(claims(attempted=5), arrivals([0, 1, 2, 3, 4, 5]))
+    assert verdict.unexpected == 1
+
+
+def test_other_runs_are_left_out() -> None:
+    verdict = check(claims(), [*arrivals([3, 4], run="other"), *arrivals(list(range(10)))])
+    assert verdict.foreign == 2
+    assert verdict.ok("exactly_once")
+
+
+def test_a_refused_message_is_nobodys_claim() -> None:
+    made = claims(acked=0)
+    made.add(Record(Claim.REFUSED, 0, 0, 10, 0.0))
+    verdict = check(made, arrivals([]))
+    assert (verdict.lost, verdict.missing, verdict.refused) == (0, 10, 10)
+
+
+def test_stories_are_bounded_but_counts_are_not() -> None:
+    verdict = check(claims(attempted=5000), [])
+    assert verdict.lost == 5000
+    assert len(verdict.stories) == 20
+
+
+@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=80))))
+def test_counts_agree_with_multisets(case: tuple[int, list[int]]) -> None:
+    attempted, numbers = case
+    verdict = check(claims(attempted=attempted), arrivals(numbers))
+    counted = Counter(numbers)
+    assert verdict.lost == attempted - len(counted)
+    assert verdict.doubled == sum(counted.values()) - len(counted)
+    firsts = list(dict.fromkeys(numbers))
+    late = sum(any(b % 2 == n % 2 and b > n for b in firsts[:i]) for i, n in enumerate(firsts))
+    assert verdict.late == late

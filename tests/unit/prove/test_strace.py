@@ -1,0 +1,88 @@
+"""strace itself: counting, killing and failing the n-th call of a tiny program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from towline.errors import SetupError
+from towline.prove import strace
+from towline.prove.strace import Injection, calls_in, can_trace, counting, fired, wrapped
+
+traced = pytest.mark.skipif(not can_trace(), reason="strace is missing or ptrace is not allowed here")
+
+PROGRAM = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+for n in range(3):
+    os.write(fd, b"x")
+    os.fdatasync(fd)
+"""
+
+
+def program(path: Path) -> list[str]:
+    return [sys.executable, "-c", PROGRAM, str(path)]
+
+
+@traced
+@pytest.mark.faults
+def test_calls_are_counted(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = counting(program(tmp_path / "data"), ["fdatasync", "write"], log, [tmp_path / "data"])
+    assert subprocess.run(command, check=False).returncode == 0
+    assert calls_in(log) == {"fdatasync": 3, "write": 3}
+    assert not fired(log)
+
+
+@traced
+@pytest.mark.faults
+@pytest.mark.parametrize("when", [1, 2, 3])
+def test_the_nth_call_kills(tmp_path: Path, when: int) -> None:
+    log = tmp_path / "log"
+    command = wrapped(program(tmp_path / "data"), Injection("fdatasync", str(when), "KILL"), log)
+    assert subprocess.run(command, check=False).returncode in {-9, 137}
+    assert fired(log)
+    assert (tmp_path / "data").stat().st_size == when
+
+
+@traced
+@pytest.mark.faults
+def test_a_call_that_never_comes_does_not_fire(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = wrapped(program(tmp_path / "data"), Injection("fdatasync", "4", "KILL"), log)
+    assert subprocess.run(command, check=False).returncode == 0
+    assert not fired(log)
+
+
+@traced
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", ["EIO", "ENOSPC"])
+def test_the_nth_call_fails_on_the_named_file(tmp_path: Path, fault: str) -> None:
+    log = tmp_path / "log"
+    injection = Injection("write", "2+", "EIO" if fault == "EIO" else "ENOSPC", (tmp_path / "data",))
+    done = subprocess.run(wrapped(program(tmp_path / "data"), injection, log), check=False, capture_output=True)
+    assert done.returncode == 1
+    assert (b"Errno 5" if fault == "EIO" else b"Errno 28") in done.stderr
+    assert fired(log)
+
+
+def test_a_missing_strace_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert not can_trace()
+    with pytest.raises(SetupError, match=r"strace: not installed.*TL-S61"):
+        wrapped(["true"], Injection("write", "1", "KILL"), tmp_path / "log")
+
+
+def test_an_injection_says_what_it_does() -> None:
+    assert str(Injection("fdatasync", "3", "KILL")) == "KILL at fdatasync 3"
+    assert strace.Injection("write", "2+", "ENOSPC", (Path("/x"),)).arguments() == [
+        "-e",
+        "trace=write",
+        "-e",
+        "inject=write:error=ENOSPC:when=2+",
+        "-P",
+        "/x",
+    ]
