@@ -1,0 +1,303 @@
+"""What librdkafka is told: names it knows, values it takes, and secrets that are read only where they are used.
+
+A client configuration is a mapping of librdkafka's property names to text. It may travel (into a Spark plan, a log, a
+status), so it never holds a secret [I12]: ``sasl.password.file`` names a file, ``${NAME}`` a variable of the
+environment, and `resolve` replaces both in the process that opens the connection.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import re
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka import KafkaException, Producer
+
+from towline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["QUIET", "check_client", "did_you_mean", "file_property", "resolve"]
+
+#: Properties whose value is a secret: plain text is refused, since it would stand in Spark's plans.
+SECRETS: Final = frozenset(
+    {
+        "sasl.password",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.assertion.private.key.passphrase",
+        "sasl.oauthbearer.assertion.private.key.pem",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "ssl.keystore.password",
+    }
+)
+
+#: Java's names that librdkafka does not have, and what does the same here.
+JAVA_NAMES: Final = MappingProxyType(
+    {
+        "buffer.memory": "Use kafka.queue.buffering.max.kbytes.",
+        "compression.gzip.level": "Use kafka.compression.level.",
+        "compression.lz4.level": "Use kafka.compression.level.",
+        "compression.zstd.level": "Use kafka.compression.level.",
+        "interceptor.classes": "Leave it out: there is no Java class to call.",
+        "key.serializer": "Leave it out: the column key is written as it is.",
+        "max.block.ms": "Use deliveryTimeout, in seconds.",
+        "max.request.size": "Use kafka.message.max.bytes.",
+        "metric.reporters": "Leave it out: there is no Java class to call.",
+        "partitioner.class": "Use kafka.partitioner; murmur2_random, the default, places keys where Java does.",
+        "partitioner.ignore.keys": "Use kafka.partitioner=random.",
+        "receive.buffer.bytes": "Use kafka.socket.receive.buffer.bytes.",
+        "sasl.client.callback.handler.class": "Leave it out: there is no Java class to call.",
+        "sasl.jaas.config": "Use kafka.sasl.mechanism, kafka.sasl.username and kafka.sasl.password.file.",
+        "sasl.login.callback.handler.class": "Leave it out: there is no Java class to call.",
+        "send.buffer.bytes": "Use kafka.socket.send.buffer.bytes.",
+        "ssl.enabled.protocols": "Leave it out: TLS 1.2 and newer are used.",
+        "ssl.keystore.certificate.chain": "Use kafka.ssl.certificate.pem.",
+        "ssl.keystore.key": "Use kafka.ssl.key.pem.file.",
+        "ssl.keystore.type": "Leave it out: kafka.ssl.keystore.location is a PKCS#12 file.",
+        "ssl.protocol": "Leave it out: TLS 1.2 and newer are used.",
+        "ssl.truststore.certificates": "Use kafka.ssl.ca.pem.",
+        "ssl.truststore.location": "Use kafka.ssl.ca.location, a file of PEM certificates.",
+        "ssl.truststore.password": "Use kafka.ssl.ca.location, a file of PEM certificates without a password.",
+        "ssl.truststore.type": "Use kafka.ssl.ca.location, a file of PEM certificates.",
+        "value.serializer": "Leave it out: the column value is written as it is.",
+    }
+)
+
+#: Ours alone: callbacks of the binding, and a library path, which would run code somebody put into an option.
+RESERVED: Final = frozenset(
+    {
+        "dr_cb",
+        "error_cb",
+        "delivery.report.only.error",
+        "log_cb",
+        "logger",
+        "oauth_cb",
+        "on_delivery",
+        "partitioner_cb",
+        "plugin.library.paths",
+        "stats_cb",
+        "throttle_cb",
+    }
+)
+
+#: Names to guess from when somebody mistypes one; librdkafka itself judges what exists.
+COMMON: Final = (
+    "acks",
+    "batch.num.messages",
+    "batch.size",
+    "bootstrap.servers",
+    "broker.address.family",
+    "client.id",
+    "compression.level",
+    "compression.type",
+    "connections.max.idle.ms",
+    "enable.idempotence",
+    "enable.ssl.certificate.verification",
+    "linger.ms",
+    "max.in.flight.requests.per.connection",
+    "message.max.bytes",
+    "metadata.max.age.ms",
+    "partitioner",
+    "queue.buffering.max.kbytes",
+    "queue.buffering.max.messages",
+    "reconnect.backoff.max.ms",
+    "reconnect.backoff.ms",
+    "request.timeout.ms",
+    "retries",
+    "retry.backoff.ms",
+    "sasl.mechanism",
+    "sasl.password.file",
+    "sasl.username",
+    "security.protocol",
+    "socket.keepalive.enable",
+    "socket.timeout.ms",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.key.location",
+    "ssl.key.password.file",
+)
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_NO_SUCH = "No such configuration property"
+#: A secret file is a line, or a PEM key: 64 KiB is more than any of them.
+SECRET_FILE_LIMIT = 64 << 10
+
+
+def _quiet_logger() -> logging.Logger:
+    """Where librdkafka logs: kept off stderr, seen by whoever adds a handler to ``towline.librdkafka``."""
+    logger = logging.getLogger("towline.librdkafka")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+    return logger
+
+
+#: Pass as ``logger`` to every client: ``log_level=0`` alone still prints fatal lines (reference: librdkafka 2.16).
+QUIET: Final = _quiet_logger()
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """A question with the nearest known word, else ``otherwise``."""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), sorted(names), n=1, cutoff=0.6)
+    return f'Did you mean "{names[near[0]]}"?' if near else otherwise
+
+
+def file_property(name: str) -> str | None:
+    """The secret that ``name`` reads from a file: ``sasl.password`` for ``sasl.password.file``; None for others."""
+    secret = name.removesuffix(".file")
+    return secret if secret != name and secret in SECRETS else None
+
+
+def check_client(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> None:
+    """Check names and values of a client configuration, without a connection and without reading a secret.
+
+    Args:
+        client: librdkafka's names with text values; unresolved.
+        where: Whom an error is about.
+        prefix: What stands before a name where the user wrote it.
+
+    Raises:
+        ConfigError: TL-C01 unknown name, TL-C43 a name of Java's client or one that is ours, TL-C44 a plain secret,
+            TL-C45 a value that librdkafka does not take, TL-C42 no or impossible ``bootstrap.servers``.
+    """
+    for name, value in client.items():
+        _check_name(name, where, prefix)
+        if name in SECRETS and not _REFERENCE.fullmatch(value):
+            raise ConfigError(
+                "TL-C44",
+                where,
+                f'option "{prefix}{name}" holds a secret in plain text, which Spark would show in its plans',
+                f"Name a file that holds it in {prefix}{name}.file, or write ${{NAME}} for an environment variable.",
+            )
+    _check_servers(client.get("bootstrap.servers", ""), where, prefix)
+    _probe(client, where, prefix)
+
+
+def _check_name(name: str, where: str, prefix: str) -> None:
+    if name in JAVA_NAMES:
+        raise ConfigError(
+            "TL-C43",
+            where,
+            f'option "{prefix}{name}" is a setting of the Java client only',
+            _respell(JAVA_NAMES[name], prefix),
+        )
+    if name in RESERVED:
+        raise ConfigError(
+            "TL-C43", where, f'option "{prefix}{name}" can not be set, Towline uses it itself', "Leave it out."
+        )
+
+
+def _respell(advice: str, prefix: str) -> str:
+    return advice.replace("kafka.", prefix)
+
+
+def _check_servers(servers: str, where: str, prefix: str) -> None:
+    if not servers.strip():
+        raise ConfigError(
+            "TL-C42",
+            where,
+            f'option "{prefix}bootstrap.servers" is missing',
+            "Name one or more HOST:PORT, with commas between.",
+        )
+    for server in servers.split(","):
+        host, _, port = server.strip().rpartition("://")[2].rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+            raise ConfigError(
+                "TL-C42",
+                where,
+                f'"{server.strip()}" in option "{prefix}bootstrap.servers" is not HOST:PORT',
+                "Name one or more HOST:PORT, with commas between.",
+            )
+
+
+def _probe(client: Mapping[str, str], where: str, prefix: str) -> None:
+    """Let librdkafka judge names and values: a producer without servers opens no connection and costs 1 ms."""
+    offered = {
+        file_property(name) or name: _stand_in(name, value) for name, value in client.items() if _can_probe(name)
+    }
+    what = _complaint(offered)
+    if not what:
+        return
+    # Alone, the culprit makes the same complaint, and is named as the user wrote it.
+    culprit = next((name for name, value in offered.items() if _complaint({name: value}) == what), "")
+    if what.startswith(_NO_SUCH):
+        hint = did_you_mean(culprit, COMMON, "See librdkafka's list of properties.")
+        raise ConfigError("TL-C01", where, f'unknown option "{prefix}{culprit}"', hint.replace('n "', f'n "{prefix}'))
+    subject = f'option "{prefix}{culprit}" = {offered[culprit]}' if culprit else "these options together"
+    raise ConfigError("TL-C45", where, f"Kafka's client does not take {subject}: {what}", "Change the value.")
+
+
+def _complaint(offered: Mapping[str, str]) -> str:
+    try:
+        Producer(dict(offered), logger=QUIET)
+    except KafkaException as problem:
+        text: str = problem.args[0].str()
+        return " ".join(text.split()).rstrip(".").removeprefix("Failed to create producer: ")
+    return ""
+
+
+def _can_probe(name: str) -> bool:
+    # Files and keys may exist on executors only, so TLS material is first loaded where it is used.
+    return (
+        name != "bootstrap.servers" and not name.startswith("ssl.") and (name in SECRETS or not name.endswith(".pem"))
+    )
+
+
+def _stand_in(name: str, value: str) -> str:
+    return "-" if name in SECRETS or file_property(name) or _REFERENCE.search(value) else value
+
+
+def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> dict[str, str]:
+    """Replace ``${NAME}`` and ``*.file`` by what they stand for; the result must never be shown.
+
+    Raises:
+        ConfigError: TL-C46 for a variable that is not set, or a file that can't be read or is empty.
+    """
+    resolved: dict[str, str] = {}
+    for name, value in client.items():
+        text = _from_environment(name, value, where, prefix)
+        secret = file_property(name)
+        if secret is None:
+            resolved[name] = text
+        else:
+            resolved[secret] = _from_file(name, text, where, prefix)
+    return resolved
+
+
+def _from_environment(name: str, value: str, where: str, prefix: str) -> str:
+    def lookup(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1])
+        if found is None:
+            raise ConfigError(
+                "TL-C46",
+                where,
+                f'option "{prefix}{name}" refers to the environment variable {match[1]}, which is not set here',
+                "Set it for Spark's workers (on a cluster: spark.executorEnv), or use a file.",
+            )
+        return found
+
+    return _REFERENCE.sub(lookup, value)
+
+
+def _from_file(name: str, path: str, where: str, prefix: str) -> str:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            content = file.read(SECRET_FILE_LIMIT + 1)
+        text = content.decode("utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            "TL-C46", where, f'the file of option "{prefix}{name}", {path}, can not be read: {reason}', "Mend the file."
+        ) from None
+    if not text or len(content) > SECRET_FILE_LIMIT:
+        size = "is empty" if not text else "is larger than 64 KiB"
+        raise ConfigError("TL-C46", where, f'the file of option "{prefix}{name}", {path}, {size}', "Mend the file.")
+    return text

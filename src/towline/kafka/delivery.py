@@ -1,0 +1,174 @@
+"""What each guarantee does with the rows of a task: one strategy class each, the same records and the same client.
+
+A strategy sees one task: its identity and an iterator of Arrow batches. It returns what became of them, or raises, in
+which case Spark does not commit the batch and runs it again. Today two; the transactional one fits beside them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.errors import KafkaError
+from towline.kafka import faults, producers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from towline.kafka.columns import Columns
+    from towline.kafka.options import SinkSettings
+
+__all__ = ["AtLeastOnce", "AtMostOnce", "Delivered", "Delivery", "Task", "delivery_for"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Who writes.
+
+    Attributes:
+        partition: Spark's partition id.
+        attempt: 0 for the first attempt of a task.
+        batch: Batch id of the stream; None in a batch query.
+        query: Streaming query id; None in a batch query.
+    """
+
+    partition: int
+    attempt: int = 0
+    batch: int | None = None
+    query: str | None = None
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What became of a task's rows.
+
+    Attributes:
+        rows: Rows that reached Kafka; with acks=0, that were handed to the network.
+        bytes: Bytes of keys and values of all rows seen.
+        lost: Rows given up; always 0 but for at_most_once.
+        why: Why rows were given up, in a few words.
+    """
+
+    rows: int
+    bytes: int
+    lost: int = 0
+    why: str = ""
+
+
+class Delivery(ABC):
+    """How the rows of one task reach Kafka; picklable, made on the driver.
+
+    Args:
+        settings: The sink's settings.
+        columns: The columns bound to the query's schema.
+    """
+
+    def __init__(self, settings: SinkSettings, columns: Columns) -> None:
+        self.settings = settings
+        self.columns = columns
+
+    @abstractmethod
+    def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
+        """Write ``pyarrow.RecordBatch``es.
+
+        Raises:
+            KafkaError: The rows are not safely in Kafka; the task must fail.
+            ConfigError: A secret can't be read here.
+        """
+
+
+class AtLeastOnce(Delivery):
+    """Idempotent producer, acks=all, and no success before every record is confirmed."""
+
+    def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:  # noqa: ARG002 - who writes is all one here
+        """Write and wait; any record without confirmation fails the task (TL-K02, TL-K03)."""
+        client = producers.borrow(self.settings)
+        try:
+            return self._deliver(client, batches)
+        except BaseException:
+            # Also for KeyboardInterrupt and a stopped query: left-over records must not meet the next batch.
+            producers.discard(self.settings)
+            raise
+
+    def _deliver(self, client: producers.Client, batches: Iterable[Any]) -> Delivered:
+        rows = size = 0
+        if self.columns.topic is not None:
+            client.require({self.columns.topic})
+        try:
+            for batch in batches:
+                converted = self.columns.rows(batch)
+                client.require(converted.topics)
+                rows += converted.size
+                size += converted.bytes
+                client.send(converted)
+                if client.failures:
+                    break
+            left = client.flush(self.settings.timeout_s + producers.GRACE_S)
+        except producers.QueueStuck:
+            left = client.pending
+        except faults.FOREIGN as problem:
+            raise faults.gave_up(self.settings.servers, problem) from None
+        if left or client.failures:
+            raise faults.undelivered(
+                self.settings.servers, left + client.failures, rows, self.settings.timeout_s, client.first
+            )
+        return Delivered(rows, size)
+
+
+class AtMostOnce(Delivery):
+    """acks=0, nothing sent twice: a repeated attempt writes nothing, and Kafka's silence costs rows, not time."""
+
+    def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
+        """Write what can be written now; the rest is counted as lost."""
+        if task.attempt > 0:
+            return _count(batches, f"attempt {task.attempt + 1} of a task writes nothing")
+        client = producers.borrow(self.settings)
+        try:
+            return self._deliver(client, batches)
+        except BaseException:
+            producers.discard(self.settings)
+            raise
+
+    def _deliver(self, client: producers.Client, batches: Iterable[Any]) -> Delivered:
+        rows = size = sent = 0
+        remaining = iter(batches)
+        why = ""
+        try:
+            for batch in remaining:
+                converted = self.columns.rows(batch)
+                rows, size = rows + converted.size, size + converted.bytes
+                client.require(converted.topics)
+                client.send(converted)
+                sent = rows
+            client.flush(self.settings.timeout_s)
+        except (KafkaError, producers.QueueStuck, *faults.FOREIGN) as problem:
+            if isinstance(problem, KafkaError) and problem.code not in faults.SILENCE:
+                raise
+            why = problem.what if isinstance(problem, KafkaError) else faults.reason(problem)
+        rest = _count(remaining)
+        reached = max(0, sent - client.pending - client.failures)
+        lost = rows + rest.lost - reached
+        if lost:
+            producers.discard(self.settings)
+            why = why or (faults.reason(client.first[0][1]) if client.first else "Kafka did not take them in time")
+        return Delivered(reached, size + rest.bytes, lost, why)
+
+
+def _count(batches: Iterable[Any], why: str = "") -> Delivered:
+    """Read rows to the end without writing them."""
+    rows = size = 0
+    for batch in batches:
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+    return Delivered(0, size, rows, why)
+
+
+_STRATEGIES: Final[Mapping[str, type[Delivery]]] = MappingProxyType(
+    {"at_least_once": AtLeastOnce, "at_most_once": AtMostOnce}
+)
+
+
+def delivery_for(settings: SinkSettings, columns: Columns) -> Delivery:
+    """The strategy of the sink's guarantee."""
+    return _STRATEGIES[settings.guarantee](settings, columns)

@@ -1,0 +1,177 @@
+"""Kafka's errors, told for the person who has to act; the one place where librdkafka's codes become ours."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import confluent_kafka
+
+from towline.errors import ConfigError, KafkaError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "FOREIGN",
+    "KEPT",
+    "SILENCE",
+    "gave_up",
+    "missing",
+    "reason",
+    "refused",
+    "unanswered",
+    "undelivered",
+    "unreachable",
+    "unusable",
+]
+
+#: What the binding raises when Kafka fails: a fatal error that meets a pending delivery report comes out as
+#: SystemError with the KafkaException as its cause (confluent-kafka 2.16).
+FOREIGN: Final = (confluent_kafka.KafkaException, SystemError)
+
+
+#: Codes a person can act on, by name so that an older or newer binding without one still imports.
+_ADVICE: Final = MappingProxyType(
+    {
+        "MSG_SIZE_TOO_LARGE": "Raise the topic's max.message.bytes and kafka.message.max.bytes, or send less.",
+        "INVALID_TIMESTAMP": "Correct the column timestamp, or the topic's message.timestamp.after.max.ms.",
+        "TOPIC_AUTHORIZATION_FAILED": "Give this user the right to write to the topic.",
+        "CLUSTER_AUTHORIZATION_FAILED": "Give this user the right IdempotentWrite on the cluster.",
+        "INVALID_RECORD": "A compacted topic takes no record without a key.",
+        "NOT_ENOUGH_REPLICAS": "Too few replicas of the topic are in sync (min.insync.replicas).",
+        "_UNKNOWN_TOPIC": "The topic was deleted, or this user may not see it.",
+        "UNKNOWN_TOPIC_OR_PART": "The topic was deleted, or this user may not see it.",
+    }
+)
+
+KEPT: Final = (
+    "Its batch is not committed; the rows stay where Spark read them and are written again when the query restarts."
+)
+
+
+def reason(error: Any) -> str:
+    """Kafka's own words for an error, in one line; takes what was raised, or an error value."""
+    if isinstance(error, SystemError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, confluent_kafka.KafkaException):
+        error = error.args[0]
+    text = error.str() if isinstance(error, confluent_kafka.KafkaError) else str(error)
+    for noise in ("Local: ", "Broker: ", "Failed to create producer: "):
+        text = text.removeprefix(noise)
+    line = " ".join(text.split()).rstrip(".")
+    return line[:1].lower() + line[1:] if line[1:2].islower() else line
+
+
+def name_of(error: Any) -> str:
+    """The client's name of an error, such as ``_MSG_TIMED_OUT``; empty for what is no Kafka error."""
+    if isinstance(error, SystemError):
+        error = error.__cause__
+    if isinstance(error, confluent_kafka.KafkaException):
+        error = error.args[0]
+    return str(error.name()) if isinstance(error, confluent_kafka.KafkaError) else ""
+
+
+def undelivered(servers: str, lost: int, rows: int, seconds: float, first: Iterable[tuple[str, Any]]) -> KafkaError:
+    """Records Kafka did not confirm: TL-K02 within the time, TL-K03 because it refused them.
+
+    Args:
+        servers: The bootstrap servers.
+        lost: Records without confirmation.
+        rows: Records of this task.
+        seconds: The delivery timeout.
+        first: Topics and errors of the first failed ones; may be empty.
+    """
+    refusals = [(topic, error) for topic, error in first if name_of(error) not in _TIMEOUTS]
+    if not refusals:
+        return KafkaError(
+            "TL-K02",
+            servers,
+            f"Kafka did not take {lost:,} of {rows:,} records within {seconds:g} s",
+            f"Is it up and reachable? {KEPT}",
+        )
+    topic, error = refusals[0]
+    advice = _ADVICE.get(name_of(error), "")
+    what = f'Kafka refused {lost:,} of {rows:,} records, the first for topic "{topic}": {reason(error)}'
+    return KafkaError("TL-K03", servers, what, f"{advice} {KEPT}".strip())
+
+
+_DOWN: Final = "no broker is up"
+
+
+def clearer(known: str, error: Any) -> str:
+    """The better explanation of a silence: what is known so far, or a connection error that just came.
+
+    Authentication says most, "all brokers down" least; else the newest counts.
+    """
+    if name_of(error) == "_ALL_BROKERS_DOWN":
+        return known or _DOWN
+    if known.startswith(_AUTHENTICATION):
+        return known
+    text = reason(error).partition(" (after ")[0].replace("/bootstrap:", ":")
+    return f"{_AUTHENTICATION} {text}" if name_of(error) == "_AUTHENTICATION" else text
+
+
+_AUTHENTICATION: Final = "authentication failed:"
+
+#: Codes that mean nobody answered, as against a mistake somebody must mend.
+SILENCE: Final = frozenset({"TL-K01", "TL-K02"})
+
+_TIMEOUTS: Final = frozenset(
+    {"_MSG_TIMED_OUT", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_PURGE_QUEUE", "_PURGE_INFLIGHT", "REQUEST_TIMED_OUT"}
+)
+
+
+def gave_up(servers: str, problem: BaseException) -> KafkaError:
+    """TL-K07: a fatal error of the client."""
+    return KafkaError("TL-K07", servers, f"Kafka's client gave up: {reason(problem)}", KEPT)
+
+
+def unusable(where: str, problem: BaseException) -> ConfigError:
+    """TL-C45: a client can't be made of this configuration here, mostly for TLS files."""
+    return ConfigError("TL-C45", where, f"Kafka's client can not be set up: {reason(problem)}", "Correct the options.")
+
+
+def unanswered(servers: str, seconds: float, why: str) -> KafkaError:
+    """TL-K01 for a task: Kafka did not answer before the first record was sent."""
+    return KafkaError(
+        "TL-K01", servers, f"Kafka did not answer within {seconds:g} s: {why}", f"Is it up and reachable? {KEPT}"
+    )
+
+
+def unreachable(servers: str, seconds: float, why: str) -> KafkaError:
+    """TL-K01 for a look-up."""
+    do = "Check kafka.bootstrap.servers, the network and, if Kafka asks for them, user and password."
+    return KafkaError("TL-K01", servers, f"Kafka did not answer within {seconds:g} s: {why}", do)
+
+
+def missing(servers: str, topics: Iterable[str]) -> KafkaError:
+    """TL-K04: topics that are not in the cluster's list, which is never extended by a typo."""
+    names = sorted(topics)
+    what = f"topic {_quoted(names)} does not exist, or this user may not see it"
+    do = f"Create it: kafka-topics.sh --bootstrap-server {servers} --create --topic {names[0]}"
+    return KafkaError("TL-K04", servers, what, f"{do} --partitions N --replication-factor N.")
+
+
+def refused(servers: str, record: tuple[Any, ...], limit: str, error: Any) -> KafkaError:
+    """A record that the client itself refuses: TL-K05 too large, TL-K06 anything else.
+
+    Args:
+        servers: The bootstrap servers.
+        record: Topic, value, key and partition.
+        limit: The client's ``message.max.bytes``.
+        error: What `produce` raised.
+    """
+    topic, value, key, partition = record[:4]
+    name = name_of(error)
+    if name == "MSG_SIZE_TOO_LARGE":
+        size = len(value or b"") + len(key or b"")
+        what = f'a record of {size:,} bytes for topic "{topic}" is larger than kafka.message.max.bytes = {int(limit):,}'
+        return KafkaError("TL-K05", servers, what, f"{_ADVICE[name]} {KEPT}")
+    place = f", partition {partition}," if partition is not None and partition >= 0 else ""
+    return KafkaError("TL-K06", servers, f'a record for topic "{topic}"{place} can not be sent: {reason(error)}', KEPT)
+
+
+def _quoted(names: list[str]) -> str:
+    shown = ", ".join(f'"{name}"' for name in names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

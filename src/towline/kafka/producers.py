@@ -1,0 +1,191 @@
+"""One Kafka producer per process and configuration, kept between batches for as long as it is healthy.
+
+Spark reuses its Python workers, and partition p lands in another process almost every batch; so a producer belongs to
+the process, not to a partition. One that erred is thrown away, records and all: a later batch must never meet the
+reports, or the left-over records, of an earlier one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import Producer
+
+from towline.kafka import faults
+from towline.kafka.clientconfig import QUIET, resolve
+from towline.kafka.options import FORMAT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from towline.kafka.columns import Record, Rows
+    from towline.kafka.options import SinkSettings
+
+__all__ = ["Client", "borrow", "discard"]
+
+#: Errors kept for the message; all are counted.
+FIRST_ERRORS: Final = 3
+#: Seconds librdkafka may take, beyond the delivery timeout, to report that it ran out.
+GRACE_S: Final = 5.0
+#: Longest single wait for room in the queue, in seconds, before failures are looked at again.
+_ROOM_WAIT_S: Final = 0.1
+#: librdkafka's default message.max.bytes.
+_MESSAGE_MAX_BYTES: Final = "1000000"
+
+
+class Client:
+    """A producer, its delivery reports and the topics it has seen. Not thread-safe: a Spark task is one thread.
+
+    Args:
+        settings: The sink's settings.
+
+    Raises:
+        ConfigError: A secret can't be read, or TLS material is unusable (TL-C45, TL-C46).
+    """
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self._settings = settings
+        #: Topics seen in the cluster's list; only grows.
+        self._topics: set[str] = set()
+        #: Why the last connection failed, for when a call only says that it did.
+        self._why = ""
+        #: Failed records since the last `reset`, and the first of them; failures >= len(first).
+        self.failures = 0
+        self.first: list[tuple[str, Any]] = []
+        config: dict[str, Any] = {
+            **resolve(settings.client, FORMAT),
+            "delivery.report.only.error": True,
+            "on_delivery": self._report,
+            "error_cb": self._note,
+        }
+        try:
+            self._producer = Producer(config, logger=QUIET)
+        except faults.FOREIGN as problem:
+            raise faults.unusable(FORMAT, problem) from None
+
+    def _report(self, error: Any, message: Any) -> None:
+        if error is None:
+            return
+        self.failures += 1
+        if len(self.first) < FIRST_ERRORS:
+            self.first.append((message.topic(), error))
+
+    def _note(self, error: Any) -> None:
+        """Connection errors are librdkafka's to retry; they only explain why a call had no answer."""
+        self._why = faults.clearer(self._why, error)
+
+    @property
+    def pending(self) -> int:
+        """Records neither confirmed nor failed."""
+        return len(self._producer)
+
+    def require(self, topics: Iterable[str]) -> None:
+        """Check that topics exist, by the cluster's whole list: asking for one by name could create it.
+
+        Raises:
+            KafkaError: TL-K01 without an answer in time, TL-K04 for missing topics.
+        """
+        if self._topics.issuperset(topics):
+            return
+        seconds = self._settings.timeout_s
+        try:
+            self._topics.update(self._producer.list_topics(timeout=seconds).topics)
+        except faults.FOREIGN as problem:
+            self._explain()
+            raise faults.unanswered(self._settings.servers, seconds, self._why or faults.reason(problem)) from None
+        absent = set(topics) - self._topics
+        if absent:
+            raise faults.missing(self._settings.servers, absent)
+
+    def _explain(self) -> None:
+        with contextlib.suppress(*faults.FOREIGN):
+            self._producer.poll(0)  # serves error_cb, which a blocking look-up does not
+
+    def send(self, rows: Rows) -> None:
+        """Hand rows to librdkafka, in order; waits while its queue is full.
+
+        Raises:
+            KafkaError: TL-K05 or TL-K06 for a record the client refuses, TL-K02 when the queue stays full.
+        """
+        produce = self._producer.produce
+        for record in rows.records:
+            try:
+                produce(*record)
+            except BufferError:
+                self._retry(record)
+            except faults.FOREIGN as problem:
+                raise self._refused(record, problem) from None
+        self._producer.poll(0)
+
+    def _retry(self, record: Record) -> None:
+        """Produce again when there is room; a queue that stays full empties by message.timeout.ms at the latest."""
+        deadline = time.monotonic() + self._settings.timeout_s + GRACE_S
+        while time.monotonic() < deadline and not self.failures:
+            self._producer.poll(_ROOM_WAIT_S)
+            try:
+                self._producer.produce(*record)
+            except BufferError:
+                continue
+            except faults.FOREIGN as problem:
+                raise self._refused(record, problem) from None
+            else:
+                return
+        raise QueueStuck
+
+    def _refused(self, record: Record, problem: BaseException) -> Exception:
+        limit = self._settings.client.get("message.max.bytes", _MESSAGE_MAX_BYTES)
+        return faults.refused(self._settings.servers, record, limit, problem)
+
+    def flush(self, seconds: float) -> int:
+        """Wait until every record is confirmed or failed, at most so long; how many are neither.
+
+        Raises:
+            KafkaException, SystemError: A fatal error; the client is unusable.
+        """
+        return int(self._producer.flush(seconds))
+
+    def reset(self) -> None:
+        """Forget the reports of an earlier task."""
+        self.failures = 0
+        self.first = []
+
+    def close(self) -> None:
+        """Drop what is queued and let go of the connection; waits at most a moment."""
+        with contextlib.suppress(*faults.FOREIGN):  # it is being thrown away because it failed
+            self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+            self._producer.flush(0.1)
+
+
+class QueueStuck(Exception):
+    """The queue stayed full for longer than the delivery timeout, or records failed meanwhile."""
+
+    def __str__(self) -> str:
+        return "Kafka takes records too slowly, or not at all"
+
+
+#: Process id and unresolved configuration -> client. The process id keeps a forked child off its parent's sockets.
+_clients: Final[dict[tuple[int, str, frozenset[tuple[str, str]]], Client]] = {}
+
+
+def _key(settings: SinkSettings) -> tuple[int, str, frozenset[tuple[str, str]]]:
+    return os.getpid(), settings.guarantee, frozenset(settings.client.items())
+
+
+def borrow(settings: SinkSettings) -> Client:
+    """This process's client for a configuration, made at the first call; `discard` it when it erred."""
+    key = _key(settings)
+    client = _clients.get(key)
+    if client is None:
+        client = _clients[key] = Client(settings)
+    client.reset()
+    return client
+
+
+def discard(settings: SinkSettings) -> None:
+    """Throw away this process's client for a configuration; the next `borrow` makes a new one."""
+    client = _clients.pop(_key(settings), None)
+    if client is not None:
+        client.close()
