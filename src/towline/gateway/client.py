@@ -1,0 +1,467 @@
+"""The thin client of a gateway: find one, start one, talk to it.
+
+Safe in Spark's forked workers: ``pyarrow.flight`` is imported inside the methods and no connection is made before the
+first call. Every error of Arrow Flight becomes one of ours in one place, `_translated`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalLocked, TowlineError
+from towline.gateway.endpoint import (
+    ERROR_FILE,
+    LOG_FILE,
+    Endpoint,
+    ProcessMark,
+    revive,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import pyarrow as pa
+
+    from towline.gateway.settings import GatewaySettings
+
+__all__ = ["CALL_S", "START_S", "GatewayClient", "Lease", "Window", "discover", "ensure"]
+
+#: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
+CALL_S = 20.0
+
+#: Longest time for a new gateway to listen, in seconds: recovery of a large journal and the start of Python.
+START_S = 20.0
+
+#: Longest time for a living gateway to say that it lives, in seconds.
+_GLANCE_S = 5.0
+
+#: gRPC would otherwise wait up to a second, then longer, before it looks again whether a gateway is back.
+_CHANNEL = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+_T = TypeVar("_T")
+
+#: Gateways started here: kept so that they can be reaped, never to be ended from here.
+_children: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to move a consumer's watermark [I8].
+
+    Attributes:
+        consumer: Name of the consumer.
+        token: Proof for every later call.
+        name: Name of the gateway.
+        journal: Id of the journal.
+        epoch: Epoch of the journal's owner.
+        first: First offset that can be read.
+        tip: Offset after the last durable row.
+        committed: The consumer's watermark: the offset after its last committed row.
+        known: Whether the journal knew the consumer before.
+    """
+
+    consumer: str
+    token: str
+    name: str
+    journal: str
+    epoch: int
+    first: int
+    tip: int
+    committed: int
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What can be read: rows from the asked ``start`` up to ``end``, of a journal that reaches to ``tip``."""
+
+    journal: str
+    epoch: int
+    first: int
+    end: int
+    tip: int
+
+
+class GatewayClient:
+    """A connection to one gateway; made at the first call.
+
+    Args:
+        location: Arrow Flight location, ``grpc+unix:///var/lib/towline/plant/gateway.sock``.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self._flight: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self, consumer: str, *, patience_s: float = 0.0) -> Lease:
+        """Become the reader of a consumer.
+
+        Args:
+            consumer: Name of the consumer.
+            patience_s: Seconds to wait for another reader to end; a stopped query's process needs a moment.
+
+        Raises:
+            Fenced: TL-G03 when another living process reads as this consumer.
+            GatewayUnreachable: When no gateway answers.
+        """
+        me = ProcessMark.of(os.getpid())
+        asked = {"consumer": consumer, "pid": me.pid, "started": me.started, "host": me.host}
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                got = self._action("open", asked)
+            except Fenced:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.1)
+            else:
+                break
+        return Lease(
+            consumer=consumer,
+            token=got["lease"],
+            **{key: got[key] for key in ("name", "journal", "epoch", "first", "tip", "committed", "known")},
+        )
+
+    def wait(
+        self,
+        lease: Lease,
+        start: int,
+        *,
+        timeout_s: float,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+    ) -> Window:
+        """Commit everything before ``start``, then wait for rows beyond it.
+
+        Signals are handled while it waits: the call itself is made on a thread of its own, because a signal handler
+        of Python does not run inside a call of gRPC.
+
+        Args:
+            lease: From `open`.
+            start: End of the last batch in Spark's commit log [I5].
+            timeout_s: Seconds to wait for a row, 60 at most; 0 answers at once.
+            max_rows: Most rows up to the answered ``end``.
+            max_bytes: Most bytes up to the answered ``end``; one row is always allowed.
+
+        Returns:
+            The window; its ``end`` is ``start`` when there is nothing new.
+
+        Raises:
+            Fenced: TL-G04 for another journal, TL-G07 for a lease that was taken over.
+            GatewayError: TL-G05 and TL-G06 for offsets the journal does not have.
+            GatewayUnreachable: When no gateway answers.
+        """
+        asked = {
+            "consumer": lease.consumer,
+            "lease": lease.token,
+            "journal": lease.journal,
+            "start": start,
+            "timeout_s": timeout_s,
+            "max_rows": max_rows,
+            "max_bytes": max_bytes,
+        }
+        got = _interruptible(lambda: self._action("wait", asked, timeout_s + CALL_S))
+        return Window(**{key: got[key] for key in ("journal", "epoch", "first", "end", "tip")})
+
+    def read(self, journal: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Stream the rows ``start`` to ``end`` - 1; nothing is consumed, no lease is needed [I4].
+
+        Raises:
+            Fenced: TL-G04 for another journal.
+            GatewayError: TL-G05 and TL-G06 for offsets the journal does not have, TL-G11 for a short answer.
+            GatewayUnreachable: When the gateway is gone, perhaps in the midst of the rows.
+        """
+        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
+
+        ticket = flight.Ticket(json.dumps({"journal": journal, "start": start, "end": end}).encode())
+        with self._translated():
+            stream = self._connected().do_get(ticket)
+        got = 0
+        try:
+            while True:
+                with self._translated():
+                    chunk = next(stream, None)
+                if chunk is None:
+                    break
+                got += chunk.data.num_rows
+                yield chunk.data
+        finally:
+            with contextlib.suppress(Exception):
+                stream.cancel()
+        if got != end - start:
+            raise GatewayError(
+                "TL-G11",
+                self.location,
+                f"{got} rows came for the offsets {start}..{end - 1}",
+                "This is a fault in Towline: keep the state directory and report it.",
+            )
+
+    def status(self, *, timeout_s: float = CALL_S) -> dict[str, Any]:
+        """Ask for the account of the gateway: watermarks, consumers, readers, and the state of its pump."""
+        return self._action("status", {}, timeout_s)
+
+    def commit(self, consumer: str, upto: int, *, journal: str) -> None:
+        """Move a consumer's watermark up to ``upto``, exclusive; it never goes back [I1]."""
+        self._action("commit", {"consumer": consumer, "upto": upto, "journal": journal})
+
+    def forget(self, consumer: str) -> None:
+        """Drop a consumer, so that what only it had not read can be removed.
+
+        Raises:
+            Fenced: TL-G03 while somebody reads as this consumer.
+        """
+        self._action("forget", {"consumer": consumer})
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back, so that the next reader need not wait for the end of this process."""
+        self._action("release", {"consumer": lease.consumer, "lease": lease.token}, 2.0)
+
+    def close(self) -> None:
+        """Close the connection; the gateway goes on."""
+        held, self._flight = self._flight, None
+        if held is not None:
+            with contextlib.suppress(Exception):
+                held.close()
+
+    def _connected(self) -> Any:
+        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
+
+        if self._flight is None:
+            self._flight = flight.connect(self.location, generic_options=_CHANNEL)
+        return self._flight
+
+    def _action(self, kind: str, asked: Mapping[str, object], timeout_s: float = CALL_S) -> dict[str, Any]:
+        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
+
+        with self._translated():
+            options = flight.FlightCallOptions(timeout=timeout_s)
+            action = flight.Action(kind, json.dumps(asked).encode())
+            answer = next(iter(self._connected().do_action(action, options)))
+        got: dict[str, Any] = json.loads(answer.body.to_pybytes())
+        return got
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Make every error of Flight one of ours: the gateway's own words, or that it does not answer."""
+        import pyarrow as pa  # noqa: PLC0415 - see above
+
+        try:
+            yield
+        except (pa.ArrowException, StopIteration, OSError) as error:
+            told = getattr(error, "extra_info", None)
+            if told:
+                raise revive(json.loads(told)) from error
+            raise GatewayUnreachable(
+                "TL-G01",
+                self.location,
+                f"no gateway answers ({_first_words(error)})",
+                "Is it running? `towline status` shows it; with the option stateDir the source starts one by itself.",
+            ) from error
+
+
+def _first_words(error: BaseException) -> str:
+    """The kind of a foreign error, without its page of gRPC context."""
+    return type(error).__name__.removeprefix("Flight").removesuffix("Error") or "no answer"
+
+
+def _interruptible(call: Callable[[], _T]) -> _T:
+    """Run a call on a thread of its own, so that signal handlers run here while it takes its time."""
+    outcome: list[tuple[_T | None, BaseException | None]] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again below, on the caller's thread
+            outcome.append((None, error))
+        done.set()
+
+    threading.Thread(target=run, name="gateway-call", daemon=True).start()
+    done.wait()
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return cast("_T", value)
+
+
+def discover(state_dir: Path) -> GatewayClient | None:
+    """Find the running gateway of a state directory.
+
+    Returns:
+        A client whose gateway has just answered, or None: no endpoint, its process is gone, or the socket is dead.
+    """
+    endpoint = Endpoint.read(state_dir)
+    if endpoint is None or endpoint.process.gone():
+        return None
+    client = GatewayClient(endpoint.location)
+    try:
+        if client.status(timeout_s=_GLANCE_S)["journal"] == endpoint.journal:
+            return client
+    except GatewayError:
+        pass
+    client.close()
+    return None
+
+
+def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None) -> GatewayClient:
+    """Attach to the running gateway of ``settings.state_dir``, or start one.
+
+    The started gateway is no part of this process: it outlives it and ends with ``owner_pid``. Callers that come at
+    the same moment get the same gateway. A gateway of the same owner that nobody reads and that has other settings
+    is ended first and started again; any other one is refused.
+
+    Args:
+        settings: What the gateway is told.
+        owner_pid: The process whose end ends the gateway.
+        log: File for its output; default ``gateway.log`` in the state directory.
+
+    Raises:
+        ConfigError: TL-C25 when the state directory can't be used, TL-C27 when a gateway with other settings runs.
+        GatewayError: TL-G02 when the gateway does not listen within `START_S` seconds.
+        TowlineError: Whatever kept the gateway from starting, in its own words.
+    """
+    state_dir = settings.state_dir.absolute()
+    deadline = time.monotonic() + START_S
+    with _alone(state_dir, deadline):
+        running = discover(state_dir)
+        if running and _fits(running, settings, owner_pid, deadline):
+            return running
+        (state_dir / ERROR_FILE).unlink(missing_ok=True)
+        told = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner_pid})
+        child = _start(told.model_dump_json().encode(), log or state_dir / LOG_FILE)
+        return _listening(state_dir, child, deadline)
+
+
+@contextlib.contextmanager
+def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
+    """Make the state directory and let one starter in at a time."""
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(state_dir / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            "TL-C25",
+            str(state_dir),
+            f"the state directory can't be used ({error.strerror})",
+            "Give a directory on a local disk that this user may write.",
+        ) from error
+    try:
+        while not _locked(handle):
+            if time.monotonic() >= deadline:
+                raise _late(state_dir, "another process has been starting the gateway")
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _fits(running: GatewayClient, settings: GatewaySettings, owner_pid: int, deadline: float) -> bool:
+    """Whether the running gateway is what the settings ask for; an idle one of our own that is not is ended."""
+    endpoint = Endpoint.read(settings.state_dir)
+    if endpoint is None or endpoint.settings in ("", settings.digest()):
+        return True
+    if endpoint.owner_pid == owner_pid and not running.status()["readers"]:
+        running.close()
+        _end(endpoint.process, deadline)
+        return False
+    running.close()
+    raise ConfigError(
+        "TL-C27",
+        str(settings.state_dir),
+        f'the gateway "{endpoint.name}" (pid {endpoint.pid}, since {endpoint.since}) runs here with another broker, '
+        "client id, subscription or name",
+        f"Stop its queries and then process {endpoint.pid} to start it with the new settings, or give this query a "
+        "stateDir of its own.",
+    )
+
+
+def _end(process: ProcessMark, deadline: float) -> None:
+    if not process.gone():
+        os.kill(process.pid, signal.SIGTERM)
+    while not process.gone():
+        if time.monotonic() >= deadline:
+            raise _late(Path(f"pid {process.pid}"), "the gateway with the former settings has been ending")
+        time.sleep(0.02)
+
+
+def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
+    _children[:] = [child for child in _children if child.poll() is None]
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "towline.gateway"],
+            stdin=subprocess.PIPE,
+            stdout=handle,
+            stderr=handle,
+            start_new_session=True,  # a Ctrl-C at the driver's terminal is not for the gateway
+        )
+    finally:
+        os.close(handle)
+    _children.append(child)
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+        pipe.write(settings)
+    return child
+
+
+def _listening(state_dir: Path, child: subprocess.Popen[bytes], deadline: float) -> GatewayClient:
+    """Wait for the gateway to answer: the child, or the one that was quicker."""
+    while time.monotonic() < deadline:
+        ended = child.poll() is not None
+        client = discover(state_dir)
+        if client:
+            return client
+        if ended:
+            error = _start_error(state_dir, child)
+            if not isinstance(error, JournalLocked):
+                raise error
+        time.sleep(0.02)
+    if child.poll() is not None:
+        raise _start_error(state_dir, child)
+    raise _late(state_dir, f"the gateway (pid {child.pid}) has been starting")
+
+
+def _start_error(state_dir: Path, child: subprocess.Popen[bytes]) -> TowlineError:
+    try:
+        return revive(json.loads((state_dir / ERROR_FILE).read_text()))
+    except (OSError, ValueError, AttributeError):
+        return GatewayError(
+            "TL-G02",
+            str(state_dir),
+            f"the gateway ended with code {child.returncode} before it listened",
+            f"See {LOG_FILE} in that directory.",
+        )
+
+
+def _late(where: Path, what: str) -> GatewayError:
+    return GatewayError("TL-G02", str(where), f"{what} for {START_S:.0f} s", f"See {LOG_FILE} in the state directory.")

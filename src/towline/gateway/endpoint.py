@@ -1,0 +1,162 @@
+"""Where a gateway listens, who it is, and how its errors travel: plain files and values, no gRPC.
+
+Import-light on purpose: Spark's Python workers load this module before they fork or read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from towline import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "ENDPOINT_FILE",
+    "ERROR_FILE",
+    "LOG_FILE",
+    "MAX_SOCKET_BYTES",
+    "Endpoint",
+    "ProcessMark",
+    "revive",
+    "socket_path",
+    "tell",
+    "write_private",
+]
+
+ENDPOINT_FILE = "endpoint.json"
+ERROR_FILE = "gateway-error.json"
+LOG_FILE = "gateway.log"
+
+#: sun_path holds 108 bytes with its end mark (unix(7)); gRPC refuses more than 107.
+MAX_SOCKET_BYTES = 107
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMark:
+    """A process for ever: a pid alone is used again, a pid with its start time is not.
+
+    Attributes:
+        pid: Process id on ``host``.
+        started: Start time in clock ticks since boot (field 22 of proc(5) ``stat``).
+        host: Name of the machine or container.
+    """
+
+    pid: int
+    started: int
+    host: str
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Mark a process of this machine; ``started`` is 0 when it is not there."""
+        return cls(pid, _started(pid) or 0, socket.gethostname())
+
+    def gone(self) -> bool:
+        """Whether the process is known to have ended; a process of another host is never known."""
+        return self.host == socket.gethostname() and _started(self.pid) != self.started
+
+
+def _started(pid: int) -> int | None:
+    """Start time of a living process; None for a missing one and for a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, *rest = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else int(rest[18])
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What ``<state_dir>/endpoint.json`` says: enough to find a gateway and to see that it is the one.
+
+    Attributes:
+        location: Arrow Flight location, ``grpc+unix:///...``.
+        pid: Process id of the gateway.
+        started: Its start time, see `ProcessMark`.
+        host: Its machine.
+        name: Name of the gateway.
+        journal: Id of the journal it serves.
+        epoch: Epoch of the journal's owner [I8].
+        since: UTC time of the start, ISO 8601.
+        settings: Digest of the settings a broker can see, "" when unknown.
+        owner_pid: Process whose end ends the gateway, None for a gateway of its own.
+    """
+
+    location: str
+    pid: int
+    started: int
+    host: str
+    name: str
+    journal: str
+    epoch: int
+    since: str
+    settings: str = ""
+    owner_pid: int | None = None
+
+    @property
+    def process(self) -> ProcessMark:
+        """The gateway's process."""
+        return ProcessMark(self.pid, self.started, self.host)
+
+    def write(self, state_dir: Path) -> None:
+        """Publish the endpoint atomically, mode 0600."""
+        write_private(state_dir / ENDPOINT_FILE, json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def read(cls, state_dir: Path) -> Self | None:
+        """Read the endpoint; None when there is none, or it is not one of ours."""
+        try:
+            return cls(**json.loads((state_dir / ENDPOINT_FILE).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file atomically, mode 0600 from the first byte on.
+
+    Raises:
+        OSError: When the directory does not take it.
+    """
+    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        Path(scratch).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(scratch).unlink()
+        raise
+
+
+def socket_path(state_dir: Path) -> Path:
+    """Choose where the socket lives: in the state directory, or in a private one where that path is too long."""
+    near = state_dir.absolute() / "gateway.sock"
+    if len(os.fsencode(near)) <= MAX_SOCKET_BYTES:
+        return near
+    return Path(tempfile.mkdtemp(prefix="towline-")) / "gateway.sock"
+
+
+def tell(error: errors.TowlineError) -> dict[str, str]:
+    """Write an error as JSON values, for the wire and for ``gateway-error.json``."""
+    return {"type": type(error).__name__, "code": error.code, "where": error.where, "what": error.what, "do": error.do}
+
+
+def revive(told: Mapping[str, object]) -> errors.TowlineError:
+    """Make the error again that `tell` wrote; an unknown type becomes a `GatewayError`."""
+    found = vars(errors).get(str(told.get("type")))
+    kind: type[errors.TowlineError] = errors.GatewayError
+    if isinstance(found, type) and issubclass(found, errors.TowlineError):
+        kind = found
+    while "__init__" in vars(kind) and kind is not errors.TowlineError:
+        kind = kind.__bases__[0]  # a subclass with arguments of its own: its base tells the same line
+    parts = [str(told.get(part, "")) for part in ("code", "where", "what", "do")]
+    return kind(*parts)

@@ -1,0 +1,490 @@
+"""The gateway's Arrow Flight service: Spark's only way to a journal.
+
+Actions carry JSON both ways, rows come as a stream of record batches. Reading never consumes [I4]; the only call
+that moves a watermark is ``wait`` (and ``commit``), because the ``start`` it carries is the end of the last batch
+in Spark's commit log [I5]. Python work is per request and per record batch, never per row: the MQTT pump needs the
+same interpreter lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pyarrow import flight
+
+from towline.errors import Fenced, GatewayError, JournalFailed, TowlineError
+from towline.gateway.endpoint import ENDPOINT_FILE, Endpoint, ProcessMark, socket_path, tell
+from towline.gateway.rows import ROW_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from towline.journal import Journal
+
+__all__ = ["MAX_WAIT_S", "InboxService", "Leases"]
+
+#: Longest long poll a client may ask for, in seconds: a server thread is held that long.
+MAX_WAIT_S = 60.0
+
+#: A reader on another host is taken for dead after this many seconds without a call; its pid can't be seen.
+FOREIGN_LEASE_S = 600.0
+
+#: Record batches above this many bytes are sliced: one gRPC message must stay far below 2 GiB.
+MAX_BATCH_BYTES = 64 << 20
+
+#: How often a long poll looks whether its caller is still there, in seconds.
+_GLANCE_S = 1.0
+
+
+@dataclass(slots=True)
+class _Lease:
+    token: str
+    holder: ProcessMark
+    since: str
+    seen: float
+
+
+class Leases:
+    """Who reads under which consumer name: one living reader each [I8].
+
+    A lease ends when it is released, when its holder's process is gone, or when its holder on another host has not
+    called for ten minutes. The next reader then gets a new lease and the old one is refused for ever.
+    """
+
+    def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._where = where
+        self._clock = clock
+        self._held: dict[str, _Lease] = {}
+
+    def open(self, consumer: str, holder: ProcessMark) -> str:
+        """Hand out the lease of a consumer.
+
+        Raises:
+            Fenced: TL-G03 while another living process holds it.
+        """
+        held = self._held.get(consumer)
+        if held and held.holder != holder and not self._ended(held):
+            raise Fenced(
+                "TL-G03",
+                self._where,
+                f'the process with pid {held.holder.pid} on {held.holder.host} reads as consumer "{consumer}" '
+                f"since {held.since}",
+                'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch; '
+                "if that query has ended, stop its process.",
+            )
+        token = secrets.token_hex(8)
+        self._held[consumer] = _Lease(token, holder, _now(), self._clock())
+        return token
+
+    def check(self, consumer: str, token: str) -> None:
+        """See that a lease is the newest one.
+
+        Raises:
+            Fenced: TL-G07 for a lease that was taken over, or that this gateway never gave.
+        """
+        held = self._held.get(consumer)
+        if held is None or held.token != token:
+            raise Fenced(
+                "TL-G07",
+                self._where,
+                f'this reader no longer holds the consumer "{consumer}"',
+                "A newer reader took over or the gateway was started again; nothing is lost. Start the query again "
+                "if it is still wanted.",
+            )
+        held.seen = self._clock()
+
+    def release(self, consumer: str, token: str) -> bool:
+        """Give a lease back; a stale one is left alone."""
+        held = self._held.get(consumer)
+        if held is None or held.token != token:
+            return False
+        del self._held[consumer]
+        return True
+
+    def readers(self) -> dict[str, dict[str, object]]:
+        """Say who reads, by consumer."""
+        return {
+            name: {"pid": lease.holder.pid, "host": lease.holder.host, "since": lease.since}
+            for name, lease in sorted(self._held.items())
+            if not self._ended(lease)
+        }
+
+    def _ended(self, lease: _Lease) -> bool:
+        foreign = lease.holder.host != ProcessMark.of(os.getpid()).host
+        return lease.holder.gone() or (foreign and self._clock() - lease.seen > FOREIGN_LEASE_S)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """Serves one inbox journal; listens as soon as it is made.
+
+    Args:
+        journal: The open inbox; its owner closes it after this service.
+        name: Name of the gateway, as in the rows.
+        state_dir: Directory of the gateway; ``endpoint.json`` and, where the path is short enough, the socket go there.
+        status: More facts for the action ``status``; called on a server thread.
+        settings: Digest of the settings a broker can see (`GatewaySettings.digest`).
+        owner_pid: Process whose end ends the gateway; told to clients.
+        on_commit: Called after each move of a watermark, on a server thread (``ack_after = kafka``).
+        on_failure: Called when a commit fails in the journal [I6]; the gateway has to end.
+
+    Raises:
+        GatewayError: TL-G02 when the socket can't be bound.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        name: str,
+        state_dir: Path,
+        status: Callable[[], Mapping[str, object]] = dict,
+        settings: str = "",
+        owner_pid: int | None = None,
+        on_commit: Callable[[], None] | None = None,
+        on_failure: Callable[[JournalFailed], None] | None = None,
+    ) -> None:
+        # Calls may come in as soon as the base class is made: every field is set before.
+        self._journal = journal
+        self._name = name
+        self._status = status
+        self._on_commit = on_commit
+        self._on_failure = on_failure
+        self._state_dir = state_dir
+        self._leases = Leases(name)
+        self._news = threading.Condition()
+        self._waiting = 0
+        self._closing = False
+        self._socket = socket_path(state_dir)  # the place for grpc+tls with a token, once it is wanted
+        self._actions = {
+            "status": self._tell_status,
+            "open": self._open,
+            "release": self._release,
+            "wait": self._wait,
+            "commit": self._commit_action,
+            "forget": self._forget,
+        }
+        with contextlib.suppress(FileNotFoundError):
+            self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
+        try:
+            super().__init__(f"grpc+unix://{self._socket}")
+        except Exception as error:
+            raise GatewayError(
+                "TL-G02", str(self._socket), f"the socket can't be opened ({error})", "Look at the directory's rights."
+            ) from error
+        self._socket.chmod(0o600)
+        me = ProcessMark.of(os.getpid())
+        self.endpoint = Endpoint(
+            location=f"grpc+unix://{self._socket}",
+            pid=me.pid,
+            started=me.started,
+            host=me.host,
+            name=name,
+            journal=journal.journal_id,
+            epoch=journal.epoch,
+            since=_now(),
+            settings=settings,
+            owner_pid=owner_pid,
+        )
+        self.endpoint.write(state_dir)
+
+    # -- the gateway's side ------------------------------------------------------------------------------------
+
+    def notify(self) -> None:
+        """Tell waiting readers of new rows; cheap when nobody waits. Call it after the rows are durable."""
+        # A waiter counts itself before it looks at the journal's end: whoever is not counted yet will see the rows.
+        if self._waiting:
+            with self._news:
+                self._news.notify_all()
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Withdraw the endpoint, wake the waiting and stop serving; a reader that hangs is not waited for."""
+        if Endpoint.read(self._state_dir) == self.endpoint:
+            (self._state_dir / ENDPOINT_FILE).unlink(missing_ok=True)
+        with self._news:
+            self._closing = True
+            self._news.notify_all()
+        stopping = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
+        stopping.start()
+        stopping.join(timeout_s)
+        self._socket.unlink(missing_ok=True)
+        if self._socket.parent != self._state_dir.absolute():
+            with contextlib.suppress(OSError):
+                self._socket.parent.rmdir()
+
+    # -- Flight ------------------------------------------------------------------------------------------------
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        """Answer one action; see the module's page for their fields."""
+        with _told(self._name):
+            handler = self._actions.get(action.type)
+            if handler is None:
+                raise _bad_request(self._name, f'there is no action "{action.type}"')
+            asked = _object(self._name, action.body.to_pybytes())
+            return [json.dumps(handler(_Asked(self._name, asked), context)).encode()]
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Stream the rows of ``{journal, start, end}``; the same range gives the same rows [I4]."""
+        del context
+        with _told(self._name):
+            asked = _Asked(self._name, _object(self._name, ticket.ticket))
+            start, end = asked.number("start"), asked.number("end")
+            self._same_journal(asked)
+            self._in_range(start, end)
+            return flight.GeneratorStream(ROW_SCHEMA, self._rows(start, end))
+
+    def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        with _told(self._name):
+            if start < end:
+                for batch in self._journal.read(start, end):
+                    yield from _sliced(batch)
+
+    # -- actions -----------------------------------------------------------------------------------------------
+
+    def _tell_status(self, asked: _Asked, context: Any) -> dict[str, object]:
+        del asked, context
+        journal = self._journal
+        with self._news:
+            readers = self._leases.readers()
+        return {
+            "name": self._name,
+            "journal": journal.journal_id,
+            "epoch": journal.epoch,
+            "pid": self.endpoint.pid,
+            "since": self.endpoint.since,
+            "first": journal.first,
+            "end": journal.end,
+            "committed": journal.committed,
+            "consumers": dict(journal.consumers),
+            "readers": readers,
+            "bytes_on_disk": journal.bytes_on_disk,
+            **self._status(),
+        }
+
+    def _open(self, asked: _Asked, context: Any) -> dict[str, object]:
+        del context
+        consumer = asked.text("consumer")
+        holder = ProcessMark(asked.number("pid"), asked.number("started"), asked.text("host"))
+        with self._news:
+            lease = self._leases.open(consumer, holder)
+            self._news.notify_all()  # a reader whose lease was taken over stops waiting
+        known = self._journal.consumers
+        if consumer not in known:
+            # From now on nothing is removed that this reader has not seen.
+            self._commit(consumer, self._journal.first)
+        return {
+            "lease": lease,
+            "name": self._name,
+            "known": consumer in known,
+            "committed": self._journal.consumers.get(consumer, self._journal.first),
+            **self._position(),
+        }
+
+    def _release(self, asked: _Asked, context: Any) -> dict[str, object]:
+        del context
+        with self._news:
+            released = self._leases.release(asked.text("consumer"), asked.text("lease"))
+            self._news.notify_all()
+        return {"released": released}
+
+    def _wait(self, asked: _Asked, context: Any) -> dict[str, object]:
+        consumer, lease, start = asked.text("consumer"), asked.text("lease"), asked.number("start")
+        timeout = min(asked.seconds("timeout_s"), MAX_WAIT_S)
+        self._same_journal(asked)
+        with self._news:
+            self._leases.check(consumer, lease)
+        self._in_range(start, start)
+        self._commit(consumer, start)
+        end = start
+        if self._await(start, timeout, consumer, lease, context):
+            end = self._journal.locate(
+                start, max_rows=asked.optional("max_rows"), max_bytes=asked.optional("max_bytes")
+            )
+        return {"end": end, **self._position()}
+
+    def _await(self, start: int, timeout_s: float, consumer: str, lease: str, context: Any) -> bool:
+        """Wait until there is a row beyond ``start``; give up at the timeout, at the end, or when the caller left."""
+        deadline = time.monotonic() + timeout_s
+        journal = self._journal
+        with self._news:
+            self._waiting += 1
+            try:
+                while journal.end <= start and not self._closing:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or context.is_cancelled():
+                        return False
+                    self._news.wait(min(left, _GLANCE_S))
+                    self._leases.check(consumer, lease)
+            finally:
+                self._waiting -= 1
+        return bool(journal.end > start)
+
+    def _commit_action(self, asked: _Asked, context: Any) -> dict[str, object]:
+        del context
+        upto = asked.number("upto")
+        self._same_journal(asked)
+        self._in_range(upto, upto)
+        self._commit(asked.text("consumer"), upto)
+        return self._position()
+
+    def _forget(self, asked: _Asked, context: Any) -> dict[str, object]:
+        del context
+        consumer = asked.text("consumer")
+        with self._news:
+            reader = self._leases.readers().get(consumer)
+        if reader:
+            raise Fenced(
+                "TL-G03",
+                self._name,
+                f'the process with pid {reader["pid"]} on {reader["host"]} reads as consumer "{consumer}"',
+                "Stop that query first, then forget the consumer.",
+            )
+        self._journal.forget(consumer)
+        return {"consumers": dict(self._journal.consumers)}
+
+    # -- helpers -----------------------------------------------------------------------------------------------
+
+    def _commit(self, consumer: str, upto: int) -> None:
+        """Move a watermark forward; it never goes back [I1]."""
+        if self._journal.consumers.get(consumer, -1) >= upto:
+            return
+        try:
+            self._journal.commit(consumer, upto)
+        except JournalFailed as error:
+            if self._on_failure:
+                self._on_failure(error)
+            raise
+        if self._on_commit:
+            self._on_commit()
+
+    def _position(self) -> dict[str, object]:
+        journal = self._journal
+        return {
+            "journal": journal.journal_id,
+            "epoch": journal.epoch,
+            "first": journal.first,
+            "tip": journal.end,
+        }
+
+    def _same_journal(self, asked: _Asked) -> None:
+        wanted, here = asked.text("journal"), self._journal.journal_id
+        if wanted != here:
+            raise Fenced(
+                "TL-G04",
+                self._name,
+                f"the checkpoint belongs to journal {wanted}, this gateway serves journal {here}",
+                "Bring back the state directory of that journal, or start the query with a new checkpoint directory "
+                "and get what waits here; rows that only the other journal held stay there.",
+            )
+
+    def _in_range(self, start: int, end: int) -> None:
+        first, tip = self._journal.first, self._journal.end
+        if not start <= end:
+            raise _bad_request(self._name, f"{start}..{end} is not a range")
+        if start < first:
+            raise GatewayError(
+                "TL-G05",
+                self._name,
+                f"offsets {start}..{min(max(end, start + 1), first) - 1} are no longer in the journal, it begins at "
+                f"{first}",
+                "They were committed by every consumer. Start with a new checkpoint directory to go on from what is "
+                "there, and set journalRetainBytes to keep committed rows for a replay.",
+            )
+        if end > tip:
+            raise GatewayError(
+                "TL-G06",
+                self._name,
+                f"offsets up to {end - 1} are asked for, the journal ends at {tip}",
+                "The checkpoint is newer than the journal: was the state directory restored from a copy? Bring back "
+                "the newest one, or start with a new checkpoint directory.",
+            )
+
+
+class _Asked:
+    """The fields of a request, each checked when it is taken."""
+
+    def __init__(self, where: str, fields: Mapping[str, object]) -> None:
+        self._where = where
+        self._fields = fields
+
+    def text(self, key: str) -> str:
+        value = self._fields.get(key)
+        if not isinstance(value, str) or not 0 < len(value) <= 256:
+            self._refuse(key, "text of 1 to 256 characters")
+        return value
+
+    def number(self, key: str) -> int:
+        value = self._fields.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            self._refuse(key, "a number from 0")
+        return value
+
+    def optional(self, key: str) -> int | None:
+        return None if self._fields.get(key) is None else self.number(key)
+
+    def seconds(self, key: str) -> float:
+        value = self._fields.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+            self._refuse(key, "seconds from 0")
+        return float(value)
+
+    def _refuse(self, key: str, wanted: str) -> NoReturn:
+        raise _bad_request(self._where, f'"{key}" has to be {wanted}')
+
+
+def _bad_request(where: str, what: str) -> GatewayError:
+    return GatewayError("TL-G08", where, what, "Use the same version of Towline on both sides.")
+
+
+def _object(where: str, body: bytes) -> Mapping[str, object]:
+    """Read a JSON object; an empty body is an empty object."""
+    try:
+        value = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise _bad_request(where, "the request is not a JSON object")
+    return value
+
+
+@contextlib.contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Carry any error across the wire as code, where, what and do; nothing else leaves the gateway [I12]."""
+    try:
+        yield
+    except TowlineError as error:
+        raise _on_the_wire(error) from error
+    except Exception as error:
+        unexpected = GatewayError(
+            "TL-G09", where, f"the gateway failed in an unexpected way ({type(error).__name__})", "See gateway.log."
+        )
+        raise _on_the_wire(unexpected) from error
+
+
+def _on_the_wire(error: TowlineError) -> Exception:
+    wire: Exception = flight.FlightServerError(error.code, extra_info=json.dumps(tell(error)).encode())
+    return wire
+
+
+def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Halve a batch until each piece is below `MAX_BATCH_BYTES` or one row."""
+    if batch.nbytes <= MAX_BATCH_BYTES or batch.num_rows < 2:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _sliced(batch.slice(0, half))
+    yield from _sliced(batch.slice(half))
