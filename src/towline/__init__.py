@@ -1,1 +1,22 @@
 """Towline carries messages between MQTT brokers and Apache Kafka, and keeps its word about each of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from towline.session import register
+    from towline.spark.session import spark_conf
+
+__all__ = ["register", "spark_conf"]
+
+_HOMES = {"register": "towline.session", "spark_conf": "towline.spark.session"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public names when they are asked for: Spark's workers import this package in every process."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - keeps the package light
+
+    return getattr(import_module(_HOMES[name]), name)

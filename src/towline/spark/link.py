@@ -1,0 +1,130 @@
+"""From a Spark process to a gateway: where it is, who owns it, and patience while it is being started again."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from towline.errors import GatewayUnreachable
+from towline.gateway.client import GatewayClient, discover, ensure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+
+__all__ = ["PATIENCE_S", "Place", "driver_pid", "patiently"]
+
+#: How long a reader waits for a gateway that does not answer, in seconds: a supervisor's restart and its recovery.
+PATIENCE_S = 60.0
+
+_PAUSE_S = 0.1
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a gateway is, in plain values: it travels to Spark's workers.
+
+    Attributes:
+        state_dir: State directory of the gateway, "" when only its location is known.
+        location: Flight location, "" when it is to be found by the state directory.
+        settings: Settings of a gateway to start when none runs, as JSON; "" to start none.
+    """
+
+    state_dir: str
+    location: str
+    settings: str = ""
+
+    def attach(self) -> GatewayClient:
+        """Find the running gateway.
+
+        Raises:
+            GatewayUnreachable: TL-G01 when none runs there.
+        """
+        if self.location:
+            return GatewayClient(self.location)
+        client = discover(Path(self.state_dir))
+        if client is None:
+            raise GatewayUnreachable(
+                "TL-G01",
+                self.state_dir,
+                "no gateway runs in this state directory",
+                "Start it, or give the options broker, subscribe and stateDir instead of gateway.",
+            )
+        return client
+
+    def connect(self) -> GatewayClient:
+        """Find the running gateway, or start one that ends with the driver.
+
+        Raises:
+            TowlineError: Whatever kept it from starting.
+        """
+        if not self.settings:
+            return self.attach()
+        from towline.gateway.settings import GatewaySettings  # noqa: PLC0415 - workers need no pydantic
+
+        return ensure(GatewaySettings.model_validate_json(self.settings), owner_pid=driver_pid())
+
+    def rows(self, journal: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Read a range; a gateway that ends in the midst of it is waited for, and the rest is read then [I4].
+
+        Raises:
+            GatewayError: When the journal is another one or does not have the range.
+            GatewayUnreachable: When the gateway did not come back within `PATIENCE_S` seconds.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while start < end:
+            try:
+                with self.attach() as client:
+                    for batch in client.read(journal, start, end):
+                        start += batch.num_rows
+                        yield batch
+            except GatewayUnreachable:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_PAUSE_S)
+
+
+def patiently(call: Callable[[], _T], *, patience_s: float = PATIENCE_S) -> _T:
+    """Repeat a call while no gateway answers.
+
+    Raises:
+        GatewayUnreachable: After ``patience_s`` seconds.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return call()
+        except GatewayUnreachable:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE_S)
+
+
+def driver_pid() -> int:
+    """The driver's JVM: the nearest ancestor named ``java``, else the parent.
+
+    Spark starts a streaming source's process right below the JVM, others below a daemon.
+    """
+    pid = os.getppid()
+    while pid > 1:
+        name, parent = _process(pid)
+        if name == "java":
+            return pid
+        pid = parent
+    return os.getppid()
+
+
+def _process(pid: int) -> tuple[str, int]:
+    """Name and parent of a process, from proc(5) ``stat``; ``("", 0)`` when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "", 0
+    head, _, tail = stat.rpartition(")")
+    return head.partition("(")[2], int(tail.split()[1])

@@ -1,0 +1,359 @@
+"""What Spark calls: a reader for streams and one for batches, both thin clients of a gateway.
+
+One object of a reader class lives in each of several processes (reference of the Python Data Source API: the runner on
+the driver, the planner, the workers) and they share nothing. So nothing connects in ``__init__``, partitions carry
+all that a worker needs, and only the runner, which alone gets ``getDefaultReadLimit``, holds a lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
+from towline.spark.link import PATIENCE_S, Place, patiently
+from towline.spark.offsets import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
+
+    import pyarrow as pa
+
+    from towline.gateway.client import GatewayClient, Lease, Window
+
+__all__ = ["TICK_S", "MqttBatchReader", "MqttStreamReader", "ReadPlan", "Slice"]
+
+#: An idle stream makes an empty batch this often, in seconds: Spark ends Python workers that idle for 60 s
+#: (PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS), and the next batch would then take five seconds instead of 0.2.
+TICK_S = 45.0
+
+#: How long a new reader waits for the one before it to end, in seconds: a stopped query's process needs a moment.
+TAKEOVER_S = 5.0
+
+_RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What a reader was told, in plain values that every process can unpickle quickly.
+
+    Attributes:
+        place: Where the gateway is.
+        consumer: Name under which rows are committed.
+        at_most_once: Serve a replayed batch empty.
+        max_rows: Most rows of a micro-batch.
+        max_bytes: Most bytes of a micro-batch.
+        starting: ``committed``, ``earliest``, ``latest``, an offset, or None for the default of the kind of read.
+        ending: Offset after the last row, batch reads only.
+        poll_s: Longest wait for a message in ``latestOffset``, in seconds.
+        own_schema: Whether the rows have the source's schema, as they must.
+    """
+
+    place: Place
+    consumer: str
+    at_most_once: bool = False
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    starting: str | int | None = None
+    ending: int | None = None
+    poll_s: float = 5.0
+    own_schema: bool = True
+
+
+class Slice(InputPartition):
+    """The rows ``start`` to ``end`` - 1 of one journal: all that a worker is told."""
+
+    def __init__(self, journal: str, start: int, end: int) -> None:
+        super().__init__((journal, start, end))
+        self.journal = journal
+        self.start = start
+        self.end = end
+
+
+class _Hold:
+    """A lease on a consumer, kept over restarts of the gateway; lives in the runner only."""
+
+    def __init__(self, place: Place, consumer: str) -> None:
+        self._place = place
+        self._consumer = consumer
+        self._client: GatewayClient | None = None
+        self._lease: Lease | None = None
+
+    def lease(self) -> Lease:
+        """The lease; connects, and starts the gateway, at the first call.
+
+        Raises:
+            Fenced: TL-G03 when another living reader has it.
+        """
+        if self._lease is None:
+            _end_in_order()
+            self._client = self._place.connect()
+            self._lease = self._client.open(self._consumer, patience_s=TAKEOVER_S)
+        return self._lease
+
+    def wait(self, here: Position, timeout_s: float, max_rows: int | None, max_bytes: int | None) -> Window:
+        """Commit up to ``here`` and wait for more; a gateway that is gone is waited for or started again."""
+
+        def attempt() -> Window:
+            lease = self.lease()
+            _same(here, lease)
+            assert self._client is not None
+            try:
+                return self._client.wait(
+                    lease, here.offset, timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes
+                )
+            except GatewayUnreachable:
+                self.drop()
+                raise
+            except Fenced as error:
+                if error.code == "TL-G07" and self._client.status()["epoch"] != lease.epoch:
+                    self.drop()  # not taken over: the gateway was started again and knows no leases
+                    raise GatewayUnreachable(error.code, error.where, error.what, error.do) from error
+                raise
+
+        return patiently(attempt, patience_s=PATIENCE_S)
+
+    def status(self) -> dict[str, Any]:
+        """The account of the gateway; empty while there is no connection."""
+        return self._client.status(timeout_s=1.0) if self._client else {}
+
+    def drop(self) -> None:
+        """Forget the connection; the next call makes a new one."""
+        client, self._client, self._lease = self._client, None, None
+        if client:
+            client.close()
+
+    def release(self) -> None:
+        """Give the lease back and close; never commits anything."""
+        client, lease = self._client, self._lease
+        with contextlib.suppress(GatewayError):
+            if client and lease:
+                client.release(lease)
+        self.drop()
+
+
+class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Streams an inbox: offsets are journal offsets, reads are repeatable [I4].
+
+    ``start`` of `latestOffset` is the end of the last batch whose commit-log entry is written; it alone moves the
+    committed watermark [I5]. ``commit`` comes late and never for the last batch, ``stop`` may come with a batch
+    uncommitted: neither moves anything.
+    """
+
+    def __init__(self, plan: ReadPlan) -> None:
+        self._plan = plan
+        self._hold = _Hold(plan.place, plan.consumer)
+        self._target: int | None = None
+        self._planned = False
+        self._moved = time.monotonic()
+        self._reached = 0
+        self._tip = 0
+
+    # -- in the runner -----------------------------------------------------------------------------------------
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix the end of the query at what is durable now."""
+        self._target = self._opened().tip
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Most rows or bytes of a batch; the first call that only the runner gets, so the lease is taken here.
+
+        Raises:
+            ConfigError: TL-C24 for a schema or an option that a stream can't have.
+            Fenced: TL-G03 when another living query reads as this consumer.
+        """
+        self._opened()
+        if self._plan.max_bytes is not None:
+            return ReadMaxBytes(self._plan.max_bytes)
+        return ReadAllAvailable() if self._plan.max_rows is None else ReadMaxRows(self._plan.max_rows)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where a query without a checkpoint begins: option ``startingOffset``."""
+        lease = self._opened()
+        starts = {"committed": max(lease.committed, lease.first), "earliest": lease.first, "latest": lease.tip}
+        wanted = self._plan.starting if self._plan.starting is not None else "committed"
+        offset = wanted if isinstance(wanted, int) else starts[wanted]
+        return Position(lease.name, lease.journal, offset).to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Commit up to ``start``, then wait for new rows for a while.
+
+        Returns:
+            The end of the next batch within the limit, or ``start`` itself when nothing is new: Spark compares
+            offsets as text.
+        """
+        here = Position.parse(start)
+        self._planned = True
+        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        window = self._hold.wait(here, self._patience(), max_rows, max_bytes)
+        end = window.end if self._target is None else max(here.offset, min(window.end, self._target))
+        self._reached, self._tip = end, window.tip
+        if end > here.offset:
+            self._moved = time.monotonic()
+            return here.at(end).to_json()
+        return self._ticked(here) or start
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """Queue depth and counters; they appear as ``sources[].latestOffset`` in the query's progress."""
+        try:
+            status = self._hold.status()
+        except GatewayError:
+            return None  # the next latestOffset tells it better
+        plain = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
+        return {"tip": self._tip, "waiting": max(0, self._tip - self._reached), **plain} if plain else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """One slice a batch; an empty one for a tick, so that a worker is used.
+
+        The first call after a crash is for the interrupted batch, before any `latestOffset`. It is served again, or
+        empty for ``at_most_once``.
+        """
+        here, there = Position.parse(start), Position.parse(end)
+        if here == there or (self._plan.at_most_once and not self._planned):
+            return []
+        for place in (here, there):
+            _same(place, self._opened())
+        return [Slice(there.journal, here.offset, there.offset)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: ``start`` of the next `latestOffset` says the same earlier and for the last batch too [I5]."""
+
+    def stop(self) -> None:
+        """Give the lease back; a batch may be uncommitted, so no watermark moves."""
+        self._hold.release()
+
+    # -- in the workers ----------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a slice, the same ones each time [I4].
+
+        With ``at_most_once`` a repeated task gets none: the first attempt may have passed rows on.
+        """
+        assert isinstance(partition, Slice)
+        if self._plan.at_most_once and _attempt() > 0:
+            return iter(())
+        return self._plan.place.rows(partition.journal, partition.start, partition.end)
+
+    # -- helpers -----------------------------------------------------------------------------------------------
+
+    def _opened(self) -> Lease:
+        _check(self._plan, streaming=True)
+        return patiently(self._hold.lease)
+
+    def _patience(self) -> float:
+        """How long this call may wait, in seconds: not at all for AvailableNow, and not beyond the next tick."""
+        if self._target is not None:
+            return 0.0
+        return max(0.0, min(self._plan.poll_s, self._moved + TICK_S - time.monotonic()))
+
+    def _ticked(self, here: Position) -> dict[str, Any] | None:
+        if self._target is not None or time.monotonic() - self._moved < TICK_S:
+            return None
+        self._moved = time.monotonic()
+        return here.ticked().to_json()
+
+
+class MqttBatchReader(DataSourceReader):
+    """Reads a range of an inbox once; moves no watermark and needs no lease."""
+
+    def __init__(self, plan: ReadPlan) -> None:
+        self._plan = plan
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One slice from ``startingOffset`` (default earliest) to ``endingOffset`` (default the newest)."""
+        _check(self._plan, streaming=False)
+        with self._plan.place.connect() as client:
+            status = client.status()
+        first, tip = int(status["first"]), int(status["end"])
+        committed = max(first, int(status["consumers"].get(self._plan.consumer, first)))
+        starts = {"committed": committed, "earliest": first, "latest": tip}
+        wanted = self._plan.starting if self._plan.starting is not None else "earliest"
+        start = wanted if isinstance(wanted, int) else starts[wanted]
+        end = self._plan.ending if self._plan.ending is not None else tip
+        if start > end:
+            raise ConfigError(
+                "TL-C23",
+                'format("mqtt") option "endingOffset"',
+                f"it is {end}, before the start at {start}",
+                f"The journal holds the offsets {first} to {tip - 1}.",
+            )
+        return [Slice(str(status["journal"]), start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the range."""
+        assert isinstance(partition, Slice)
+        return self._plan.place.rows(partition.journal, partition.start, partition.end)
+
+
+def _check(plan: ReadPlan, *, streaming: bool) -> None:
+    """Refuse what only shows once Spark has said how it reads."""
+    if not plan.own_schema:
+        raise ConfigError(
+            "TL-C24", 'format("mqtt")', "the schema of this source is fixed", "Leave out schema() and select columns."
+        )
+    if streaming and plan.ending is not None:
+        raise ConfigError(
+            "TL-C24",
+            'format("mqtt") option "endingOffset"',
+            "a stream has no end",
+            "Use spark.read for a range, or trigger(availableNow=True) for all that is there.",
+        )
+
+
+def _same(here: Position, lease: Lease) -> None:
+    """See that the checkpoint's journal is the one that the gateway serves."""
+    if here.journal != lease.journal:
+        raise _foreign(here, lease.journal)
+
+
+def _foreign(here: Position, journal: str) -> Fenced:
+    return Fenced(
+        "TL-G04",
+        here.gateway,
+        f"the checkpoint belongs to journal {here.journal} (offset {here.offset}), this gateway serves journal "
+        f"{journal}",
+        "Bring back the state directory of that journal, or start the query with a new checkpoint directory and get "
+        "what waits here; rows that only the other journal held stay there.",
+    )
+
+
+def _attempt() -> int:
+    """Which attempt of a task this is, 0 for the first and outside of a task."""
+    from pyspark import TaskContext  # noqa: PLC0415 - workers only
+
+    context = TaskContext.get()
+    return context.attemptNumber() if context else 0
+
+
+def _end_in_order() -> None:
+    """Let SIGTERM end Spark's source runner through ``finally: reader.stop()``.
+
+    Spark sends SIGTERM twice, two milliseconds apart, and Python would die at the first: the handler ignores the
+    second one, so that the lease is given back. Only in the runner: elsewhere the signal is not ours.
+    """
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if getattr(spec, "name", "") != _RUNNER or threading.current_thread() is not threading.main_thread():
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, leave)

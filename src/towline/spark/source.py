@@ -1,0 +1,84 @@
+"""``format("mqtt")``: the class that Spark is given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from towline.spark.options import SourceOptions
+    from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan
+
+__all__ = ["MqttDataSource"]
+
+
+class MqttDataSource(DataSource):
+    """Messages of an MQTT broker, by way of a gateway's durable inbox.
+
+    Options are validated here, because only errors of ``__init__`` and ``schema`` come out cleanly at ``load()``.
+
+    Raises:
+        ConfigError: One line for the first mistake in the options, see `towline.spark.options.parse_options`.
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        from towline.spark.options import parse_options  # noqa: PLC0415 - discovery imports this module: keep it light
+
+        super().__init__(options)
+        self._plan = _plan(parse_options(options))
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "mqtt"
+
+    def schema(self) -> str:
+        """One row a message; the same columns in the same order as the journal's."""
+        from towline.gateway.rows import SPARK_SCHEMA  # noqa: PLC0415 - see above
+
+        return SPARK_SCHEMA
+
+    def streamReader(self, schema: StructType) -> MqttStreamReader:  # noqa: N802 - Spark's name
+        """Make the reader of a stream; called in two processes, so nothing connects."""
+        from towline.spark.reader import MqttStreamReader  # noqa: PLC0415 - see above
+
+        return MqttStreamReader(_fitted(self._plan, schema))
+
+    def reader(self, schema: StructType) -> MqttBatchReader:
+        """Make the reader of a range of offsets."""
+        from towline.spark.reader import MqttBatchReader  # noqa: PLC0415 - see above
+
+        return MqttBatchReader(_fitted(self._plan, schema))
+
+
+def _plan(options: SourceOptions) -> ReadPlan:
+    """Turn validated options into the plain values that travel to the workers."""
+    from towline.gateway.settings import Guarantee  # noqa: PLC0415 - see above
+    from towline.spark.link import Place  # noqa: PLC0415 - see above
+    from towline.spark.reader import ReadPlan  # noqa: PLC0415 - see above
+
+    settings = options.settings.model_dump_json() if options.settings else ""
+    return ReadPlan(
+        place=Place(str(options.state_dir or ""), options.location or "", settings),
+        consumer=options.consumer,
+        at_most_once=options.guarantee is Guarantee.AT_MOST_ONCE,
+        max_rows=options.max_rows,
+        max_bytes=options.max_bytes,
+        starting=options.starting,
+        ending=options.ending,
+        poll_s=options.poll_ms / 1000,
+    )
+
+
+def _fitted(plan: ReadPlan, schema: StructType) -> ReadPlan:
+    """Note whether Spark's schema is ours; raising here would be masked by Spark, the reader raises later."""
+    from dataclasses import replace  # noqa: PLC0415 - see above
+
+    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - see above
+
+    from towline.gateway.rows import ROW_SCHEMA  # noqa: PLC0415 - see above
+
+    return replace(plan, own_schema=to_arrow_schema(schema, timezone="UTC").equals(ROW_SCHEMA))
