@@ -1,1 +1,134 @@
-"""cli"""
+"""The command line: ``towline COMMAND``; one thin module a command, loaded when it is called.
+
+A command's module has ``app``, a typer application, or a function of the command's name. The table of commands is
+here, so that ``towline --help`` loads none of them and answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from towline.errors import ConfigError, TowlineError
+
+__all__ = ["COMMANDS", "EXIT_CONFIG", "EXIT_FAILED", "main"]
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+#: What a shell reports for a process that ended by Ctrl-C.
+EXIT_INTERRUPTED = 130
+
+#: Command → what it does, in one line of help.
+COMMANDS = {
+    "run": "run the lines of a bridge file",
+    "check": "validate a bridge file and print the plan; no network",
+    "status": "the account of every message: received, waiting, committed",
+    "pub": "publish test messages to an MQTT broker",
+    "demo": "real brokers, a bridge, a kill -9 or two, and the account",
+    "gateway": "run the gateway of one line in the foreground",
+    "devstack": "a real Mosquitto and a real Kafka on this machine",
+}
+
+_USAGE = "towline COMMAND [OPTIONS]   carries messages between MQTT and Kafka and keeps its word about each"
+_EXAMPLE = """Example:
+  towline check bridge.toml && towline run bridge.toml
+
+towline COMMAND --help tells more about a command; towline --version names the version."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit: 0 done, 1 failed, 2 wrong configuration or usage.
+
+    Args:
+        arguments: Without the program's name; the process's own by default.
+    """
+    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help", "help"):
+        sys.stdout.write(_help())
+        return 0
+    if name == "--version":
+        sys.stdout.write(f"towline {_version()}\n")
+        return 0
+    return _guarded(name, arguments[1:]) if _present(name) else _unknown(name)
+
+
+def _guarded(name: str, arguments: list[str]) -> int:
+    """Call a command; whatever goes wrong is one line on standard error."""
+    try:
+        return _call(name, arguments)
+    except TowlineError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`towline status | head`); nothing is left to be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as error:
+        if os.environ.get("TOWLINE_DEBUG"):
+            raise
+        sys.stderr.write(f"{_unexpected(name, error)}\n")
+        return EXIT_FAILED
+
+
+def _unexpected(name: str, error: Exception) -> TowlineError:
+    first = next(iter(str(error).splitlines()), "").rstrip(". ")
+    what = f"unexpected {type(error).__name__}{': ' if first else ''}{first}"
+    do = "This is a fault in Towline; please report it with the output of TOWLINE_DEBUG=1."
+    return TowlineError("TL-X01", f"towline {name}", what, do)
+
+
+def _call(name: str, arguments: list[str]) -> int:
+    app = _app(name)
+    try:
+        app(arguments, prog_name=f"towline {name}")
+    except SystemExit as end:  # typer ends every command this way
+        return end.code if isinstance(end.code, int) else EXIT_FAILED if end.code else 0
+    return 0
+
+
+def _app(name: str) -> Any:
+    """The typer application of a command: its module's ``app``, or its function of that name made one."""
+    module = importlib.import_module(f"towline.cli.{name}")
+    made = getattr(module, "app", None)
+    if made is None:
+        from towline.cli._screen import command_app  # noqa: PLC0415 - typer is loaded when it is needed
+
+        made = command_app()
+        made.command()(getattr(module, name))
+    return made
+
+
+def _present(name: str) -> bool:
+    return name in COMMANDS and importlib.util.find_spec(f"towline.cli.{name}") is not None
+
+
+def _unknown(name: str) -> int:
+    import difflib  # noqa: PLC0415 - only for a mistake
+
+    near = difflib.get_close_matches(name, [known for known in COMMANDS if _present(known)], n=1)
+    hint = f'Did you mean "{near[0]}"?' if near else "See towline --help."
+    kind = "option" if name.startswith("-") else "command"
+    sys.stderr.write(f'towline: there is no {kind} "{name}". {hint}   [TL-C01]\n')
+    return EXIT_CONFIG
+
+
+def _help() -> str:
+    rows = "\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items() if _present(name))
+    return f"{_USAGE}\n\nCommands:\n{rows}\n\n{_EXAMPLE}\n"
+
+
+def _version() -> str:
+    try:
+        return version("towline")
+    except PackageNotFoundError:
+        return "unknown (not installed)"

@@ -1,0 +1,253 @@
+"""Reads one ``[[uplink]]`` of a bridge file with its routes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from towline.bridge.mistakes import Mistakes, did_you_mean
+from towline.bridge.model import Line, RouteSection, UplinkSection
+from towline.bridge.places import KeyPath
+from towline.bridge.routes import Pattern, Route, Template, allowed, kafka_name_problem, subscriptions
+from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee
+
+if TYPE_CHECKING:
+    from towline.bridge.config import Reader
+
+__all__ = ["LineReader"]
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
+_UNITS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
+_T = TypeVar("_T")
+
+
+class LineReader:
+    """Reads one ``[[uplink]]``."""
+
+    def __init__(
+        self, reader: Reader, index: int, table: Any, bridge: str, state_dir: Path, mqtt: dict[str, Any]
+    ) -> None:
+        self._reader = reader
+        self._found = reader.found
+        self._path: KeyPath = ("uplink", index)
+        self._table: dict[str, Any] = table if isinstance(table, dict) else {}
+        self._subject = f'uplink "{self._table.get("name", index + 1)}"'
+        self._bridge = bridge
+        self._state_dir = state_dir
+        self._common = mqtt
+
+    def line(self) -> Line | None:
+        """The line, or None with its mistakes noted."""
+        tables = {"mqtt", "journal", "route"}
+        uplink = self._uplink({key: value for key, value in self._table.items() if key not in tables})
+        guarantee = uplink.guarantee if uplink else Guarantee.AT_LEAST_ONCE
+        sections, routes = self._routes(guarantee)
+        gateway = self._gateway(uplink, routes)
+        if uplink is None or gateway is None or not sections:
+            return None
+        return Line(
+            name=uplink.name,
+            guarantee=guarantee,
+            gateway=gateway,
+            sections=sections,
+            max_messages_per_trigger=uplink.max_messages_per_trigger,
+            trigger_interval_s=uplink.trigger_interval_s,
+        )
+
+    def _note(self, code: str, key: str | KeyPath, what: str, do: str) -> None:
+        path = self._path + ((key,) if isinstance(key, str) else key)
+        self._found.add(code, path, self._subject, what, do)
+
+    def _uplink(self, table: dict[str, Any]) -> UplinkSection | None:
+        known = (*UplinkSection.model_fields, "mqtt", "journal", "route")
+        for key in [key for key in table if key not in known]:
+            self._note("TL-C01", key, f'unknown key "{key}"', did_you_mean(key, known))
+            del table[key]
+        made = self._reader.model(UplinkSection, table, self._path, self._subject)
+        if made is None:
+            return None
+        if made.guarantee is Guarantee.EXACTLY_ONCE:
+            what = "guarantee exactly_once is not built yet, and nothing less is done under that name"
+            self._note("TL-C71", "guarantee", what, "Use at_least_once; exactly_once comes in a later version.")
+        if made.ack_after is AckAfter.RECEIVED and made.guarantee is not Guarantee.AT_MOST_ONCE:
+            what = f"guarantee {made.guarantee} acknowledges after journal or kafka, not received"
+            self._note("TL-C12", "ack_after", what, "Remove ack_after, or take guarantee at_most_once.")
+        if made.guarantee is Guarantee.AT_MOST_ONCE and made.ack_after not in (None, AckAfter.RECEIVED):
+            what = "guarantee at_most_once acknowledges on receipt"
+            self._note("TL-C12", "ack_after", what, "Remove ack_after, or take guarantee at_least_once.")
+        return made
+
+    def _routes(self, guarantee: Guarantee) -> tuple[tuple[RouteSection, ...], tuple[Route, ...]]:
+        tables = self._table.get("route", [])
+        if not isinstance(tables, list) or not tables:
+            self._note("TL-C61", "route", "a line needs at least one [[uplink.route]]", "Add one with from and topic.")
+            return (), ()
+        sections: list[RouteSection] = []
+        routes: list[Route] = []
+        for index, table in enumerate(tables):
+            path = (*self._path, "route", index)
+            subject = f"{self._subject} route {index + 1}"
+            section = self._reader.model(RouteSection, table if isinstance(table, dict) else {}, path, subject)
+            route = _RouteReader(self._found, path, subject, guarantee).route(section) if section else None
+            if section is not None and route is not None:
+                sections.append(section)
+                routes.append(route)
+        return tuple(sections), tuple(routes)
+
+    def _gateway(self, uplink: UplinkSection | None, routes: tuple[Route, ...]) -> GatewaySettings | None:
+        own = self._table.get("mqtt", {})
+        own = self._reader.mqtt(own if isinstance(own, dict) else {}, (*self._path, "mqtt"), self._subject)
+        merged = {**self._common, **own}
+        prefix = merged.pop("client_id_prefix", None) or self._bridge
+        name = uplink.name if uplink else "x"
+        origin: dict[str, KeyPath] = {key: ("mqtt", key) for key in self._common}
+        origin |= {key: (*self._path, "mqtt", key) for key in own}
+        guarantee = uplink.guarantee if uplink else Guarantee.AT_LEAST_ONCE
+        if merged.get("session_expiry_s") == 0 and guarantee is not Guarantee.AT_MOST_ONCE:
+            what = f"guarantee {guarantee} needs a session that outlives the connection, session_expiry_s is 0"
+            self._found.add(
+                "TL-C12", origin["session_expiry_s"], self._subject, what, "Raise it; without the key it is for ever."
+            )
+            merged.pop("session_expiry_s")
+        self._tls(merged, origin)
+        values = {
+            "client_id": f"{prefix}-{name}",
+            **merged,
+            "name": name,
+            "state_dir": self._state_dir / name,
+            "subscriptions": subscriptions(routes) or ({"filter": "x"},),
+            "guarantee": guarantee,
+            "journal": self._journal(),
+        }
+        if (
+            uplink
+            and uplink.ack_after
+            and (uplink.ack_after is AckAfter.RECEIVED) is (guarantee is Guarantee.AT_MOST_ONCE)
+        ):
+            values["ack_after"] = uplink.ack_after
+        if "brokers" not in merged:
+            values["brokers"] = "mqtt://x"  # its absence is noted for [mqtt]
+        try:
+            return GatewaySettings.model_validate(values)
+        except ValidationError as error:
+            origin["journal"] = (*self._path, "journal")
+            self._found.add_details(error.errors(), origin, self._path, self._subject)
+            return None
+
+    def _tls(self, merged: dict[str, Any], origin: dict[str, KeyPath]) -> None:
+        brokers = merged.get("brokers", [])
+        brokers = brokers.split(",") if isinstance(brokers, str) else brokers
+        plain = isinstance(brokers, list) and not any(str(uri).strip().startswith("mqtts:") for uri in brokers)
+        if merged.get("tls") and plain and brokers:
+            what = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
+            self._found.add("TL-C17", origin["tls"], self._subject, what, "Write mqtts://, or remove tls.")
+
+    def _journal(self) -> Any:
+        table = self._table.get("journal", {})
+        if not isinstance(table, dict):
+            return table
+        return {key: self._size(key, value) if key.endswith("_bytes") else value for key, value in table.items()}
+
+    def _size(self, key: str, value: object) -> object:
+        """Bytes from ``"20 GB"`` (powers of 1,000) or ``"20 GiB"`` (powers of 1,024)."""
+        if not isinstance(value, str):
+            return value
+        if not (found := _SIZE.match(value)):
+            self._note(
+                "TL-C03",
+                ("journal", key),
+                f'"{key}" must be a size',
+                'Write bytes as a number, or as "20 GB" or "512 MiB".',
+            )
+            return 1 << 30
+        unit = found[2].removesuffix("B")
+        return int(float(found[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS[unit.removesuffix("i")])
+
+
+class _RouteReader:
+    """Judges one ``[[uplink.route]]``."""
+
+    def __init__(self, found: Mistakes, path: KeyPath, subject: str, guarantee: Guarantee) -> None:
+        self._found = found
+        self._path = path
+        self._subject = subject
+        self._guarantee = guarantee
+        self._clean = True
+
+    def route(self, section: RouteSection) -> Route | None:
+        """The route, or None with its mistakes noted."""
+        captures = self._captures(section.from_)
+        if captures is not None:
+            for key, text in self._templates(section):
+                self._attempt("TL-C66", key, partial(Template.parse, text, captures))
+        self._qos(section)
+        self._where(section)
+        self._headers(section)
+        self._lists(section)
+        if not self._clean:
+            return None
+        made = section.compile(self._guarantee)
+        return made if self._topic_clean(made) else None
+
+    def _note(self, code: str, key: KeyPath, what: str, do: str) -> None:
+        self._clean = False
+        self._found.add(code, self._path + key, self._subject, what, do)
+
+    def _attempt(self, code: str, key: KeyPath, reading: Callable[[], _T]) -> _T | None:
+        try:
+            return reading()
+        except ValueError as error:
+            what, _, advice = str(error).partition("; ")
+            self._note(code, key, what, f"{advice[:1].upper()}{advice[1:]}." if advice else "Correct it.")
+            return None
+
+    def _captures(self, text: str) -> tuple[str, ...] | None:
+        pattern = self._attempt("TL-C67", ("from",), lambda: Pattern.parse(text))
+        return None if pattern is None else tuple(pattern.names)
+
+    @staticmethod
+    def _templates(section: RouteSection) -> list[tuple[KeyPath, str]]:
+        made: list[tuple[KeyPath, str]] = [(("topic",), section.topic)]
+        made += [(("key",), section.key)] if section.key is not None else []
+        return made + [(("headers", name), text) for name, text in section.headers.items()]
+
+    def _qos(self, section: RouteSection) -> None:
+        if section.qos == 0 and self._guarantee is not Guarantee.AT_MOST_ONCE:
+            what = f"guarantee {self._guarantee} needs QoS 1 or 2, the route subscribes with qos = 0"
+            self._note("TL-C12", ("qos",), what, "Raise it, or take guarantee at_most_once.")
+
+    def _where(self, section: RouteSection) -> None:
+        if section.where is not None and not section.where.strip():
+            self._note("TL-C69", ("where",), "where is empty", "Give a condition in Spark SQL, or remove it.")
+
+    def _headers(self, section: RouteSection) -> None:
+        for name in section.headers:
+            if name.startswith(("mqtt.", "towline.")):
+                what = f'a header "{name}" would be taken for one that Towline writes'
+                self._note("TL-C65", ("headers", name), what, "Name it without the prefix mqtt. or towline.")
+
+    def _lists(self, section: RouteSection) -> None:
+        for index, glob in enumerate(section.allowed_topics):
+            if problem := kafka_name_problem(glob.replace("*", "x").replace("?", "x")):
+                self._note("TL-C62", ("allowed_topics", index), problem, "Use names, or globs with * and ?.")
+        if section.fallback_topic is not None and (problem := kafka_name_problem(section.fallback_topic)):
+            self._note("TL-C62", ("fallback_topic",), problem, "Correct the name.")
+
+    def _topic_clean(self, route: Route) -> bool:
+        name = route.topic.constant
+        if name is None:
+            if not route.topic.parts[0] and not route.allowed_topics:
+                what = f'topic "{route.topic.text}" lets a device name any Kafka topic'
+                self._note("TL-C63", ("topic",), what, "Begin it with a fixed prefix, or list allowed_topics.")
+            elif problem := kafka_name_problem("x" + "".join(route.topic.parts[::2])):
+                self._note("TL-C62", ("topic",), problem.replace('"x', '"'), "Correct the fixed part of the name.")
+        elif problem := kafka_name_problem(name):
+            self._note("TL-C62", ("topic",), problem, "Correct the name.")
+        elif not allowed(name, route.allowed_topics):
+            self._note("TL-C63", ("topic",), f'topic "{name}" is not among allowed_topics', "Add it there.")
+        return self._clean

@@ -1,0 +1,210 @@
+"""What a bridge file says, as validated values; they travel to the driver process as JSON, and hold no secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from towline.bridge.mistakes import did_you_mean
+from towline.bridge.routes import Pattern, Route, Template
+from towline.errors import ConfigError
+from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee
+
+__all__ = [
+    "NAME",
+    "Bridge",
+    "CreateTopics",
+    "Kafka",
+    "Line",
+    "RouteSection",
+    "Section",
+    "SparkSection",
+    "UplinkSection",
+]
+
+#: Names of bridges and lines: they become file names, client ids and metric labels.
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys are mistakes, and nothing changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class CreateTopics(Section):
+    """How missing topics are made; off unless the table is there.
+
+    Attributes:
+        partitions: Partitions of a new topic.
+        replication_factor: Copies; -1 takes the cluster's default.
+    """
+
+    partitions: Annotated[int, Field(ge=1)] = 6
+    replication_factor: Annotated[int, Field(ge=-1)] = -1
+
+
+class Kafka(Section):
+    """Where records go.
+
+    Attributes:
+        bootstrap_servers: ``host:port,host:port``.
+        settings: Further librdkafka client settings, no secrets.
+        password_file: Holds ``sasl.password``.
+        key_password_file: Holds ``ssl.key.password``.
+        create_topics: Make the fixed topics that are missing.
+    """
+
+    bootstrap_servers: str = Field(min_length=1)
+    settings: dict[str, str | bool | int | float] = {}
+    password_file: Path | None = None
+    key_password_file: Path | None = None
+    create_topics: CreateTopics | None = None
+
+    def client(self) -> dict[str, str]:
+        """The settings as librdkafka names them; secrets as names of files (`towline.kafka.clientconfig`)."""
+        made = {"bootstrap.servers": self.bootstrap_servers}
+        made |= {name: _as_text(value) for name, value in self.settings.items()}
+        if self.password_file:
+            made["sasl.password.file"] = str(self.password_file)
+        if self.key_password_file:
+            made["ssl.key.password.file"] = str(self.key_password_file)
+        return made
+
+
+class SparkSection(Section):
+    """The Spark session of the bridge.
+
+    Attributes:
+        master: ``local[*]``, or a cluster that reaches this machine's state directory.
+        ui: Whether Spark's web page is served (on loopback).
+        conf: Further Spark settings.
+    """
+
+    master: str = Field(default="local[*]", min_length=1)
+    ui: bool = False
+    conf: dict[str, str | bool | int | float] = {}
+
+
+class RouteSection(Section):
+    """``[[uplink.route]]`` as written; `compile` makes it a `Route`."""
+
+    from_: str = Field(alias="from", min_length=1)
+    topic: str = Field(min_length=1)
+    qos: Annotated[int, Field(ge=0, le=2)] | None = None
+    key: str | None = None
+    headers: dict[str, str] = {}
+    where: str | None = None
+    allowed_topics: tuple[str, ...] = ()
+    fallback_topic: str | None = None
+    properties: Literal["all", "none"] = "all"
+
+    def compile(self, guarantee: Guarantee) -> Route:
+        """The route, with the QoS the guarantee takes when none is given (design section 4).
+
+        Raises:
+            ValueError: As `Pattern.parse` and `Template.parse` say.
+        """
+        pattern = Pattern.parse(self.from_)
+        usual = 0 if guarantee is Guarantee.AT_MOST_ONCE else 1
+        return Route(
+            pattern=pattern,
+            qos=usual if self.qos is None else self.qos,
+            topic=Template.parse(self.topic, pattern.names),
+            key=None if self.key is None else Template.parse(self.key, pattern.names),
+            headers=tuple((name, Template.parse(text, pattern.names)) for name, text in self.headers.items()),
+            where=self.where,
+            allowed_topics=self.allowed_topics,
+            fallback_topic=self.fallback_topic,
+            properties=self.properties == "all",
+        )
+
+
+class UplinkSection(Section):
+    """``[[uplink]]`` without its tables, which are read on their own."""
+
+    name: str = Field(pattern=NAME)
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    ack_after: AckAfter | None = None
+    max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
+    trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+
+
+class Line(Section):
+    """One MQTT identity, one query, one direction.
+
+    Attributes:
+        name: Unique in the file.
+        guarantee: The promise.
+        gateway: What its gateway is told.
+        sections: Its routes as written.
+        max_messages_per_trigger: Most messages in one micro-batch.
+        trigger_interval_s: Seconds between batches; 0 begins the next at once.
+    """
+
+    name: str
+    guarantee: Guarantee
+    gateway: GatewaySettings
+    sections: tuple[RouteSection, ...]
+    max_messages_per_trigger: int
+    trigger_interval_s: float
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """The routes, compiled."""
+        return tuple(section.compile(self.guarantee) for section in self.sections)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's checkpoint of the line's query."""
+        return self.gateway.state_dir / "checkpoint"
+
+    @property
+    def fixed_topics(self) -> tuple[str, ...]:
+        """Kafka topics known without a message, fallbacks included, sorted."""
+        routes = self.routes
+        named = {route.topic.constant for route in routes} | {route.fallback_topic for route in routes}
+        return tuple(sorted(name for name in named if name))
+
+
+class Bridge(Section):
+    """A whole file.
+
+    Attributes:
+        name: Of the bridge.
+        file: Where it was read from.
+        state_dir: Directory of the bridge; each line has one of its name inside.
+        kafka: Where records go.
+        spark: The Spark session.
+        lines: At least one.
+    """
+
+    name: str
+    file: Path
+    state_dir: Path
+    kafka: Kafka
+    spark: SparkSection
+    lines: tuple[Line, ...]
+
+    @property
+    def logs(self) -> Path:
+        """Directory of the children's standard error."""
+        return self.state_dir / "logs"
+
+    def line(self, name: str) -> Line:
+        """The line of that name.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        for line in self.lines:
+            if line.name == name:
+                return line
+        hint = did_you_mean(name, [line.name for line in self.lines])
+        raise ConfigError("TL-C73", str(self.file), f'no line is named "{name}"', hint)
+
+
+def _as_text(value: str | float) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

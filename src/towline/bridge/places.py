@@ -1,0 +1,97 @@
+"""Where in a TOML file a key stands, so that a mistake can name its line.
+
+`tomllib` keeps no positions. One pass over the text is enough: it need not judge the file, only find the lines on
+which tables and keys begin, because it runs after `tomllib` has accepted the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+__all__ = ["KeyPath", "Places"]
+
+#: Keys and array indices from the root, as pydantic's ``loc``.
+KeyPath = tuple[str | int, ...]
+
+_KEY = r'(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|\'[^\']*\')'
+_DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
+_TABLE = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]\]?")
+_ASSIGN = re.compile(rf"\s*({_DOTTED})\s*=")
+_QUOTES = re.compile(r'"""|\'\'\'|"|\'')
+
+
+class Places:
+    """The line of every table and key of a TOML text.
+
+    Args:
+        text: A TOML document that `tomllib` accepts.
+    """
+
+    def __init__(self, text: str) -> None:
+        #: First line (from 1) of a key path; array elements by index.
+        self._lines: dict[KeyPath, int] = {}
+        #: How many elements each array of tables has so far.
+        self._counts: dict[KeyPath, int] = {}
+        table: KeyPath = ()
+        for number, line in _logical_lines(text):
+            if head := _TABLE.match(line):
+                table = self._open(_split(head[2]), array=head[1] == "[[")
+                self._lines.setdefault(table, number)
+            elif assign := _ASSIGN.match(line):
+                self._lines.setdefault(table + _split(assign[1]), number)
+
+    def line(self, path: KeyPath) -> int:
+        """The line of a key, or of the nearest table around it; 1 for what stands nowhere."""
+        for length in range(len(path), 0, -1):
+            if (found := self._lines.get(tuple(path[:length]))) is not None:
+                return found
+        return 1
+
+    def _open(self, keys: KeyPath, *, array: bool) -> KeyPath:
+        path: KeyPath = ()
+        for position, key in enumerate(keys):
+            path += (key,)
+            if array and position == len(keys) - 1:
+                self._counts[path] = self._counts.get(path, 0) + 1
+            if path in self._counts:
+                path += (self._counts[path] - 1,)
+        return path
+
+
+def _split(dotted: str) -> KeyPath:
+    return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines that begin outside a multi-line string or array, with their numbers."""
+    quote, depth = "", 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not quote and depth <= 0:
+            depth = 0
+            yield number, line
+            if _TABLE.match(line):
+                continue
+        quote, depth = _scan(line, quote, depth)
+
+
+def _scan(line: str, quote: str, depth: int) -> tuple[str, int]:
+    """Carry the open quote and the bracket depth over one line."""
+    at = 0
+    while at < len(line):
+        rest = line[at:]
+        if quote:
+            if rest.startswith("\\") and quote[0] == '"':
+                at += 2
+            elif rest.startswith(quote):
+                at, quote = at + len(quote), ""
+            else:
+                at += 1
+        elif mark := _QUOTES.match(rest):
+            at, quote = at + len(mark[0]), mark[0]
+        elif rest[0] == "#":
+            break
+        else:
+            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(rest[0], 0)
+            at += 1
+    return (quote if len(quote) == 3 else ""), depth

@@ -1,0 +1,177 @@
+"""What a bridge would do, for a person and as JSON: lines, filters, promises and what they cost, where state lives."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+from towline.bridge.model import Bridge, Line
+from towline.bridge.routes import Pattern, Route, covers, shadowed, subscriptions
+from towline.gateway.settings import AckAfter, Guarantee
+
+__all__ = ["LOSS", "overlapping", "plan_of", "render", "warnings"]
+
+#: What each promise can lose and double (design section 4).
+LOSS = {
+    Guarantee.AT_MOST_ONCE: (
+        "yes: what is on the way when a process or a broker fails",
+        "no",
+    ),
+    Guarantee.AT_LEAST_ONCE: (
+        "no, from the broker's hand-over on, as long as the state directory is kept",
+        "yes: after a crash or a retry, and what a publisher sends again",
+    ),
+    Guarantee.EXACTLY_ONCE: ("no", "no"),
+}
+_ACKS = {
+    AckAfter.RECEIVED: "on receipt, before the message is on disk",
+    AckAfter.JOURNAL: "when the message is on disk (fdatasync); Kafka may be down",
+    AckAfter.KAFKA: "when Kafka has the message; the broker keeps what is on the way",
+}
+
+
+def plan_of(bridge: Bridge) -> dict[str, Any]:
+    """The plan as JSON values."""
+    return {
+        "bridge": bridge.name,
+        "file": str(bridge.file),
+        "state_dir": str(bridge.state_dir),
+        "kafka": {
+            "bootstrap_servers": bridge.kafka.bootstrap_servers,
+            "topics": sorted({topic for line in bridge.lines for topic in line.fixed_topics}),
+            "create_topics": bridge.kafka.create_topics is not None,
+        },
+        "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui},
+        "lines": [_line(line) for line in bridge.lines],
+        "warnings": warnings(bridge),
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    lost, doubled = LOSS[line.guarantee]
+    gateway = line.gateway
+    return {
+        "name": line.name,
+        "guarantee": line.guarantee.value,
+        "lost": lost,
+        "doubled": doubled,
+        "ack_after": gateway.acks.value,
+        "acks": _ACKS[gateway.acks],
+        "brokers": [str(broker) for broker in gateway.brokers],
+        "client_id": gateway.mqtt_client_id,
+        "subscriptions": [{"filter": s.filter, "qos": s.qos} for s in gateway.subscriptions],
+        "routes": [_route(route) for route in line.routes],
+        "kafka_topics": list(line.fixed_topics),
+        "state_dir": str(gateway.state_dir),
+        "journal_max_bytes": gateway.journal.max_bytes,
+        "max_messages_per_trigger": line.max_messages_per_trigger,
+    }
+
+
+def _route(route: Route) -> dict[str, Any]:
+    return {
+        "from": route.pattern.text,
+        "filter": route.pattern.filter,
+        "qos": route.qos,
+        "topic": route.topic.text,
+        "key": route.key.text if route.key else None,
+        "headers": {name: template.text for name, template in route.headers},
+        "properties": "all" if route.properties else "none",
+        "where": route.where,
+        "allowed_topics": list(route.allowed_topics),
+        "fallback_topic": route.fallback_topic,
+    }
+
+
+def warnings(bridge: Bridge) -> list[str]:
+    """What is allowed and yet deserves a thought."""
+    return [f'line "{line.name}": {text}' for line in bridge.lines for text in _line_warnings(line)]
+
+
+def _line_warnings(line: Line) -> list[str]:
+    routes = line.routes
+    found = [
+        f"route {later + 1} never gets a message: route {above + 1} takes all of them."
+        for later, above in shadowed(routes)
+    ]
+    found += [
+        f'the filters "{a}" and "{b}" overlap; a broker may send a message once for each [MQTT-3.3.5-1], '
+        "and it would be in Kafka twice. Subscribe to one wider filter, or make two lines."
+        for a, b in overlapping(routes)
+    ]
+    found += [
+        f"route {index + 1} takes its topic from the message and has no fallback_topic: "
+        "a name that is not legal or not allowed stops the line."
+        for index, route in enumerate(routes)
+        if route.topic.fields and route.fallback_topic is None
+    ]
+    return found + _transport_warnings(line)
+
+
+def _transport_warnings(line: Line) -> list[str]:
+    gateway = line.gateway
+    found = []
+    if gateway.tls.insecure:
+        found.append("tls.insecure: the broker's certificate is not verified; anyone in between can read and change.")
+    open_to_all = [broker for broker in gateway.brokers if not broker.tls and broker.host not in _LOOPBACK]
+    if gateway.password_file and open_to_all:
+        found.append(f"the password crosses the network in clear text to {open_to_all[0]}. Use mqtts://.")
+    return found
+
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def overlapping(routes: tuple[Route, ...]) -> list[tuple[str, str]]:
+    """Subscribed filters that share some topics without one covering the other."""
+    filters = [Pattern.parse(s.filter) for s in subscriptions(routes)]
+    return [(a.filter, b.filter) for a, b in combinations(filters, 2) if _meet(a, b)]
+
+
+def _meet(a: Pattern, b: Pattern) -> bool:
+    """Whether some topic matches both."""
+    if covers(a, b) or covers(b, a):
+        return True
+    if (len(a.levels) > len(b.levels) and not b.deep) or (len(b.levels) > len(a.levels) and not a.deep):
+        return False
+    return all(x is None or y is None or x == y for x, y in zip(a.levels, b.levels, strict=False))
+
+
+def render(plan: dict[str, Any]) -> str:
+    """The plan as text."""
+    kafka = plan["kafka"]
+    made = " (missing ones are created)" if kafka["create_topics"] else ""
+    out = [
+        f'bridge "{plan["bridge"]}"   {len(plan["lines"])} line{"s" * (len(plan["lines"]) != 1)}   {plan["file"]}',
+        f"  kafka     {kafka['bootstrap_servers']}   topics {', '.join(kafka['topics']) or 'from messages only'}{made}",
+        f"  state     {plan['state_dir']}",
+    ]
+    for line in plan["lines"]:
+        out += ["", *_render_line(line)]
+    out += ["", *(f"warning  {text}" for text in plan["warnings"])] if plan["warnings"] else []
+    return "\n".join(out) + f"\n\nNothing was contacted. Start it with: towline run {plan['file']}\n"
+
+
+def _render_line(line: dict[str, Any]) -> list[str]:
+    filters = "   ".join(f"{s['filter']} (QoS {s['qos']})" for s in line["subscriptions"])
+    limit = f"journal up to {line['journal_max_bytes']:,} B" if line["journal_max_bytes"] else "journal up to the disk"
+    return [
+        f'▸ line "{line["name"]}"   {line["guarantee"]}',
+        f"  broker    {', then '.join(line['brokers'])}   client id {line['client_id']}",
+        f"  subscribe {filters}",
+        *(f"  route {index}   {_render_route(route)}" for index, route in enumerate(line["routes"], start=1)),
+        f"  acks      {line['acks']}",
+        f"  lost      {line['lost']}",
+        f"  doubled   {line['doubled']}",
+        f"  state     {line['state_dir']}   {limit}",
+    ]
+
+
+def _render_route(route: dict[str, Any]) -> str:
+    parts = [f"{route['from']} → kafka:{route['topic']}"]
+    parts += [f"key {route['key']}"] if route["key"] is not None else ["no key"]
+    parts += [f"headers {', '.join(route['headers'])}"] if route["headers"] else []
+    parts += ["no MQTT properties"] if route["properties"] == "none" else []
+    parts += [f"where {route['where']}"] if route["where"] else []
+    parts += [f"else kafka:{route['fallback_topic']}"] if route["fallback_topic"] else []
+    return "   ".join(parts)

@@ -1,0 +1,32 @@
+"""``towline check``: is this bridge file right, and what would it do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from towline.cli._screen import BridgeFile, command_app, plain
+
+__all__ = ["app", "check"]
+
+app = command_app()
+
+
+@app.command(epilog="Example:  towline check bridge.toml && echo fine")
+def check(
+    file: BridgeFile = Path("bridge.toml"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Validate a bridge file and print the plan.
+
+    No network and no Spark. Exit code 2 and a line for each mistake.
+    """
+    from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.plan import plan_of, render  # noqa: PLC0415
+
+    plan = plan_of(load(file))
+    sys.stdout.write(json.dumps(plan, indent=2) + "\n" if as_json else plain(render(plan)))

@@ -1,0 +1,258 @@
+"""The bridge file: what a right one becomes, and the line each mistake gets."""
+
+# ruff: noqa: E501 - the messages are one line each, and pinned as such
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from towline.bridge.config import load, parse
+from towline.bridge.mistakes import ConfigMistakes
+from towline.bridge.model import Bridge
+from towline.errors import ConfigError
+from towline.gateway.settings import AckAfter, Guarantee
+
+GOOD = """\
+name = "plant-7"
+state_dir = "state"
+
+[mqtt]
+brokers = ["mqtt://a:1883"]
+
+[kafka]
+bootstrap_servers = "k1:9092"
+
+[[uplink]]
+name = "telemetry"
+
+[[uplink.route]]
+from = "telemetry/{device}/#"
+topic = "telemetry"
+"""
+
+
+def read(text: str, directory: Path, environ: dict[str, str] | None = None) -> Bridge:
+    file = directory / "bridge.toml"
+    file.write_text(text)
+    return parse(text, file, environ or {})
+
+
+def told(text: str, directory: Path, environ: dict[str, str] | None = None) -> list[str]:
+    """The lines of the mistakes, with the file's directory taken off."""
+    with pytest.raises(ConfigError) as caught:
+        read(text, directory, environ)
+    return [line.replace(f"{directory}/", "") for line in str(caught.value).splitlines()]
+
+
+def changed(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new, 1)
+
+
+def test_a_small_file_gets_safe_defaults(tmp_path: Path) -> None:
+    bridge = read(GOOD, tmp_path)
+    (line,) = bridge.lines
+    assert line.guarantee is Guarantee.AT_LEAST_ONCE
+    assert line.gateway.acks is AckAfter.JOURNAL
+    assert line.gateway.client_id == "plant-7-telemetry"
+    assert line.gateway.state_dir == tmp_path / "state" / "telemetry"
+    assert line.checkpoint == tmp_path / "state" / "telemetry" / "checkpoint"
+    assert [(s.filter, s.qos) for s in line.gateway.subscriptions] == [("telemetry/+/#", 1)]
+    assert line.fixed_topics == ("telemetry",)
+    assert bridge.spark.master == "local[*]"
+    assert bridge.spark.ui is False
+    assert bridge.kafka.create_topics is None
+
+
+def test_the_bridge_travels_as_json(tmp_path: Path) -> None:
+    bridge = read(GOOD, tmp_path)
+    assert Bridge.model_validate_json(bridge.model_dump_json(by_alias=True)) == bridge
+
+
+def test_the_example_is_right() -> None:
+    bridge = load(Path(__file__).parents[3] / "examples" / "bridge.toml", {})
+    assert [line.name for line in bridge.lines] == ["telemetry"]
+
+
+def test_a_line_overrides_the_common_settings(tmp_path: Path) -> None:
+    text = changed('name = "telemetry"', 'name = "telemetry"\nmqtt = { brokers = "mqtt://b", keep_alive_s = 7 }')
+    (line,) = read(text, tmp_path).lines
+    assert [str(broker) for broker in line.gateway.brokers] == ["mqtt://b:1883"]
+    assert line.gateway.keep_alive_s == 7
+
+
+def test_sizes_have_units(tmp_path: Path) -> None:
+    text = changed(
+        'name = "telemetry"', 'name = "telemetry"\njournal = { max_bytes = "20 GB", min_free_bytes = "1GiB" }'
+    )
+    (line,) = read(text, tmp_path).lines
+    assert line.gateway.journal.max_bytes == 20_000_000_000
+    assert line.gateway.journal.min_free_bytes == 1 << 30
+
+
+def test_at_most_once_subscribes_with_qos_0(tmp_path: Path) -> None:
+    text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "at_most_once"')
+    (line,) = read(text, tmp_path).lines
+    assert line.gateway.subscriptions[0].qos == 0
+    assert line.gateway.acks is AckAfter.RECEIVED
+
+
+def test_the_environment_fills_in(tmp_path: Path) -> None:
+    text = changed("k1:9092", "${SERVERS}").replace('"telemetry/{device}/#"', '"$${X}/#"'.replace("${X}", "${{X}}"))
+    bridge = read(text.replace("$${{X}}", "x"), tmp_path, {"SERVERS": "k9:1"})
+    assert bridge.kafka.bootstrap_servers == "k9:1"
+
+
+def test_a_doubled_dollar_is_literal(tmp_path: Path) -> None:
+    text = GOOD + "where = \"topic != '$${HOME}'\"\n"
+    (line,) = read(text, tmp_path, {}).lines
+    assert line.routes[0].where == "topic != '${HOME}'"
+
+
+def test_secrets_of_kafka_travel_as_names(tmp_path: Path) -> None:
+    (tmp_path / "pw").write_text("s3cret\n")
+    text = changed(
+        '"k1:9092"', '"k1:9092"\npassword_file = "pw"\nsettings = { "sasl.username" = "u", "linger.ms" = 5 }'
+    )
+    client = read(text, tmp_path).kafka.client()
+    assert client == {
+        "bootstrap.servers": "k1:9092",
+        "sasl.username": "u",
+        "linger.ms": "5",
+        "sasl.password.file": str(tmp_path / "pw"),
+    }
+
+
+def test_a_secret_reference_is_resolved_only_where_it_is_used(tmp_path: Path) -> None:
+    text = changed('"k1:9092"', '"k1:9092"\nsettings = { "sasl.password" = "${PW}" }')
+    bridge = read(text, tmp_path, {"PW": "s3cret"})
+    assert bridge.kafka.client()["sasl.password"] == "${PW}"
+    assert "s3cret" not in bridge.model_dump_json()
+
+
+def test_dotted_client_settings_may_be_a_table(tmp_path: Path) -> None:
+    text = GOOD.replace("[[uplink]]", '[kafka.settings]\nsecurity.protocol = "SSL"\n\n[[uplink]]')
+    assert read(text, tmp_path).kafka.settings == {"security.protocol": "SSL"}
+
+
+ROUTE = 'topic = "telemetry"\n'
+
+#: What was changed in GOOD, by what, and the line it gets.
+MISTAKES = [
+    ('name = "plant-7"\n', "", 'bridge.toml:1: "name" is missing. Name the bridge; it becomes part of the MQTT client ids.   [TL-C02]'),
+    ('"plant-7"', '"plant 7"', 'bridge.toml:1: "name" has letters, digits, dots, - and _, begins with a letter or digit, at most 64. Rename it.   [TL-C03]'),
+    ('state_dir = "state"\n', "", 'bridge.toml:1: "state_dir" is missing. Name a directory on a local disk; the journals live there.   [TL-C02]'),
+    ('"state"', "7", 'bridge.toml:2: "state_dir" must be a path in quotes. Correct the value.   [TL-C03]'),
+    ("state_dir", 'stat_dir = "x"\nstate_dir', 'bridge.toml:2: unknown key "stat_dir". Did you mean "state_dir"?   [TL-C01]'),
+    ('["mqtt://a:1883"]', '["mqtt://a:1883"]\nclient_idd = "x"', 'bridge.toml:6  [mqtt]: unknown key "client_idd". Did you mean "client_id"?   [TL-C01]'),
+    ('brokers = ["mqtt://a:1883"]\n', "", 'bridge.toml:4  [mqtt]: "brokers" is missing. Add it, as brokers = ["mqtt://localhost:1883"].   [TL-C02]'),
+    ("mqtt://a:1883", "http://a", 'bridge.toml:5  uplink "telemetry": "http://" is not a broker scheme. Use mqtt:// or mqtts://.   [TL-C05]'),
+    ("mqtt://a:1883", "mqtt://u:hunter2@a", 'bridge.toml:5  uplink "telemetry": a broker URI carries no user or password. Use username and password_file.   [TL-C05]'),
+    ("mqtt://a:1883", "mqtt://a:99999", 'bridge.toml:5  uplink "telemetry": the port of a broker URI is a number from 1 to 65535.   [TL-C05]'),
+    ("[kafka]", "keep_alive_s = 2\n[kafka]", 'bridge.toml:7  uplink "telemetry": "keep_alive_s" must be at least 5. Change the number.   [TL-C03]'),
+    ("[kafka]", 'keep_alive_s = "soon"\n[kafka]', 'bridge.toml:7  uplink "telemetry": "keep_alive_s" must be a whole number. Correct the value.   [TL-C03]'),
+    ("[kafka]", "session_expiry_s = 0\n[kafka]", 'bridge.toml:7  uplink "telemetry": guarantee at_least_once needs a session that outlives the connection, session_expiry_s is 0. Raise it; without the key it is for ever.   [TL-C12]'),
+    ("[kafka]", 'unknown_session = "keep"\n[kafka]', 'bridge.toml:7  uplink "telemetry": "unknown_session" must be "refuse", "adopt" or "discard". Choose one.   [TL-C03]'),
+    ("[kafka]", 'password = "hunter2"\n[kafka]', 'bridge.toml:7  [mqtt]: "password" would put a secret into this file. Write it into a file of mode 0600 and name that in password_file.   [TL-C16]'),
+    ("[kafka]", 'password_file = "nowhere"\n[kafka]', "bridge.toml:7  [mqtt]: password_file nowhere is not there. Write the secret into it, mode 0600.   [TL-C15]"),
+    ("[kafka]", "tls = { insecure = true }\n[kafka]", 'bridge.toml:7  uplink "telemetry": tls is set, but no broker is reached by mqtts://, so nothing would be encrypted. Write mqtts://, or remove tls.   [TL-C17]'),
+    ('[kafka]\nbootstrap_servers = "k1:9092"\n', "", "bridge.toml:1: [kafka] is missing. Add the table.   [TL-C02]"),
+    ("k1:9092", "${KAFKA}", "bridge.toml:8  [kafka]: the environment variable KAFKA is not set. Set it, or write $${KAFKA} for the text itself.   [TL-C04]"),
+    ("k1:9092", "k1", 'bridge.toml:8  [kafka]: "k1" in "bootstrap_servers" is not HOST:PORT. Name one or more HOST:PORT, with commas between.   [TL-C42]'),
+    ('"k1:9092"', '"k1:9092"\nsettings = { acks = "0" }', 'bridge.toml:9  [kafka]: "acks" is set by Towline. Remove it.   [TL-C68]'),
+    ('"k1:9092"', '"k1:9092"\nsettings = { "sasl.password" = "hunter2" }', 'bridge.toml:9  [kafka]: "sasl.password" would put a secret into this file. Use password_file or key_password_file, or write ${NAME}.   [TL-C16]'),
+    ('"k1:9092"', '"k1:9092"\nsettings = { "lingerr.ms" = 1 }', 'bridge.toml:9  [kafka]: unknown "lingerr.ms". Did you mean "linger.ms"?   [TL-C01]'),
+    ('"k1:9092"', '"k1:9092"\ncreate_topics = { partitions = 0 }', 'bridge.toml:9  [kafka]: "partitions" must be at least 1. Change the number.   [TL-C03]'),
+    ("[[uplink]]", "[[downlink]]\nx = 1\n\n[[uplink]]", "bridge.toml:10: [[downlink]] is not built yet: this version carries messages from MQTT to Kafka only. Remove the table; it comes in a later version.   [TL-C70]"),
+    ('name = "telemetry"\n', "", 'bridge.toml:10  uplink "1": "name" is missing. Add it.   [TL-C02]'),
+    ('name = "telemetry"', 'name = "telemetry"\nguarante = "x"', 'bridge.toml:12  uplink "telemetry": unknown key "guarante". Did you mean "guarantee"?   [TL-C01]'),
+    ('name = "telemetry"', 'name = "telemetry"\nguarantee = "twice"', 'bridge.toml:12  uplink "telemetry": "guarantee" must be "at_most_once", "at_least_once" or "exactly_once". Choose one.   [TL-C03]'),
+    ('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"', 'bridge.toml:12  uplink "telemetry": guarantee exactly_once is not built yet, and nothing less is done under that name. Use at_least_once; exactly_once comes in a later version.   [TL-C71]'),
+    ('name = "telemetry"', 'name = "telemetry"\nack_after = "received"', 'bridge.toml:12  uplink "telemetry": guarantee at_least_once acknowledges after journal or kafka, not received. Remove ack_after, or take guarantee at_most_once.   [TL-C12]'),
+    ('name = "telemetry"', 'name = "telemetry"\nguarantee = "at_most_once"\nack_after = "kafka"', 'bridge.toml:13  uplink "telemetry": guarantee at_most_once acknowledges on receipt. Remove ack_after, or take guarantee at_least_once.   [TL-C12]'),
+    ('name = "telemetry"', 'name = "telemetry"\njournal = { max_bytes = "lots" }', 'bridge.toml:12  uplink "telemetry": "max_bytes" must be a size. Write bytes as a number, or as "20 GB" or "512 MiB".   [TL-C03]'),
+    ('name = "telemetry"', 'name = "telemetry"\nmax_messages_per_trigger = 0', 'bridge.toml:12  uplink "telemetry": "max_messages_per_trigger" must be at least 1. Change the number.   [TL-C03]'),
+    ("telemetry/{device}/#", "telemetry/#/{device}", 'bridge.toml:14  uplink "telemetry" route 1: # stands alone and last in a topic filter. Correct it.   [TL-C67]'),
+    ("telemetry/{device}/#", "telemetry/d-{device}", 'bridge.toml:14  uplink "telemetry" route 1: "d-{device}" is no level of a filter. A wildcard {name} fills a whole level, a brace is written {{.   [TL-C67]'),
+    ("telemetry/{device}/#", "{a}/{a}", 'bridge.toml:14  uplink "telemetry" route 1: the wildcard {a} stands twice in from. Give each its own name.   [TL-C67]'),
+    (ROUTE, "", 'bridge.toml:13  uplink "telemetry" route 1: "topic" is missing. Add it.   [TL-C02]'),
+    (ROUTE, ROUTE + "qos = 0\n", 'bridge.toml:16  uplink "telemetry" route 1: guarantee at_least_once needs QoS 1 or 2, the route subscribes with qos = 0. Raise it, or take guarantee at_most_once.   [TL-C12]'),
+    (ROUTE, ROUTE + "qos = 3\n", 'bridge.toml:16  uplink "telemetry" route 1: "qos" must be at most 2. Change the number.   [TL-C03]'),
+    (ROUTE, 'topic = "tele metry"\n', 'bridge.toml:15  uplink "telemetry" route 1: "tele metry" is no Kafka topic name: letters, digits, dots, _ and - only. Correct the name.   [TL-C62]'),
+    (ROUTE, 'topic = "{device}"\n', 'bridge.toml:15  uplink "telemetry" route 1: topic "{device}" lets a device name any Kafka topic. Begin it with a fixed prefix, or list allowed_topics.   [TL-C63]'),
+    (ROUTE, ROUTE + 'allowed_topics = ["other.*"]\n', 'bridge.toml:15  uplink "telemetry" route 1: topic "telemetry" is not among allowed_topics. Add it there.   [TL-C63]'),
+    (ROUTE, ROUTE + 'allowed_topics = ["a b"]\n', 'bridge.toml:16  uplink "telemetry" route 1: "a b" is no Kafka topic name: letters, digits, dots, _ and - only. Use names, or globs with * and ?.   [TL-C62]'),
+    (ROUTE, ROUTE + 'key = "{devise}"\n', 'bridge.toml:16  uplink "telemetry" route 1: "{devise}" names {devise}, which from does not capture. Known are {device}, {mqtt.topic}, {mqtt.qos}, {mqtt.retain}, {mqtt.content_type}, {mqtt.response_topic}, {mqtt.message_expiry}, {mqtt.gateway}, {mqtt.offset} and {mqtt.user.NAME}.   [TL-C66]'),
+    (ROUTE, ROUTE + 'key = "{device"\n', 'bridge.toml:16  uplink "telemetry" route 1: "{device" has a lone brace. Write {{ or }} for a brace.   [TL-C66]'),
+    (ROUTE, ROUTE + 'headers = { "mqtt.topic" = "x" }\n', 'bridge.toml:16  uplink "telemetry" route 1: a header "mqtt.topic" would be taken for one that Towline writes. Name it without the prefix mqtt. or towline.   [TL-C65]'),
+    (ROUTE, ROUTE + 'where = " "\n', 'bridge.toml:16  uplink "telemetry" route 1: where is empty. Give a condition in Spark SQL, or remove it.   [TL-C69]'),
+    (ROUTE, ROUTE + 'properties = "some"\n', 'bridge.toml:16  uplink "telemetry" route 1: "properties" must be "all" or "none". Choose one.   [TL-C03]'),
+    (ROUTE, ROUTE + 'form = "x"\n', 'bridge.toml:16  uplink "telemetry" route 1: unknown key "form". Did you mean "from"?   [TL-C01]'),
+    ("[mqtt]", "[mqtt", "bridge.toml:4: not TOML: expected ']' at the end of a table declaration. Correct the line.   [TL-C11]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), MISTAKES, ids=[str(i) for i in range(len(MISTAKES))])
+def test_a_mistake_is_one_line(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    assert told(changed(old, new), tmp_path) == [expected]
+
+
+def test_a_line_needs_a_route(tmp_path: Path) -> None:
+    text = GOOD[: GOOD.index("[[uplink.route]]")]
+    assert told(text, tmp_path) == [
+        'bridge.toml:10  uplink "telemetry": a line needs at least one [[uplink.route]]. Add one with from and topic.   [TL-C61]'
+    ]
+
+
+def test_a_bridge_needs_a_line(tmp_path: Path) -> None:
+    text = GOOD[: GOOD.index("[[uplink]]")]
+    assert told(text, tmp_path) == [
+        "bridge.toml:1: [[uplink]] is missing: there is no line to run. Add one with a name and a route.   [TL-C60]"
+    ]
+
+
+def test_two_lines_share_neither_name_nor_client_id(tmp_path: Path) -> None:
+    second = GOOD[GOOD.index("[[uplink]]") :]
+    assert told(GOOD + "\n" + second, tmp_path) == [
+        'bridge.toml:18  uplink "telemetry": another line has this name. Rename one.   [TL-C18]'
+    ]
+    text = GOOD.replace("[mqtt]", '[mqtt]\nclient_id = "one"') + "\n" + second.replace('"telemetry"', '"other"', 1)
+    assert told(text, tmp_path) == [
+        'bridge.toml:18  uplink "other": client id "one" is also that of line "telemetry"; they would throw each other out. Give each line its own client_id.   [TL-C19]'
+    ]
+
+
+def test_every_mistake_is_listed_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = changed('"plant-7"', '"plant 7"').replace("k1:9092", "k1").replace(ROUTE, ROUTE + "qos = 3\nxyz = 1\n")
+    lines = told(text, tmp_path)
+    assert [re.match(r"bridge\.toml:(\d+)", line)[1] for line in lines] == ["1", "8", "16", "17"]  # type: ignore[index]
+
+
+def test_values_of_the_environment_are_never_shown(tmp_path: Path) -> None:
+    text = changed('"telemetry"\n\n', '"${SECRET}"\n\n')
+    assert "hunter2" not in "\n".join(told(text, tmp_path, {"SECRET": "hunter2 !"}))
+    with pytest.raises(ConfigMistakes) as caught:
+        read(changed('topic = "telemetry"', 'topic = "${SECRET}"'), tmp_path, {"SECRET": "hunter2 !"})
+    assert "hunter2" not in str(caught.value)
+    assert "${SECRET}" in str(caught.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no such file or directory\. .*\[TL-C10\]"):
+        load(tmp_path / "bridge.toml")
+    (tmp_path / "latin").write_bytes(b"name = '\xe4'")
+    with pytest.raises(ConfigError, match=r"not UTF-8 text.*\[TL-C11\]"):
+        load(tmp_path / "latin")
+
+
+@pytest.mark.parametrize("text", ["uplink = 3", "uplink = [1]", "mqtt = 1", "kafka = [[1]]", "[uplink]\nname='x'", ""])
+def test_nonsense_never_gets_a_traceback(tmp_path: Path, text: str) -> None:
+    assert all("[TL-C" in line for line in told(text, tmp_path))
+
+
+def test_an_unknown_line_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'no line is named "telemetri"\. Did you mean "telemetry"\?   \[TL-C73\]'):
+        read(GOOD, tmp_path).line("telemetri")
