@@ -101,6 +101,10 @@ class Sender:
         """Messages the broker has not acknowledged."""
         return self._session.outbound
 
+    @property
+    def _unsent(self) -> int:
+        return self._transport.unsent if self._transport is not None else 0
+
     def open(self) -> None:
         """Connect.
 
@@ -132,7 +136,7 @@ class Sender:
         Raises:
             BrokerError: As `publish`.
         """
-        while self._session.outbound or (self._transport is not None and self._transport.unsent):
+        while self._session.outbound or self._unsent:
             self._step()
 
     def close(self) -> None:

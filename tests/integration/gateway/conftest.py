@@ -1,0 +1,137 @@
+"""A real gateway process for tests: started, hurt and read back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from mqtt5 import PublishPacket, QoS
+
+from tests.helpers import wait_until
+from towline.devstack import Mosquitto
+from towline.gateway.client import GatewayClient, discover
+from towline.gateway.rows import ROW_SCHEMA
+from towline.gateway.settings import GatewaySettings
+from towline.journal import Journal
+from towline.mqtt.sender import Sender
+from towline.mqtt.transport import Tls
+
+
+class Gateway:
+    """One gateway process and its client."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.process: subprocess.Popen[bytes] | None = None
+        self._client: GatewayClient | None = None
+        self.log = settings.state_dir.parent / "gateway.log"
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "towline.gateway"], stdin=subprocess.PIPE, stderr=log
+            )
+        assert self.process.stdin is not None
+        self.process.stdin.write(self.settings.model_dump_json().encode())
+        self.process.stdin.close()
+        return self.process
+
+    def start(self) -> GatewayClient:
+        process = self.spawn()
+        self._client = wait_until(lambda: discover(self.settings.state_dir), 15, "the gateway's endpoint")
+        assert process.poll() is None
+        return self._client
+
+    def fail(self, timeout: float = 15) -> str:
+        """Start it, expect it to end by itself with an error, and return the last line of its log."""
+        assert self.spawn().wait(timeout) not in (0, None)
+        return self.log.read_text().splitlines()[-1]
+
+    @property
+    def client(self) -> GatewayClient:
+        assert self._client is not None
+        return self._client
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.client.status())
+
+    def until(self, timeout: float = 15, **wanted: object) -> dict[str, Any]:
+        """Wait until the status shows all of `wanted`."""
+
+        def shown() -> dict[str, Any] | None:
+            status = self.status()
+            return status if all(status.get(key) == value for key, value in wanted.items()) else None
+
+        return wait_until(shown, timeout, f"a status with {wanted}")
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        return self.process.wait(15)
+
+    def seen(self) -> list[int]:
+        """The numbers in the journal of the running gateway."""
+        status = self.status()
+        batches = self.client.read(status["journal"], status["first"], status["end"])
+        return [int(payload) for batch in batches for payload in batch.column("payload").to_pylist()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, read from the disk after the process has ended."""
+        journal = Journal.open(self.settings.inbox, schema=ROW_SCHEMA)
+        try:
+            return [row for batch in journal.read(journal.first, journal.end) for row in batch.to_pylist()]
+        finally:
+            journal.close()
+
+
+class NewGateway(Protocol):
+    def __call__(self, broker: Mosquitto | str, name: str = "plant-7", **settings: object) -> Gateway: ...
+
+
+@pytest.fixture
+def new_gateway(tmp_path: Path) -> Iterator[NewGateway]:
+    """Make gateways that are ended after the test."""
+    made: list[Gateway] = []
+
+    def make(broker: Mosquitto | str, name: str = "plant-7", **settings: object) -> Gateway:
+        given = {
+            "name": name,
+            "state_dir": tmp_path / "state" / name,
+            "brokers": broker if isinstance(broker, str) else broker.uri,
+            "subscriptions": [{"filter": "t/#", "qos": 1}],
+            "owner_pid": os.getpid(),
+            "connect_timeout_s": 5,
+            **settings,
+        }
+        (tmp_path / "state").mkdir(exist_ok=True)
+        gateway = Gateway(GatewaySettings.model_validate(given))
+        made.append(gateway)
+        return gateway
+
+    yield make
+    for gateway in made:
+        if gateway.process is not None and gateway.process.poll() is None:
+            gateway.stop(signal.SIGKILL)
+
+
+def publish(broker: Mosquitto, numbers: range, topic: str = "t/1", *, qos: int = 1, tls: Tls | None = None) -> None:
+    """Publish numbered messages and return when the broker has acknowledged them."""
+    with Sender("127.0.0.1", broker.port, client_id=f"test-{os.getpid()}", tls=tls) as sender:
+        for number in numbers:
+            sender.publish(PublishPacket(topic, b"%d" % number, qos=QoS(qos), packet_id=1 if qos else None))
+        sender.drain()
+
+
+def payloads(gateway: Gateway) -> list[int]:
+    return [int(row["payload"]) for row in gateway.rows()]

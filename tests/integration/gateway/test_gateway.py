@@ -1,0 +1,352 @@
+"""The gateway process against a real Mosquitto: what it keeps, refuses, survives and says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mqtt5 import ConnectPacket, PublishPacket, QoS
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import NewGateway, payloads, publish
+from towline.devstack import Mosquitto
+from towline.mqtt.sender import Sender
+
+
+def test_messages_reach_the_disk_with_all_their_properties(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(mosquitto)
+    gateway.start()
+    gateway.until(state="online")
+    with Sender("127.0.0.1", mosquitto.port, client_id="device") as sender:
+        sender.publish(
+            PublishPacket(
+                "t/dev/temp",
+                b"\xff\x00 21.5",
+                qos=QoS.AT_LEAST_ONCE,
+                packet_id=1,
+                retain=True,
+                payload_format_indicator=0,
+                message_expiry_interval=3600,
+                content_type="text/plain",
+                response_topic="r/1",
+                correlation_data=b"\x01\x02",
+                user_properties=[("b", "1"), ("a", "2"), ("b", "3")],
+            )
+        )
+        sender.publish(PublishPacket("t/plain", b"", packet_id=None))
+        sender.drain()
+    gateway.until(journaled=2)
+    assert gateway.stop() == 0
+    full, plain = gateway.rows()
+    assert (full["topic"], full["payload"], full["qos"], full["retain"]) == ("t/dev/temp", b"\xff\x00 21.5", 1, True)
+    assert full["content_type"] == "text/plain"
+    assert full["response_topic"] == "r/1"
+    assert full["correlation_data"] == b"\x01\x02"
+    assert 3590 <= full["message_expiry_seconds"] <= 3600
+    assert full["user_properties"] == [{"key": k, "value": v} for k, v in (("b", "1"), ("a", "2"), ("b", "3"))]
+    assert (full["gateway"], full["offset"], plain["offset"]) == ("plant-7", 0, 1)
+    assert (plain["payload"], plain["qos"], plain["user_properties"]) == (b"", 0, None)
+
+
+def test_a_stop_leaves_the_session_and_what_comes_meanwhile_waits(
+    mosquitto: Mosquitto, new_gateway: NewGateway
+) -> None:
+    gateway = new_gateway(mosquitto)
+    gateway.start()
+    gateway.until(state="online")
+    assert gateway.stop() == 0
+    publish(mosquitto, range(50))
+    gateway.start()
+    gateway.until(journaled=50)
+    gateway.stop()
+    assert payloads(gateway) == list(range(50))
+
+
+def test_killed_again_and_again_it_loses_nothing(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
+    broker = new_mosquitto(max_queued_messages="0")
+    gateway = new_gateway(broker)
+    gateway.start()
+    gateway.until(state="online")
+    for round_ in range(5):
+        publish(broker, range(round_ * 400, round_ * 400 + 400))
+        gateway.stop(signal.SIGKILL)
+        gateway.start()
+    wait_until(lambda: len(set(gateway.seen())) == 2000, 30, "all 2,000")
+    assert list(dict.fromkeys(gateway.seen())) == list(range(2000)), "the first of each in order"
+
+
+def test_the_broker_killed_with_its_store_comes_back(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
+    broker = new_mosquitto(persistence="true", autosave_interval="1", autosave_on_changes="true")
+    gateway = new_gateway(broker)
+    gateway.start()
+    gateway.until(state="online")
+    publish(broker, range(20))
+    broker.kill()
+    gateway.until(state="offline")
+    broker.start()
+    gateway.until(state="online", timeout=40)
+    publish(broker, range(20, 40))
+    status = wait_until(lambda: gateway.status() if gateway.status()["journaled"] >= 40 else None)
+    assert status["sessions_lost"] == 0
+
+
+def test_a_session_the_broker_lost_is_counted_and_shown(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(mosquitto)
+    gateway.start()
+    gateway.until(state="online")
+    mosquitto.restart()
+    gateway.until(sessions_lost=1, state="online", timeout=40)
+    publish(mosquitto, range(3))
+    gateway.until(journaled=3)
+    gateway.stop(signal.SIGKILL)
+    gateway.start()
+    assert gateway.status()["sessions_lost"] == 1, "the count outlives the process"
+
+
+def test_a_lost_journal_with_a_surviving_session_is_a_question(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    """[MQTT-3.2.2-4]."""
+    first = new_gateway(mosquitto)
+    first.start()
+    first.until(state="online")
+    first.stop()
+    publish(mosquitto, range(5))
+    second = new_gateway(mosquitto, client_id="plant-7", name="other")
+    assert "TL-M20" in second.fail()
+    assert "TL-M20" in second.fail(), "asked again, not adopted by starting twice"
+    adopting = new_gateway(mosquitto, client_id="plant-7", name="other", unknown_session="adopt")
+    adopting.start()
+    adopting.until(journaled=5)
+
+
+def test_an_unknown_session_discarded_is_durable_afterwards(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    first = new_gateway(mosquitto)
+    first.start()
+    first.until(state="online")
+    first.stop()
+    publish(mosquitto, range(5))
+    fresh = new_gateway(mosquitto, client_id="plant-7", name="fresh", unknown_session="discard")
+    fresh.start()
+    fresh.until(state="online")
+    publish(mosquitto, range(5, 8))
+    fresh.until(journaled=3)
+    fresh.stop()
+    publish(mosquitto, range(8, 10))
+    fresh.start()
+    fresh.until(journaled=5)
+    fresh.stop()
+    assert payloads(fresh) == [5, 6, 7, 8, 9]
+
+
+def test_the_broker_list_is_tried_in_turn(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        nobody = taken.getsockname()[1]
+        gateway = new_gateway(f"mqtt://127.0.0.1:{nobody},{mosquitto.uri}")
+        gateway.start()
+        assert gateway.until(state="online")["broker"] == mosquitto.uri
+
+
+def test_an_unreachable_broker_is_told_and_tried_until_it_is_there(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway
+) -> None:
+    broker = new_mosquitto()
+    broker.stop()
+    gateway = new_gateway(broker)
+    gateway.start()
+    error = wait_until(lambda: gateway.status()["last_error"])
+    assert "no connection (connection refused). Is the broker up, and the port right?   [TL-M01]" in error["text"]
+    broker.start()
+    gateway.until(state="online", timeout=40)
+    assert gateway.status()["last_error"] is None
+
+
+@pytest.fixture
+def guarded(new_mosquitto: NewMosquitto, tmp_path: Path) -> Mosquitto:
+    """A broker that asks for a password, and lets plant-7 read only t/allowed."""
+    passwords, rights = tmp_path / "passwords", tmp_path / "rights"
+    subprocess.run(["mosquitto_passwd", "-b", "-c", str(passwords), "user", "s3cret"], check=True, capture_output=True)
+    rights.write_text("user user\ntopic read t/#\n")
+    for file in (passwords, rights):
+        file.chmod(0o644)
+    return new_mosquitto(allow_anonymous="false", password_file=str(passwords), acl_file=str(rights))
+
+
+def test_a_wrong_password_ends_with_one_line_and_no_secret(
+    guarded: Mosquitto, new_gateway: NewGateway, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("wr0ng-pass\n")
+    gateway = new_gateway(guarded, username="user", password_file=secret)
+    line = gateway.fail()
+    assert "not authorized (0x87)" in line
+    assert "Check username and password_file" in line
+    assert "wr0ng-pass" not in gateway.log.read_text()
+    assert "Traceback" not in gateway.log.read_text()
+    assert (gateway.settings.state_dir / "gateway-error.json").exists()
+
+
+def test_the_right_password_from_a_file(guarded: Mosquitto, new_gateway: NewGateway, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+    gateway = new_gateway(guarded, username="user", password_file=secret)
+    gateway.start()
+    gateway.until(state="online")
+
+
+def test_a_missing_password_file_is_a_config_error(
+    mosquitto: Mosquitto, new_gateway: NewGateway, tmp_path: Path
+) -> None:
+    gateway = new_gateway(mosquitto, username="user", password_file=tmp_path / "nothing")
+    assert "password_file can't be read (no such file or directory)" in gateway.fail()
+    assert gateway.process is not None
+    assert gateway.process.returncode == 2
+
+
+def test_a_client_id_taken_over_twice_stops_the_line(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(mosquitto)
+    gateway.start()
+    rivals = []
+    for _ in range(2):
+        gateway.until(state="online")
+        rival = socket.create_connection(("127.0.0.1", mosquitto.port))
+        rivals.append(rival)
+        rival.sendall(ConnectPacket("plant-7", session_expiry_interval=3600).write())
+        assert rival.recv(100)
+        gone = gateway.process
+        assert gone is not None
+        wait_until(lambda p=gone: p.poll() is not None or "TL-M21" in gateway.log.read_text())  # type: ignore[misc]
+        if gone.poll() is None:
+            wait_until(lambda: gateway.log.read_text().count('"online"') > len(rivals) or gone.poll() is not None)
+    for rival in rivals:
+        rival.close()
+    assert gateway.process is not None
+    assert gateway.process.wait(15) == 1
+    assert "took over the client id" in gateway.log.read_text().splitlines()[-1]
+
+
+def test_one_gateway_per_state_directory(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    first = new_gateway(mosquitto)
+    first.start()
+    second = new_gateway(mosquitto)
+    second.log = first.log.with_name("second.log")
+    line = second.fail()
+    assert "TL-J03" in line
+    assert str(first.process.pid if first.process else "") in line
+
+
+def test_a_state_directory_that_takes_no_files(mosquitto: Mosquitto, new_gateway: NewGateway, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "plant-7").write_text("a file")
+    assert "TL-J01" in new_gateway(mosquitto).fail()
+
+
+def test_a_full_journal_holds_back_and_loses_nothing(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
+    """[I7]: back-pressure, visible, with the keep alive going on."""
+    broker = new_mosquitto(max_queued_messages="0")
+    gateway = new_gateway(
+        broker, keep_alive_s=5, journal={"max_bytes": 1 << 20, "min_free_bytes": 0, "segment_bytes": 256 << 10}
+    )
+    gateway.start()
+    gateway.until(state="online")
+    with Sender("127.0.0.1", broker.port, client_id="device") as sender:
+        for number in range(2000):
+            payload = b"%d " % number + bytes(2000)
+            sender.publish(PublishPacket("t/1", payload, qos=QoS.AT_LEAST_ONCE, packet_id=1))
+        sender.drain()
+    full = gateway.until(held_back="journal full")
+    assert 0 < full["journaled"] < 2000
+    assert "TL-J02" in full["last_error"]["text"]
+    # Longer than 1.5 keep alives: the connection must live on pings alone.
+    connected = full["connected_since"]
+    wait_until(lambda: gateway.status()["last_error"]["at"] > full["last_error"]["at"] + 8, 20)
+    assert gateway.status()["connected_since"] == connected
+    lease = gateway.client.open("test")
+    seen: list[int] = []
+
+    def drain() -> bool:
+        status = gateway.status()
+        for batch in gateway.client.read(status["journal"], len(seen), status["end"]):
+            seen.extend(int(payload.split()[0]) for payload in batch.column("payload").to_pylist())
+        gateway.client.commit("test", len(seen), journal=status["journal"])
+        return len(seen) >= 2000
+
+    wait_until(drain, 60)
+    assert lease
+    assert seen == list(range(2000))
+
+
+def test_it_ends_with_its_owner(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
+        gateway = new_gateway(mosquitto, owner_pid=owner.pid)
+        gateway.start()
+        gateway.until(state="online")
+        owner.kill()
+        assert gateway.process is not None
+        assert gateway.process.wait(15) == 0
+    assert "owner ended" in gateway.log.read_text()
+
+
+def test_nothing_is_readable_by_others(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(mosquitto)
+    gateway.start()
+    gateway.until(state="online")
+    state = gateway.settings.state_dir
+    assert state.stat().st_mode & 0o077 == 0
+    assert [str(file) for file in state.rglob("*") if file.stat().st_mode & 0o077] == []
+
+
+def test_at_most_once_acknowledges_on_receipt(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(mosquitto, guarantee="at_most_once", subscriptions=[{"filter": "t/#", "qos": 0}])
+    gateway.start()
+    gateway.until(state="online")
+    publish(mosquitto, range(10), qos=0)
+    gateway.until(journaled=10, ack_after="received")
+
+
+def test_ack_after_kafka_waits_for_the_consumers(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(mosquitto, ack_after="kafka")
+    gateway.start()
+    gateway.until(state="online")
+    publish(mosquitto, range(10))
+    status = gateway.until(journaled=10)
+    assert status["unacknowledged"] == 10
+    gateway.client.open("test")
+    gateway.client.commit("test", 4, journal=status["journal"])
+    gateway.until(unacknowledged=6)
+    gateway.client.commit("test", 10, journal=status["journal"])
+    gateway.until(unacknowledged=0)
+
+
+def test_changed_subscriptions_are_taken_over_by_difference(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(mosquitto, subscriptions=[{"filter": "t/#", "qos": 1}, {"filter": "old", "qos": 1}])
+    gateway.start()
+    gateway.until(state="online")
+    gateway.stop()
+    changed = new_gateway(mosquitto, subscriptions=[{"filter": "t/#", "qos": 1}, {"filter": "new", "qos": 1}])
+    changed.start()
+    changed.until(state="online")
+    publish(mosquitto, range(1), "old")
+    publish(mosquitto, range(1, 2), "new")
+    publish(mosquitto, range(2, 3), "t/x")
+    changed.until(journaled=2)
+    changed.stop()
+    assert payloads(changed) == [1, 2]
+
+
+def test_settings_that_make_no_sense_are_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "towline.gateway"],
+        input=b'{"name": "x", "state_dir": "%s", "brokers": "http://a", "subscriptions": []}' % os.fsencode(tmp_path),
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+    assert b"http://" in done.stderr
