@@ -5,6 +5,7 @@ Most messages carry few properties, so a column without a value is made as a who
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ def to_rows(run: PublishRun, first: int, received_at_us: int, gateway: str) -> p
         _lists([p.subscription_ids for p in packets], "subscription_ids"),
         pa.repeat(pa.scalar(received_at_us, pa.timestamp("us", "UTC")), count),
         pa.repeat(gateway, count),
-        pa.array(range(first, first + count), pa.int64()),
+        pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(array("q", range(first, first + count)))]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 

@@ -418,7 +418,7 @@ class Session:
 
     def _on_publishes(self, run: PublishRun, _now: float, actions: list[Action]) -> None:
         qos = run.qos
-        if any(packet.topic_alias is not None for packet in run.packets):
+        if [packet.topic_alias for packet in run.packets].count(None) != len(run):
             self._violation("used a topic alias, which we allow none [MQTT-3.3.2-9]", 0x94, actions)
             return
         if b"\x02" in qos:
