@@ -1,0 +1,150 @@
+"""Client configuration: names, values, and secrets that never travel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from towline.errors import ConfigError
+from towline.kafka.admin import client_config
+from towline.kafka.clientconfig import COMMON, JAVA_NAMES, RESERVED, SECRETS, check_client, file_property, resolve
+
+SERVERS = {"bootstrap.servers": "k1:9092"}
+
+
+def refusal(client: dict[str, str]) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        check_client({**SERVERS, **client}, "here")
+    assert caught.value.where == "here"
+    return caught.value
+
+
+@pytest.mark.parametrize("name", sorted(JAVA_NAMES))
+def test_java_names_are_answered_with_what_does_the_same(name: str) -> None:
+    error = refusal({name: "x"})
+    assert error.code == "TL-C43"
+    assert f"kafka.{name}" in error.what
+    assert error.do.endswith(".")
+
+
+@pytest.mark.parametrize("name", sorted(JAVA_NAMES))
+def test_what_a_java_name_is_answered_with_exists(name: str) -> None:
+    words = [word.strip(".,;") for word in JAVA_NAMES[name].split()]
+    offered = [word.removeprefix("kafka.").partition("=")[0] for word in words if word.startswith("kafka.")]
+    values = {"security.protocol": "plaintext", "partitioner": "random", "compression.level": "3"}
+    for target in offered:
+        if target.endswith((".file", ".location")) or target.startswith(("ssl.", "sasl.")):
+            continue  # judged where they are used, or in company
+        check_client({**SERVERS, target: values.get(target, "1000000")}, "here")
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_what_is_ours_can_not_be_set(name: str) -> None:
+    assert refusal({name: "x"}).code == "TL-C43"
+
+
+@pytest.mark.parametrize("name", sorted(SECRETS))
+def test_plain_secrets_are_refused_without_being_shown(name: str) -> None:
+    error = refusal({name: "hunter2"})
+    assert error.code == "TL-C44"
+    assert "hunter2" not in str(error)
+    assert f"kafka.{name}.file" in error.do
+    assert "${NAME}" in error.do
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("linger.ms", "soon"), ("compression.type", "rar"), ("partitioner", "mine"), ("acks", "7000")]
+)
+def test_values_are_judged_by_the_client_itself(name: str, value: str) -> None:
+    error = refusal({name: value})
+    assert error.code == "TL-C45"
+    assert f'"kafka.{name}" = {value}' in error.what
+
+
+def test_settings_that_only_clash_together() -> None:
+    error = refusal({"enable.idempotence": "true", "max.in.flight": "9"})
+    assert error.code == "TL-C45"
+    assert "max.in.flight" in error.what
+
+
+def test_common_names_exist() -> None:
+    """A guess must not lead to the next mistake."""
+    values = {
+        "acks": "all",
+        "broker.address.family": "v4",
+        "compression.level": "3",
+        "compression.type": "lz4",
+        "partitioner": "murmur2",
+        "security.protocol": "plaintext",
+        "sasl.mechanism": "PLAIN",
+        "client.id": "x",
+    }
+    for name in COMMON:
+        boolean = name.startswith("enable.") or name.endswith(".enable")
+        value = values.get(name, "true" if boolean else "2000")
+        if not name.startswith(("ssl.", "sasl.")) and name != "bootstrap.servers":
+            check_client({**SERVERS, name: value}, "here")
+
+
+def test_a_prefix_of_ones_own() -> None:
+    with pytest.raises(ConfigError, match="Did you mean") as caught:
+        check_client({**SERVERS, "linger.mss": "1"}, "bridge.toml:3", "")
+    assert '"linger.mss"' in caught.value.what
+    assert '"linger.ms"' in caught.value.do
+
+
+def test_secrets_come_from_files_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    password = tmp_path / "password"
+    password.write_text("p w\n")
+    monkeypatch.setenv("KAFKA_USER", "u")
+    client = {"sasl.password.file": str(password), "sasl.username": "${KAFKA_USER}", "linger.ms": "5"}
+    assert resolve(client, "here") == {"sasl.password": "p w", "sasl.username": "u", "linger.ms": "5"}
+
+
+def test_a_secret_by_reference_passes_the_check_unread() -> None:
+    sasl = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "u"}
+    check_client({**SERVERS, **sasl, "sasl.password": "${NOT_SET_HERE}"}, "here")
+    check_client({**SERVERS, **sasl, "sasl.password.file": "/not/on/the/driver"}, "here")
+    check_client({**SERVERS, **sasl, "ssl.key.password.file": "/not/here", "sasl.password": "${P}"}, "here")
+
+
+def test_a_half_reference_is_still_plain_text() -> None:
+    assert refusal({"sasl.password": "x${NAME}"}).code == "TL-C44"
+
+
+@pytest.mark.parametrize(("content", "why"), [(None, "No such file"), (b"", "is empty"), (b"\xff", "not UTF-8")])
+def test_files_that_hold_no_secret(tmp_path: Path, content: bytes | None, why: str) -> None:
+    path = tmp_path / "password"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=why) as caught:
+        resolve({"sasl.password.file": str(path)}, "here")
+    assert caught.value.code == "TL-C46"
+
+
+def test_a_file_far_too_large(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_bytes(b"x" * (65 << 10))
+    with pytest.raises(ConfigError, match="64 KiB"):
+        resolve({"sasl.password.file": str(path)}, "here")
+
+
+def test_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KAFKA_PASSWORD", raising=False)
+    with pytest.raises(ConfigError, match="KAFKA_PASSWORD") as caught:
+        resolve({"sasl.password": "${KAFKA_PASSWORD}"}, "here")
+    assert caught.value.code == "TL-C46"
+
+
+def test_only_secrets_are_read_from_files() -> None:
+    assert file_property("sasl.password.file") == "sasl.password"
+    assert file_property("sasl.password") is None
+    assert file_property("linger.ms.file") is None
+
+
+def test_the_builder_checks_and_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_USER", "u")
+    assert client_config({**SERVERS, "client.id": "${KAFKA_USER}"})["client.id"] == "u"
+    with pytest.raises(ConfigError, match='"acks" = 5000'):
+        client_config({**SERVERS, "acks": "5000"})

@@ -1,0 +1,151 @@
+"""Columns: the contract of Spark's Kafka sink, and Arrow columns as arguments of produce()."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.errors import ConfigError, KafkaError
+from towline.kafka.columns import ACCEPTED, Columns, header_lists
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TYPES = {name: kinds[0] for name, kinds in ACCEPTED.items()}
+
+header = st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=8))
+header_column = st.lists(st.none() | st.lists(header, max_size=5), max_size=20)
+
+
+def bound(*names: str, topic: str | None = "t", include_headers: bool = True) -> Columns:
+    return Columns.bind({name: TYPES[name] for name in names}, topic, include_headers=include_headers)
+
+
+def produced(columns: Columns, **data: Any) -> list[tuple[Any, ...]]:
+    return list(columns.rows(pa.record_batch(data)).records)
+
+
+def headers_of(rows: list[list[tuple[str, bytes | None]] | None]) -> Any:
+    return pa.array([None if row is None else [{"key": k, "value": v} for k, v in row] for row in rows], HEADERS)
+
+
+def test_a_value_alone() -> None:
+    assert produced(bound("value"), value=pa.array([b"a", None])) == [("t", b"a", None, -1), ("t", None, None, -1)]
+
+
+def test_strings_become_utf8_bytes() -> None:
+    columns = Columns.bind({"key": "string", "value": "string"}, "t", include_headers=True)
+    assert produced(columns, key=pa.array(["ü"]), value=pa.array(["€"])) == [("t", "€".encode(), "ü".encode(), -1)]
+
+
+def test_large_types_of_arrow_too() -> None:
+    """Spark makes them with spark.sql.execution.arrow.useLargeVarTypes."""
+    assert produced(bound("value"), value=pa.array([b"a"], pa.large_binary())) == [("t", b"a", None, -1)]
+    assert produced(bound("value"), value=pa.array(["a"], pa.large_string())) == [("t", b"a", None, -1)]
+
+
+def test_the_topic_comes_from_the_column_unless_the_option_names_it() -> None:
+    data = {"value": pa.array([b"1", b"2"]), "topic": pa.array(["x", "y"])}
+    assert [record[0] for record in produced(bound("value", "topic", topic=None), **data)] == ["x", "y"]
+    assert [record[0] for record in produced(bound("value", "topic", topic="t"), **data)] == ["t", "t"]
+    assert bound("value", "topic", topic=None).rows(pa.record_batch(data)).topics == {"x", "y"}
+
+
+def test_partitions_are_used_where_given() -> None:
+    data = {"value": pa.array([b"1", b"2"]), "partition": pa.array([2, None], pa.int32())}
+    assert [record[3] for record in produced(bound("value", "partition"), **data)] == [2, -1]
+
+
+def test_timestamps_in_milliseconds() -> None:
+    moment = dt.datetime(2026, 1, 2, 3, 4, 5, 678901, dt.UTC)
+    column = pa.array([moment, None], pa.timestamp("us", tz="UTC"))
+    records = produced(bound("value", "timestamp"), value=pa.array([b"1", b"2"]), timestamp=column)
+    assert [record[6] for record in records] == [int(moment.timestamp()) * 1000 + 678, 0]
+    assert records[0][7] is None
+
+
+def test_headers_keep_order_and_repetition() -> None:
+    rows: list[list[tuple[str, bytes | None]] | None]
+    rows = [[("a", b"1"), ("b", None), ("a", b"1"), ("a", b"2")], [], None, [("z", b"")]]
+    records = produced(bound("value", "headers"), value=pa.array([b""] * 4), headers=headers_of(rows))
+    assert [record[7] for record in records] == [row or [] for row in rows]
+    assert {record[4:7] for record in records} == {(None, None, 0)}
+
+
+def test_headers_can_be_left_out() -> None:
+    columns = bound("value", "headers", include_headers=False)
+    assert produced(columns, value=pa.array([b"1"]), headers=headers_of([[("a", b"1")]])) == [("t", b"1", None, -1)]
+
+
+def test_sizes_are_those_of_keys_and_values() -> None:
+    rows = bound("key", "value").rows(
+        pa.record_batch({"key": pa.array([b"12", None]), "value": pa.array([b"345", b"6"])})
+    )
+    assert (rows.size, rows.bytes) == (2, 6)
+
+
+def test_an_empty_batch() -> None:
+    batch = pa.record_batch({"value": pa.array([], pa.binary()), "headers": pa.array([], HEADERS)})
+    rows = bound("value", "headers").rows(batch)
+    assert (rows.size, rows.bytes, list(rows.records)) == (0, 0, [])
+
+
+@given(header_column)
+def test_header_lists_are_what_arrow_holds(rows: list[list[tuple[str, bytes | None]] | None]) -> None:
+    assert list(header_lists(headers_of(rows))) == [row or [] for row in rows]
+
+
+@given(header_column, st.integers(0, 20), st.integers(0, 20))
+def test_slices_of_a_column_too(rows: list[list[tuple[str, bytes | None]] | None], start: int, length: int) -> None:
+    expected = [row or [] for row in rows[start : start + length]]
+    assert list(header_lists(headers_of(rows).slice(start, length))) == expected
+
+
+@given(st.lists(st.tuples(st.none() | st.binary(), st.none() | st.text(), st.none() | st.integers(0, 99)), max_size=20))
+def test_records_are_the_rows_in_order(rows: list[tuple[bytes | None, str | None, int | None]]) -> None:
+    columns = Columns.bind({"key": "string", "value": "binary", "partition": "int"}, "t", include_headers=True)
+    records = produced(
+        columns,
+        value=pa.array([row[0] for row in rows], pa.binary()),
+        key=pa.array([row[1] for row in rows], pa.string()),
+        partition=pa.array([row[2] for row in rows], pa.int32()),
+    )
+    assert records == [("t", v, None if k is None else k.encode(), -1 if p is None else p) for v, k, p in rows]
+
+
+@pytest.mark.parametrize("bad", [[{"key": None, "value": b"1"}], [None]])
+def test_a_header_without_key(bad: list[Any]) -> None:
+    with pytest.raises(KafkaError, match="a header has no key") as caught:
+        header_lists(pa.array([bad], HEADERS))
+    assert caught.value.code == "TL-K06"
+
+
+def test_a_row_without_topic() -> None:
+    batch = pa.record_batch({"value": pa.array([b"1", b"2"]), "topic": pa.array(["x", None])})
+    with pytest.raises(KafkaError, match="row 1 of its Arrow batch") as caught:
+        bound("value", "topic", topic=None).rows(batch)
+    assert caught.value.code == "TL-K06"
+
+
+@pytest.mark.parametrize(
+    ("schema", "topic", "says"),
+    [
+        ({"key": "string"}, "t", 'column "value" is missing'),
+        ({}, "t", "there are: none"),
+        ({"value": "string"}, None, "no topic"),
+        ({"value": "int"}, "t", 'column "value" is int, Kafka takes binary or string'),
+        ({"value": "string", "key": "bigint"}, "t", 'column "key" is bigint'),
+        ({"value": "string", "partition": "bigint"}, "t", "CAST(partition AS int)"),
+        ({"value": "string", "headers": "map<string,string>"}, "t", "array<struct<key:string,value:binary>>"),
+        ({"value": "string", "topic": "binary"}, None, 'column "topic" is binary'),
+        ({"value": "string", "payload": "binary"}, "t", 'unknown column "payload"'),
+    ],
+)
+def test_columns_that_do_not_fit(schema: dict[str, str], topic: str | None, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Columns.bind(schema, topic, include_headers=True)
+    assert caught.value.code == "TL-C48"
+    assert says in str(caught.value)

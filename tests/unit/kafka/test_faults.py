@@ -1,0 +1,92 @@
+"""Kafka's errors in our words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError as ClientError
+from confluent_kafka import KafkaException
+
+from towline.kafka import faults
+
+
+def fault(code: int, text: str = "") -> Any:
+    return ClientError(code, text or None)
+
+
+TIMED_OUT = fault(ClientError._MSG_TIMED_OUT)
+TOO_LARGE = fault(ClientError.MSG_SIZE_TOO_LARGE)
+CONNECT = fault(ClientError._TRANSPORT, "k1:9092/bootstrap: Connect to k1 failed: Connection refused (after 0ms in x)")
+LOGIN = fault(ClientError._AUTHENTICATION, "k1:9092/bootstrap: SASL PLAIN failed (after 3ms in x)")
+DOWN = fault(ClientError._ALL_BROKERS_DOWN, "1/1 brokers are down")
+
+
+def test_a_reason_is_one_line_from_whatever_was_raised() -> None:
+    assert faults.reason(fault(1, "Broker: Two\n lines.")) == "two lines"
+    assert faults.reason(KafkaException(fault(1, "Local: Three"))) == "three"
+    assert faults.reason(ValueError("a b")) == "a b"
+
+
+def test_a_system_error_is_told_by_its_cause() -> None:
+    """The binding's way to say "fatal" while a delivery report is pending."""
+    error = SystemError("returned a result with an exception set")
+    error.__cause__ = KafkaException(fault(ClientError._FENCED, "Local: Fenced"))
+    assert faults.reason(error) == "fenced"
+    assert faults.name_of(error) == "_FENCED"
+    assert faults.reason(SystemError("alone")) == "alone"
+
+
+def test_silence_is_told_with_counts_and_seconds() -> None:
+    error = faults.undelivered("k1:9092", 400, 4000, 60, [("t", TIMED_OUT)])
+    assert str(error).startswith("k1:9092: Kafka did not take 400 of 4,000 records within 60 s. ")
+    assert "written again" in error.do
+    assert error.code == "TL-K02"
+    assert faults.undelivered("k", 1, 1, 1.5, []).code == "TL-K02"
+
+
+def test_a_refusal_is_told_with_its_topic_and_remedy() -> None:
+    error = faults.undelivered("k1:9092", 2, 10, 60, [("t", TIMED_OUT), ("big", TOO_LARGE)])
+    assert error.code == "TL-K03"
+    assert "Kafka refused 2 of 10 records" in error.what
+    assert 'topic "big"' in error.what
+    assert "max.message.bytes" in error.do
+
+
+def test_a_record_too_large_is_told_with_size_and_limit() -> None:
+    error = faults.refused("k", ("t", b"x" * 1000, b"kk", -1), "1000", KafkaException(TOO_LARGE))
+    assert error.code == "TL-K05"
+    assert '1,002 bytes for topic "t"' in error.what
+    assert "kafka.message.max.bytes = 1,000" in error.what
+
+
+def test_any_other_refused_record() -> None:
+    unknown = KafkaException(fault(ClientError._UNKNOWN_PARTITION, "Local: Unknown partition"))
+    error = faults.refused("k", ("t", None, None, 7), "1000", unknown)
+    assert error.code == "TL-K06"
+    assert 'topic "t", partition 7, can not be sent: unknown partition' in error.what
+
+
+@pytest.mark.parametrize(("count", "says"), [(1, '"a0"'), (5, '"a4"'), (8, "and 3 more")])
+def test_missing_topics_and_how_to_make_them(count: int, says: str) -> None:
+    error = faults.missing("k1:9092", {f"a{number}" for number in range(count)})
+    assert says in error.what
+    assert "kafka-topics.sh --bootstrap-server k1:9092 --create --topic a0" in error.do
+    assert error.code == "TL-K04"
+
+
+@pytest.mark.parametrize(
+    ("events", "explanation"),
+    [
+        ([CONNECT], "k1:9092: Connect to k1 failed: Connection refused"),
+        ([CONNECT, DOWN], "k1:9092: Connect to k1 failed: Connection refused"),
+        ([DOWN], "no broker is up"),
+        ([LOGIN, CONNECT, DOWN], "authentication failed: k1:9092: SASL PLAIN failed"),
+        ([DOWN, LOGIN], "authentication failed: k1:9092: SASL PLAIN failed"),
+    ],
+)
+def test_the_clearest_explanation_of_a_silence_wins(events: list[Any], explanation: str) -> None:
+    known = ""
+    for event in events:
+        known = faults.clearer(known, event)
+    assert known == explanation

@@ -1,0 +1,195 @@
+"""Options of the sink: what is taken, and the one line a mistake gets."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.errors import ConfigError
+from towline.kafka.options import ALIASES, NAMES, PROMISES, SinkSettings
+
+BASE = {"kafka.bootstrap.servers": "k1:9092,k2:9093", "guarantee": "at_least_once", "topic": "t"}
+
+
+def mistake(**options: str) -> ConfigError:
+    """The error for BASE with these options; `__` stands for a dot, None takes an option away."""
+    with pytest.raises(ConfigError) as caught:
+        SinkSettings.parse({**BASE, **{name.replace("__", "."): value for name, value in options.items()}})
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_the_least_that_works() -> None:
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once"})
+    assert settings.topic is None
+    assert settings.include_headers
+    assert settings.timeout_s == 60
+    assert settings.sink_id is None
+
+
+def test_at_least_once_is_idempotent_and_waits_for_all_replicas() -> None:
+    client = SinkSettings.parse(BASE).client
+    assert client["acks"] == "all"
+    assert client["enable.idempotence"] == "true"
+    assert client["partitioner"] == "murmur2_random"
+    assert client["linger.ms"] == "20"
+    assert client["batch.size"] == "1000000"
+    assert client["message.timeout.ms"] == "60000"
+
+
+def test_at_most_once_waits_for_nobody_and_repeats_nothing() -> None:
+    settings = SinkSettings.parse({**BASE, "guarantee": "at_most_once"})
+    assert (settings.client["acks"], settings.client["retries"]) == ("0", "0")
+    assert settings.client["enable.idempotence"] == "false"
+    assert settings.timeout_s == 5
+
+
+def test_names_in_any_case_as_spark_hands_them_over() -> None:
+    settings = SinkSettings.parse(
+        {
+            "KAFKA.bootstrap.servers": "k1:9092",
+            "Guarantee": "at_least_once",
+            "includeheaders": "FALSE",
+            "DELIVERYTIMEOUT": "2.5",
+            "sinkid": "s",
+            "checkpointlocation": "/x",
+            "queryname": "q",
+        }
+    )
+    assert not settings.include_headers
+    assert settings.client["message.timeout.ms"] == "2500"
+    assert settings.sink_id == "s"
+
+
+def test_client_settings_pass_through_and_win_over_ours() -> None:
+    settings = SinkSettings.parse({**BASE, "kafka.linger.ms": "5", "kafka.compression.type": "lz4"})
+    assert settings.client["linger.ms"] == "5"
+    assert settings.client["compression.type"] == "lz4"
+
+
+def test_settings_travel_to_the_tasks() -> None:
+    settings = SinkSettings.parse(BASE)
+    assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize("given_one", [{}, {"guarantee": "exactly_once"}])
+def test_exactly_once_names_the_two_that_work(given_one: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="at_least_once") as caught:
+        SinkSettings.parse({"kafka.bootstrap.servers": "k1:9092", "topic": "t", **given_one})
+    assert caught.value.code == "TL-C40"
+    assert "exactly_once" in caught.value.what
+    assert "at_most_once" in caught.value.what
+
+
+@pytest.mark.parametrize("word", ["", "AT_LEAST_ONCE", "at-least-once", "none"])
+def test_a_word_that_is_no_guarantee(word: str) -> None:
+    assert mistake(guarantee=word).code == "TL-C40"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("topik", "topic"),
+        ("includeheader", "includeHeaders"),
+        ("garantee", "guarantee"),
+        ("deliverytimeot", "deliveryTimeout"),
+        ("kafka_bootstrap_servers", "kafka.bootstrap.servers"),
+        ("kafka.linger.mss", "kafka.linger.ms"),
+        ("kafka.compresion.type", "kafka.compression.type"),
+    ],
+)
+def test_unknown_options_get_a_guess(written: str, meant: str) -> None:
+    error = mistake(**{written: "1"})
+    assert error.code == "TL-C01"
+    assert written in error.what
+    assert error.do == f'Did you mean "{meant}"?'
+
+
+def test_an_option_like_no_other_gets_the_list() -> None:
+    assert all(name in mistake(zzz="1").do for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kafka.acks", "1"),
+        ("kafka.acks", "0"),
+        ("kafka.request.required.acks", "1"),
+        ("kafka.enable.idempotence", "false"),
+        ("kafka.retries", "0"),
+        ("kafka.message.send.max.retries", "0"),
+        ("kafka.max.in.flight.requests.per.connection", "6"),
+        ("kafka.transactional.id", "mine"),
+        ("kafka.message.timeout.ms", "1000"),
+        ("kafka.delivery.timeout.ms", "1000"),
+    ],
+)
+def test_at_least_once_refuses_what_contradicts_it(name: str, value: str) -> None:
+    error = mistake(**{name: value})
+    assert error.code == "TL-C41"
+    assert name in error.what
+
+
+@pytest.mark.parametrize(("name", "value"), [("acks", "all"), ("enable.idempotence", "true"), ("retries", "3")])
+def test_at_most_once_refuses_what_contradicts_it(name: str, value: str) -> None:
+    error = mistake(**{"guarantee": "at_most_once", f"kafka.{name}": value})
+    assert error.code == "TL-C41"
+    assert "at_most_once" in error.what
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("acks", "-1"), ("acks", "ALL"), ("enable.idempotence", "True"), ("retries", "9"), ("max.in.flight", "1")],
+)
+def test_saying_what_the_guarantee_says_is_no_contradiction(name: str, value: str) -> None:
+    assert SinkSettings.parse({**BASE, f"kafka.{name}": value}).client[name] == value
+
+
+def test_every_alias_leads_to_a_setting_we_know() -> None:
+    decided = {name for promise in PROMISES.values() for name in promise.accepts}
+    assert set(ALIASES.values()) <= decided | {"message.timeout.ms"}
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.5", "-1", "901", "soon", "nan", "inf", ""])
+def test_delivery_timeout_has_bounds(seconds: str) -> None:
+    error = mistake(deliveryTimeout=seconds)
+    assert error.code == "TL-C47"
+    assert "1 to 900 seconds" in error.what
+
+
+def test_flags_and_empty_topics() -> None:
+    assert mistake(includeHeaders="yes").code == "TL-C47"
+    assert mistake(topic=" ").code == "TL-C47"
+
+
+@pytest.mark.parametrize("servers", ["", " ", "k1", "k1:", ":9092", "k1:x", "k1:0", "k1:65536", "k1:9092,,k2:9092"])
+def test_servers_are_host_and_port(servers: str) -> None:
+    error = mistake(**{"kafka.bootstrap.servers": servers})
+    assert error.code == "TL-C42"
+    assert "kafka.bootstrap.servers" in error.what
+
+
+@pytest.mark.parametrize("servers", ["k1:1", "127.0.0.1:9092", "[::1]:9092", "SSL://k1:9093, k2:9093"])
+def test_servers_that_are_fine(servers: str) -> None:
+    assert SinkSettings.parse({**BASE, "kafka.bootstrap.servers": servers}).servers == servers
+
+
+def outcome(options: dict[str, str]) -> str:
+    try:
+        SinkSettings.parse(options)
+    except ConfigError as error:
+        return error.code
+    return "fine"
+
+
+@given(st.dictionaries(st.text(max_size=12), st.text(max_size=12), max_size=4))
+def test_any_option_map_is_taken_or_gets_one_line(options: dict[str, str]) -> None:
+    assert outcome({**BASE, **options}) in {"fine", "TL-C01", "TL-C40", "TL-C47"}
+
+
+@given(st.dictionaries(st.text(max_size=12).map("kafka.".__add__), st.text(max_size=12), max_size=3))
+def test_any_client_setting_is_taken_or_gets_one_line(options: dict[str, str]) -> None:
+    assert outcome({**BASE, **options}) in {"fine", "TL-C01", "TL-C41", "TL-C42", "TL-C43", "TL-C44", "TL-C45"}
