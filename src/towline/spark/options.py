@@ -192,7 +192,7 @@ _REFUSED = {
         "a password in an option would stand in Spark's plans, web UI and logs",
         "Write it to a file of mode 0600 and give its path as passwordFile.",
     ),
-    "asyncprogresstrackingenabled": (
+    "asyncProgressTrackingEnabled": (
         "asynchronous progress tracking makes Spark report batches as done that are not, and messages would be lost",
         "Leave it out, of the writer's options too.",
     ),
@@ -245,12 +245,12 @@ def _spelled(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse(key: str) -> None:
-    if key.lower() in _REFUSED:
-        what, do = _REFUSED[key.lower()]
-        raise ConfigError("TL-C22", f'{_WHERE} option "{key}"', what, do)
+    for name, (what, do) in _REFUSED.items():
+        if key.lower() == name.lower():
+            raise ConfigError("TL-C22", f'{_WHERE} option "{name}"', what, do)
     close = difflib.get_close_matches(key.lower(), _SPELLING, n=1)
     hint = f'Did you mean "{_SPELLING[close[0]]}"?' if close else f"The options are {', '.join(OPTIONS)}."
-    raise ConfigError("TL-C01", _WHERE, f'unknown option "{key}"', hint)
+    raise ConfigError("TL-C01", _WHERE, f'unknown option "{_one_line(key)}"', hint)
 
 
 def _guarantee(options: Mapping[str, str]) -> Guarantee:
@@ -348,11 +348,16 @@ def _translated(error: ValidationError) -> ConfigError:
     """Make pydantic's first finding a line about the option it came from."""
     first = error.errors(include_url=False)[0]
     place = tuple(part for part in first["loc"] if isinstance(part, str))
-    message = first["msg"].removeprefix("Value error, ")
+    message = _in_options(_one_line(first["msg"].removeprefix("Value error, ")))
     for name, setting in _GATEWAY_OPTIONS.items():
         if place[: len(setting.path)] == setting.path:
-            return _wrong(name, _in_options(message).replace("Input should", "it should"))
-    return ConfigError("TL-C12", _WHERE, _in_options(message))
+            return _wrong(name, message.replace("Input should", "it should"))
+    return ConfigError("TL-C12", _WHERE, message)
+
+
+def _one_line(text: str) -> str:
+    """What came from outside, without line breaks and not for pages."""
+    return " ".join(text.split())[:200]
 
 
 def _in_options(message: str) -> str:

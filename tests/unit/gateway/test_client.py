@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.unit.spark.serving import mark, served
+from towline.errors import ConfigError, GatewayError, Refused
+from towline.gateway import client as client_module
+from towline.gateway.client import GatewayClient, discover, ensure
+from towline.gateway.endpoint import ENDPOINT_FILE, ERROR_FILE, LOG_FILE, Endpoint
+from towline.gateway.settings import GatewaySettings
+
+ROOT = Path(__file__).parents[3]
+
+#: Stands in for ``python -m towline.gateway``: settings from stdin, the real service on a real journal, no broker.
+_GATEWAY = """
+import signal, sys, threading
+from tests.unit.spark.serving import Served
+from towline.errors import TowlineError
+from towline.gateway.endpoint import ERROR_FILE, tell, write_private
+from towline.gateway.settings import GatewaySettings
+import json, dataclasses
+settings = GatewaySettings.model_validate_json(sys.stdin.buffer.read())
+asked = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: asked.set())
+try:
+    server = Served(settings.state_dir, name=settings.name)
+except TowlineError as error:
+    write_private(settings.state_dir / ERROR_FILE, json.dumps(tell(error)))
+    sys.exit(1)
+endpoint = dataclasses.replace(server.service.endpoint, settings=settings.digest(), owner_pid=settings.owner_pid)
+server.service.endpoint = endpoint
+endpoint.write(settings.state_dir)
+print("up", flush=True)
+asked.wait(60)
+server.close()
+"""
+
+
+def settings(state_dir: Path, subscribe: str = "a/#") -> GatewaySettings:
+    return GatewaySettings.model_validate(
+        {"name": "plant", "state_dir": state_dir, "brokers": "127.0.0.1:9", "subscriptions": [{"filter": subscribe}]}
+    )
+
+
+@pytest.fixture
+def gateway_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Replaces what `ensure` starts by a program, given as Python text."""
+
+    def use(program: str) -> None:
+        script = tmp_path / "gateway.py"
+        script.write_text(program)
+        launcher = tmp_path / "launcher"
+        launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}"\n')
+        launcher.chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(launcher))
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    return use
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Iterator[Path]:
+    """A state directory; the gateway that serves it ends with the test."""
+    directory = tmp_path / "state"
+    yield directory
+    endpoint = Endpoint.read(directory)
+    if endpoint and not endpoint.process.gone() and endpoint.pid != os.getpid():
+        os.kill(endpoint.pid, signal.SIGTERM)
+    for child in client_module._children:
+        child.wait(10)
+    client_module._children.clear()
+
+
+# -- discover --------------------------------------------------------------------------------------------------------
+
+
+def test_a_running_gateway_is_found(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        client = discover(tmp_path)
+        assert client is not None
+        assert client.location == server.location
+        client.close()
+    assert discover(tmp_path) is None
+
+
+def test_no_directory_has_no_gateway(tmp_path: Path) -> None:
+    assert discover(tmp_path / "none") is None
+
+
+def test_an_endpoint_of_a_dead_process_is_none(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as process:
+        dead = mark(process.pid)
+    Endpoint("grpc+unix:///none", dead.pid, dead.started, dead.host, "plant", "j", 1, "now").write(tmp_path)
+    assert discover(tmp_path) is None
+
+
+def test_a_pid_that_is_used_again_is_none(tmp_path: Path) -> None:
+    me = mark()
+    with served(tmp_path / "a") as server:
+        Endpoint(server.location, me.pid, me.started + 1, me.host, "plant", "j", 1, "now").write(tmp_path)
+        assert discover(tmp_path) is None
+
+
+def test_a_dead_socket_is_none(tmp_path: Path) -> None:
+    me = mark()
+    Endpoint(f"grpc+unix://{tmp_path}/none.sock", me.pid, me.started, me.host, "plant", "j", 1, "now").write(tmp_path)
+    assert discover(tmp_path) is None
+
+
+def test_a_socket_that_serves_another_journal_is_none(tmp_path: Path) -> None:
+    me = mark()
+    with served(tmp_path / "a") as server:
+        Endpoint(server.location, me.pid, me.started, me.host, "plant", "other", 1, "now").write(tmp_path)
+        assert discover(tmp_path) is None
+
+
+# -- ensure ----------------------------------------------------------------------------------------------------------
+
+
+def test_ensure_attaches_to_a_running_gateway(tmp_path: Path) -> None:
+    with served(tmp_path) as server, ensure(settings(tmp_path), owner_pid=os.getpid()) as client:
+        assert client.location == server.location
+    assert not client_module._children
+
+
+def test_ensure_starts_one_that_is_no_part_of_this_process(
+    state_dir: Path, gateway_program: Callable[[str], None]
+) -> None:
+    gateway_program(_GATEWAY)
+    with ensure(settings(state_dir), owner_pid=4711) as client:
+        status = client.status()
+    endpoint = Endpoint.read(state_dir)
+    assert endpoint is not None
+    assert endpoint.owner_pid == 4711
+    assert status["pid"] == endpoint.pid != os.getpid()
+    assert os.getsid(endpoint.pid) == endpoint.pid
+    assert stat.S_IMODE(state_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE((state_dir / LOG_FILE).stat().st_mode) == 0o600
+    assert (state_dir / LOG_FILE).read_text() == "up\n"
+
+
+def test_the_log_can_be_elsewhere(tmp_path: Path, state_dir: Path, gateway_program: Callable[[str], None]) -> None:
+    gateway_program(_GATEWAY)
+    ensure(settings(state_dir), owner_pid=4711, log=tmp_path / "else.log").close()
+    assert (tmp_path / "else.log").read_text() == "up\n"
+
+
+def test_starters_at_the_same_moment_get_one_gateway(state_dir: Path, gateway_program: Callable[[str], None]) -> None:
+    gateway_program(_GATEWAY)
+    clients: list[GatewayClient] = []
+
+    def start() -> None:
+        clients.append(ensure(settings(state_dir), owner_pid=4711))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({client.status()["pid"] for client in clients}) == 1
+    assert len(clients) == 4
+    assert len(client_module._children) == 1
+    for client in clients:
+        client.close()
+
+
+def test_a_gateway_that_another_way_started_first_wins(
+    state_dir: Path, gateway_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal is locked by a gateway that has no endpoint yet: the started one ends, the first one is used."""
+    gateway_program(_GATEWAY)
+    with served(state_dir) as server:
+        endpoint = state_dir / ENDPOINT_FILE
+        hidden = state_dir / "hidden"
+        endpoint.rename(hidden)
+        started = client_module._start
+
+        def start(told: bytes, log: Path) -> subprocess.Popen[bytes]:
+            child = started(told, log)
+            wait_until(lambda: child.poll() is not None, timeout=30, what="the end of the loser")
+            hidden.rename(endpoint)
+            return child
+
+        monkeypatch.setattr(client_module, "_start", start)
+        with ensure(settings(state_dir), owner_pid=4711) as client:
+            assert client.location == server.location
+
+
+def test_the_error_of_a_gateway_is_raised_here(state_dir: Path, gateway_program: Callable[[str], None]) -> None:
+    gateway_program(
+        "import json, sys\n"
+        "from pathlib import Path\n"
+        "directory = json.load(sys.stdin)['state_dir']\n"
+        "error = {'type': 'Refused', 'code': 'TL-M05', 'where': 'mqtt://b', 'what': 'no', 'do': 'Ask.'}\n"
+        f"(Path(directory) / {ERROR_FILE!r}).write_text(json.dumps(error))\n"
+        "sys.exit(3)\n"
+    )
+    with pytest.raises(Refused) as caught:
+        ensure(settings(state_dir), owner_pid=4711)
+    assert str(caught.value) == "mqtt://b: no. Ask.   [TL-M05]"
+
+
+def test_an_end_without_a_word_names_the_log(state_dir: Path, gateway_program: Callable[[str], None]) -> None:
+    state_dir.mkdir()
+    (state_dir / ERROR_FILE).write_text('{"type": "Refused", "code": "TL-OLD"}')
+    gateway_program("import sys\nsys.exit(9)\n")
+    with pytest.raises(GatewayError) as caught:
+        ensure(settings(state_dir), owner_pid=4711)
+    assert str(caught.value) == (
+        f"{state_dir}: the gateway ended with code 9 before it listened. See gateway.log in that directory.   [TL-G02]"
+    )
+
+
+def test_a_gateway_that_hangs_is_given_up(
+    state_dir: Path, gateway_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "START_S", 0.3)
+    gateway_program("import time\ntime.sleep(1)\n")
+    with pytest.raises(GatewayError, match=r"has been starting for 0 s\. See gateway\.log.*TL-G02"):
+        ensure(settings(state_dir), owner_pid=4711)
+
+
+def test_a_directory_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        ensure(settings(tmp_path / "file" / "state"), owner_pid=4711)
+    assert str(caught.value) == (
+        f"{tmp_path}/file/state: the state directory can't be used (Not a directory). Give a directory on a local disk "
+        "that this user may write.   [TL-C25]"
+    )
+
+
+def test_an_idle_gateway_of_ours_is_replaced_when_settings_change(
+    state_dir: Path, gateway_program: Callable[[str], None]
+) -> None:
+    gateway_program(_GATEWAY)
+    with ensure(settings(state_dir), owner_pid=4711) as client:
+        first = client.status()
+    with ensure(settings(state_dir, "b/#"), owner_pid=4711) as client:
+        second = client.status()
+    assert first["pid"] != second["pid"]
+    assert (first["journal"], first["epoch"] + 1) == (second["journal"], second["epoch"])
+
+
+@pytest.mark.parametrize("case", ["another owner", "somebody reads"])
+def test_a_gateway_in_use_is_not_replaced(state_dir: Path, gateway_program: Callable[[str], None], case: str) -> None:
+    gateway_program(_GATEWAY)
+    with ensure(settings(state_dir), owner_pid=4711) as client:
+        if case == "somebody reads":
+            client.open("default")
+        with pytest.raises(ConfigError, match=r"runs here with another broker, client id, subscription.*TL-C27"):
+            ensure(settings(state_dir, "b/#"), owner_pid=4712 if case == "another owner" else 4711)
+        assert client.status()["epoch"] == 1

@@ -1,0 +1,556 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from tests.helpers import wait_until
+from tests.unit.spark.serving import Served, mark, rows, served
+from towline import errors
+from towline.errors import Fenced, GatewayError, GatewayUnreachable, TowlineError
+from towline.gateway import service as service_module
+from towline.gateway.client import GatewayClient, Window
+from towline.gateway.endpoint import ENDPOINT_FILE, MAX_SOCKET_BYTES, Endpoint, ProcessMark, revive, tell, write_private
+from towline.gateway.rows import ROW_SCHEMA
+from towline.gateway.service import Leases
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path / "state") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[GatewayClient]:
+    with GatewayClient(server.location) as made:
+        yield made
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """Another living process, to hold a lease."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def raw(server: Served, action: str, body: object = None) -> Any:
+    """One action as any program could send it."""
+    text = body if isinstance(body, bytes) else json.dumps(body if body is not None else {}).encode()
+    with flight.connect(server.location) as connection:
+        return json.loads(next(iter(connection.do_action(flight.Action(action, text)))).body.to_pybytes())
+
+
+def told(error: flight.FlightError) -> TowlineError:
+    return revive(json.loads(error.extra_info))
+
+
+def open_as(server: Served, consumer: str, holder: ProcessMark) -> str:
+    asked = {"consumer": consumer, "pid": holder.pid, "started": holder.started, "host": holder.host}
+    return str(raw(server, "open", asked)["lease"])
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_range_comes_back_as_it_was_appended(server: Served, client: GatewayClient) -> None:
+    server.add(25)
+    server.add(7)
+    got = pa.Table.from_batches(client.read(server.journal.journal_id, 20, 30))
+    assert got.equals(pa.Table.from_batches([rows(20, 10)]))
+    assert got.schema.equals(ROW_SCHEMA)
+
+
+def test_reading_twice_gives_the_same_and_consumes_nothing(server: Served, client: GatewayClient) -> None:
+    server.add(50)
+    journal = server.journal.journal_id
+    first, second = (pa.Table.from_batches(client.read(journal, 0, 50)) for _ in range(2))
+    assert first.equals(second)
+    assert server.journal.first == 0
+
+
+def test_an_empty_range_has_no_batches(server: Served, client: GatewayClient) -> None:
+    server.add(5)
+    assert list(client.read(server.journal.journal_id, 5, 5)) == []
+
+
+def test_a_reader_that_leaves_half_way_harms_nobody(server: Served, client: GatewayClient) -> None:
+    for _ in range(30):
+        server.add(1000)
+    stream = client.read(server.journal.journal_id, 0, 30_000)
+    assert next(iter(stream)).num_rows > 0
+    stream.close()  # type: ignore[attr-defined]  # it is a generator
+    assert sum(batch.num_rows for batch in client.read(server.journal.journal_id, 0, 30_000)) == 30_000
+
+
+def test_large_batches_are_sliced_below_the_limit(
+    server: Served, client: GatewayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "MAX_BATCH_BYTES", 1000)
+    server.add(40, payload=b"x" * 100)
+    batches = list(client.read(server.journal.journal_id, 0, 40))
+    assert len(batches) > 4
+    assert all(batch.nbytes <= 1000 or batch.num_rows == 1 for batch in batches)
+    assert pa.Table.from_batches(batches).column("offset").to_pylist() == list(range(40))
+
+
+def test_rows_below_the_first_are_named_with_both_ways_out(tmp_path: Path) -> None:
+    with served(tmp_path / "state", segment_bytes=64 << 10) as server, GatewayClient(server.location) as client:
+        for _ in range(20):
+            server.add(500, payload=b"x" * 100)
+        server.journal.commit("default", server.journal.end)
+        first = server.journal.first
+        assert first > 0
+        with pytest.raises(GatewayError) as caught:
+            list(client.read(server.journal.journal_id, 0, 10))
+        assert str(caught.value) == (
+            f"plant: offsets 0..9 are no longer in the journal, it begins at {first}. They were committed by every "
+            "consumer. Start with a new checkpoint directory to go on from what is there, and set journalRetainBytes "
+            "to keep committed rows for a replay.   [TL-G05]"
+        )
+
+
+def test_rows_beyond_the_end_are_refused(server: Served, client: GatewayClient) -> None:
+    server.add(5)
+    with pytest.raises(GatewayError, match=r"offsets up to 9 are asked for, the journal ends at 5.*TL-G06"):
+        list(client.read(server.journal.journal_id, 0, 10))
+
+
+def test_another_journal_is_fenced(server: Served, client: GatewayClient) -> None:
+    with pytest.raises(
+        Fenced, match=f"belongs to journal abc, this gateway serves journal {server.journal.journal_id}"
+    ):
+        list(client.read("abc", 0, 0))
+
+
+# -- wait ------------------------------------------------------------------------------------------------------------
+
+
+def test_wait_answers_at_once_when_there_are_rows(server: Served, client: GatewayClient) -> None:
+    server.add(10)
+    lease = client.open("default")
+    window = client.wait(lease, 0, timeout_s=30)
+    assert window == Window(server.journal.journal_id, server.journal.epoch, first=0, end=10, tip=10)
+
+
+def test_wait_keeps_the_limits(server: Served, client: GatewayClient) -> None:
+    for _ in range(100):
+        server.add(10)
+    lease = client.open("default")
+    assert client.wait(lease, 0, timeout_s=0, max_rows=7).end == 7
+    assert 0 < client.wait(lease, 0, timeout_s=0, max_bytes=10_000).end < 1000
+    assert client.wait(lease, 0, timeout_s=0, max_bytes=1).end >= 1
+
+
+def test_wait_moves_the_watermark_to_its_start(server: Served, client: GatewayClient) -> None:
+    server.add(10)
+    lease = client.open("default")
+    client.wait(lease, 4, timeout_s=0)
+    assert server.journal.consumers["default"] == 4
+    client.wait(lease, 10, timeout_s=0)
+    assert server.journal.consumers["default"] == 10
+
+
+def test_the_watermark_never_goes_back(server: Served, client: GatewayClient) -> None:
+    server.add(10)
+    lease = client.open("default")
+    client.wait(lease, 9, timeout_s=0)
+    assert client.wait(lease, 2, timeout_s=0).end == 10
+    assert server.journal.consumers["default"] == 9
+
+
+def test_each_move_of_the_watermark_is_told(server: Served, client: GatewayClient) -> None:
+    server.add(10)
+    lease = client.open("default")
+    server.commits.clear()
+    for start in (3, 3, 8):
+        client.wait(lease, start, timeout_s=0)
+    assert server.commits == [3, 8]
+
+
+def test_wait_ends_with_the_timeout(server: Served, client: GatewayClient) -> None:
+    lease = client.open("default")
+    assert client.wait(lease, 0, timeout_s=0.05).end == 0
+    assert server.service._waiting == 0
+
+
+def test_new_rows_wake_the_waiting(server: Served, client: GatewayClient) -> None:
+    lease = client.open("default")
+    found: list[Window] = []
+    waiter = threading.Thread(target=lambda: found.append(client.wait(lease, 0, timeout_s=50)))
+    waiter.start()
+    wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
+    server.add(3)
+    waiter.join(5)
+    assert [window.end for window in found] == [3]
+
+
+def test_close_wakes_the_waiting(tmp_path: Path) -> None:
+    server = Served(tmp_path / "state")
+    outcome: list[object] = []
+
+    def wait() -> None:
+        with GatewayClient(server.location) as client:
+            try:
+                outcome.append(client.wait(client.open("default"), 0, timeout_s=50).end)
+            except GatewayUnreachable as error:
+                outcome.append(error.code)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
+    server.close()
+    waiter.join(5)
+    assert outcome in ([0], ["TL-G01"])
+
+
+def test_a_waiting_reader_is_dropped_when_its_lease_ends(server: Served, client: GatewayClient) -> None:
+    lease = client.open("default")
+    caught: list[TowlineError] = []
+
+    def wait() -> None:
+        try:
+            client.wait(lease, 0, timeout_s=50)
+        except TowlineError as error:
+            caught.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
+    client.release(lease)
+    waiter.join(5)
+    assert [error.code for error in caught] == ["TL-G07"]
+
+
+def test_a_failing_commit_is_told_to_the_process_and_the_reader(
+    server: Served, client: GatewayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add(5)
+    lease = client.open("default")
+
+    def fail(_consumer: str, _upto: int) -> None:
+        raise errors.JournalFailed("TL-J04", "inbox", "a write failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.journal, "commit", fail)
+        with pytest.raises(errors.JournalFailed, match="a write failed"):
+            client.wait(lease, 5, timeout_s=0)
+    assert [error.code for error in server.failures] == ["TL-J04"]
+
+
+# -- leases ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_living_reader_is_refused_with_one_line(
+    server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
+) -> None:
+    open_as(server, "default", mark(other.pid))
+    with pytest.raises(Fenced) as caught:
+        client.open("default")
+    line = str(caught.value)
+    assert line.startswith(f"plant: the process with pid {other.pid} on {mark().host} reads as consumer")
+    assert line.endswith(
+        'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch; if that query '
+        "has ended, stop its process.   [TL-G03]"
+    )
+
+
+def test_another_consumer_is_welcome(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
+    open_as(server, "default", mark(other.pid))
+    client.open("archive")
+    assert set(raw(server, "status")["readers"]) == {"default", "archive"}
+
+
+def test_a_dead_reader_is_followed_and_its_lease_refused(
+    server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
+) -> None:
+    stale = open_as(server, "default", mark(other.pid))
+    other.kill()
+    other.wait()
+    client.open("default")
+    asked = {"consumer": "default", "lease": stale, "journal": server.journal.journal_id, "start": 0, "timeout_s": 0}
+    with pytest.raises(flight.FlightServerError) as caught:
+        raw(server, "wait", asked)
+    assert told(caught.value).code == "TL-G07"
+    assert isinstance(told(caught.value), Fenced)
+
+
+def test_a_zombie_counts_as_dead(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
+    open_as(server, "default", mark(other.pid))
+    other.kill()
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    client.open("default")
+
+
+def test_patience_waits_for_the_reader_before(
+    server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
+) -> None:
+    open_as(server, "default", mark(other.pid))
+    killer = threading.Timer(0.2, other.kill)
+    killer.start()
+    assert client.open("default", patience_s=10).token
+    killer.join()
+
+
+def test_a_released_lease_is_free(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
+    client.release(client.open("default"))
+    assert open_as(server, "default", mark(other.pid))
+
+
+def test_a_stale_release_frees_nothing(server: Served, client: GatewayClient) -> None:
+    stale, fresh = client.open("default"), client.open("default")
+    client.release(stale)
+    client.wait(fresh, 0, timeout_s=0)
+
+
+def test_opening_pins_what_the_reader_has_not_seen(server: Served, client: GatewayClient) -> None:
+    server.add(10)
+    lease = client.open("slow")
+    assert (lease.known, lease.committed, lease.first, lease.tip) == (False, 0, 0, 10)
+    assert server.journal.consumers["slow"] == 0
+    client.wait(lease, 6, timeout_s=0)
+    again = client.open("slow")
+    assert (again.known, again.committed) == (True, 6)
+
+
+def test_a_reader_on_another_host_is_believed_for_ten_minutes() -> None:
+    now = [0.0]
+    leases = Leases("plant", clock=lambda: now[0])
+    far = ProcessMark(1, 1, "elsewhere")
+    token = leases.open("default", far)
+    now[0] = 500
+    leases.check("default", token)
+    now[0] = 1000
+    with pytest.raises(Fenced, match="pid 1 on elsewhere"):
+        leases.open("default", mark())
+    now[0] = 1101
+    assert leases.open("default", mark())
+
+
+# -- other actions ---------------------------------------------------------------------------------------------------
+
+
+def test_status_holds_the_account(server: Served, client: GatewayClient) -> None:
+    server.add(10)
+    client.commit("default", 4, journal=server.journal.journal_id)
+    status = client.status()
+    wanted = {"name": "plant", "journal": server.journal.journal_id, "first": 0, "end": 10, "committed": 4}
+    assert {key: status[key] for key in wanted} == wanted
+    assert status["consumers"] == {"default": 4}
+    assert status["connected"] is True
+    assert status["bytes_on_disk"] > 0
+
+
+def test_commit_of_another_journal_is_fenced(client: GatewayClient) -> None:
+    with pytest.raises(Fenced):
+        client.commit("default", 0, journal="abc")
+
+
+def test_commit_beyond_the_end_is_refused(server: Served, client: GatewayClient) -> None:
+    with pytest.raises(GatewayError, match="TL-G06"):
+        client.commit("default", 1, journal=server.journal.journal_id)
+
+
+def test_forget_drops_a_consumer(server: Served, client: GatewayClient) -> None:
+    client.commit("old", 0, journal=server.journal.journal_id)
+    client.forget("old")
+    assert dict(server.journal.consumers) == {}
+
+
+def test_a_consumer_that_is_read_is_not_forgotten(server: Served, client: GatewayClient) -> None:
+    client.open("default")
+    with pytest.raises(Fenced, match="Stop that query first"):
+        client.forget("default")
+    assert "default" in server.journal.consumers
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "line"),
+    [
+        ("dance", {}, 'there is no action "dance"'),
+        ("wait", b"\xff\xfe", "the request is not a JSON object"),
+        ("wait", b"[1]", "the request is not a JSON object"),
+        ("wait", b"[" * 5000, "the request is not a JSON object"),
+        ("wait", {}, '"consumer" has to be text of 1 to 256 characters'),
+        ("open", {"consumer": ""}, '"consumer" has to be text of 1 to 256 characters'),
+        ("open", {"consumer": "x" * 257}, '"consumer" has to be text of 1 to 256 characters'),
+        ("open", {"consumer": "x", "pid": "1"}, '"pid" has to be a number from 0'),
+        ("open", {"consumer": "x", "pid": True}, '"pid" has to be a number from 0'),
+        ("open", {"consumer": "x", "pid": -1}, '"pid" has to be a number from 0'),
+        ("wait", {"consumer": "x", "lease": "y", "start": 0, "timeout_s": "1"}, '"timeout_s" has to be seconds from 0'),
+        ("wait", b'{"consumer":"x","lease":"y","start":0,"timeout_s":NaN}', '"timeout_s" has to be seconds from 0'),
+    ],
+)
+def test_a_malformed_request_gets_one_line(server: Served, action: str, body: object, line: str) -> None:
+    with pytest.raises(flight.FlightServerError) as caught:
+        raw(server, action, body)
+    error = told(caught.value)
+    assert (error.code, error.where, error.what) == ("TL-G08", "plant", line)
+
+
+def test_a_backward_range_is_no_range(server: Served, client: GatewayClient) -> None:
+    server.add(5)
+    with pytest.raises(GatewayError, match=r"4\.\.2 is not a range"):
+        list(client.read(server.journal.journal_id, 4, 2))
+
+
+def test_what_nobody_foresaw_stays_inside(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> dict[str, object]:
+        raise ZeroDivisionError("/etc/secret")
+
+    monkeypatch.setattr(server.service, "_status", fail)
+    with pytest.raises(flight.FlightServerError) as caught:
+        raw(server, "status")
+    assert told(caught.value).code == "TL-G09"
+    assert "secret" not in str(caught.value)
+
+
+# -- endpoint --------------------------------------------------------------------------------------------------------
+
+
+def test_the_endpoint_says_who_serves_and_is_private(server: Served) -> None:
+    path = server.state_dir / ENDPOINT_FILE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Endpoint.read(server.state_dir) == server.service.endpoint
+    assert server.service.endpoint.process == mark()
+    assert server.service.endpoint.journal == server.journal.journal_id
+
+
+def test_the_socket_is_private(server: Served) -> None:
+    socket = server.state_dir / "gateway.sock"
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+
+
+def test_a_long_path_gets_a_private_socket_elsewhere(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    with served(deep) as server, GatewayClient(server.location) as client:
+        socket = Path(server.location.removeprefix("grpc+unix://"))
+        assert len(os.fsencode(socket)) <= MAX_SOCKET_BYTES
+        assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
+        assert client.status()["name"] == "plant"
+    assert not socket.parent.exists()
+    assert not (deep / ENDPOINT_FILE).exists()
+
+
+def test_close_withdraws_only_its_own_endpoint(tmp_path: Path) -> None:
+    server = Served(tmp_path / "state")
+    newer = Endpoint("grpc+unix:///x", 1, 1, "h", "plant", "j", 2, "now")
+    newer.write(server.state_dir)
+    server.close()
+    assert Endpoint.read(server.state_dir) == newer
+
+
+def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "gateway.sock").write_text("")
+    with served(tmp_path / "state") as server, GatewayClient(server.location) as client:
+        assert client.status()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"location": "x"}'])
+def test_a_file_that_is_no_endpoint_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / ENDPOINT_FILE).write_text(text)
+    assert Endpoint.read(tmp_path) is None
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_private(tmp_path / "x.json", "old")
+
+    def fail(_self: Path, _target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_private(tmp_path / "x.json", "new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"x.json": "old"}
+
+
+@pytest.mark.parametrize("kind", [k for k in vars(errors).values() if isinstance(k, type)], ids=lambda k: k.__name__)
+def test_every_error_survives_the_wire(kind: type[TowlineError]) -> None:
+    if kind is errors.ProtocolViolation:
+        error: TowlineError = errors.ProtocolViolation("here", "what")
+        wanted: type[TowlineError] = errors.BrokerError
+    else:
+        error, wanted = kind("TL-X01", "here", "what", "Do it."), kind
+    back = revive(json.loads(json.dumps(tell(error))))
+    assert (type(back), str(back)) == (wanted, str(error))
+
+
+@pytest.mark.parametrize("kind", ["", "SystemExit", "annotations", "__all__", 7, None])
+def test_an_unknown_error_becomes_a_gateway_error(kind: object) -> None:
+    assert type(revive({"type": kind, "code": "TL-X01"})) is GatewayError
+
+
+# -- client ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_gateway_is_one_clear_line(tmp_path: Path) -> None:
+    client = GatewayClient(f"grpc+unix://{tmp_path}/none.sock")
+    with pytest.raises(GatewayUnreachable) as caught:
+        client.status()
+    assert str(caught.value) == (
+        f"grpc+unix://{tmp_path}/none.sock: no gateway answers (Unavailable). Is it running? `towline status` shows "
+        "it; with the option stateDir the source starts one by itself.   [TL-G01]"
+    )
+
+
+def test_the_client_comes_back_when_the_gateway_does(tmp_path: Path) -> None:
+    with served(tmp_path / "state") as server:
+        client = GatewayClient(server.location)
+        assert client.status()["epoch"] == 1
+    with pytest.raises(GatewayUnreachable):
+        client.status()
+    with served(tmp_path / "state"):
+
+        def epoch() -> int:
+            try:
+                return int(client.status()["epoch"])
+            except GatewayUnreachable:
+                return 0
+
+        assert wait_until(epoch) == 2
+    client.close()
+
+
+def test_a_signal_is_handled_while_a_reader_waits(server: Served, tmp_path: Path) -> None:
+    """A SIGTERM handler runs at once, though gRPC would hold the main thread for a minute."""
+    program = (
+        "import signal, sys\n"
+        "from towline.gateway.client import GatewayClient\n"
+        "def leave(*_):\n    print('left', flush=True); raise SystemExit(7)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        f"client = GatewayClient({server.location!r})\n"
+        "client.wait(client.open('default'), 0, timeout_s=60)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        wait_until(lambda: server.service._waiting == 1, timeout=30, what="a waiting reader")
+        start = time.monotonic()
+        child.terminate()
+        out, _ = child.communicate(timeout=20)
+        assert (child.returncode, out) == (7, b"left\n")
+        assert time.monotonic() - start < 10
+    finally:
+        child.kill()
+
+
+def test_importing_the_client_loads_no_flight() -> None:
+    program = (
+        "import sys, towline, towline.gateway.client, towline.spark.link\n"
+        "print([m for m in ('pyarrow', 'pyarrow._flight', 'pydantic', 'pyspark') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == "[]"

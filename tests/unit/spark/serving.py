@@ -1,0 +1,119 @@
+"""A real gateway service on a real journal, filled by the test instead of a broker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from towline.errors import JournalFailed
+from towline.gateway.endpoint import ProcessMark
+from towline.gateway.rows import ROW_SCHEMA
+from towline.gateway.service import InboxService
+from towline.journal import Journal, Limits
+
+__all__ = ["Served", "main", "mark", "rows", "served"]
+
+_AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b"") -> pa.RecordBatch:
+    """Rows as a broker with 50 devices would give them; every tenth has MQTT 5 properties."""
+    numbers = range(start, start + count)
+    rich = [n % 10 == 0 for n in numbers]
+    columns = [
+        [f"telemetry/d{n % 50}" for n in numbers],
+        [payload + str(n).encode() for n in numbers],
+        [1] * count,
+        [False] * count,
+        [n % 7 == 0 for n in numbers],
+        ["text/plain" if r else None for r in rich],
+        [True if r else None for r in rich],
+        ["answer/here" if r else None for r in rich],
+        [b"\x00\xff" if r else None for r in rich],
+        [[{"key": "a", "value": "1"}, {"key": "a", "value": None}] if r else None for r in rich],
+        [3600 if r else None for r in rich],
+        [[1, 2] if r else None for r in rich],
+        [_AT] * count,
+        [gateway] * count,
+        list(numbers),
+    ]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, ROW_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+
+
+class Served:
+    """A journal and its service in one state directory."""
+
+    def __init__(self, state_dir: Path, *, name: str = "plant", segment_bytes: int = 64 << 20) -> None:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        self.state_dir = state_dir
+        self.name = name
+        self.failures: list[JournalFailed] = []
+        self.commits: list[int] = []
+        limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
+        self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
+        self.service = InboxService(
+            self.journal,
+            name=name,
+            state_dir=state_dir,
+            status=lambda: {"connected": True},
+            on_commit=lambda: self.commits.append(self.journal.committed),
+            on_failure=self.failures.append,
+        )
+
+    @property
+    def location(self) -> str:
+        return self.service.endpoint.location
+
+    def add(self, count: int, *, payload: bytes = b"") -> int:
+        """Append rows, durable, and tell the waiting readers; the new end."""
+        end = self.journal.append(rows(self.journal.end, count, gateway=self.name, payload=payload))
+        self.service.notify()
+        return end
+
+    def close(self) -> None:
+        self.service.close()
+        self.journal.close()
+
+
+@contextlib.contextmanager
+def served(state_dir: Path, *, name: str = "plant", segment_bytes: int = 64 << 20) -> Iterator[Served]:
+    """Serve a journal while the block runs."""
+    server = Served(state_dir, name=name, segment_bytes=segment_bytes)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def mark(pid: int | None = None) -> ProcessMark:
+    """The mark of a process of this machine, default this one."""
+    return ProcessMark.of(pid or os.getpid())
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Serve STATE_DIR in a process of its own: "N" on standard input appends N rows, its end ends the service."""
+    with served(Path(sys.argv[1]), name=sys.argv[2]) as server:
+        _say("serving")
+        for line in sys.stdin:
+            left = int(line)
+            while left:
+                count = min(left, 1000)
+                server.add(count, payload=b"x" * 140)
+                left -= count
+            _say(str(server.journal.end))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.errors import GatewayError
+from towline.spark.offsets import Position
+
+PLACE = Position("plant", "3a330b3ed8c4", 1005, 2)
+
+
+def test_the_text_never_changes_its_order() -> None:
+    """Spark compares offsets as text: another order of keys would be another offset."""
+    text = '{"gateways": {"plant": {"journal": "3a330b3ed8c4", "offset": 1005}}, "tick": 2}'
+    assert json.dumps(PLACE.to_json()) == text
+    assert json.dumps(Position.parse(json.loads(text)).to_json()) == text
+
+
+@given(st.text(min_size=1), st.text(min_size=1), st.integers(0, 1 << 62), st.integers(0, 1 << 30))
+def test_any_position_comes_back(gateway: str, journal: str, offset: int, tick: int) -> None:
+    place = Position(gateway, journal, offset, tick)
+    assert Position.parse(json.loads(json.dumps(place.to_json()))) == place
+
+
+def test_moving_keeps_the_tick_and_ticking_keeps_the_place() -> None:
+    assert PLACE.at(2000) == Position("plant", "3a330b3ed8c4", 2000, 2)
+    assert PLACE.ticked() == Position("plant", "3a330b3ed8c4", 1005, 3)
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        {},
+        {"gateways": {}},
+        {"gateways": []},
+        {"gateways": {"a": {"journal": "x"}}},
+        {"gateways": {"a": {"journal": "x", "offset": None}}},
+        {"gateways": {"a": {"journal": "x", "offset": 1}, "b": {"journal": "y", "offset": 1}}},
+        {"telemetry": {"0": 17}},
+    ],
+)
+def test_an_offset_of_another_source_is_one_line(offset: dict[str, Any]) -> None:
+    with pytest.raises(GatewayError, match=r"the checkpoint holds an offset of another kind.*TL-G12") as caught:
+        Position.parse(offset)
+    assert "checkpoint directory of its own" in caught.value.do

@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.errors import ConfigError
+from towline.gateway.settings import AckAfter, Broker, GatewaySettings, Guarantee
+from towline.spark.options import DEFAULT_MAX_ROWS, OPTIONS, SourceOptions, parse_options, parse_subscriptions
+
+ROOT = Path(__file__).parents[3]
+
+BASE = {"broker": "mqtt://b", "subscribe": "telemetry/#:1", "stateDir": "/var/lib/towline/plant-7"}
+
+
+def parse(**options: str) -> SourceOptions:
+    """Parse as Spark gives options: names in lower case. An empty value takes an option of `BASE` away."""
+    merged = {key: value for key, value in (BASE | options).items() if value or key not in BASE}
+    return parse_options({key.lower(): value for key, value in merged.items()})
+
+
+def gateway(**options: str) -> GatewaySettings:
+    settings = parse(**options).settings
+    assert settings is not None
+    return settings
+
+
+def test_three_options_are_enough() -> None:
+    options = parse()
+    assert options.settings == GatewaySettings.model_validate(
+        {
+            "name": "plant-7",
+            "state_dir": "/var/lib/towline/plant-7",
+            "brokers": "mqtt://b",
+            "subscriptions": [{"filter": "telemetry/#", "qos": 1}],
+        }
+    )
+    assert options.state_dir == Path("/var/lib/towline/plant-7")
+    assert (options.consumer, options.guarantee) == ("default", Guarantee.AT_LEAST_ONCE)
+    assert (options.max_rows, options.max_bytes) == (DEFAULT_MAX_ROWS, None)
+    assert (options.starting, options.ending, options.poll_ms) == (None, None, 5000)
+
+
+def test_every_gateway_option_arrives() -> None:
+    settings = gateway(
+        broker="mqtts://a:8884, b",
+        name="north",
+        clientId="plant 7",
+        username="u",
+        passwordFile="/run/secrets/mqtt",
+        ackAfter="kafka",
+        keepAlive="30",
+        sessionExpiry="3600",
+        receiveMaximum="100",
+        maxPacketBytes="1m",
+        lingerMs="2.5",
+        unknownSession="adopt",
+        tlsCaFile="/ca",
+        tlsCertFile="/cert",
+        tlsKeyFile="/key",
+        tlsServerName="broker.local",
+        tlsInsecure="TRUE",
+        journalMaxBytes="2g",
+        journalMinFreeBytes="0",
+        journalRetainBytes="10 MiB",
+    )
+    assert settings.brokers == (
+        Broker(scheme="mqtts", host="a", port=8884),
+        Broker(scheme="mqtt", host="b", port=1883),
+    )
+    assert (settings.name, settings.client_id, settings.username) == ("north", "plant 7", "u")
+    assert settings.password_file == Path("/run/secrets/mqtt")
+    assert settings.ack_after is AckAfter.KAFKA
+    assert (settings.keep_alive_s, settings.session_expiry_s, settings.receive_maximum) == (30, 3600, 100)
+    assert (settings.max_packet_bytes, settings.linger_ms, settings.unknown_session) == (1 << 20, 2.5, "adopt")
+    assert settings.tls.model_dump() == {
+        "ca_file": Path("/ca"),
+        "cert_file": Path("/cert"),
+        "key_file": Path("/key"),
+        "server_name": "broker.local",
+        "insecure": True,
+    }
+    assert (settings.journal.max_bytes, settings.journal.min_free_bytes) == (2 << 30, 0)
+    assert settings.journal.retain_bytes == 10 << 20
+
+
+def test_the_source_options_arrive() -> None:
+    options = parse(consumer="archive", maxBytesPerTrigger="64m", startingOffset="17", endingOffset="20", pollMs="250")
+    assert (options.consumer, options.max_rows, options.max_bytes) == ("archive", None, 64 << 20)
+    assert (options.starting, options.ending, options.poll_ms) == (17, 20, 250)
+    assert parse(startingOffset="LATEST").starting == "latest"
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "plant-7"),
+        ({"clientId": "line 4/north"}, "line-4-north"),
+        ({"clientId": "x" * 99}, "x" * 64),
+        ({"clientId": "///"}, "mqtt"),
+        ({"name": "n", "clientId": "c"}, "n"),
+    ],
+)
+def test_a_gateway_has_a_name(options: dict[str, str], name: str) -> None:
+    assert gateway(**options).name == name
+
+
+def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = gateway(stateDir="state", passwordFile="secret")
+    assert (settings.state_dir, settings.password_file) == (tmp_path / "state", tmp_path / "secret")
+
+
+def test_a_running_gateway_is_named_by_its_directory_or_location() -> None:
+    by_directory = parse_options({"gateway": "/var/lib/towline/x"})
+    assert (by_directory.settings, by_directory.state_dir, by_directory.location) == (
+        None,
+        Path("/var/lib/towline/x"),
+        None,
+    )
+    by_location = parse_options({"gateway": "grpc+unix:///run/x.sock"})
+    assert (by_location.state_dir, by_location.location) == (None, "grpc+unix:///run/x.sock")
+
+
+def test_at_most_once_subscribes_with_qos_0() -> None:
+    settings = gateway(guarantee="at_most_once", subscribe="a, b:1")
+    assert [subscription.qos for subscription in settings.subscriptions] == [0, 1]
+    assert settings.acks is AckAfter.RECEIVED
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("telemetry/#:1, alarms/+:2", [("telemetry/#", 1), ("alarms/+", 2)]),
+        ("a", [("a", 1)]),
+        ("a:b:2", [("a:b", 2)]),
+        ("a:x", [("a:x", 1)]),
+        ("a,,b,", [("a", 1), ("b", 1)]),
+        ('["a,b/#:0", "c"]', [("a,b/#", 0), ("c", 1)]),
+        ("$share/g/a/#:1", [("$share/g/a/#", 1)]),
+    ],
+)
+def test_subscriptions(text: str, wanted: list[tuple[str, int]]) -> None:
+    assert [(found["filter"], found["qos"]) for found in parse_subscriptions(text)] == wanted
+
+
+#: What is said after ``format("mqtt")``, by the options that are wrong.
+MISTAKES = [
+    ({"brokr": "x"}, 'unknown option "brokr". Did you mean "broker"?   [TL-C01]'),
+    ({"client_id": "x"}, 'unknown option "client_id". Did you mean "clientId"?   [TL-C01]'),
+    ({"zzz": "x"}, f'unknown option "zzz". The options are {", ".join(OPTIONS)}.   [TL-C01]'),
+    (
+        {"password": "x"},
+        (
+            'option "password": a password in an option would stand in Spark\'s plans, web UI and logs. '
+            "Write it to a file of mode 0600 and give its path as passwordFile.   [TL-C22]"
+        ),
+    ),
+    (
+        {"path": "/x"},
+        (
+            'option "path": a path is no MQTT broker. Call load() without an argument and give '
+            'option("broker", "mqtt://HOST").   [TL-C22]'
+        ),
+    ),
+    (
+        {"asyncProgressTrackingEnabled": "true"},
+        (
+            'option "asyncProgressTrackingEnabled": asynchronous progress tracking makes Spark report '
+            "batches as done that are not, and messages would be lost. Leave it out, of the writer's options too.   "
+            "[TL-C22]"
+        ),
+    ),
+    (
+        {"guarantee": "exactly_once"},
+        (
+            'option "guarantee": exactly_once needs QoS 2 from the broker to the journal, which this version '
+            "does not speak yet. Use at_least_once, and drop repeats by a key of your own.   [TL-C12]"
+        ),
+    ),
+    (
+        {"guarantee": "often"},
+        'option "guarantee": it is at_most_once, at_least_once or exactly_once.   [TL-C21]',
+    ),
+    (
+        {"subscribe": "a:0"},
+        'guarantee at_least_once needs QoS 1, "a" is subscribed with QoS 0.   [TL-C12]',
+    ),
+    (
+        {"ackAfter": "received"},
+        "guarantee at_least_once needs ackAfter journal or kafka, not received.   [TL-C12]",
+    ),
+    (
+        {"sessionExpiry": "0"},
+        ("guarantee at_least_once needs a session that outlives the connection; raise sessionExpiry.   [TL-C12]"),
+    ),
+    (
+        {"subscribe": "a,a"},
+        "a topic filter is subscribed twice; give each filter one QoS.   [TL-C12]",
+    ),
+    (
+        {"stateDir": ""},
+        (
+            'the option "stateDir" is missing. It is the directory on a local disk where messages wait until '
+            "they are safe.   [TL-C20]"
+        ),
+    ),
+    ({"broker": ""}, 'the option "broker" is missing. It is mqtt://HOST[:PORT].   [TL-C20]'),
+    (
+        {"subscribe": ""},
+        'the option "subscribe" is missing. It is topic filters such as telemetry/#:1.   [TL-C20]',
+    ),
+    (
+        {"broker": ","},
+        'option "broker": it is mqtt://HOST[:PORT], several with a comma between them.   [TL-C21]',
+    ),
+    (
+        {"broker": "http://b"},
+        'option "broker": "http://" is not a broker scheme; use mqtt:// or mqtts://.   [TL-C21]',
+    ),
+    (
+        {"broker": "mqtt://u:secret@b"},
+        ('option "broker": a broker URI carries no user or password; use username and passwordFile.   [TL-C21]'),
+    ),
+    (
+        {"broker": "mqtt://b:99999"},
+        'option "broker": the port of a broker URI is a number from 1 to 65535.   [TL-C21]',
+    ),
+    (
+        {"subscribe": "a/#/b"},
+        'option "subscribe": # stands alone and last in a topic filter.   [TL-C21]',
+    ),
+    ({"subscribe": "a:7"}, 'option "subscribe": it should be less than or equal to 2.   [TL-C21]'),
+    ({"subscribe": ","}, 'option "subscribe": it has no topic filter.   [TL-C21]'),
+    (
+        {"subscribe": "[1]"},
+        (
+            'option "subscribe": it is filters with a comma between them, or a JSON list of texts such as '
+            '["a,b/#:1"].   [TL-C21]'
+        ),
+    ),
+    ({"keepAlive": "1m"}, 'option "keepAlive": it is a whole number from 0.   [TL-C21]'),
+    ({"keepAlive": "1"}, 'option "keepAlive": it should be greater than or equal to 5.   [TL-C21]'),
+    ({"lingerMs": "soon"}, 'option "lingerMs": it is a number of milliseconds.   [TL-C21]'),
+    ({"lingerMs": "nan"}, 'option "lingerMs": it should be less than or equal to 1000.   [TL-C21]'),
+    ({"tlsInsecure": "yes"}, 'option "tlsInsecure": it is true or false.   [TL-C21]'),
+    (
+        {"journalMaxBytes": "lots"},
+        'option "journalMaxBytes": it is a size such as 1048576, 512m or 2g.   [TL-C21]',
+    ),
+    (
+        {"journalMaxBytes": "5"},
+        'option "journalMaxBytes": it should be greater than or equal to 1048576.   [TL-C21]',
+    ),
+    (
+        {"unknownSession": "x"},
+        "option \"unknownSession\": it should be 'refuse', 'adopt' or 'discard'.   [TL-C21]",
+    ),
+    (
+        {"name": "-"},
+        (
+            'option "name": it is 1 to 64 letters, digits, dots, dashes or underscores, the first a letter '
+            "or digit.   [TL-C21]"
+        ),
+    ),
+    (
+        {"consumer": "a b"},
+        (
+            'option "consumer": it is 1 to 64 letters, digits, dots, dashes or underscores, the first a '
+            "letter or digit.   [TL-C21]"
+        ),
+    ),
+    ({"maxMessagesPerTrigger": "0"}, 'option "maxMessagesPerTrigger": it is at least 1.   [TL-C21]'),
+    ({"maxBytesPerTrigger": "0"}, 'option "maxBytesPerTrigger": it is at least 1.   [TL-C21]'),
+    (
+        {"maxBytesPerTrigger": "1m", "maxMessagesPerTrigger": "5"},
+        (
+            'option "maxBytesPerTrigger": it can\'t be set together with maxMessagesPerTrigger, Spark knows '
+            "one limit per source. Give one of the two.   [TL-C23]"
+        ),
+    ),
+    (
+        {"startingOffset": "-1"},
+        'option "startingOffset": it is committed, earliest, latest or an offset from 0.   [TL-C21]',
+    ),
+    ({"endingOffset": "latest"}, 'option "endingOffset": it is a whole number from 0.   [TL-C21]'),
+    (
+        {"pollMs": "60000"},
+        'option "pollMs": it is at most 30000, or Spark\'s idle Python workers end meanwhile.   [TL-C21]',
+    ),
+    (
+        {"gateway": "/x"},
+        (
+            'option "broker": it belongs to the gateway, and the option gateway names one that runs already. '
+            "Give one of the two.   [TL-C23]"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "line"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_a_mistake_is_one_line(options: dict[str, str], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(**options)
+    said = str(caught.value).removeprefix('format("mqtt")')
+    assert said == (f" {line}" if line.startswith("option") else f": {line}")
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("gateway", ["", "grpc+tls://x:1", "grpc+unix://relative"])
+def test_a_gateway_that_cannot_be(gateway: str) -> None:
+    with pytest.raises(ConfigError, match="TL-C21"):
+        parse_options({"gateway": gateway})
+
+
+def test_no_error_shows_a_secret() -> None:
+    for options in ({"password": "hunter2"}, {"broker": "mqtt://u:hunter2@b"}, {"passwort": "hunter2"}):
+        with pytest.raises(ConfigError) as caught:
+            parse(**options)
+        assert "hunter2" not in str(caught.value)
+
+
+@given(st.dictionaries(st.sampled_from(OPTIONS) | st.text(max_size=12), st.text(max_size=20), max_size=6))
+def test_any_options_give_a_value_or_one_line(options: dict[str, str]) -> None:
+    line = _parsed(BASE | options)
+    assert "\n" not in line
+    assert re.search(r"\[TL-C\d\d\]$|^$", line)
+
+
+def _parsed(options: dict[str, str]) -> str:
+    """What is wrong with options, "" for nothing."""
+    try:
+        parse_options(options)
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,490 @@
+"""The readers as Spark calls them, without Spark, against a real gateway service."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
+from tests.helpers import wait_until
+from tests.unit.spark.serving import Served, mark, rows, served
+from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
+from towline.gateway.client import GatewayClient
+from towline.spark import link, reader
+from towline.spark.link import Place, driver_pid, patiently
+from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path / "state") as running:
+        yield running
+
+
+@pytest.fixture
+def plan(server: Served) -> ReadPlan:
+    return ReadPlan(Place(str(server.state_dir), ""), "default", poll_s=0.05)
+
+
+@pytest.fixture
+def stream(plan: ReadPlan) -> Iterator[MqttStreamReader]:
+    made = MqttStreamReader(plan)
+    yield made
+    made.stop()
+
+
+def offset(place: dict[str, Any]) -> int:
+    return int(place["gateways"]["plant"]["offset"])
+
+
+def table(made: MqttStreamReader, start: dict[str, Any], end: dict[str, Any]) -> pa.Table:
+    batches = [batch for part in made.partitions(start, end) for batch in made.read(part)]
+    return pa.Table.from_batches(batches, schema=rows(0, 0).schema)
+
+
+# -- offsets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_query_goes_batch_by_batch(server: Served, stream: MqttStreamReader) -> None:
+    server.add(25)
+    at = stream.initialOffset()
+    assert offset(at) == 0
+    seen = []
+    for _ in range(3):
+        end = stream.latestOffset(at, ReadMaxRows(10))
+        seen.append(table(stream, at, end))
+        at = end
+    assert [batch.num_rows for batch in seen] == [10, 10, 5]
+    assert pa.concat_tables(seen).equals(pa.Table.from_batches([rows(0, 25)]))
+
+
+def test_nothing_new_returns_the_start_itself(server: Served, stream: MqttStreamReader) -> None:
+    server.add(5)
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    assert stream.latestOffset(at, ALL) is at
+    assert stream.partitions(at, at) == []
+
+
+def test_limits_are_kept(server: Served, stream: MqttStreamReader) -> None:
+    for _ in range(50):
+        server.add(20)
+    at = stream.initialOffset()
+    assert offset(stream.latestOffset(at, ReadMaxRows(30))) == 30
+    assert 0 < offset(stream.latestOffset(at, ReadMaxBytes(20_000))) < 1000
+    assert offset(stream.latestOffset(at, ALL)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted"),
+    [
+        ({"max_rows": 7}, ReadMaxRows(7)),
+        ({"max_bytes": 9}, ReadMaxBytes(9)),
+        ({}, ReadAllAvailable()),
+    ],
+)
+def test_the_default_limit_is_the_option(plan: ReadPlan, limits: dict[str, int], wanted: object) -> None:
+    made = MqttStreamReader(replace(plan, **limits))  # type: ignore[arg-type]
+    assert made.getDefaultReadLimit() == wanted
+    made.stop()
+
+
+def test_only_the_start_of_latest_offset_commits(server: Served, stream: MqttStreamReader) -> None:
+    server.add(10)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL)
+    table(stream, start, end)
+    stream.commit(end)
+    assert server.journal.consumers["default"] == 0
+    stream.latestOffset(end, ALL)
+    assert server.journal.consumers["default"] == 10
+
+
+def test_stop_commits_nothing_and_frees_the_consumer(server: Served, stream: MqttStreamReader) -> None:
+    server.add(10)
+    stream.latestOffset(stream.initialOffset(), ALL)
+    stream.stop()
+    assert server.journal.consumers["default"] == 0
+    assert server.service._leases.readers() == {}
+    stream.stop()
+
+
+@pytest.mark.parametrize(
+    ("starting", "wanted"), [(None, 40), ("committed", 40), ("earliest", 0), ("latest", 100), (77, 77)]
+)
+def test_where_a_new_checkpoint_begins(server: Served, plan: ReadPlan, starting: str | int | None, wanted: int) -> None:
+    server.add(100)
+    server.journal.commit("default", 40)
+    made = MqttStreamReader(replace(plan, starting=starting))
+    assert offset(made.initialOffset()) == wanted
+    made.stop()
+
+
+def test_an_idle_query_ticks(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.add(3)
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    monkeypatch.setattr(reader, "TICK_S", 0.02)
+    ticked = wait_until(lambda: (found := stream.latestOffset(at, ALL)) is not at and found, what="a tick")
+    assert ticked == {**at, "tick": 1}
+    (part,) = stream.partitions(at, ticked)
+    assert list(stream.read(part)) == []
+
+
+def test_ticks_come_before_workers_die() -> None:
+    assert reader.TICK_S + 5 < 60
+
+
+def test_a_busy_query_does_not_tick(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "TICK_S", 0.0)
+    server.add(1)
+    assert stream.latestOffset(stream.initialOffset(), ALL)["tick"] == 0
+
+
+# -- AvailableNow ----------------------------------------------------------------------------------------------------
+
+
+def test_available_now_ends_where_it_began(server: Served, stream: MqttStreamReader) -> None:
+    server.add(20)
+    stream.prepareForTriggerAvailableNow()
+    server.add(20)
+    at = stream.initialOffset()
+    middle = stream.latestOffset(at, ReadMaxRows(15))
+    end = stream.latestOffset(middle, ReadMaxRows(15))
+    assert (offset(middle), offset(end)) == (15, 20)
+    assert stream.latestOffset(end, ReadMaxRows(15)) is end
+    assert server.journal.consumers["default"] == 20
+
+
+def test_available_now_neither_waits_nor_ticks(server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "TICK_S", 0.0)
+    made = MqttStreamReader(replace(plan, poll_s=30))
+    made.prepareForTriggerAvailableNow()
+    at = made.initialOffset()
+    assert made.latestOffset(at, ALL) is at
+    made.stop()
+
+
+# -- restart ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_batch_is_served_again(server: Served, plan: ReadPlan, stream: MqttStreamReader) -> None:
+    server.add(30)
+    start = stream.latestOffset(stream.initialOffset(), ReadMaxRows(10))
+    end = stream.latestOffset(start, ReadMaxRows(10))
+    before = table(stream, start, end)
+    stream.stop()
+    server.add(5)
+    again = MqttStreamReader(plan)
+    again.getDefaultReadLimit()
+    assert table(again, start, end).equals(before)
+    again.stop()
+
+
+def test_at_most_once_serves_the_interrupted_batch_empty(
+    server: Served, plan: ReadPlan, stream: MqttStreamReader
+) -> None:
+    server.add(30)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadMaxRows(10))
+    stream.stop()
+    again = MqttStreamReader(replace(plan, at_most_once=True))
+    assert again.partitions(start, end) == []
+    later = again.latestOffset(end, ReadMaxRows(10))
+    assert table(again, end, later).column("offset").to_pylist() == list(range(10, 20))
+    again.stop()
+
+
+def test_at_most_once_serves_a_repeated_task_nothing(
+    server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add(5)
+    once = MqttStreamReader(replace(plan, at_most_once=True))
+    part = Slice(server.journal.journal_id, 0, 5)
+    assert sum(batch.num_rows for batch in once.read(part)) == 5
+    monkeypatch.setattr(reader, "_attempt", lambda: 1)
+    assert list(once.read(part)) == []
+    assert sum(batch.num_rows for batch in MqttStreamReader(plan).read(part)) == 5
+
+
+def test_a_foreign_journal_names_both_ways_out(server: Served, stream: MqttStreamReader) -> None:
+    at = stream.initialOffset()
+    foreign = copy.deepcopy(at)
+    foreign["gateways"]["plant"]["journal"] = "abc"
+    for call in (lambda: stream.latestOffset(foreign, ALL), lambda: stream.partitions(foreign, {**foreign, "tick": 1})):
+        with pytest.raises(Fenced) as caught:
+            call()
+        assert str(caught.value) == (
+            "plant: the checkpoint belongs to journal abc (offset 0), this gateway serves journal "
+            f"{server.journal.journal_id}. Bring back the state directory of that journal, or start the query with a "
+            "new checkpoint directory and get what waits here; rows that only the other journal held stay there.   "
+            "[TL-G04]"
+        )
+
+
+def test_a_checkpoint_ahead_of_the_journal_is_refused(server: Served, stream: MqttStreamReader) -> None:
+    at = stream.initialOffset()
+    at["gateways"]["plant"]["offset"] = 99
+    with pytest.raises(GatewayError, match="TL-G06"):
+        stream.latestOffset(at, ALL)
+
+
+# -- the gateway goes and comes --------------------------------------------------------------------------------------
+
+
+def test_a_stream_survives_a_restart_of_its_gateway(tmp_path: Path) -> None:
+    plan = ReadPlan(Place(str(tmp_path), ""), "default", poll_s=0.05)
+    stream = MqttStreamReader(plan)
+    with served(tmp_path) as first:
+        first.add(10)
+        at = stream.latestOffset(stream.initialOffset(), ALL)
+    with served(tmp_path) as second:
+        second.add(5)
+        end = stream.latestOffset(at, ALL)
+        assert offset(end) == 15
+        assert table(stream, at, end).num_rows == 5
+        assert second.journal.consumers["default"] == 10
+        stream.stop()
+
+
+def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path: Path) -> None:
+    """The channel connects again by itself: only the epoch tells a restart from a takeover."""
+    stream = MqttStreamReader(ReadPlan(Place(str(tmp_path), ""), "default", poll_s=0.05))
+    with served(tmp_path):
+        at = stream.latestOffset(stream.initialOffset(), ALL)
+    with served(tmp_path) as second:
+        client = stream._hold._client
+        assert client is not None
+
+        def connected() -> bool:
+            try:
+                return bool(client.status())
+            except GatewayUnreachable:
+                return False
+
+        wait_until(connected)
+        second.add(1)
+        assert offset(stream.latestOffset(at, ALL)) == 1
+        stream.stop()
+
+
+def test_a_reader_that_was_taken_over_stops(server: Served, stream: MqttStreamReader) -> None:
+    at = stream.initialOffset()
+    with GatewayClient(server.location) as newer:
+        newer.open("default")
+        with pytest.raises(Fenced, match="TL-G07"):
+            stream.latestOffset(at, ALL)
+
+
+def test_a_second_query_is_refused(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "TAKEOVER_S", 0.1)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        server.service._leases.open("default", mark(other.pid))
+        with pytest.raises(Fenced, match=f"pid {other.pid} .* TL-G03|TL-G03"):
+            stream.getDefaultReadLimit()
+        other.kill()
+
+
+def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(str(tmp_path), "")
+    with served(tmp_path) as server:
+        for _ in range(5):
+            server.add(10)
+        whole = GatewayClient.read
+        calls = []
+
+        def broken(client: GatewayClient, journal: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+            calls.append(start)
+            for batch in whole(client, journal, start, end):
+                yield batch.slice(0, 7)
+                if len(calls) < 3:
+                    raise GatewayUnreachable("TL-G01", "plant", "gone")
+                yield batch.slice(7)
+
+        monkeypatch.setattr(GatewayClient, "read", broken)
+        got = pa.Table.from_batches(place.rows(server.journal.journal_id, 0, 50))
+    assert calls == [0, 7, 14]
+    assert got.column("offset").to_pylist() == list(range(50))
+
+
+def test_no_gateway_in_a_directory_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(GatewayUnreachable) as caught:
+        Place(str(tmp_path), "").connect()
+    assert str(caught.value) == (
+        f"{tmp_path}: no gateway runs in this state directory. Start it, or give the options broker, subscribe and "
+        "stateDir instead of gateway.   [TL-G01]"
+    )
+
+
+def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_PAUSE_S", 0.001)
+    tries = []
+
+    def call() -> None:
+        tries.append(1)
+        raise GatewayUnreachable("TL-G01", "x", "gone")
+
+    with pytest.raises(GatewayUnreachable):
+        patiently(call, patience_s=0.02)
+    assert len(tries) > 1
+
+
+def test_other_errors_need_no_patience() -> None:
+    def call() -> None:
+        raise Fenced("TL-G04", "x", "other")
+
+    with pytest.raises(Fenced):
+        patiently(call, patience_s=60)
+
+
+# -- report, batch, checks -------------------------------------------------------------------------------------------
+
+
+def test_the_report_is_json_with_the_queue(server: Served, stream: MqttStreamReader) -> None:
+    assert stream.reportLatestOffset() is None
+    server.add(10)
+    stream.latestOffset(stream.initialOffset(), ReadMaxRows(4))
+    report = stream.reportLatestOffset()
+    assert report is not None
+    assert (report["tip"], report["waiting"], report["connected"]) == (10, 6, True)
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_the_report_never_fails(tmp_path: Path) -> None:
+    stream = MqttStreamReader(ReadPlan(Place(str(tmp_path), ""), "default"))
+    with served(tmp_path):
+        stream.initialOffset()
+    assert stream.reportLatestOffset() is None
+
+
+def test_a_stream_with_an_end_is_refused(plan: ReadPlan) -> None:
+    with pytest.raises(ConfigError, match=r"a stream has no end.*TL-C24"):
+        MqttStreamReader(replace(plan, ending=5)).getDefaultReadLimit()
+
+
+def test_another_schema_is_refused(plan: ReadPlan) -> None:
+    for made in (
+        MqttStreamReader(replace(plan, own_schema=False)).getDefaultReadLimit,
+        MqttBatchReader(replace(plan, own_schema=False)).partitions,
+    ):
+        with pytest.raises(ConfigError, match=r"the schema of this source is fixed.*TL-C24"):
+            made()
+
+
+@pytest.mark.parametrize(
+    ("starting", "ending", "wanted"),
+    [(None, None, (0, 50)), (10, 20, (10, 20)), ("committed", None, (30, 50)), ("latest", None, (50, 50))],
+)
+def test_a_batch_read_is_a_range(
+    server: Served, plan: ReadPlan, starting: str | int | None, ending: int | None, wanted: tuple[int, int]
+) -> None:
+    server.add(50)
+    server.journal.commit("default", 30)
+    made = MqttBatchReader(replace(plan, starting=starting, ending=ending))
+    (part,) = made.partitions()
+    assert isinstance(part, Slice)
+    assert (part.start, part.end) == wanted
+    assert sum(batch.num_rows for batch in made.read(part)) == wanted[1] - wanted[0]
+    assert server.journal.consumers == {"default": 30}
+
+
+def test_a_backward_range_is_one_line(server: Served, plan: ReadPlan) -> None:
+    server.add(50)
+    with pytest.raises(ConfigError, match=r"it is 5, before the start at 9\. The journal holds the offsets 0 to 49"):
+        MqttBatchReader(replace(plan, starting=9, ending=5)).partitions()
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+def test_an_unconnected_reader_travels_and_is_small(plan: ReadPlan) -> None:
+    text = pickle.dumps(MqttStreamReader(plan))
+    assert len(text) < 1000
+    assert isinstance(pickle.loads(text), MqttStreamReader)  # noqa: S301 - our own bytes
+
+
+def test_unpickling_a_reader_loads_no_pydantic(plan: ReadPlan, tmp_path: Path) -> None:
+    (tmp_path / "reader").write_bytes(pickle.dumps(MqttStreamReader(plan)))
+    program = (
+        f"import pickle, sys; pickle.load(open({str(tmp_path / 'reader')!r}, 'rb'))\n"
+        "print([m for m in ('pyarrow._flight', 'pydantic') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_driver_is_the_nearest_java(tmp_path: Path) -> None:
+    """A process named java starts a daemon that starts us: the first is the one whose end ends the gateway."""
+    java = tmp_path / "java"
+    java.symlink_to("/bin/sh")
+    program = "from towline.spark.link import driver_pid; print(driver_pid())"
+    script = f'echo $$; sh -c \'"{sys.executable}" -c "{program}"; :\'; :'
+    out = subprocess.run([str(java), "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    shell, found = out.stdout.split()
+    assert found == shell
+
+
+def test_without_a_jvm_the_driver_is_the_parent() -> None:
+    assert driver_pid() == os.getppid()
+
+
+def test_sigterm_is_ours_only_in_sparks_runner(stream: MqttStreamReader) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    stream.initialOffset()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_sigterm_ends_the_runner_through_stop(server: Served, tmp_path: Path) -> None:
+    """The module of the runner is imitated by name; two signals come, as from Spark, and stop() runs once."""
+    package = tmp_path / "fake"
+    package.mkdir()
+    (package / "runner.py").write_text(
+        "import sys\n"
+        "from towline.spark import reader\n"
+        "from towline.spark.link import Place\n"
+        "reader._RUNNER = 'runner'\n"
+        f"made = reader.MqttStreamReader(reader.ReadPlan(Place({str(server.state_dir)!r}, ''), 'default', poll_s=30))\n"
+        "at = made.initialOffset()\n"
+        "try:\n    made.latestOffset(at, reader.ReadAllAvailable())\n"
+        "finally:\n    made.stop(); print('stopped', flush=True)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-m", "runner"], cwd=package, stdout=subprocess.PIPE)
+    try:
+        wait_until(lambda: server.service._waiting == 1, timeout=30, what="a waiting reader")
+        child.terminate()
+        child.terminate()
+        out, _ = child.communicate(timeout=20)
+        assert (child.returncode, out) == (0, b"stopped\n")
+        assert server.service._leases._held == {}
+    finally:
+        child.kill()
+
+
+def test_readers_of_many_threads_get_along(server: Served, plan: ReadPlan) -> None:
+    for _ in range(10):
+        server.add(1000)
+    counts: list[int] = []
+
+    def count() -> None:
+        part = Slice(server.journal.journal_id, 0, 10_000)
+        counts.append(sum(batch.num_rows for batch in MqttStreamReader(plan).read(part)))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert counts == [10_000] * 4
