@@ -323,11 +323,11 @@ def helpers() -> tuple[str, str]:
 
 
 def kafka() -> tuple[str, str]:
-    """Kafka's jars, in the user's cache."""
+    """Kafka's jars and an archive of its classes, in the user's cache."""
     code = (
-        "from towline.devstack.kafka import KAFKA_VERSION, kafka_jars\n"
+        "from towline.devstack.kafka import KAFKA_VERSION, prepare_kafka\n"
         "from towline.errors import SetupError\n"
-        "try:\n    jars = kafka_jars()\n"
+        "try:\n    jars = prepare_kafka()\n"
         "except SetupError as error:\n    raise SystemExit(str(error))\n"
         "print(f'Kafka {KAFKA_VERSION} ({len(list(jars.glob(\"*.jar\")))} jars)')\n"
     )

@@ -17,7 +17,7 @@ from towline.errors import SetupError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OLDEST_JAVA", "cache_directory", "find_java", "resolve_jars"]
+__all__ = ["OLDEST_JAVA", "cache_directory", "describe_java", "find_java", "resolve_jars"]
 
 OLDEST_JAVA = 17
 """Kafka 4 brokers and Spark 4 both ask for Java 17."""
@@ -59,12 +59,17 @@ def find_java() -> Path:
     raise SetupError("TL-S14", "java", f"Kafka needs Java {OLDEST_JAVA} or newer, and {seen}", advice)
 
 
-@cache
 def _java_version(java: str) -> int:
     """The feature release: 17 for ``17.0.15``, 8 for ``1.8.0_402``, 0 when it does not say."""
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
-    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    match = re.search(r'version "(?:1\.)?(\d+)', describe_java(java))
     return int(match[1]) if match else 0
+
+
+@cache
+def describe_java(java: str) -> str:
+    """What ``java -version`` says: release, build and mode."""
+    answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    return answer.stderr + answer.stdout
 
 
 def resolve_jars(name: str, coordinates: Sequence[str]) -> Path:

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import logging
 import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from towline.devstack.java import find_java, resolve_jars
+from towline.devstack.java import describe_java, find_java, resolve_jars
 from towline.devstack.ports import LOOPBACK
 from towline.devstack.process import wait_for
-from towline.devstack.server import Server
+from towline.devstack.server import Server, locked
 from towline.errors import KafkaError, SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
-    from pathlib import Path
 
-__all__ = ["KAFKA_VERSION", "Kafka", "kafka_jars"]
+__all__ = ["KAFKA_VERSION", "Kafka", "kafka_jars", "prepare_kafka"]
 
 KAFKA_VERSION = "4.3.1"
 SCALA_VERSION = "2.13"
@@ -64,7 +66,13 @@ DEFAULTS = {
     "auto.create.topics.enable": "false",
 }
 
-QUIET_JVM = ["-Xshare:auto", "-XX:-UsePerfData", "-Djava.awt.headless=true", "-Dlog4j2.disable.jmx=true"]
+QUIET_JVM = [
+    "-Xshare:auto",
+    *("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off"),  # another Java's archive is no news
+    "-XX:-UsePerfData",
+    "-Djava.awt.headless=true",
+    "-Dlog4j2.disable.jmx=true",
+]
 FORMAT_JVM = [*QUIET_JVM, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
 BROKER_JVM = [
     *QUIET_JVM,
@@ -90,6 +98,37 @@ def kafka_jars() -> Path:
     return resolve_jars(f"kafka-{KAFKA_VERSION}", coordinates)
 
 
+def prepare_kafka() -> Path:
+    """Fetch Kafka's jars and archive its loaded classes, so that every later start is some two seconds shorter.
+
+    The archive (50 MB, Java's class data sharing, JEP 350) belongs to one build of Java; another one ignores it.
+
+    Returns:
+        The directory with the jars.
+
+    Raises:
+        SetupError: As `Kafka.start`.
+    """
+    java, jars = find_java(), kafka_jars()
+    archive = _class_archive(java, jars)
+    with locked(archive.with_suffix(".lock")):
+        if not archive.exists():
+            with tempfile.TemporaryDirectory(prefix=".kafka-", dir=archive.parent) as place:
+                draft = Path(place) / archive.name
+                trial = Kafka(Path(place) / "kafka")
+                trial._more_jvm = [f"-XX:ArchiveClassesAtExit={draft}"]  # noqa: SLF001  our own class
+                with trial:
+                    trial.create_topics({"trial": 1})
+                if draft.exists():
+                    draft.rename(archive)
+    return jars
+
+
+def _class_archive(java: Path, jars: Path) -> Path:
+    build = hashlib.sha256(describe_java(str(java)).encode()).hexdigest()[:12]
+    return jars.with_name(f"{jars.name}-{build}.jsa")
+
+
 class Kafka(Server):
     """A real single-node Kafka on loopback, without security and without automatic topics.
 
@@ -103,6 +142,8 @@ class Kafka(Server):
     port_count: ClassVar[int] = 2  # the controller's port is part of the quorum's state, so it stays too
     start_seconds: ClassVar[float] = 90.0
     stop_seconds: ClassVar[float] = 30.0
+
+    _more_jvm: Sequence[str] = ()
 
     @property
     def bootstrap(self) -> str:
@@ -148,10 +189,12 @@ class Kafka(Server):
         java, jars = find_java(), kafka_jars()
         properties = self.directory / "server.properties"
         properties.write_text(self._properties(*ports), encoding="utf-8")
-        run: list[str | Path] = [java, "-cp", f"{jars}/*"]
+        archive = _class_archive(java, jars)
+        shared = [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []
+        run: list[str | Path] = [java, *shared, "-cp", f"{jars}/*"]
         if not (self._data / "meta.properties").exists():
             self._format([*run, *FORMAT_JVM], properties)
-        return [*run, *BROKER_JVM, "kafka.Kafka", properties]
+        return [*run, *BROKER_JVM, *self._more_jvm, "kafka.Kafka", properties]
 
     def _properties(self, port: int, controller_port: int) -> str:
         listeners = f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}"

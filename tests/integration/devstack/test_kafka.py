@@ -1,0 +1,106 @@
+"""A real Kafka: started, hurt, healed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from tests.conftest import NewTopic
+from towline.devstack import Kafka
+from towline.errors import KafkaError, SetupError
+
+pytestmark = pytest.mark.kafka
+
+
+def send(broker: Kafka, topic: str, *values: bytes) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all", "log_level": 0})
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(30) == 0
+
+
+def read(broker: Kafka, topic: str) -> list[bytes | None]:
+    consumer = Consumer(
+        {"bootstrap.servers": broker.bootstrap, "group.id": "check", "enable.auto.commit": False, "log_level": 0}
+    )
+    try:
+        start = TopicPartition(topic, 0, 0)
+        _, end = consumer.get_watermark_offsets(start, timeout=10)
+        consumer.assign([start])
+        return [message.value() for message in consumer.consume(end, 20)] if end else []
+    finally:
+        consumer.close()
+
+
+def test_records_survive_kill_and_restart_on_the_same_port(own_kafka: Kafka) -> None:
+    port, pid = own_kafka.port, own_kafka.pid
+    own_kafka.create_topics({"t": 1})
+    send(own_kafka, "t", b"one")
+    own_kafka.kill()
+    assert not own_kafka.running
+    own_kafka.start()
+    assert (own_kafka.port, own_kafka.pid == pid) == (port, False)
+    send(own_kafka, "t", b"two")
+    own_kafka.restart()
+    assert read(own_kafka, "t") == [b"one", b"two"]
+
+
+def test_a_paused_kafka_answers_after_resume(own_kafka: Kafka) -> None:
+    own_kafka.create_topics({"t": 1})
+    own_kafka.pause()
+    assert own_kafka.paused
+    assert not own_kafka._answers(own_kafka.port)
+    threading.Timer(0.2, own_kafka.resume).start()
+    send(own_kafka, "t", b"one")
+    assert read(own_kafka, "t") == [b"one"]
+
+
+def test_topics_have_leaders_when_create_topics_returns(kafka: Kafka, topic: NewTopic) -> None:
+    name = topic("led", partitions=3)
+    found = kafka._admin(kafka.port).list_topics(name, timeout=5).topics[name]
+    assert [partition.leader for partition in found.partitions.values()] == [1, 1, 1]
+    send(kafka, name, b"x")
+
+
+def test_a_topic_that_exists_is_an_error(kafka: Kafka, topic: NewTopic) -> None:
+    name = topic()
+    with pytest.raises(KafkaError, match=rf"can't create topic '{name}': .*already exists.*TL-K70"):
+        kafka.create_topics({name: 1})
+
+
+def test_a_topic_setting_that_can_not_be_is_an_error(kafka: Kafka) -> None:
+    with pytest.raises(KafkaError, match="TL-K70"):
+        kafka.create_topics({"bad-setting": 1}, {"cleanup.policy": "sometimes"})
+
+
+def test_nobody_talks_on_standard_error(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys; from towline.devstack import Kafka\n"
+        "with Kafka(pathlib.Path(sys.argv[1])) as kafka:\n"
+        "    kafka.create_topics({'t': 1}); kafka.kill(); kafka.start()\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout == ""
+
+
+def test_a_setting_kafka_can_not_take_is_one_line(tmp_path: Path) -> None:
+    broker = Kafka(tmp_path, settings={"num.io.threads": "none"})
+    with pytest.raises(SetupError, match="TL-S12") as caught:
+        broker.start()
+    assert "num.io.threads" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not broker.running
+
+
+def test_the_formatted_directory_is_not_formatted_again(own_kafka: Kafka) -> None:
+    meta = own_kafka.directory / "data" / "meta.properties"
+    before = meta.read_text()
+    own_kafka.restart()
+    assert meta.read_text() == before

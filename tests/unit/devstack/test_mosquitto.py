@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from towline.devstack.mosquitto import Installed, Mosquitto, find_mosquitto, flaw
+from towline.errors import ConfigError, SetupError
+
+
+def fake_mosquitto(place: Path, says: str) -> Path:
+    place.write_text(f"#!/bin/sh\necho '{says}'\nexit 3\n")
+    place.chmod(0o755)
+    return place
+
+
+def lines(broker: Mosquitto) -> list[str]:
+    return broker._configuration(broker.port).splitlines()
+
+
+def test_the_version_is_read_though_help_ends_with_an_exit_code(tmp_path: Path) -> None:
+    binary = fake_mosquitto(tmp_path / "mosquitto", "mosquitto version 2.0.21")
+    assert find_mosquitto(binary) == Installed(binary, (2, 0, 21))
+    assert Mosquitto(tmp_path / "m", binary=binary).version == "2.0.21"
+
+
+def test_the_environment_names_the_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = fake_mosquitto(tmp_path / "other", "mosquitto version 2.1.2")
+    monkeypatch.setenv("TOWLINE_MOSQUITTO", str(binary))
+    assert find_mosquitto().version == (2, 1, 2)
+
+
+def test_no_mosquitto(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"no such MQTT broker.*make setup.*TL-S10"):
+        find_mosquitto(tmp_path / "none")
+
+
+def test_a_program_that_is_no_mosquitto(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"does not tell its version.*TL-S10"):
+        find_mosquitto(fake_mosquitto(tmp_path / "mosquitto", "hello"))
+
+
+@pytest.mark.parametrize("version", [(1, 6, 9), (2, 0, 11), (2, 0, 12)])
+def test_an_old_one_is_named_with_the_reason(version: tuple[int, ...]) -> None:
+    reason = flaw(Installed(Path("/usr/sbin/mosquitto"), version))
+    assert reason is not None
+    assert "loses QoS 2 messages by itself" in reason
+    assert "TL-S11" in reason
+
+
+@pytest.mark.parametrize("version", [(2, 0, 13), (2, 0, 21), (2, 1), (3,)])
+def test_a_newer_one_is_sound(version: tuple[int, ...]) -> None:
+    assert flaw(Installed(Path("/usr/sbin/mosquitto"), version)) is None
+
+
+def test_it_listens_on_loopback_only(tmp_path: Path) -> None:
+    broker = Mosquitto(tmp_path, port=18830)
+    assert [line for line in lines(broker) if line.startswith("listener")] == ["listener 18830 127.0.0.1"]
+    assert broker.uri == "mqtt://127.0.0.1:18830"
+
+
+def test_limits_are_left_to_mosquitto(tmp_path: Path) -> None:
+    assert not [line for line in lines(Mosquitto(tmp_path)) if line.startswith("max_")]
+
+
+def test_everybody_may_come_in_unless_there_are_passwords(tmp_path: Path) -> None:
+    assert "allow_anonymous true" in lines(Mosquitto(tmp_path))
+    assert "allow_anonymous false" in lines(Mosquitto(tmp_path, settings={"password_file": "/x"}))
+
+
+def test_settings_win(tmp_path: Path) -> None:
+    broker = Mosquitto(tmp_path, settings={"allow_anonymous": "false", "max_queued_messages": "0"})
+    assert "allow_anonymous false" in lines(broker)
+    assert "allow_anonymous true" not in lines(broker)
+    assert "max_queued_messages 0" in lines(broker)
+
+
+def test_settings_of_the_listener_come_after_it(tmp_path: Path) -> None:
+    broker = Mosquitto(tmp_path, settings={"certfile": "/c", "keyfile": "/k", "per_listener_settings": "true"})
+    written = lines(broker)
+    assert written[0] == "per_listener_settings true"
+    assert written[1].startswith("listener ")
+    assert written.index("certfile /c") > 1
+    assert broker.uri.startswith("mqtts://")
+
+
+def test_started_by_root_it_stays_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "user root" in lines(Mosquitto(tmp_path))
+    assert "user mosquitto" in lines(Mosquitto(tmp_path, settings={"user": "mosquitto"}))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert not [line for line in lines(Mosquitto(tmp_path)) if line.startswith("user ")]
+
+
+@pytest.mark.parametrize("settings", [{"a\nlistener 1883": "x"}, {"a": "x\nlistener 1883"}, {"": "x"}, {"a": "\0"}])
+def test_a_setting_can_not_smuggle_lines(tmp_path: Path, settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="TL-C70"):
+        Mosquitto(tmp_path, settings=settings)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import wait_until
+from towline.devstack.process import Process, identify, is_stopped, spawn, wait_for
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[Process]:
+    child, process = spawn(["sleep", "60"], tmp_path / "log")
+    yield process
+    child.kill()
+    child.wait()
+
+
+def test_a_spawned_process_is_alive(sleeper: Process) -> None:
+    assert sleeper.alive
+    assert identify(sleeper.pid) == sleeper.started
+
+
+def test_a_process_leads_a_session_of_its_own(sleeper: Process) -> None:
+    assert os.getsid(sleeper.pid) == sleeper.pid
+
+
+def test_a_killed_process_is_gone_though_nobody_has_waited_for_it(sleeper: Process) -> None:
+    assert sleeper.send(signal.SIGKILL)
+    assert sleeper.wait_gone(5)
+    assert not sleeper.alive
+
+
+def test_a_recycled_pid_is_never_signalled(sleeper: Process) -> None:
+    namesake = Process(sleeper.pid, "another boot:12345")
+    assert not namesake.alive
+    assert not namesake.send(signal.SIGKILL)
+    assert sleeper.alive
+
+
+def test_nothing_is_sent_to_a_process_that_is_gone(sleeper: Process) -> None:
+    sleeper.send(signal.SIGKILL)
+    sleeper.wait_gone(5)
+    assert not sleeper.send(signal.SIGTERM)
+
+
+def test_a_pid_that_does_not_exist_has_no_identity() -> None:
+    beyond = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    assert identify(beyond) is None
+    assert not is_stopped(beyond)
+
+
+def test_a_name_with_brackets_and_spaces_does_not_confuse(tmp_path: Path) -> None:
+    program = tmp_path / "a) S 1 (b"
+    program.symlink_to("/bin/sleep")
+    child, process = spawn([program, "60"], tmp_path / "log")
+    try:
+        wait_until(lambda: "a) S" in Path(f"/proc/{process.pid}/comm").read_text(), what="the new name")
+        assert process.alive
+        assert identify(process.pid) == process.started
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_stopped_and_continued(sleeper: Process) -> None:
+    sleeper.send(signal.SIGSTOP)
+    wait_until(lambda: is_stopped(sleeper.pid), what="the stop")
+    assert sleeper.alive
+    sleeper.send(signal.SIGCONT)
+    wait_until(lambda: not is_stopped(sleeper.pid), what="the continuation")
+
+
+def test_a_process_with_a_dead_first_thread_is_still_alive(tmp_path: Path) -> None:
+    """A JVM that is being killed shows a zombie while other threads hold its files."""
+    program = tmp_path / "half_dead.py"
+    program.write_text(
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "ctypes.CDLL(None).syscall(60 if __import__('platform').machine() == 'x86_64' else 93, 0)\n"
+    )
+    child, process = spawn([sys.executable, program], tmp_path / "log")
+    try:
+        wait_until(lambda: ") Z " in Path(f"/proc/{process.pid}/stat").read_text(), what="the first thread's end")
+        assert process.alive
+    finally:
+        child.kill()
+        assert process.wait_gone(5)
+        child.wait()
+
+
+def test_output_is_appended(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for word in ("one", "two"):
+        child, _ = spawn(["echo", word], log)
+        child.wait()
+    assert log.read_text().split() == ["one", "two"]
+
+
+def test_a_child_left_running_is_not_warned_about(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys; from towline.devstack.process import spawn;"
+        "print(spawn(['sleep', '60'], pathlib.Path(sys.argv[1]))[1].pid)"
+    )
+    command = [sys.executable, "-W", "error", "-c", code, str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    pid = int(done.stdout)
+    process = Process(pid, identify(pid) or "")
+    assert process.alive
+    process.send(signal.SIGKILL)
+    assert process.wait_gone(5)
+
+
+def test_wait_for_gives_up() -> None:
+    assert not wait_for(lambda: False, 0.05)
+
+
+def test_wait_for_asks_again() -> None:
+    answers = iter([False, False, True])
+    assert wait_for(lambda: next(answers), 5)

@@ -1,0 +1,196 @@
+"""The set-up script: what it derives, and what it says when it can't."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "setup.py"
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("towline_setup", SCRIPT)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_backports_beside_a_stanza_of_the_release(script: ModuleType) -> None:
+    text = "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-updates\nComponents: main\n"
+    sources = script.backports_sources({"debian.sources": text}, "bookworm")
+    assert "Suites: bookworm bookworm-updates bookworm-backports\n" in sources["debian.sources"]
+    assert "URIs: http://mirror.example/debian\n" in sources["debian.sources"]
+
+
+def test_backports_beside_a_line_of_the_release(script: ModuleType) -> None:
+    text = (
+        "# a comment\n"
+        "deb [signed-by=/k.gpg arch=amd64] http://mirror.example/debian bookworm main contrib\n"
+        "deb-src http://mirror.example/debian bookworm main\n"
+        "deb http://mirror.example/debian-security bookworm-security main\n"
+    )
+    assert script.backports_sources({"sources.list": text}, "bookworm")["sources.list"].splitlines() == [
+        "deb [signed-by=/k.gpg arch=amd64] http://mirror.example/debian bookworm main contrib",
+        "deb [signed-by=/k.gpg arch=amd64] http://mirror.example/debian bookworm-backports main contrib",
+        "deb http://mirror.example/debian-security bookworm-security main",
+    ]
+
+
+def test_sources_of_others_are_left_out(script: ModuleType) -> None:
+    ours = "deb http://mirror.example/debian bookworm main\n"
+    theirs = "Types: deb\nURIs: http://tools.example/deb\nSuites: nodistro\nComponents: main\n"
+    assert set(script.backports_sources({"a.list": ours, "tools.sources": theirs}, "bookworm")) == {"a.list"}
+
+
+def test_backports_that_are_there_are_not_named_twice(script: ModuleType) -> None:
+    text = "Types: deb\nURIs: http://mirror.example/debian\nSuites: bookworm bookworm-backports\nComponents: main\n"
+    assert script.backports_sources({"x.sources": text}, "bookworm")["x.sources"].count("bookworm-backports") == 1
+
+
+def test_a_machine_without_the_releases_sources_has_no_backports(script: ModuleType) -> None:
+    assert script.backports_sources({"x.list": "deb http://mirror.example/x stable main\n"}, "bookworm") == {}
+    assert script.backports_sources({"x.list": "deb http://mirror.example/s trixie-security main\n"}, "trixie") == {}
+
+
+def test_private_lists_leave_the_machines_own_alone(script: ModuleType, tmp_path: Path) -> None:
+    options = script.private_lists(tmp_path, {"a.list": "deb http://mirror.example/debian bookworm main\n"})
+    assert options[1::2] == [
+        "Dir::Etc::sourcelist=/dev/null",
+        f"Dir::Etc::sourceparts={tmp_path}/parts",
+        f"Dir::State::lists={tmp_path}/lists",
+    ]
+    assert (tmp_path / "parts" / "a.list").read_text().startswith("deb ")
+
+
+@pytest.fixture
+def mended(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Root's commands are noted instead of run."""
+    done: list[tuple[str, ...]] = []
+
+    def note(*command: object, may_fail: bool = False) -> subprocess.CompletedProcess[str]:
+        done.append(tuple(map(str, command)))
+        return subprocess.CompletedProcess(done[-1], 0, "", "")
+
+    monkeypatch.setattr(script, "run_as_root", note)
+    return done
+
+
+def mosquitto(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *versions: tuple[int, ...]) -> tuple[str, str]:
+    """The step's outcome when the machine shows these versions one after the other."""
+    shown = list(versions)
+    monkeypatch.setattr(script, "mosquitto_version", lambda: shown.pop(0) if len(shown) > 1 else shown[0])
+    found: tuple[str, str] = script.mosquitto()
+    return found
+
+
+def test_a_sound_mosquitto_is_left_alone(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, mended: list[tuple[str, ...]]
+) -> None:
+    monkeypatch.setattr(script, "which", lambda program: f"/usr/bin/{program}")
+    assert mosquitto(script, monkeypatch, (2, 0, 13)) == ("Mosquitto 2.0.13", "")
+    assert mended == []
+
+
+def test_an_old_mosquitto_is_replaced_from_backports(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, mended: list[tuple[str, ...]]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(script, "install_from_backports", lambda *packages: asked.append(packages))
+    monkeypatch.setattr(script, "which", lambda program: f"/usr/bin/{program}")
+    assert mosquitto(script, monkeypatch, (2, 0, 11), (2, 0, 21)) == ("Mosquitto 2.0.21", "")
+    assert asked == [("mosquitto", "mosquitto-clients")]
+
+
+def test_without_backports_the_distributions_own_is_taken_and_the_reason_told(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, mended: list[tuple[str, ...]]
+) -> None:
+    monkeypatch.setattr(script, "install_from_backports", lambda *_: "no way there")
+    monkeypatch.setattr(script, "which", lambda program: f"/usr/bin/{program}")
+    name, warning = mosquitto(script, monkeypatch, (), (), (2, 0, 11))
+    assert name == "Mosquitto 2.0.11"
+    assert "loses QoS 2 messages by itself" in warning
+    assert "no way there" in warning
+    assert any(command[-1] == "mosquitto" and "install" in command for command in mended)
+
+
+def test_no_service_is_started_by_an_installation(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy-rc.d"
+    monkeypatch.setattr(script, "POLICY", policy)
+    monkeypatch.setattr(script, "run_as_root", script.run)
+
+    def fail() -> None:
+        with script.no_services():
+            assert subprocess.run([policy], check=False).returncode == 101
+            _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not policy.exists()
+
+
+def test_a_policy_of_the_machines_own_is_left_alone(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mended: list[tuple[str, ...]]
+) -> None:
+    policy = tmp_path / "policy-rc.d"
+    policy.write_text("theirs")
+    monkeypatch.setattr(script, "POLICY", policy)
+    with script.no_services():
+        pass
+    assert policy.read_text() == "theirs"
+    assert mended == []
+
+
+def test_without_apt_the_packages_are_named(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "which", lambda _: None)
+    with pytest.raises(script.Problem, match=r"Install by hand: .*maven"):
+        script.maven()
+
+
+def test_without_sudo_the_command_is_named(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(script.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(script.Problem, match="Have it done for you: apt-get install x"):
+        script.run_as_root("apt-get", "install", "x")
+
+
+def test_a_failure_is_shown_whole(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> Any:
+        return script.run("sh", "-c", "echo first; echo second >&2; exit 7")
+
+    assert not script.step("thing", fail)
+    said = capsys.readouterr().out
+    for word in ("thing", "FAILED" if "✗" not in said else "✗", "exit code 7", "first\n", "second"):
+        assert word in said
+
+
+def test_a_step_is_one_line(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.step("Java", lambda: ("Java 17", ""))
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_missing_helpers_are_a_warning(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*packages: str) -> None:
+        raise script.Problem(packages)
+
+    monkeypatch.setattr(script, "which", lambda _: None)
+    monkeypatch.setattr(script, "apt_install", refuse)
+    assert "strace and kcat can't be installed" in script.helpers()[1]
+
+
+def test_no_host_is_named_in_the_script() -> None:
+    assert "://" not in SCRIPT.read_text(encoding="utf-8")
+
+
+def test_this_python_will_do(script: ModuleType) -> None:
+    assert script.python() == sys.executable
