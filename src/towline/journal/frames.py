@@ -85,7 +85,7 @@ class Header(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of the whole frame on disk."""
-        return frame_bytes(self.section, self.payload)
+        return HEADER_BYTES + ((self.section + 7) & ~7) + ((self.payload + 7) & ~7)
 
     @property
     def end(self) -> int:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["combined", "offset_after_bytes", "pieces"]
 
-_CHUNK = 256  # so many small batches are joined at a time: a batch of 15 columns takes 8 KB until it is
+_CHUNK = 64  # so many small batches are joined at a time: a batch of 15 columns takes 8 KB until it is
 
 
 def _overlapping(segments: Sequence[Segment], start: int) -> Iterator[Segment]:
     """Yield the segments with rows from `start` on."""
     at = max(bisect_right(segments, start, key=lambda segment: segment.first) - 1, 0)
-    return (segment for segment in islice(segments, at, None) if segment.end > start)
+    return (segment for segment in islice(segments, at, None) if segment.end > max(start, segment.first))
 
 
 def pieces(segments: Sequence[Segment], schema: Any, start: int, end: int) -> Iterator[Any]:

@@ -1,0 +1,142 @@
+"""Rows, a disk that fails on request, and a look at the files: shared by the journal's tests."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from towline.journal import Disk, Journal, Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from towline.journal.frames import Bytes
+
+SCHEMA = pa.schema([("offset", pa.int64()), ("payload", pa.binary()), ("tags", pa.list_(pa.string()))])
+SMALL = Limits(min_free_bytes=0, segment_bytes=4096)
+ROOMY = Limits(min_free_bytes=0)
+
+
+def rows(start: int, count: int, size: int = 20) -> Any:
+    """Return `count` rows that say which they are."""
+    offsets = range(start, start + count)
+    payloads = [f"payload {offset} ".encode().ljust(size, b".") for offset in offsets]
+    return pa.record_batch([offsets, payloads, [[f"t{offset % 3}"] for offset in offsets]], schema=SCHEMA)
+
+
+def fill(journal: Journal, count: int, *, group: int = 1, size: int = 20) -> None:
+    """Append `count` rows in groups."""
+    for _ in range(0, count, group):
+        journal.append(rows(journal.end, group, size))
+
+
+def opened(directory: Path, limits: Limits = ROOMY, disk: Disk | None = None) -> Journal:
+    return Journal.open(directory, schema=SCHEMA, limits=limits, disk=disk)
+
+
+def crash(journal: Journal) -> None:
+    """Leave the files as a kill would: nothing is written, the kernel takes the lock back."""
+    journal._active.close()
+    journal._lock.release()
+
+
+def served(
+    journal: Journal, start: int | None = None, end: int | None = None, *, batch_rows: int = 10_000
+) -> list[int]:
+    """Return the offsets that a read hands out, after comparing every byte with what was appended."""
+    start = journal.first if start is None else start
+    end = journal.end if end is None else end
+    seen: list[int] = []
+    for batch in journal.read(start, end, batch_rows=batch_rows):
+        assert 0 < batch.num_rows <= batch_rows
+        batch.validate(full=True)
+        numbers = batch.column("offset").to_pylist()
+        for number, payload in zip(numbers, batch.column("payload").to_pylist(), strict=True):
+            assert payload.startswith(b"payload %d " % number)
+        seen += numbers
+    assert seen == list(range(start, end))
+    return seen
+
+
+def segments(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.seg"), key=lambda path: path.stem.split("-")[1])
+
+
+class Unsynced(Disk):
+    """The real disk without waiting for it, where a test opens a journal thousands of times."""
+
+    def sync_data(self, descriptor: int) -> None: ...
+
+    def sync(self, descriptor: int) -> None: ...
+
+    def sync_directory(self, directory: Path) -> None: ...
+
+
+class FaultyDisk(Disk):
+    """The real disk, until the n-th call of one kind: then an error, and on request for good.
+
+    Args:
+        call: Name of the method that fails.
+        at: Which of its calls, from 1 on.
+        number: The error.
+        times: How many calls fail; all from there on when None.
+        partial: Bytes that a failing write still writes, as a full disk does.
+    """
+
+    def __init__(
+        self, call: str = "", at: int = 1, number: int = errno.EIO, *, times: int | None = None, partial: int = 0
+    ) -> None:
+        self.call, self.at, self.number, self.times, self.partial = call, at, number, times, partial
+        self.calls: list[str] = []
+
+    def _maybe(self, call: str) -> None:
+        self.calls.append(call)
+        seen = self.calls.count(call)
+        last = float("inf") if self.times is None else self.at + self.times - 1
+        if call == self.call and self.at <= seen <= last:
+            raise OSError(self.number, os.strerror(self.number))
+
+    def create(self, path: Path) -> int:
+        self._maybe("create")
+        return super().create(path)
+
+    def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
+        try:
+            self._maybe("write")
+        except OSError:
+            if self.partial:
+                os.write(descriptor, b"".join(bytes(buffer) for buffer in buffers)[: self.partial])
+            raise
+        return super().write(descriptor, buffers)
+
+    def sync_data(self, descriptor: int) -> None:
+        self._maybe("sync_data")
+        super().sync_data(descriptor)
+
+    def sync(self, descriptor: int) -> None:
+        self._maybe("sync")
+        super().sync(descriptor)
+
+    def sync_directory(self, directory: Path) -> None:
+        self._maybe("sync_directory")
+        super().sync_directory(directory)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        self._maybe("truncate")
+        super().truncate(descriptor, size)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._maybe("rename")
+        super().rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        self._maybe("remove")
+        super().remove(path)
+
+    def free(self, directory: Path) -> int:
+        self._maybe("free")
+        return super().free(directory)

@@ -1,0 +1,98 @@
+"""The bytes of a frame: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.errors import JournalError
+from towline.journal import frames
+from towline.journal.frames import HEADER_BYTES, Kind, encode, header_at, intact_after, intact_at
+
+CONTENT = st.binary(max_size=200)
+FIELDS = st.fixed_dictionaries(
+    {
+        "epoch": st.integers(0, 2**32 - 1),
+        "first": st.integers(0, 2**63),
+        "durable": st.integers(0, 2**63),
+        "rows": st.integers(0, 2**32 - 1),
+        "section": CONTENT,
+        "payload": CONTENT,
+    }
+)
+
+
+def joined(*encoded: frames.Encoded) -> memoryview:
+    return memoryview(b"".join(bytes(buffer) for one in encoded for buffer in one.buffers))
+
+
+@given(st.sampled_from(Kind), FIELDS)
+def test_round_trip(kind: Kind, fields: dict[str, object]) -> None:
+    encoded = encode(kind, **fields)  # type: ignore[arg-type]
+    memory = joined(encoded)
+    assert len(memory) == encoded.size
+    assert encoded.size % 8 == 0
+    header = intact_at(memory, 0, len(memory))
+    assert header is not None
+    assert header.size == encoded.size
+    assert (header.kind, header.epoch, header.rows) == (kind, fields["epoch"], fields["rows"])
+    assert (header.first, header.durable) == (fields["first"], fields["durable"])
+    assert frames.section_at(memory, 0, header) == fields["section"]
+    start = frames.payload_at(0, header)
+    assert start % 8 == 0
+    assert memory[start : start + header.payload] == fields["payload"]
+
+
+def test_every_cut_and_every_flipped_bit_is_seen() -> None:
+    memory = joined(encode(Kind.RECORDS, epoch=3, first=7, durable=96, rows=2, section=b"{}", payload=b"x" * 21))
+    for size in range(len(memory)):
+        assert intact_at(memory[:size], 0, size) is None
+    for bit in range(8 * len(memory)):
+        flipped = bytearray(memory)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert intact_at(memoryview(flipped), 0, len(flipped)) is None, bit
+
+
+@given(st.binary(max_size=3000))
+def test_anything_is_no_frame(noise: bytes) -> None:
+    assert intact_at(memoryview(noise), 0, len(noise)) is None
+    assert list(intact_after(memoryview(noise), 0, len(noise))) == []
+
+
+def test_a_header_alone_is_judged_by_its_sizes() -> None:
+    memory = joined(encode(Kind.SESSION, epoch=1, first=0, durable=0, payload=b"x" * 100))
+    assert header_at(memory, 0, len(memory)) is not None
+    assert header_at(memory, 0, len(memory) - 1) is None
+    assert header_at(memory, 0, HEADER_BYTES - 1) is None
+
+
+@given(st.binary(max_size=400), st.integers(0, 7))
+def test_frames_behind_bad_bytes_are_found(noise: bytes, into: int) -> None:
+    first = encode(Kind.COMMITTED, epoch=1, first=5, durable=8, payload=b"mark")
+    second = encode(Kind.RECORDS, epoch=1, first=5, durable=16, rows=1, payload=b"y" * 500)
+    lead = noise + bytes(-len(noise) % 8) + bytes(8)
+    memory = memoryview(lead + bytes(joined(first, second)))
+    found = list(intact_after(memory, min(into, len(lead) - 8), len(memory)))
+    assert [position for position, _ in found] == [len(lead), len(lead) + first.size]
+    assert [header.durable for _, header in found] == [8, 16]
+
+
+def test_a_frame_far_behind_is_found_across_the_steps_of_the_search() -> None:
+    frame = encode(Kind.RECORDS, epoch=1, first=5, durable=16, rows=1, payload=b"y")
+    for gap in (1 << 16, (1 << 16) - 8, (1 << 16) + 8, 200_000):
+        memory = memoryview(bytes(gap) + bytes(joined(frame)))
+        assert [position for position, _ in intact_after(memory, 0, len(memory))] == [gap]
+
+
+def test_an_arrow_batch_is_not_copied() -> None:
+    payload = pa.record_batch([[1, 2, 3]], names=["a"]).serialize()
+    encoded = encode(Kind.RECORDS, epoch=1, first=0, durable=0, rows=3, payload=payload)
+    assert any(buffer is payload for buffer in encoded.buffers)
+
+
+def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "_LARGEST", 100)
+    with pytest.raises(JournalError, match=r"a batch of 101 bytes is too large for one frame.*TL-J08"):
+        encode(Kind.RECORDS, epoch=1, first=0, durable=0, rows=1, payload=b"x" * 101)

@@ -1,0 +1,464 @@
+"""What a journal promises while nothing goes wrong: order, durability, watermarks, limits, memory, threads."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from tests.unit.journal.support import (
+    ROOMY,
+    SCHEMA,
+    SMALL,
+    FaultyDisk,
+    Unsynced,
+    crash,
+    fill,
+    opened,
+    rows,
+    segments,
+    served,
+)
+from towline.errors import JournalDamaged, JournalError, JournalFull
+from towline.journal import Journal, Limits
+
+
+def test_a_new_journal_is_empty(tmp_path: Path) -> None:
+    with opened(tmp_path / "a" / "b") as journal:
+        assert (journal.first, journal.end, journal.committed, journal.epoch) == (0, 0, 0, 1)
+        assert len(journal.journal_id) == 12
+        assert int(journal.journal_id, 16) >= 0
+        assert journal.consumers == {}
+        assert journal.session == {}
+        assert journal.ledger == {}
+        assert journal.recovery.note is None
+        assert served(journal) == []
+        assert journal.locate(0) == 0
+
+
+def test_everything_is_there_after_a_reopening(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal.count(received=7)
+    fill(journal, 100, group=10)
+    journal.set_session({"client": "plant-7", "expiry": 60, "subscriptions": [{"filter": "a/+"}]})
+    journal.commit("spark", 40)
+    journal.count(received=1, dropped=2)
+    identity = journal.journal_id
+    journal.close()
+    with opened(tmp_path) as journal:
+        assert (journal.journal_id, journal.epoch, journal.end) == (identity, 2, 100)
+        assert journal.consumers == {"spark": 40}
+        assert journal.ledger == {"received": 8, "dropped": 2}
+        assert journal.session == {"client": "plant-7", "expiry": 60, "subscriptions": [{"filter": "a/+"}]}
+        assert journal.recovery.rows == 100
+        assert len(served(journal)) == 100
+
+
+def test_what_was_acknowledged_survives_a_crash(tmp_path: Path) -> None:
+    for epoch in range(1, 8):
+        journal = opened(tmp_path, SMALL)
+        assert journal.epoch == epoch
+        assert journal.end == 25 * (epoch - 1)
+        fill(journal, 25)
+        crash(journal)
+    with opened(tmp_path) as journal:
+        assert len(served(journal)) == 175
+
+
+def test_reopening_without_rows_leaves_one_file(tmp_path: Path) -> None:
+    for _ in range(5):
+        opened(tmp_path).close()
+    assert len(segments(tmp_path)) == 1
+
+
+def test_append_returns_the_new_end_and_an_empty_batch_is_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        assert journal.append(rows(0, 3)) == 3
+        before = journal.bytes_on_disk
+        assert journal.append(rows(0, 0)) == 3
+        assert journal.bytes_on_disk == before
+        assert journal.append(rows(3, 1)) == 4
+
+
+def test_a_slice_is_appended_without_the_rest(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        journal.append(rows(0, 10).slice(0, 4))
+        journal.append(rows(0, 10).slice(4, 2))
+        assert served(journal) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 3, 7, 10, 50, 10_000])
+def test_a_range_is_the_same_however_it_is_cut(tmp_path: Path, batch_rows: int) -> None:
+    with opened(tmp_path, SMALL) as journal:
+        for group in (1, 1, 30, 2, 9, 1, 64, 5):
+            fill(journal, group, group=group)
+        for start, end in ((0, 113), (0, 1), (1, 2), (31, 33), (40, 113), (112, 113), (113, 113)):
+            served(journal, start, end, batch_rows=batch_rows)
+
+
+def test_large_batches_lie_in_the_mapped_file_aligned(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        journal.count(received=1)  # a section of odd length comes before the payload
+        fill(journal, 3000, group=1000)
+        before = pa.total_allocated_bytes()
+        batches = list(journal.read(0, 3000, batch_rows=500))
+        assert pa.total_allocated_bytes() == before
+        addresses = [buffer.address for batch in batches for column in batch for buffer in column.buffers() if buffer]
+        assert addresses
+        assert all(address % 8 == 0 for address in addresses)
+
+
+def test_rows_that_are_held_outlive_their_file(tmp_path: Path) -> None:
+    with opened(tmp_path, SMALL) as journal:
+        fill(journal, 200, group=20)
+        held = next(journal.read(0, 20, batch_rows=20))
+        journal.commit("spark", 200)
+        assert journal.first > 20
+        assert held.column("offset").to_pylist() == list(range(20))
+
+
+def test_ranges_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with opened(tmp_path, SMALL) as journal:
+        fill(journal, 200, group=20)
+        journal.commit("spark", 150)
+        for call in (
+            lambda: journal.read(0, 200),
+            lambda: journal.read(150, 201),
+            lambda: journal.locate(journal.first - 1),
+            lambda: journal.locate(201),
+        ):
+            with pytest.raises(JournalError, match=r"those from [\d,]+ to 200 are there.*TL-J07") as caught:
+                call()
+            assert caught.value.code == "TL-J07"
+
+
+def test_a_reader_that_comes_too_late_is_told(tmp_path: Path) -> None:
+    with opened(tmp_path, SMALL) as journal:
+        fill(journal, 200, group=20)
+        late = journal.read(0, 200)
+        journal.commit("spark", 200)
+        with pytest.raises(JournalError, match="were committed and removed"):
+            next(late)
+
+
+def test_locate_by_rows(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        fill(journal, 100, group=10)
+        assert journal.locate(0) == 100
+        assert journal.locate(7, max_rows=20) == 27
+        assert journal.locate(95, max_rows=20) == 100
+        assert journal.locate(95, max_rows=0) == 96
+        assert journal.locate(100, max_rows=5) == 100
+
+
+def test_locate_by_bytes_is_monotone_and_makes_progress(tmp_path: Path) -> None:
+    with opened(tmp_path, SMALL) as journal:
+        for group in (1, 1, 30, 2, 9, 1, 64, 5):
+            fill(journal, group, group=group)
+        for start in range(113):
+            ends = [journal.locate(start, max_bytes=size) for size in (0, 1, 100, 1000, 5000, 1 << 30)]
+            assert ends == sorted(ends)
+            assert start < ends[0]
+            assert ends[-1] == 113
+            assert journal.locate(start, max_bytes=1 << 30, max_rows=3) == min(start + 3, 113)
+
+
+def test_locate_by_bytes_is_near_the_bytes(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        fill(journal, 2000, group=1, size=1000)
+        a_row = (journal.bytes_on_disk - 2000) / 2000
+        for start in (0, 700, 1500):
+            assert journal.locate(start, max_bytes=100_000) - start == pytest.approx(100_000 / a_row, abs=2)
+
+
+def test_watermarks_only_grow(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        fill(journal, 10)
+        journal.commit("spark", 6)
+        journal.commit("spark", 4)
+        assert journal.consumers == {"spark": 6}
+        journal.commit("flight", 3)
+        assert journal.committed == 3
+        journal.forget("flight")
+        journal.forget("nobody")
+        assert journal.committed == 6
+        journal.forget("spark")
+        assert journal.committed == journal.first == 0
+
+
+def test_a_watermark_beyond_the_end_is_of_another_journal(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        fill(journal, 10)
+        with pytest.raises(JournalError, match=r"spark committed up to row 11, but there are only 10.*\[TL-J08\]"):
+            journal.commit("spark", 11)
+        assert journal.consumers == {}
+
+
+def test_only_whole_segments_below_every_watermark_go(tmp_path: Path) -> None:
+    with opened(tmp_path, SMALL) as journal:
+        fill(journal, 300, group=10)
+        journal.commit("slow", 95)
+        journal.commit("fast", 300)
+        assert 0 < journal.first <= 95
+        served(journal)
+        journal.commit("slow", 300)
+        assert 250 < journal.first <= 300
+        assert journal.bytes_on_disk == sum(path.stat().st_size for path in segments(tmp_path))
+    with opened(tmp_path, SMALL) as journal:
+        served(journal)
+
+
+def test_retention_keeps_committed_rows(tmp_path: Path) -> None:
+    limits = Limits(min_free_bytes=0, segment_bytes=4096, retain_bytes=20_000)
+    with opened(tmp_path, limits) as journal:
+        for _ in range(100):
+            fill(journal, 10, group=10)
+            journal.commit("spark", journal.end)
+        assert 15_000 < journal.bytes_on_disk < 30_000
+        served(journal)
+
+
+def test_a_mark_reaches_the_file_without_a_sync(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    journal = opened(tmp_path, disk=disk)
+    fill(journal, 10)
+    before = disk.calls.count("sync_data")
+    journal.commit("spark", 5)
+    assert disk.calls.count("sync_data") == before
+    crash(journal)
+    with opened(tmp_path) as journal:
+        assert journal.consumers == {"spark": 5}
+
+
+def test_one_sync_an_append(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    with opened(tmp_path, disk=disk) as journal:
+        before = disk.calls.count("sync_data")
+        fill(journal, 10)
+        assert disk.calls.count("sync_data") == before + 10
+
+
+def test_a_size_limit_holds_back_and_lets_go(tmp_path: Path) -> None:
+    limits = Limits(min_free_bytes=0, max_bytes=32_000)
+    with opened(tmp_path, limits) as journal:
+        with pytest.raises(JournalFull, match=r"of at most 32,000 bytes are used.*\[TL-J02\]"):
+            fill(journal, 10_000, group=5)
+        assert 20_000 < journal.bytes_on_disk <= 32_000
+        served(journal)
+        full_at = journal.end
+        journal.set_session({"still": "works"})
+        journal.commit("spark", full_at // 2)
+        fill(journal, 5, group=5)
+        journal.commit("spark", journal.end)
+        for _ in range(100):  # all committed: the limit never stands in the way
+            fill(journal, 5, group=5)
+            journal.commit("spark", journal.end)
+        served(journal)
+
+
+def test_a_limit_smaller_than_a_segment_gives_way_when_all_is_committed(tmp_path: Path) -> None:
+    limits = Limits(min_free_bytes=0, max_bytes=6_000, retain_bytes=6_000)
+    with opened(tmp_path, limits) as journal:
+        for _ in range(50):
+            fill(journal, 5, group=5)
+            journal.commit("spark", journal.end)
+        assert journal.bytes_on_disk <= 6_500
+
+
+def test_the_free_space_guard(tmp_path: Path) -> None:
+    class Shrinking(FaultyDisk):
+        left = 10_000
+
+        def free(self, directory: Path) -> int:
+            super().free(directory)
+            return self.left
+
+    disk = Shrinking()
+    with opened(tmp_path, Limits(min_free_bytes=20_000), disk) as journal:
+        for _ in range(2):
+            with pytest.raises(JournalFull, match="10,000 bytes are free on this disk, 20,000 must stay free"):
+                fill(journal, 1)
+        disk.left = 1 << 30
+        fill(journal, 100)
+        assert disk.calls.count("free") == 3
+        assert journal.end == 100
+
+
+def test_files_are_for_the_owner_only(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        with opened(tmp_path / "state" / "inbox", SMALL) as journal:
+            fill(journal, 100)
+            for path in (tmp_path / "state").rglob("*"):
+                assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    finally:
+        os.umask(previous)
+
+
+def test_a_mask_that_takes_rights_from_the_owner_does_no_harm(tmp_path: Path) -> None:
+    previous = os.umask(0o777)
+    try:
+        opened(tmp_path / "inbox").close()
+        opened(tmp_path / "inbox").close()
+    finally:
+        os.umask(previous)
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    other = pa.schema([("offset", pa.int64()), ("payload", pa.string()), ("tags", pa.list_(pa.string()))])
+    with pytest.raises(JournalError, match=r"column payload.*\[TL-J06\]"):
+        Journal.open(tmp_path, schema=other)
+    wider = SCHEMA.append(pa.field("qos", pa.int8()))
+    with pytest.raises(JournalError, match=r"column qos.*\[TL-J06\]"):
+        Journal.open(tmp_path, schema=wider)
+    with opened(tmp_path) as journal, pytest.raises(JournalError, match="TL-J06"):
+        journal.append(pa.record_batch([[1]], schema=pa.schema([("offset", pa.int64())])))
+
+
+def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/towline")):
+        with pytest.raises(JournalError, match=r"can't keep a journal here \(.+\)\. Give a directory.*\[TL-J01\]"):
+            opened(place)
+
+
+def test_a_read_only_file_system(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=r"Read-only file system.*\[TL-J01\]"):
+        opened(tmp_path / "new", disk=FaultyDisk("sync_directory", number=errno.EROFS))
+
+
+def test_nothing_works_after_close(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    fill(journal, 1)
+    journal.close()
+    journal.close()
+    for call in (
+        lambda: journal.append(rows(1, 1)),
+        lambda: journal.read(0, 1),
+        lambda: journal.locate(0),
+        lambda: journal.commit("spark", 1),
+        lambda: journal.set_session({}),
+    ):
+        with pytest.raises(JournalError, match="TL-J10"):
+            call()
+    assert journal.end == 1
+
+
+def test_a_session_that_is_no_json_harms_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        with pytest.raises(TypeError):
+            journal.set_session({"bad": object()})
+        fill(journal, 1)
+
+
+def test_many_single_rows_need_little_memory(tmp_path: Path) -> None:
+    with opened(tmp_path, disk=Unsynced()) as journal:
+        batch = rows(0, 1)
+        journal.append(batch)
+        before = psutil.Process().memory_info().rss
+        for _ in range(200_000):
+            journal.append(batch)
+        grown = psutil.Process().memory_info().rss - before
+        entries = sum(len(segment._index._positions) for segment in journal._segments if segment._index)
+        assert entries * 16 * 50 < 60 << 20  # 50 times as many rows, in the aim of 60 MB
+        assert grown < 8 << 20
+        assert sum(batch.num_rows for batch in journal.read(150_000, 160_000)) == 10_000
+    with opened(tmp_path) as journal:
+        assert journal.recovery.rows == 200_001
+        assert journal.locate(100_000, max_bytes=1 << 20) > 101_000
+
+
+def test_readers_and_committers_beside_a_writer(tmp_path: Path) -> None:
+    journal = opened(tmp_path, SMALL)
+    total, problems = 3_000, list[BaseException]()
+
+    def guarded(work: Any) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 shown by the test
+                problems.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def write() -> None:
+        for group in (1, 7, 2, 40) * (total // 50):
+            journal.count(received=group)
+            fill(journal, group, group=group)
+
+    def consume(name: str) -> None:
+        at = 0
+        journal.commit(name, 0)
+        started.wait(30)
+        while at < total and not problems:
+            end = journal.locate(at, max_rows=100)
+            served(journal, at, end, batch_rows=16)
+            journal.commit(name, end)
+            at = end
+
+    started = threading.Barrier(4)
+
+    def write_later() -> None:
+        started.wait(30)
+        write()
+
+    threads = [guarded(lambda name=name: consume(name)) for name in ("a", "b", "c")]
+    threads.append(guarded(write_later))
+    for thread in threads:
+        thread.join(60)
+    assert not problems
+    assert journal.consumers == {"a": total, "b": total, "c": total}
+    assert journal.ledger == {"received": total}
+    journal.close()
+    with opened(tmp_path, ROOMY) as journal:
+        assert journal.ledger == {"received": total}
+        assert journal.committed == total
+
+
+def test_readers_do_not_wait_for_the_disk(tmp_path: Path) -> None:
+    slow, entered = threading.Event(), threading.Event()
+
+    class Slow(FaultyDisk):
+        def sync_data(self, descriptor: int) -> None:
+            if armed:
+                entered.set()
+                assert slow.wait(30)
+            super().sync_data(descriptor)
+
+    armed: list[bool] = []
+    journal = opened(tmp_path, disk=Slow())
+    fill(journal, 10)
+    armed.append(True)
+    writer = threading.Thread(target=fill, args=(journal, 1))
+    writer.start()
+    assert entered.wait(30)
+    assert len(served(journal)) == 10
+    assert journal.locate(0, max_bytes=50) >= 1
+    journal.count(received=1)
+    assert journal.end == 10  # not durable yet, so it is not there yet
+    slow.set()
+    writer.join(30)
+    assert journal.end == 11
+    journal.close()
+
+
+def test_damage_under_a_reader_is_told(tmp_path: Path) -> None:
+    with opened(tmp_path, SMALL) as journal:
+        fill(journal, 300, group=10)
+        path = segments(tmp_path)[2]
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0x10
+        path.write_bytes(content)
+        with pytest.raises(JournalDamaged, match=r"TL-J05") as caught:
+            served(journal)
+        assert path.name in str(caught.value)

@@ -1,0 +1,137 @@
+"""Random lives of a journal against a list: append, commit, read, roll, close, kill, torn writes."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.unit.journal.support import SCHEMA, crash, opened, rows, segments, served
+from towline.journal import Journal, Limits
+
+
+class Life(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp())
+        self.limits = Limits()
+        self.journal: Journal
+        self.end = 0
+        self.committed: dict[str, int] = {}
+        self.session: dict[str, Any] = {}
+        self.ledger: dict[str, int] = {}
+        self.flushed: dict[str, int] = {}
+        self.first = 0
+        self.epoch = 1
+
+    @initialize(segment=st.sampled_from([3000, 6000, 20_000]), retain=st.sampled_from([0, 10_000]))
+    def begin(self, segment: int, retain: int) -> None:
+        self.limits = Limits(min_free_bytes=0, segment_bytes=segment, retain_bytes=retain)
+        self.journal = opened(self.directory, self.limits)
+
+    @rule(count=st.integers(1, 40), size=st.integers(20, 120))
+    def append(self, count: int, size: int) -> None:
+        assert self.journal.append(rows(self.end, count, size)) == self.end + count
+        self.end += count
+        self.flushed = dict(self.ledger)
+
+    @rule(number=st.integers())
+    def session_changes(self, number: int) -> None:
+        self.session = {"number": number}
+        self.journal.set_session(self.session)
+        self.flushed = dict(self.ledger)
+
+    @rule(name=st.sampled_from(["received", "dropped"]), more=st.integers(1, 9))
+    def count(self, name: str, more: int) -> None:
+        self.journal.count(**{name: more})
+        self.ledger[name] = self.ledger.get(name, 0) + more
+
+    @rule(consumer=st.sampled_from("ab"), part=st.floats(0, 1))
+    def commit(self, consumer: str, part: float) -> None:
+        upto = round(self.end * part)
+        self.journal.commit(consumer, upto)
+        known = self.committed.get(consumer, -1)
+        if max(upto, self.journal.first) > known:
+            self.committed[consumer] = max(upto, self.first)
+            self.flushed = dict(self.ledger)
+
+    @rule(consumer=st.sampled_from("ab"))
+    def forget(self, consumer: str) -> None:
+        if self.committed.pop(consumer, None) is not None:
+            self.flushed = dict(self.ledger)
+        self.journal.forget(consumer)
+
+    @rule(start=st.floats(0, 1), length=st.floats(0, 1), batch_rows=st.integers(1, 60))
+    def read(self, start: float, length: float, batch_rows: int) -> None:
+        first, end = self.journal.first, self.end
+        begin = first + round((end - first) * start)
+        served(self.journal, begin, begin + round((end - begin) * length), batch_rows=batch_rows)
+
+    @rule(start=st.floats(0, 1), max_bytes=st.integers(0, 20_000), max_rows=st.integers(1, 100))
+    def locate(self, start: float, max_bytes: int, max_rows: int) -> None:
+        begin = self.journal.first + round((self.end - self.journal.first) * start)
+        found = self.journal.locate(begin, max_bytes=max_bytes, max_rows=max_rows)
+        assert min(begin + 1, self.end) <= found <= min(begin + max_rows, self.end)
+
+    @rule()
+    def reopen(self) -> None:
+        self.journal.close()
+        self.flushed = dict(self.ledger)
+        self._open()
+
+    @rule()
+    def kill(self) -> None:
+        crash(self.journal)
+        self._open()
+
+    @precondition(lambda self: self.end > 0)
+    @rule(keep=st.floats(0, 0.99), noise=st.booleans(), seed=st.integers(0, 1000))
+    def kill_in_a_write(self, keep: float, noise: bool, seed: int) -> None:  # noqa: FBT001 drawn
+        """The next frame reaches the disk in part; the blocks behind it may hold anything."""
+        crash(self.journal)
+        last = segments(self.directory)[-1]
+        whole = last.read_bytes()
+        torn = b"TWLJ" + random.Random(seed).randbytes(2000)
+        last.write_bytes(whole + torn[: max(1, round(len(torn) * keep))] + (bytes(seed) if noise else b""))
+        self._open()
+        assert self.journal.recovery.cut_bytes > 0
+
+    def _open(self) -> None:
+        self.journal = opened(self.directory, self.limits)
+        self.epoch += 1
+        self.ledger = dict(self.flushed)
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "journal"):
+            return
+        journal = self.journal
+        assert journal.end == self.end
+        assert journal.epoch == self.epoch
+        assert journal.consumers == self.committed
+        assert journal.session == self.session
+        assert journal.ledger == self.ledger
+        assert self.first <= journal.first <= min(self.committed.values(), default=journal.first)
+        self.first = journal.first
+        files = segments(self.directory)
+        assert journal.bytes_on_disk == sum(path.stat().st_size for path in files)
+        assert [segment.path for segment in journal._segments] == files
+        assert journal._schema.equals(SCHEMA)
+
+    def teardown(self) -> None:
+        if hasattr(self, "journal"):
+            served(self.journal)
+            self.journal.close()
+        shutil.rmtree(self.directory)
+
+
+Life.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestLife = Life.TestCase

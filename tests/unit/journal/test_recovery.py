@@ -1,0 +1,344 @@
+"""Crashes, torn tails and bad disks: what was acknowledged is served, or the damage is told; never a wrong row."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, opened, rows, segments, served
+from towline.errors import JournalDamaged, JournalError
+from towline.journal import Journal, frames
+from towline.journal.frames import Header, Kind, encode, intact_at
+
+
+def layout(path: Path) -> list[tuple[int, Header]]:
+    """Return position and header of every frame of a segment."""
+    memory, position, found = memoryview(path.read_bytes()), 0, []
+    while header := intact_at(memory, position, len(memory)):
+        found.append((position, header))
+        position += header.size
+    return found
+
+
+def abandoned(directory: Path, *, marks: bool = True) -> Path:
+    """Make a journal with a sealed segment and a last one with every kind of frame; return the last one's path."""
+    journal = opened(directory)
+    fill(journal, 6, group=3)
+    journal.close()
+    journal = opened(directory)
+    journal.count(received=3)
+    fill(journal, 1)
+    journal.set_session({"a": 1})
+    if marks:
+        journal.commit("spark", 2)
+    fill(journal, 4, group=2)
+    journal.count(received=4)
+    fill(journal, 3, group=3)
+    crash(journal)
+    return segments(directory)[-1]
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in segments(directory)}
+
+
+def put_back(files: dict[str, bytes], directory: Path) -> None:
+    """Make the segments what they were."""
+    for path in segments(directory):
+        path.unlink()
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+
+
+def test_the_last_segment_cut_at_every_byte(tmp_path: Path) -> None:
+    last = abandoned(tmp_path / "whole")
+    content, found = last.read_bytes(), layout(last)
+    assert found[-1][0] + found[-1][1].size == len(content)
+    files, copy = files_of(last.parent), tmp_path / "cut"
+    copy.mkdir()
+    for size in range(len(content)):
+        put_back(files, copy)
+        (copy / last.name).write_bytes(content[:size])
+        whole = [header for position, header in found if position + header.size <= size]
+        good = sum(header.size for header in whole)
+        if not whole:  # the snapshot was durable before the segment had a name
+            with pytest.raises(JournalDamaged, match=r"snapshot.*TL-J05"):
+                opened(copy, disk=Unsynced())
+        else:
+            with opened(copy, disk=Unsynced()) as journal:
+                assert journal.recovery.cut_bytes == size - good
+                assert journal.end == whole[-1].end
+                if size > good:
+                    assert journal.recovery.note
+                    assert f"cut {size - good:,} bytes of an unfinished write at byte {good:,}" in journal.recovery.note
+                else:
+                    assert journal.recovery.note is None
+                if size - good in {0, 1, 48}:  # the same rows between two borders
+                    journal.append(rows(journal.end, 2))
+                    served(journal)
+
+
+def test_a_tail_of_zeros_or_noise_is_cut(tmp_path: Path) -> None:
+    last = abandoned(tmp_path / "whole")
+    content, noise = last.read_bytes(), random.Random(7).randbytes(5000)
+    torn = content[layout(last)[-1][0] :][:-8]
+    for tail in (bytes(4096), bytes(3), noise, frames.MAGIC * 300, torn + bytes(5000), torn):
+        shutil.copytree(tmp_path / "whole", tmp_path / "torn")
+        (tmp_path / "torn" / last.name).write_bytes(content + tail)
+        with opened(tmp_path / "torn") as journal:
+            assert journal.end == 14
+            assert journal.recovery.cut_bytes == len(tail)
+            served(journal)
+        shutil.rmtree(tmp_path / "torn")
+
+
+def expected_after_flip(found: list[tuple[int, Header]], position: int) -> tuple[int, bool]:
+    """Return the frame a byte belongs to, and whether a later frame says that it was durable."""
+    at = max(number for number, (start, _) in enumerate(found) if start <= position)
+    return at, any(header.durable > found[at][0] for _, header in found[at + 1 :])
+
+
+def test_flipped_bits_of_the_last_segment(tmp_path: Path) -> None:
+    last = abandoned(tmp_path)
+    content, found, files = last.read_bytes(), layout(last), files_of(tmp_path)
+    tail = range(max(0, len(content) - 4096), len(content))
+    headers = [position + at for position, _ in found[2:5] for at in range(48)]
+    bits = {(position, position * 5 % 8) for position in tail[::2]}
+    bits |= {(position, bit) for position in headers for bit in range(8)}
+    for position, bit in sorted(bits):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << bit
+        last.write_bytes(flipped)
+        at, durable = expected_after_flip(found, position)
+        if durable or at == 0:
+            with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
+                opened(tmp_path, disk=Unsynced())
+            assert last.read_bytes() == flipped  # nothing was changed
+            continue
+        with opened(tmp_path, disk=Unsynced()) as journal:
+            assert journal.recovery.cut_bytes == len(content) - found[at][0]
+            assert journal.end == found[at][1].first
+            if position % 64 == 0:
+                served(journal)
+        put_back(files, tmp_path)
+
+
+def test_random_flips_in_sealed_segments_are_never_served(tmp_path: Path) -> None:
+    journal = opened(tmp_path / "whole", SMALL)
+    for group in (1, 9, 30, 2, 60, 3) * 3:
+        fill(journal, group, group=group)
+    journal.close()
+    sealed = segments(tmp_path / "whole")[:-1]
+    assert len(sealed) >= 3
+    chance, told = random.Random(11), 0
+    for _ in range(300):
+        path = chance.choice(sealed)
+        content = bytearray(path.read_bytes())
+        at = chance.randrange(len(content))
+        content[at] ^= 1 << chance.randrange(8)
+        before = path.read_bytes()
+        path.write_bytes(content)
+        with pytest.raises(JournalError) as caught, opened(tmp_path / "whole", SMALL, Unsynced()) as journal:
+            served(journal)
+        assert caught.value.code in {"TL-J05", "TL-J09"}
+        assert path.name in str(caught.value)
+        told += 1
+        path.write_bytes(before)
+    assert told == 300
+
+
+def test_rows_before_the_damage_are_still_served(tmp_path: Path) -> None:
+    journal = opened(tmp_path, SMALL)
+    fill(journal, 200, group=10)
+    journal.close()
+    path = segments(tmp_path)[2]
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+    first = int(path.name[:20])
+    with opened(tmp_path, SMALL) as journal:
+        assert len(served(journal, 0, first)) == first
+
+
+@pytest.mark.parametrize("which", ["front", "middle"])
+def test_a_missing_segment_is_damage(tmp_path: Path, which: str) -> None:
+    journal = opened(tmp_path, SMALL)
+    fill(journal, 200, group=10)
+    journal.close()
+    segments(tmp_path)[0 if which == "front" else 2].unlink()
+    with pytest.raises(JournalDamaged, match=r"the segments with rows 0 to \d+ are missing.*TL-J05"):
+        opened(tmp_path, SMALL)
+
+
+def test_a_shortened_sealed_segment_is_damage(tmp_path: Path) -> None:
+    journal = opened(tmp_path, SMALL)
+    fill(journal, 200, group=10)
+    journal.close()
+    path = segments(tmp_path)[1]
+    frame = layout(path)[-1][0]
+    path.write_bytes(path.read_bytes()[:frame])  # at a frame's border: only the next snapshot can tell
+    with pytest.raises(JournalDamaged, match=rf"is {frame:,} bytes long, but [\d,]+ were durable"):
+        opened(tmp_path, SMALL)
+
+
+def test_segments_that_come_back_after_their_removal_are_removed_again(tmp_path: Path) -> None:
+    journal = opened(tmp_path, SMALL)
+    fill(journal, 200, group=10)
+    kept = {path: path.read_bytes() for path in segments(tmp_path)[:3]}
+    journal.commit("spark", 200)
+    journal.close()
+    for path in [*kept][:2]:  # the third stays away: a hole, as after a power failure
+        path.write_bytes(kept[path])
+    with opened(tmp_path, SMALL) as journal:
+        assert not any(path.exists() for path in kept)
+        served(journal)
+
+
+def test_unfinished_files_are_removed(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    fill(journal, 3)
+    crash(journal)
+    left = segments(tmp_path)[-1].with_suffix(".tmp")
+    left.write_bytes(b"half a segment")
+    (tmp_path / "notes.txt").write_text("not ours")
+    with opened(tmp_path) as journal:
+        assert not left.exists()
+        assert (tmp_path / "notes.txt").exists()
+        assert len(served(journal)) == 3
+
+
+@pytest.mark.parametrize("kind", [Kind.RELEASED, 77])
+def test_a_kind_that_is_not_known_is_an_error(tmp_path: Path, kind: int) -> None:
+    journal = opened(tmp_path)
+    fill(journal, 3)
+    crash(journal)
+    last = segments(tmp_path)[-1]
+    before = last.read_bytes()
+    frame = encode(kind, epoch=1, first=3, durable=len(before), payload=b"?")  # type: ignore[arg-type]
+    last.write_bytes(before + b"".join(map(bytes, frame.buffers)))
+    with pytest.raises(JournalError, match=rf"has a frame of kind {kind}, .*which this Towline doesn't know.*TL-J09"):
+        opened(tmp_path)
+    assert len(last.read_bytes()) == len(before) + frame.size
+
+
+def test_a_section_that_is_not_known_is_an_error(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    payload = rows(0, 1).serialize()
+    size = journal.bytes_on_disk
+    crash(journal)
+    last = segments(tmp_path)[-1]
+    frame = encode(Kind.RECORDS, epoch=1, first=0, durable=size, rows=1, section=b'{"ids":[1]}', payload=payload)
+    with last.open("ab") as file:
+        file.writelines(map(bytes, frame.buffers))
+    with pytest.raises(JournalError, match=r"has a frame with ids, which this Towline doesn't know.*TL-J09"):
+        opened(tmp_path)
+
+
+def test_a_newer_version_is_an_error(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    last = segments(tmp_path)[-1]
+    content = bytearray(last.read_bytes())
+    content[4] = 2
+    last.write_bytes(content)
+    with pytest.raises(JournalError, match=r"has frames of version 2; this Towline reads 1.*TL-J09"):
+        opened(tmp_path)
+
+
+def test_a_newer_format_is_an_error(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    frame = encode(Kind.SNAPSHOT, epoch=1, first=0, durable=0, payload=b'{"format":2}')
+    segments(tmp_path)[-1].write_bytes(b"".join(map(bytes, frame.buffers)))
+    with pytest.raises(JournalError, match=r"has format 2; this Towline reads format 1.*TL-J09"):
+        opened(tmp_path)
+
+
+def test_foreign_files_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "other.seg").write_bytes(b"kafka?")
+    with pytest.raises(JournalError, match=r"other.seg: is no segment of a journal.*TL-J09"):
+        opened(tmp_path)
+
+
+def test_an_empty_or_foreign_last_segment_is_damage(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    path = segments(tmp_path)[-1]
+    for content, what in ((b"", "is only 0 bytes long"), (b"x" * 500, "no longer reads as it was written")):
+        path.write_bytes(content)
+        with pytest.raises(JournalDamaged, match=what):
+            opened(tmp_path)
+
+
+def test_a_segment_of_another_journal_is_an_error(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with opened(tmp_path / name, SMALL) as journal:
+            fill(journal, 200, group=10)
+    target = segments(tmp_path / "a")[1]
+    shutil.copy(segments(tmp_path / "b")[1], target)
+    with pytest.raises(JournalError, match=r"belongs to journal \w{12}, the next one to \w{12}.*TL-J09"):
+        opened(tmp_path / "a", SMALL)
+
+
+def test_a_segment_under_a_wrong_name_is_an_error(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    segments(tmp_path)[0].rename(tmp_path / f"{5:020d}-{1:010d}.seg")
+    with pytest.raises(JournalError, match=r"holds segment 1 from row 0, which is not its name.*TL-J09"):
+        opened(tmp_path)
+
+
+def test_marks_that_were_never_durable_may_be_cut_though_later_ones_are_whole(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    fill(journal, 5)
+    for upto in (1, 2, 3):
+        journal.commit("spark", upto)
+    crash(journal)
+    last = segments(tmp_path)[-1]
+    found = [(position, header) for position, header in layout(last) if header.kind == Kind.COMMITTED]
+    content = bytearray(last.read_bytes())
+    at, header = found[1]
+    content[at : at + header.size] = bytes(header.size)  # the disk wrote the third mark, but not the second
+    last.write_bytes(content)
+    with opened(tmp_path) as journal:
+        assert journal.end == 5
+        assert journal.consumers == {"spark": 1}
+
+
+def test_recovery_writes_a_new_file(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    fill(journal, 5)
+    crash(journal)
+    last = segments(tmp_path)[-1]
+    inode = last.stat().st_ino
+    held = last.open("rb")  # keeps the number from being used again
+    with opened(tmp_path, ROOMY):
+        assert last.stat().st_ino != inode
+    held.close()
+
+
+def test_a_crash_between_the_steps_of_recovery(tmp_path: Path) -> None:
+    """The copy has its name, the new segment has none yet."""
+    last = abandoned(tmp_path)
+    journal = opened(tmp_path)
+    crash(journal)
+    segments(tmp_path)[-1].unlink()
+    assert segments(tmp_path)[-1] == last
+    with opened(tmp_path) as again:
+        assert again.end == 14
+        assert len(served(again)) == 14
+
+
+def test_state_is_carried_by_every_segment(tmp_path: Path) -> None:
+    journal: Journal = opened(tmp_path, SMALL)
+    journal.set_session({"client": "x"})
+    journal.count(received=1)
+    journal.commit("spark", 0)
+    fill(journal, 200, group=10)
+    crash(journal)
+    for path in segments(tmp_path)[-1:0:-1]:
+        path.unlink()
+        with opened(tmp_path, SMALL) as journal:
+            assert journal.session == {"client": "x"}
+            assert journal.ledger == {"received": 1}
+            assert journal.consumers == {"spark": 0}
+        segments(tmp_path)[-1].unlink()
