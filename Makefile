@@ -22,10 +22,12 @@ demo: setup ## real brokers, a bridge, 20,000 messages, two kill -9, and the acc
 	@$(BIN)/towline demo --guarantee $(GUARANTEE)
 
 lint: setup
-	@$(BIN)/ruff check --quiet
-	@$(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --check; exit 1; }
-	@$(BIN)/mypy --no-error-summary
-	@said=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$said"; exit 1; }
+	@failed=0; \
+	$(BIN)/ruff check --quiet || failed=1; \
+	said=$$($(BIN)/ruff format --check 2>&1) || { echo "$$said"; failed=1; }; \
+	$(BIN)/mypy --no-error-summary || failed=1; \
+	said=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$said"; failed=1; }; \
+	exit $$failed
 
 check: lint ## style, types, import order and the tests that need no broker; under two minutes
 	@$(BIN)/pytest -q tests/unit
