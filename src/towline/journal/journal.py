@@ -27,7 +27,7 @@ from towline.journal.state import Snapshot, State, decode_json, encode_json, sec
 from towline.journal.writer import failing, full, new_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from towline.journal.frames import Bytes
@@ -121,7 +121,8 @@ class Journal:
         lock = Lock(directory)
         try:
             with failing(directory, "opening the journal"):
-                disk.remove(directory / _RESERVE)
+                if disk.free(directory) < limits.segment_bytes:  # a segment may have to be copied
+                    disk.remove(directory / _RESERVE)
                 found = recover(directory, schema, disk) or _nothing()
             found.state.epoch += 1
             journal = cls(directory, schema, limits, disk, lock, found)
@@ -169,17 +170,27 @@ class Journal:
         return MappingProxyType(self._state.ledger)
 
     @property
+    def held(self) -> Mapping[int, tuple[int, int]]:
+        """QoS 2 packet ids that were stored with their row and not released: number and digest of each [I3]."""
+        return MappingProxyType(self._state.held)
+
+    @property
     def bytes_on_disk(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment in self._segments[:-1]) + self._active.size
 
     # Writing -------------------------------------------------------------------------------------------------------
 
-    def append(self, batch: Any) -> int:
+    def append(
+        self, batch: Any, *, held: Mapping[int, tuple[int, int]] | None = None, released: Sequence[int] = ()
+    ) -> int:
         """Make the rows of a record batch durable, in one frame with one sync, and return the new end.
 
         Args:
-            batch: Rows of the journal's schema; an offset column is the caller's business. No rows: nothing happens.
+            batch: Rows of the journal's schema; an offset column is the caller's business. No rows and no packet ids:
+                nothing happens.
+            held: QoS 2 packet ids that come with these rows: number and digest of each one's row [I3].
+            released: QoS 2 packet ids that are free again, before those of `held`.
 
         Raises:
             JournalFull: TL-J02, no room; nothing was written, the same call may succeed later [I7].
@@ -195,12 +206,14 @@ class Journal:
         with self._changing():
             if batch.num_rows:
                 self._make_room(frame_bytes(0, len(payload)))
-                self._append(payload, batch.num_rows)
+                self._append(payload, batch.num_rows, held or {}, released)
+            elif held or released:
+                self._write(Kind.RELEASED, b"", held=held or {}, released=released, durable=True)
         return self._end
 
-    def _append(self, payload: Bytes, rows: int) -> None:
+    def _append(self, payload: Bytes, rows: int, held: Mapping[int, tuple[int, int]], released: Sequence[int]) -> None:
         start, end = self._state.end, self._state.end + rows
-        position = self._write(Kind.RECORDS, payload, rows=rows, durable=True)
+        position = self._write(Kind.RECORDS, payload, rows=rows, held=held, released=released, durable=True)
         self._state.end = end
         self._active.segment.add(start, position)
         self._active.publish(end)
@@ -357,11 +370,20 @@ class Journal:
                 self._dead = JournalFailed("TL-J04", str(self._directory), f"a change stopped half way ({error!r})")
                 raise
 
-    def _write(self, kind: Kind, payload: Bytes, *, rows: int = 0, durable: bool) -> int:
+    def _write(
+        self,
+        kind: Kind,
+        payload: Bytes,
+        *,
+        rows: int = 0,
+        held: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+        released: Sequence[int] = (),
+        durable: bool,
+    ) -> int:
         """Write one frame, into a new segment if need be, and return its position."""
         with self._counting:
             counted = {name: self._state.ledger[name] for name in self._uncounted}
-        section = section_of(counted)
+        section = section_of(counted, held, released)
         self._roll_if_full(frame_bytes(len(section), len(payload)))
         if durable:
             self._active.sync()  # marks before it: rows are only written behind what is durable
@@ -381,6 +403,8 @@ class Journal:
         if durable:
             self._active.sync()
         self._note_counted(counted)
+        if held or released:
+            self._state.held = {k: v for k, v in self._state.held.items() if k not in set(released)} | dict(held)
         return position
 
     def _note_counted(self, counted: Mapping[str, int]) -> None:
@@ -498,8 +522,10 @@ class Journal:
         return False
 
     def _reserve(self) -> None:
+        reserve = self._directory / _RESERVE
         with contextlib.suppress(OSError):  # a convenience for the day when the disk is full
-            self._disk.allocate(self._directory / _RESERVE, _RESERVE_BYTES)
+            if not reserve.exists():
+                self._disk.allocate(reserve, _RESERVE_BYTES)
 
 
 def _nothing() -> Found:

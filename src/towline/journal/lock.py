@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Lock"]
 
 NAME = "lock"
+_LENGTH = 63
 
 
 class Lock:
@@ -44,8 +45,8 @@ class Lock:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(self._descriptor, 0o600)
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{os.getpid()} {datetime.now().astimezone().isoformat()}\n".encode(), 0)
+            text = f"{os.getpid()} {datetime.now().astimezone().isoformat()}"
+            os.pwrite(self._descriptor, text.ljust(_LENGTH).encode() + b"\n", 0)  # over the last holder's, all of it
         except BlockingIOError as error:
             holder = _holder(os.pread(self._descriptor, 100, 0).decode("ascii", "replace"))
             advice = "One gateway per state directory: stop that one, or give this one another directory."

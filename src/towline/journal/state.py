@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from towline.errors import JournalDamaged, JournalError
 from towline.journal.frames import Header, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Snapshot", "State", "apply", "decode_json", "encode_json", "foreign", "section_of"]
 
@@ -38,6 +39,8 @@ class State:
     session: dict[str, Any] = field(default_factory=dict)
     #: counted reasons [I11]
     ledger: dict[str, int] = field(default_factory=dict)
+    #: packet id -> number of its row and digest, while the broker has not released it [I3]; number < end
+    held: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Snapshot:
                 "consumers": state.consumers,
                 "session": state.session,
                 "ledger": state.ledger,
+                "held": _pack_held(state.held),
                 "schema": base64.b64encode(self.schema.serialize()).decode("ascii"),
             }
         )
@@ -88,6 +92,7 @@ class Snapshot:
             content["consumers"],
             content["session"],
             content["ledger"],
+            _unpack_held(content["held"]),
         )
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["schema"])))
         return cls(state, schema, content["sequence"], content["previous_bytes"])
@@ -107,11 +112,16 @@ def _committed(state: State, _: Header, payload: bytes) -> None:
     state.floor = content["floor"]
 
 
-#: what a frame after the snapshot does to the state; RELEASED joins with QoS 2
+def _released(_state: State, _header: Header, _payload: bytes) -> None:
+    """Packet ids come and go in the section, with rows or without."""
+
+
+#: what a frame after the snapshot does to the state
 _CHANGES: Mapping[int, Callable[[State, Header, bytes], None]] = {
     Kind.RECORDS: _records,
     Kind.SESSION: _session,
     Kind.COMMITTED: _committed,
+    Kind.RELEASED: _released,
 }
 
 
@@ -146,16 +156,70 @@ def apply(where: str, state: State, header: Header, section: bytes, payload: byt
         _apply_section(where, state, section)
 
 
+#: what the parts of a section do to the state, in this order: ids are freed before they are held again
+_PARTS: Mapping[str, Callable[[State, Any], None]] = {
+    "ledger": lambda state, content: state.ledger.update(content),
+    "released": lambda state, content: _drop(state.held, _unpack_ids(content)),
+    "held": lambda state, content: state.held.update(_unpack_held(content)),
+}
+
+
 def _apply_section(where: str, state: State, section: bytes) -> None:
     content = decode_json(where, section)
-    if unknown := content.keys() - {"ledger"}:
+    if unknown := content.keys() - _PARTS.keys():
         raise foreign(where, f"has a frame with {', '.join(sorted(unknown))}, which this Towline doesn't know")
-    state.ledger.update(content["ledger"])
+    for part, change in _PARTS.items():
+        if part in content:
+            change(state, content[part])
 
 
-def section_of(ledger: Mapping[str, int]) -> bytes:
-    """Return the section that carries these counters' new totals, empty when there are none."""
-    return encode_json({"ledger": dict(ledger)}) if ledger else b""
+def section_of(
+    ledger: Mapping[str, int], held: Mapping[int, tuple[int, int]] | None = None, released: Sequence[int] = ()
+) -> bytes:
+    """Return the section of a frame, empty when there is nothing to say.
+
+    Args:
+        ledger: New totals of counters.
+        held: Packet ids that came with the rows, each with the number and the digest of its row.
+        released: Packet ids that are free again, before those of `held`.
+    """
+    content: dict[str, object] = {}
+    if ledger:
+        content["ledger"] = dict(ledger)
+    if released:
+        content["released"] = _pack("H", released)
+    if held:
+        content["held"] = _pack_held(held)
+    return encode_json(content) if content else b""
+
+
+def _drop(held: dict[int, tuple[int, int]], packet_ids: Sequence[int]) -> None:
+    for packet_id in packet_ids:
+        held.pop(packet_id, None)
+
+
+def _pack_held(held: Mapping[int, tuple[int, int]]) -> list[str]:
+    """Three columns: a gulp can bring thousands, and JSON numbers would cost more than the rows."""
+    numbers, digests = zip(*held.values(), strict=True) if held else ((), ())
+    return [_pack("H", tuple(held)), _pack("Q", numbers), _pack("I", digests)]
+
+
+def _unpack_held(columns: Sequence[str]) -> dict[int, tuple[int, int]]:
+    ids, numbers, digests = (_unpack(code, text) for code, text in zip("HQI", columns, strict=True))
+    return dict(zip(ids, zip(numbers, digests, strict=True), strict=True))
+
+
+def _unpack_ids(text: str) -> tuple[int, ...]:
+    return _unpack("H", text)
+
+
+def _pack(code: str, values: Sequence[int]) -> str:
+    return base64.b64encode(struct.pack(f"<{len(values)}{code}", *values)).decode("ascii")
+
+
+def _unpack(code: str, text: str) -> tuple[int, ...]:
+    content = base64.b64decode(text)
+    return struct.unpack(f"<{len(content) // struct.calcsize('<' + code)}{code}", content)
 
 
 def encode_json(content: Mapping[str, object]) -> bytes:

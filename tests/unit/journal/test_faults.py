@@ -54,11 +54,11 @@ CALLS = ["create", "write", "sync_data", "sync", "sync_directory", "rename"]
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_an_error_at_every_call_loses_nothing(tmp_path: Path, call: str) -> None:
-    count = calls_of_a_run(tmp_path / "dry").calls.count(call)
+def test_an_error_at_every_call_loses_nothing(memory_path: Path, call: str) -> None:
+    count = calls_of_a_run(memory_path / "dry").calls.count(call)
     assert count >= 3
     for at in range(1, count + 1):
-        directory = tmp_path / str(at)
+        directory = memory_path / str(at)
         acknowledged, error = workload(directory, FaultyDisk(call, at))
         assert error is not None
         assert error.code in {"TL-J04", "TL-J01"}, error
@@ -70,10 +70,10 @@ def test_an_error_at_every_call_loses_nothing(tmp_path: Path, call: str) -> None
 
 @pytest.mark.parametrize("number", NO_ROOM)
 @pytest.mark.parametrize("call", ["create", "write"])
-def test_no_room_at_every_call_changes_nothing(tmp_path: Path, call: str, number: int) -> None:
-    count = calls_of_a_run(tmp_path / "dry").calls.count(call)
+def test_no_room_at_every_call_changes_nothing(memory_path: Path, call: str, number: int) -> None:
+    count = calls_of_a_run(memory_path / "dry").calls.count(call)
     for at in range(2, count + 1):
-        directory = tmp_path / str(at)
+        directory = memory_path / str(at)
         disk = FaultyDisk(call, at, number, times=2, partial=100)
         journal = opened(directory, SMALL, disk)
         full = 0

@@ -282,12 +282,13 @@ def test_the_free_space_guard(tmp_path: Path) -> None:
 
     disk = Shrinking()
     with opened(tmp_path, Limits(min_free_bytes=20_000), disk) as journal:
+        before = disk.calls.count("free")
         for _ in range(2):
             with pytest.raises(JournalFull, match="10,000 bytes are free on this disk, 20,000 must stay free"):
                 fill(journal, 1)
         disk.left = 1 << 30
         fill(journal, 100)
-        assert disk.calls.count("free") == 3
+        assert disk.calls.count("free") == before + 3
         assert journal.end == 100
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, opened, rows, segments, served
+from tests.unit.journal.support import ROOMY, SMALL, crash, fill, opened, rows, segments, served
 from towline.errors import JournalDamaged, JournalError
 from towline.journal import Journal, frames
 from towline.journal.frames import Header, Kind, encode, intact_at
@@ -53,11 +53,11 @@ def put_back(files: dict[str, bytes], directory: Path) -> None:
         (directory / name).write_bytes(content)
 
 
-def test_the_last_segment_cut_at_every_byte(tmp_path: Path) -> None:
-    last = abandoned(tmp_path / "whole")
+def test_the_last_segment_cut_at_every_byte(memory_path: Path) -> None:
+    last = abandoned(memory_path / "whole")
     content, found = last.read_bytes(), layout(last)
     assert found[-1][0] + found[-1][1].size == len(content)
-    files, copy = files_of(last.parent), tmp_path / "cut"
+    files, copy = files_of(last.parent), memory_path / "cut"
     copy.mkdir()
     for size in range(len(content)):
         put_back(files, copy)
@@ -66,9 +66,9 @@ def test_the_last_segment_cut_at_every_byte(tmp_path: Path) -> None:
         good = sum(header.size for header in whole)
         if not whole:  # the snapshot was durable before the segment had a name
             with pytest.raises(JournalDamaged, match=r"snapshot.*TL-J05"):
-                opened(copy, disk=Unsynced())
+                opened(copy)
         else:
-            with opened(copy, disk=Unsynced()) as journal:
+            with opened(copy) as journal:
                 assert journal.recovery.cut_bytes == size - good
                 assert journal.end == whole[-1].end
                 if size > good:
@@ -101,9 +101,9 @@ def expected_after_flip(found: list[tuple[int, Header]], position: int) -> tuple
     return at, any(header.durable > found[at][0] for _, header in found[at + 1 :])
 
 
-def test_flipped_bits_of_the_last_segment(tmp_path: Path) -> None:
-    last = abandoned(tmp_path)
-    content, found, files = last.read_bytes(), layout(last), files_of(tmp_path)
+def test_flipped_bits_of_the_last_segment(memory_path: Path) -> None:
+    last = abandoned(memory_path)
+    content, found, files = last.read_bytes(), layout(last), files_of(memory_path)
     tail = range(max(0, len(content) - 4096), len(content))
     headers = [position + at for position, _ in found[2:5] for at in range(48)]
     bits = {(position, position * 5 % 8) for position in tail[::2]}
@@ -115,23 +115,23 @@ def test_flipped_bits_of_the_last_segment(tmp_path: Path) -> None:
         at, durable = expected_after_flip(found, position)
         if durable or at == 0:
             with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
-                opened(tmp_path, disk=Unsynced())
+                opened(memory_path)
             assert last.read_bytes() == flipped  # nothing was changed
             continue
-        with opened(tmp_path, disk=Unsynced()) as journal:
+        with opened(memory_path) as journal:
             assert journal.recovery.cut_bytes == len(content) - found[at][0]
             assert journal.end == found[at][1].first
             if position % 64 == 0:
                 served(journal)
-        put_back(files, tmp_path)
+        put_back(files, memory_path)
 
 
-def test_random_flips_in_sealed_segments_are_never_served(tmp_path: Path) -> None:
-    journal = opened(tmp_path / "whole", SMALL)
+def test_random_flips_in_sealed_segments_are_never_served(memory_path: Path) -> None:
+    journal = opened(memory_path / "whole", SMALL)
     for group in (1, 9, 30, 2, 60, 3) * 3:
         fill(journal, group, group=group)
     journal.close()
-    sealed = segments(tmp_path / "whole")[:-1]
+    sealed = segments(memory_path / "whole")[:-1]
     assert len(sealed) >= 3
     chance, told = random.Random(11), 0
     for _ in range(300):
@@ -141,7 +141,7 @@ def test_random_flips_in_sealed_segments_are_never_served(tmp_path: Path) -> Non
         content[at] ^= 1 << chance.randrange(8)
         before = path.read_bytes()
         path.write_bytes(content)
-        with pytest.raises(JournalError) as caught, opened(tmp_path / "whole", SMALL, Unsynced()) as journal:
+        with pytest.raises(JournalError) as caught, opened(memory_path / "whole", SMALL) as journal:
             served(journal)
         assert caught.value.code in {"TL-J05", "TL-J09"}
         assert path.name in str(caught.value)
