@@ -16,7 +16,9 @@ from towline.errors import JournalError, JournalFailed, JournalFull
 from towline.journal import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from towline.journal.frames import Bytes
 
 NO_ROOM = [errno.ENOSPC, errno.EDQUOT]
 
@@ -196,6 +198,50 @@ def test_recovery_without_room_changes_nothing(tmp_path: Path) -> None:
     assert segments(tmp_path)[-1].read_bytes() == before
     with opened(tmp_path) as journal:
         assert journal.end == 50
+
+
+class Crowded(FaultyDisk):
+    """A disk without room, except what the reserve gives back."""
+
+    def __init__(self, reserve: Path, *, forgiving: bool) -> None:
+        super().__init__()
+        self.reserve, self.forgiving, self.crowded = reserve, forgiving, False
+
+    def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
+        if self.crowded and (self.reserve.exists() or not self.forgiving):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(descriptor, buffers)
+
+
+def test_the_reserve_lets_committed_rows_go_on_a_full_disk(tmp_path: Path) -> None:
+    disk = Crowded(tmp_path / "reserve", forgiving=True)
+    with opened(tmp_path, SMALL, disk) as journal:
+        fill(journal, 100, group=10)
+        disk.crowded = True
+        with pytest.raises(JournalFull):
+            fill(journal, 1)
+        journal.commit("spark", 100)
+        assert journal.first > 50
+        assert disk.reserve.stat().st_size == 1 << 16  # kept again for the next time
+        disk.crowded = False
+        fill(journal, 10)
+        served(journal)
+    with opened(tmp_path, SMALL) as journal:
+        assert journal.consumers == {"spark": 100}
+
+
+def test_nothing_is_removed_before_its_mark_is_written(tmp_path: Path) -> None:
+    disk = Crowded(tmp_path / "reserve", forgiving=False)
+    with opened(tmp_path, SMALL, disk) as journal:
+        fill(journal, 100, group=10)
+        there = segments(tmp_path)
+        disk.crowded = True
+        journal.commit("spark", 90)
+        assert journal.committed == 90
+        assert segments(tmp_path) == there
+        disk.crowded = False
+        journal.commit("spark", 100)
+        assert journal.first > 50
 
 
 @pytest.fixture
