@@ -95,7 +95,7 @@ def _line_warnings(line: Line) -> list[str]:
         for later, above in shadowed(routes)
     ]
     found += [
-        f'the filters "{a}" and "{b}" overlap; a broker may send a message once for each [MQTT-3.3.5-1], '
+        f'the filters "{a}" and "{b}" overlap; a broker may send a message once for each [MQTT-3.3.4-2], '
         "and it would be in Kafka twice. Subscribe to one wider filter, or make two lines."
         for a, b in overlapping(routes)
     ]

@@ -147,13 +147,18 @@ def _share(text: str) -> tuple[str, str]:
     return group, rest[0]
 
 
+_BRACE = re.compile(r"\{\{|\}\}|[{}]")
+
+
 def _unbrace(level: str) -> str:
-    text = level.replace("{{", "\0").replace("}}", "\1")
-    if "{" in text or "}" in text:
-        raise ValueError(
-            f'"{level}" is no level of a filter; a wildcard {{name}} fills a whole level, a brace is written {{{{'
-        )
-    return text.replace("\0", "{").replace("\1", "}")
+    def single(found: re.Match[str]) -> str:
+        if len(found[0]) == 1:
+            raise ValueError(
+                f'"{level}" is no level of a filter; a wildcard {{name}} fills a whole level, a brace is written {{{{'
+            )
+        return found[0][0]
+
+    return _BRACE.sub(single, level)
 
 
 def covers(wide: Pattern, narrow: Pattern) -> bool:
@@ -346,7 +351,7 @@ def shadowed(routes: Sequence[Route]) -> list[tuple[int, int]]:
 def subscriptions(routes: Sequence[Route]) -> tuple[Subscription, ...]:
     """The fewest filters that bring every route its messages.
 
-    A broker may send a message once for each overlapping subscription of a client [MQTT-3.3.5-1], and each copy
+    A broker may send a message once for each overlapping subscription of a client [MQTT-3.3.4-2], and each copy
     would become a record; so a filter that another covers is left out, and the covering one gets the higher QoS.
     """
     kept: list[tuple[Pattern, int]] = []

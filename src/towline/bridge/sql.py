@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from towline.bridge.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, USER_PREFIX, Route, Template
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Observation
 
     from towline.bridge.routes import Pattern
 
@@ -196,13 +196,13 @@ def _where(route: Route) -> str:
     return "true" if route.where is None else f"coalesce((\n{route.where}\n), false)"
 
 
-def apply(frame: DataFrame, routes: Sequence[Route], counter: str) -> DataFrame:
+def apply(frame: DataFrame, routes: Sequence[Route], counter: str | Observation) -> DataFrame:
     """Turn rows of the source into records for the sink and count what is left out.
 
     Args:
         frame: Rows as the ``mqtt`` source gives them.
         routes: The arms, in order.
-        counter: Name under which `COUNTS` appear in the query's observed metrics.
+        counter: Takes `COUNTS`: a name among the query's observed metrics, or an observation of a batch read.
 
     Raises:
         pyspark.errors.AnalysisException: If a ``where`` is no SQL over these columns.

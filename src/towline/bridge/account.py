@@ -1,0 +1,172 @@
+"""The account of a line: no message leaves the ledger without a counted reason [I11].
+
+Two witnesses count apart: the gateway knows what it received, what is on disk and which offset is committed; the bridge
+counts what Spark saw in each committed batch. The account brings them together and says whether they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+__all__ = ["Account", "Counts", "account"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the committed batches of a line held, by journal offsets, over restarts.
+
+    Attributes:
+        journal: Id of the journal the offsets belong to.
+        since: Offset where counting began; None before the first batch.
+        upto: Offset after the last counted row.
+        batch: Last counted batch.
+        rows: Rows Spark saw.
+        filtered: Left out by a ``where``.
+        unrouted: Taken by no route.
+        fallback: Sent to a fallback topic.
+        missed: Rows of batches that were committed while nobody listened (the bridge ended in between).
+        skipped: Rows of a repeated batch that guarantee at_most_once served empty.
+    """
+
+    journal: str = ""
+    since: int | None = None
+    upto: int = 0
+    batch: int = -1
+    rows: int = 0
+    filtered: int = 0
+    unrouted: int = 0
+    fallback: int = 0
+    missed: int = 0
+    skipped: int = 0
+
+    def add(self, progress: Mapping[str, Any]) -> Self:
+        """Count a committed batch; one that was counted before changes nothing.
+
+        Args:
+            progress: A report of the driver: ``journal``, ``batch``, ``rows``, ``start``, ``end``, ``observed``.
+        """
+        journal = str(progress.get("journal", ""))
+        if journal != self.journal:  # another journal: its offsets begin anew
+            return (
+                type(self)(journal=journal).add(progress)
+                if self.since is not None
+                else replace(self, journal=journal).add(progress)
+            )
+        end, observed = progress.get("end"), progress.get("observed") or {}
+        rows = int(observed.get("rows", progress.get("rows") or 0))
+        if end is None:
+            return self
+        start = progress.get("start")
+        start = end - rows if start is None else start
+        since = start if self.since is None else self.since
+        before = start if self.since is None else self.upto
+        if end <= before:
+            return replace(self, since=since, upto=max(before, self.upto), batch=progress["batch"])
+        return replace(
+            self,
+            since=since,
+            upto=end,
+            batch=progress["batch"],
+            rows=self.rows + rows,
+            missed=self.missed + max(0, start - before),
+            skipped=self.skipped + max(0, end - start - rows),
+            **{name: getattr(self, name) + int(observed.get(name, 0)) for name in ("filtered", "unrouted", "fallback")},
+        )
+
+    @property
+    def agree(self) -> bool:
+        """Whether the rows are as many as the offsets."""
+        return self.since is None or self.upto - self.since == self.rows + self.missed + self.skipped
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """From `as_json`; unknown keys are left out."""
+        return cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where every message of a line is.
+
+    Attributes:
+        received: Messages taken from the broker over the journal's life.
+        in_kafka: Written to Kafka and committed, fallback topics included.
+        filtered: Left out by a ``where``.
+        unrouted: Taken by no route.
+        skipped: Given up by at_most_once after a crash.
+        waiting: On disk, not yet in Kafka.
+        arriving: Received, not yet on disk and not acknowledged.
+        dead_lettered: In the dead-letter topic.
+        deduplicated: Recognised as repeats.
+        adds_up: Whether the parts are the whole, and both witnesses agree.
+        why_not: What does not agree, or "".
+    """
+
+    received: int
+    in_kafka: int
+    filtered: int
+    unrouted: int
+    skipped: int
+    waiting: int
+    arriving: int
+    adds_up: bool
+    why_not: str = ""
+    dead_lettered: int = 0
+    deduplicated: int = 0
+
+    def sentence(self) -> str:
+        """The sum in one line; parts that are zero are left out, but for the three that matter."""
+        rest = {
+            "filtered": self.filtered,
+            "unrouted": self.unrouted,
+            "given up": self.skipped,
+            "dead-lettered": self.dead_lettered,
+            "deduplicated": self.deduplicated,
+            "arriving": self.arriving,
+        }
+        parts = [f"in Kafka {self.in_kafka:,}", *(f"{name} {count:,}" for name, count in rest.items() if count)]
+        parts.append(f"waiting {self.waiting:,}")
+        verdict = "adds up ✓" if self.adds_up else f"does not add up ✗ ({self.why_not})"
+        return f"received {self.received:,} = {' + '.join(parts)}   {verdict}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def account(gateway: Mapping[str, Any], counts: Counts) -> Account:
+    """Bring both witnesses together.
+
+    Args:
+        gateway: The answer to the action ``status``: ``received``, ``end``, ``committed`` ...
+        counts: What the bridge counted.
+    """
+    end, received = int(gateway["end"]), int(gateway["received"])
+    # The status is not one instant: rows may become durable between reading `received` and `end`.
+    received = max(received, end)
+    told = int(gateway["committed"])
+    # The gateway learns of a commit with the next `latestOffset`, the bridge right after the batch.
+    committed = max(told, min(counts.upto, end))
+    left_out = counts.filtered + counts.unrouted + counts.skipped
+    why_not = ""
+    if counts.upto > end:
+        why_not = f"Spark committed up to {counts.upto:,}, the journal ends at {end:,}: was it restored from a copy?"
+    elif not counts.agree:
+        why_not = f"offsets {counts.since:,} to {counts.upto:,} gave {counts.rows + counts.missed:,} rows"
+    return Account(
+        received=received,
+        in_kafka=committed - left_out,
+        filtered=counts.filtered,
+        unrouted=counts.unrouted,
+        skipped=counts.skipped,
+        waiting=end - committed,
+        arriving=received - end,
+        adds_up=not why_not,
+        why_not=why_not,
+    )

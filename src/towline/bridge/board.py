@@ -1,0 +1,159 @@
+"""What is known about a running bridge, gathered from its children and kept in ``bridge.json`` for `towline status`."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from towline.bridge.account import Account, Counts, account
+from towline.gateway.endpoint import write_private
+
+__all__ = ["BRIDGE_FILE", "Board", "LineView", "read_board"]
+
+BRIDGE_FILE = "bridge.json"
+#: Rates are taken over this many seconds.
+WINDOW_S = 5.0
+#: Samples kept for the lag, one a second: an outage of an hour is told exactly, a longer one as "more than".
+SAMPLES = 3600
+
+
+@dataclass
+class LineView:
+    """One line as the bridge sees it.
+
+    Attributes:
+        name: Of the line.
+        query: ``starting``, ``running``, ``waiting to retry``, ``stopped``.
+        status: Last answer of its gateway; empty before the first.
+        gateway_error: Why its gateway does not run, or None.
+        query_error: Why its query failed last, or None since the last good batch.
+        counts: Of committed batches.
+        restarts: How often the query failed since the bridge began.
+        gateway_restarts: How often the gateway was started again.
+        samples: (monotonic seconds, received, committed).
+    """
+
+    name: str
+    query: str = "starting"
+    status: Mapping[str, Any] = field(default_factory=dict)
+    gateway_error: str | None = None
+    query_error: str | None = None
+    counts: Counts = field(default_factory=Counts)
+    restarts: int = 0
+    gateway_restarts: int = 0
+    batch_ms: int = 0
+    samples: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+
+    @property
+    def account(self) -> Account | None:
+        """The account; None before the gateway's first word."""
+        return account(self.status, self.counts) if self.status else None
+
+    def sample(self, now: float) -> None:
+        """Note where the line is, for rates and lag."""
+        if known := self.account:
+            self.samples.append((now, known.received, known.received - known.waiting - known.arriving))
+
+    def rates(self) -> tuple[float, float]:
+        """Messages a second in and out over the last `WINDOW_S` seconds."""
+        if len(self.samples) < 2:
+            return 0.0, 0.0
+        last = self.samples[-1]
+        first = next(s for s in self.samples if last[0] - s[0] <= WINDOW_S or s is last)
+        seconds = last[0] - first[0]
+        return ((last[1] - first[1]) / seconds, (last[2] - first[2]) / seconds) if seconds > 0 else (0.0, 0.0)
+
+    def lag_s(self) -> float:
+        """How many seconds ago the oldest waiting message came, at least; 0 when none waits."""
+        if not self.samples:
+            return 0.0
+        now, received, committed = self.samples[-1]
+        if received <= committed:
+            return 0.0
+        return now - max((at for at, total, _ in self.samples if total <= committed), default=self.samples[0][0])
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for ``bridge.json``."""
+        rate_in, rate_out = self.rates()
+        return {
+            "query": self.query,
+            "counts": self.counts.as_json(),
+            "gateway": dict(self.status),
+            "gateway_error": self.gateway_error,
+            "query_error": self.query_error,
+            "restarts": self.restarts,
+            "gateway_restarts": self.gateway_restarts,
+            "batch_ms": self.batch_ms,
+            "rate_in": round(rate_in, 1),
+            "rate_out": round(rate_out, 1),
+            "lag_s": round(self.lag_s(), 1),
+        }
+
+
+class Board:
+    """The views of all lines and of Spark and Kafka; written by the keepers' threads, read by the screen.
+
+    Args:
+        name: Of the bridge.
+        state_dir: Where ``bridge.json`` goes; counts of former runs are taken from there.
+        lines: Names of the lines.
+    """
+
+    def __init__(self, name: str, state_dir: Path, lines: list[str]) -> None:
+        self.lock = threading.RLock()
+        self.name = name
+        self.spark = "starting"
+        self.spark_restarts = 0
+        self.kafka = "unknown"
+        self.kafka_error: str | None = None
+        self.lines = {line: LineView(line) for line in lines}
+        self._file = state_dir / BRIDGE_FILE
+        self._started = time.time()
+        self._said: deque[str] = deque(maxlen=1000)
+        former = (read_board(state_dir) or {}).get("lines", {})
+        for line, view in self.lines.items():
+            view.counts = Counts.from_json(former.get(line, {}).get("counts", {}))
+
+    def say(self, text: str) -> None:
+        """An event for the person who watches: one line."""
+        with self.lock:
+            self._said.append(text)
+
+    def heard(self) -> list[str]:
+        """The events since the last call."""
+        with self.lock:
+            said = list(self._said)
+            self._said.clear()
+        return said
+
+    def save(self, *, ended: bool = False) -> None:
+        """Write ``bridge.json``, atomically, mode 0600."""
+        with self.lock:
+            values = {
+                "bridge": self.name,
+                "pid": None if ended else os.getpid(),
+                "started": self._started,
+                "updated": time.time(),
+                "spark": "ended" if ended else self.spark,
+                "spark_restarts": self.spark_restarts,
+                "kafka": self.kafka,
+                "kafka_error": self.kafka_error,
+                "lines": {name: view.as_json() for name, view in self.lines.items()},
+            }
+        write_private(self._file, json.dumps(values, indent=1))
+
+
+def read_board(state_dir: Path) -> dict[str, Any] | None:
+    """The last ``bridge.json``; None when there is none, or it is not one of ours."""
+    try:
+        values = json.loads((state_dir / BRIDGE_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) and isinstance(values.get("lines"), dict) else None

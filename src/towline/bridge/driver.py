@@ -1,0 +1,317 @@
+"""The driver process, ``python -m towline.bridge.driver``: one Spark session, one query a line.
+
+It reads the bridge as JSON from the first line of standard input, then commands: ``go`` starts the queries, ``stop``
+ends them after their batch. End of input means that the supervisor has died: the same as ``stop``. It reports JSON
+lines on standard output: ``ready``, ``started``, ``progress``, ``failed``, ``stopped``; all else goes to standard
+error, which the supervisor keeps in a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+import towline
+from towline.bridge.backoff import Backoff
+from towline.bridge.failures import reason
+from towline.bridge.model import Bridge, Line
+from towline.bridge.sql import apply
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["CONSUMER", "COUNTER", "Driver", "Reports", "main", "session", "start_query"]
+
+#: Name of the observed metrics in a query's progress.
+COUNTER = "towline"
+#: Name under which the bridge reads a gateway.
+CONSUMER = "bridge"
+#: Longest wait for a batch to end after ``stop``, in seconds; what it wrote comes again after the next start.
+STOP_S = 60.0
+#: What a process that lost its JVM ends with.
+EXIT_JVM_GONE = 3
+_PROCESSING = "Processing new data"
+
+
+class Reports:
+    """Writes JSON lines, one at a time, from any thread.
+
+    Args:
+        stream: Where they go.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def say(self, kind: str, **facts: Any) -> None:
+        """Report; a supervisor that is gone is noticed at standard input, not here."""
+        line = json.dumps({"kind": kind, "at": time.time(), **facts})
+        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
+            self._stream.write(line + "\n")
+            self._stream.flush()
+
+
+def session(bridge: Bridge) -> SparkSession:
+    """The Spark session of a bridge, both formats registered.
+
+    ``spark.sql.ansi.enabled`` is off: under ANSI rules one payload that does not cast in a ``where`` would raise, fail
+    its batch for ever and stop the line; without them it is null, and the message counts as filtered.
+    """
+    local = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    conf: dict[str, bool | float | int | str | None] = {
+        **towline.spark_conf(),
+        **(local if bridge.spark.master.startswith("local") else {}),
+        "spark.ui.enabled": str(bridge.spark.ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.ansi.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
+        **{
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in bridge.spark.conf.items()
+        },
+    }
+    builder = SparkSession.builder.master(bridge.spark.master).appName(f"towline {bridge.name}")
+    made = builder.config(map=conf).getOrCreate()
+    towline.register(made)
+    return made
+
+
+def start_query(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQuery:
+    """Start the query of a line: gateway → routes → Kafka.
+
+    Raises:
+        TowlineError: In Spark's wrapping; `failures.reason` finds it.
+        pyspark.errors.AnalysisException: For a ``where`` that is no SQL over the source's columns.
+    """
+    rows = (
+        spark.readStream.format("mqtt")
+        .option("gateway", str(line.gateway.state_dir))
+        .option("consumer", CONSUMER)
+        .option("guarantee", line.guarantee.value)
+        .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
+        .load()
+    )
+    writer = (
+        apply(rows, line.routes, COUNTER)
+        .writeStream.format("kafka_transactional")
+        .queryName(line.name)
+        .option("guarantee", line.guarantee.value)
+        .option("checkpointLocation", str(line.checkpoint))
+        .options(**{f"kafka.{name}": value for name, value in bridge.kafka.client().items()})
+    )
+    return writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
+
+
+class _Listener(StreamingQueryListener):
+    """Hands each batch's progress on."""
+
+    def __init__(self, on_batch: Callable[[str, dict[str, Any]], None]) -> None:
+        self._on_batch = on_batch
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing to do."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        """A batch is in the commit log."""
+        progress = event.progress
+        place = json.loads(progress.sources[0].endOffset) if progress.sources else {}
+        begin = json.loads(progress.sources[0].startOffset or "null") if progress.sources else None
+        observed = progress.observedMetrics.get(COUNTER)
+        facts = {
+            "batch": progress.batchId,
+            "rows": progress.numInputRows,
+            "start": _offset(begin),
+            "end": _offset(place),
+            "journal": next((entry["journal"] for entry in place.get("gateways", {}).values()), ""),
+            "millis": dict(progress.durationMs),
+            "observed": {name: int(value or 0) for name, value in observed.asDict().items()} if observed else {},
+        }
+        self._on_batch(progress.name or "", facts)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing to do."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+        """Seen by the runner, with the reason."""
+
+
+def _offset(place: Any) -> int | None:
+    """The journal offset in a source offset of one gateway."""
+    gateways = (place or {}).get("gateways") or {}
+    return next((int(entry["offset"]) for entry in gateways.values()), None)
+
+
+class _Runner:
+    """Keeps the query of one line running; a step at a time, on the main thread.
+
+    The main thread it is, because Spark looks for a sink's Python data source in the session that is active *on the
+    calling thread*, and PySpark makes it active on the thread that made the session only.
+    """
+
+    def __init__(self, driver: Driver, line: Line) -> None:
+        self.line = line
+        self._driver = driver
+        self._backoff = Backoff()
+        self._query: StreamingQuery | None = None
+        self._again_at = 0.0
+        #: Set by each batch; cleared to wait for the next.
+        self._batch_done = threading.Event()
+        #: Whether it stopped because another try would fail the same way.
+        self.given_up = False
+
+    def step(self) -> None:
+        """Start the query if it is time; notice that it has ended."""
+        try:
+            if self._query is None and not self.given_up and time.monotonic() >= self._again_at:
+                self._query = start_query(self._driver.spark, self._driver.bridge, self.line)
+                self._driver.reports.say("started", line=self.line.name)
+            elif self._query is not None and not self._query.isActive:
+                ended, self._query = self._query.exception(), None
+                if ended is not None:
+                    self._failed(ended)
+        except Exception as error:  # noqa: BLE001 - whatever ended the query is told, and the line tries again
+            self._failed(error)
+
+    def progressed(self) -> None:
+        """A batch was committed: the next failure is a new one. Called on the listener's thread."""
+        self._backoff.reset()
+        self._batch_done.set()
+
+    def finish(self, deadline: float) -> None:
+        """Stop between two batches: when nothing is being written, or just after a batch was committed."""
+        query = self._query
+        if query is not None:
+            self._batch_done.clear()
+            while query.isActive and time.monotonic() < deadline:
+                if query.status["message"] != _PROCESSING or self._batch_done.wait(0.005):
+                    break
+            query.stop()
+        self._driver.reports.say("stopped", line=self.line.name)
+
+    def _failed(self, error: Exception) -> None:
+        if self._driver.stopping.is_set() or self._driver.jvm_gone():
+            return
+        sys.stderr.write(f"--- line {self.line.name}\n{error}\n")
+        why = reason(error, f'line "{self.line.name}"')
+        self.given_up = why.permanent
+        pause = None if why.permanent else self._backoff.next()
+        self._again_at = time.monotonic() + (pause or 0.0)
+        self._driver.reports.say("failed", line=self.line.name, code=why.code, text=why.text, again_in=pause)
+
+
+class Driver:
+    """The session and its runners.
+
+    Args:
+        bridge: What to run.
+        reports: Where to tell.
+    """
+
+    def __init__(self, bridge: Bridge, reports: Reports) -> None:
+        self.bridge = bridge
+        self.reports = reports
+        self.stopping = threading.Event()
+        self._go = threading.Event()
+        began = time.monotonic()
+        self.spark = session(bridge)
+        self._runners = {line.name: _Runner(self, line) for line in bridge.lines}
+        reports.say("ready", seconds=time.monotonic() - began, spark=self.spark.version, pid=os.getpid())
+
+    def run(self, commands: TextIO) -> int:
+        """Serve until stopped; the exit code."""
+        threading.Thread(target=self._listen, args=(commands,), name="commands", daemon=True).start()
+        threading.Thread(target=self._watch_jvm, name="jvm", daemon=True).start()
+        while not self._go.wait(0.2):
+            if self.stopping.is_set():
+                return 0
+        self.spark.streams.addListener(_Listener(self._on_batch))
+        runners = list(self._runners.values())
+        while not self.stopping.is_set() and not all(runner.given_up for runner in runners):
+            for runner in runners:
+                runner.step()
+            self.stopping.wait(0.2)
+        deadline = time.monotonic() + STOP_S
+        with contextlib.suppress(Exception):  # a JVM that no longer answers has no batch to finish
+            for runner in runners:
+                runner.finish(deadline)
+            self.spark.stop()
+        return 0 if self.stopping.is_set() else 2
+
+    def jvm_gone(self) -> bool:
+        """Whether the JVM has ended; a moment's patience tells a lost JVM from a lost call."""
+        process = self._jvm()
+        deadline = time.monotonic() + 0.5
+        while process is not None and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+            if self._alive():
+                return False
+        return process is not None and process.poll() is not None
+
+    def _jvm(self) -> Any:
+        gateway = getattr(self.spark.sparkContext, "_gateway", None)
+        return getattr(gateway, "proc", None)
+
+    def _alive(self) -> bool:
+        try:
+            return bool(self.spark.sparkContext.applicationId)
+        except Exception:  # noqa: BLE001 - any failure means the same
+            return False
+
+    def _watch_jvm(self) -> None:
+        """A driver without its JVM is of no use: end, so that the supervisor starts another."""
+        process = self._jvm()
+        if process is not None:
+            process.wait()
+            if not self.stopping.is_set():
+                self.reports.say("jvm", text="Spark's JVM has ended")
+            os._exit(0 if self.stopping.is_set() else EXIT_JVM_GONE)
+
+    def _on_batch(self, name: str, facts: dict[str, Any]) -> None:
+        self.reports.say("progress", line=name, **facts)
+        if runner := self._runners.get(name):
+            runner.progressed()
+
+    def _listen(self, commands: TextIO) -> None:
+        for command in commands:
+            if command.strip() == "go":
+                self._go.set()
+            elif command.strip() == "stop":
+                break
+        self.stopping.set()
+
+
+def main() -> int:
+    """Read the bridge, run it, return the exit code: 0 as asked, 2 when no line could go on."""
+    # Spark's JVM and workers inherit standard output and may write to it: the reports keep a descriptor of their own.
+    reports = Reports(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    os.dup2(2, 1)
+    bridge = Bridge.model_validate_json(sys.stdin.readline())
+    try:
+        driver = Driver(bridge, reports)
+    except Exception as error:
+        reports.say("jvm", text=reason(error, "spark").text)
+        raise
+    signal.signal(signal.SIGTERM, lambda *_: driver.stopping.set())
+    return driver.run(sys.stdin)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

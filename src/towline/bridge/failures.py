@@ -1,0 +1,78 @@
+"""One clear line out of Spark's failures.
+
+A `TowlineError` raised in a Python worker reaches the driver as text in the middle of two stack traces; what a person
+needs is that one line. Spark's own errors have a class in brackets and a first sentence worth keeping.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from towline.errors import TowlineError
+
+__all__ = ["Reason", "reason"]
+
+_OURS = re.compile(r"towline\.errors\.\w+: ([^\n]*?\[(TL-[A-Z]\d+)\])")
+_ANY = re.compile(r"([^\n]*?\[(TL-[A-Z]\d+)\])")
+_SPARK = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
+_JAVA_PREFIX = re.compile(r"^(?:[\w.$]+(?:Exception|Error): )+")
+#: Text of a foreign error that is shown; the rest is in the log.
+MAX_TEXT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something failed.
+
+    Attributes:
+        code: ``TL-...``; ``TL-B01`` for errors that are not ours.
+        text: One line, the code at its end.
+        permanent: Whether another try would fail the same way.
+    """
+
+    code: str
+    text: str
+    permanent: bool
+
+
+def reason(error: BaseException | str, where: str) -> Reason:
+    """Find what went wrong.
+
+    Args:
+        error: What was raised, or its text.
+        where: Whom a foreign error is about, such as ``line "telemetry"``.
+    """
+    if isinstance(error, TowlineError):
+        return Reason(error.code, " ".join(str(error).split("\n")), _is_permanent(error.code))
+    text = str(error)
+    if found := _OURS.search(text) or _ANY.search(text):
+        line = _JAVA_PREFIX.sub("", found[1].strip())
+        return Reason(found[2], line, _is_permanent(found[2]))
+    return _foreign(error, text, where)
+
+
+def _is_permanent(code: str) -> bool:
+    """Configuration stays wrong until somebody changes it; what the world does may pass."""
+    return code.startswith("TL-C")
+
+
+def _foreign(error: BaseException | str, text: str, where: str) -> Reason:
+    kind = "" if isinstance(error, str) else type(error).__name__
+    if kind in {"AnalysisException", "ParseException"}:
+        found = _SPARK.search(text)
+        said = found[2] if found else text.splitlines()[0]
+        what = f"Spark does not understand the line's SQL: {_short(said)}"
+        told = TowlineError(
+            "TL-C74", where, what, "Correct where in the bridge file; the columns are those of the mqtt source."
+        )
+        return Reason(told.code, str(told), permanent=True)
+    found = _SPARK.search(text)
+    said = f"{found[1]} {found[2]}" if found else next((line for line in text.splitlines() if line.strip()), kind)
+    told = TowlineError("TL-B01", where, f"the query failed: {_short(said)}", "The details are in the driver's log.")
+    return Reason(told.code, str(told), permanent=False)
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split()).rstrip(".")
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."

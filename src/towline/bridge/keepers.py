@@ -1,0 +1,348 @@
+"""The supervisor's keepers: one thread for each child, which starts it, watches it and starts it again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from towline.bridge.backoff import Backoff
+from towline.errors import (
+    ConfigError,
+    GatewayError,
+    JournalDamaged,
+    JournalLocked,
+    KafkaError,
+    Refused,
+    SessionUnknown,
+    TowlineError,
+)
+from towline.gateway.client import GatewayClient, ensure
+from towline.gateway.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from towline.bridge.board import Board, LineView
+    from towline.bridge.model import Bridge, Line
+
+__all__ = ["DriverKeeper", "GatewayKeeper", "KafkaKeeper"]
+
+#: Seconds between two questions to a gateway.
+ASK_S = 0.5
+#: A gateway that leaves questions unanswered this often is looked for again.
+_SILENCES = 3
+#: What a person has to mend before another try makes sense.
+_FATAL = (ConfigError, Refused, SessionUnknown, JournalLocked, JournalDamaged)
+
+
+class GatewayKeeper(threading.Thread):
+    """Keeps one line's gateway running and knows its account.
+
+    Args:
+        line: Whose gateway.
+        board: Where its status goes.
+        log: File for its standard error.
+        stopping: Set when the bridge ends.
+    """
+
+    def __init__(self, line: Line, board: Board, log: Path, stopping: threading.Event) -> None:
+        super().__init__(name=f"gateway {line.name}", daemon=True)
+        self.line = line
+        #: The error that only a person can mend, or None.
+        self.fatal: TowlineError | None = None
+        #: Set once the gateway has answered.
+        self.up = threading.Event()
+        self._board = board
+        self._log = log
+        self._stopping = stopping
+        self._backoff = Backoff(first=0.5, most=15.0)
+        self._told: str | None = None
+
+    def run(self) -> None:
+        """Start the gateway or find it, ask it again and again, until the bridge ends."""
+        while not self._stopping.is_set() and self.fatal is None:
+            try:
+                with ensure(self.line.gateway, owner_pid=os.getpid(), log=self._log) as client:
+                    self._online()
+                    self._ask(client)
+            except TowlineError as error:
+                self._failed(error)
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Ask a gateway that is ours to end: it acknowledges what is safe and leaves its session alive."""
+        endpoint = Endpoint.read(self.line.gateway.state_dir)
+        if endpoint is None or endpoint.owner_pid != os.getpid() or endpoint.process.gone():
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(endpoint.pid, signal.SIGTERM)
+        deadline = time.monotonic() + (0 if at_once else 15)
+        while not endpoint.process.gone() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    @property
+    def _view(self) -> LineView:
+        return self._board.lines[self.line.name]
+
+    def _online(self) -> None:
+        again = self.up.is_set()
+        self.up.set()
+        with self._board.lock:
+            self._view.gateway_error = None
+            self._view.gateway_restarts += again
+        if again:
+            self._board.say(f'line "{self.line.name}": the gateway is back; what it had acknowledged is on disk')
+
+    def _ask(self, client: GatewayClient) -> None:
+        silent = 0
+        while not self._stopping.wait(ASK_S):
+            try:
+                status = client.status(timeout_s=5.0)
+            except GatewayError:
+                silent += 1
+                if silent >= _SILENCES or self._gone():
+                    if not self._stopping.is_set():
+                        self._board.say(f'line "{self.line.name}": the gateway has ended; starting it again')
+                    return
+                continue
+            silent = 0
+            self._backoff.reset()
+            self._take(status)
+
+    def _gone(self) -> bool:
+        endpoint = Endpoint.read(self.line.gateway.state_dir)
+        return endpoint is None or endpoint.process.gone()
+
+    def _take(self, status: dict[str, Any]) -> None:
+        with self._board.lock:
+            self._view.status = status
+        trouble = status.get("last_error")
+        text = trouble["text"] if trouble else None
+        if text != self._told:
+            self._told = text
+            self._board.say(text or f'line "{self.line.name}": connected to {status.get("broker")}')
+
+    def _failed(self, error: TowlineError) -> None:
+        if self._stopping.is_set():
+            return
+        if isinstance(error, _FATAL) and not self.up.is_set():
+            self.fatal = error
+        with self._board.lock:
+            self._view.gateway_error = str(error)
+        self._board.say(str(error))
+        if self.fatal is None:
+            self._stopping.wait(self._backoff.next())
+
+
+class KafkaKeeper(threading.Thread):
+    """Waits for Kafka and sees that the fixed topics are there, before any query begins.
+
+    Args:
+        bridge: Its Kafka and its topics.
+        board: Where Kafka's state goes.
+        stopping: Set when the bridge ends.
+    """
+
+    def __init__(self, bridge: Bridge, board: Board, stopping: threading.Event) -> None:
+        super().__init__(name="kafka", daemon=True)
+        #: Set once every fixed topic is there.
+        self.ready = threading.Event()
+        #: What only a person can mend: a missing topic, a wrong setting.
+        self.fatal: TowlineError | None = None
+        self._bridge = bridge
+        self._board = board
+        self._stopping = stopping
+        self._backoff = Backoff(first=0.5, most=10.0)
+
+    def run(self) -> None:
+        """Ask until Kafka answers."""
+        while not self._stopping.is_set() and not self.ready.is_set() and self.fatal is None:
+            try:
+                self._look()
+            except KafkaError as error:
+                self._unreachable(error)
+            except TowlineError as error:
+                self.fatal = error
+
+    def _look(self) -> None:
+        from towline.kafka.admin import create_topics, missing_topics  # noqa: PLC0415 - loads librdkafka
+
+        client, kafka = self._bridge.kafka.client(), self._bridge.kafka
+        names = sorted({topic for line in self._bridge.lines for topic in line.fixed_topics})
+        missing = missing_topics(client, names, timeout=5.0)
+        if missing and kafka.create_topics is not None:
+            plan = kafka.create_topics
+            made = create_topics(client, dict.fromkeys(missing, plan.partitions), replication=plan.replication_factor)
+            self._board.say(f"kafka: created {', '.join(made)} with {plan.partitions} partitions each")
+        elif missing:
+            self.fatal = _missing(self._bridge, missing)
+            return
+        with self._board.lock:
+            waited = self._board.kafka_error is not None
+            self._board.kafka, self._board.kafka_error = "reachable", None
+        if waited:
+            self._board.say(f"kafka: {kafka.bootstrap_servers} answers")
+        self.ready.set()
+
+    def _unreachable(self, error: KafkaError) -> None:
+        with self._board.lock:
+            first = self._board.kafka_error is None
+            self._board.kafka, self._board.kafka_error = "unreachable", str(error)
+        if first:
+            self._board.say(f"{error}\nkafka: messages go on being received and wait on disk; trying again")
+        self._stopping.wait(self._backoff.next())
+
+
+def _missing(bridge: Bridge, missing: list[str]) -> KafkaError:
+    names = ", ".join(f'"{name}"' for name in missing)
+    what = f"the topic{'s' if len(missing) > 1 else ''} {names} {'are' if len(missing) > 1 else 'is'} not there"
+    do = "Create it, or let Towline do it with create_topics = { partitions = 6 } in [kafka]."
+    return KafkaError("TL-B03", bridge.kafka.bootstrap_servers, what, do)
+
+
+class DriverKeeper(threading.Thread):
+    """Keeps the driver process running and takes its reports.
+
+    Args:
+        bridge: What it runs.
+        board: Where the reports go.
+        kafka: Queries begin when it is ready.
+        stopping: Set when the bridge ends.
+    """
+
+    def __init__(self, bridge: Bridge, board: Board, kafka: KafkaKeeper, stopping: threading.Event) -> None:
+        super().__init__(name="driver", daemon=True)
+        #: Lines whose query was given up, with the reason.
+        self.given_up: dict[str, str] = {}
+        self._bridge = bridge
+        self._board = board
+        self._kafka = kafka
+        self._stopping = stopping
+        self._backoff = Backoff(first=0.5, most=30.0)
+        self._process: subprocess.Popen[str] | None = None
+        self._last_word = ""
+
+    def run(self) -> None:
+        """Start the driver, read its reports, start it again when it ends too early."""
+        while not self._stopping.is_set() and len(self.given_up) < len(self._bridge.lines):
+            self._last_word = ""
+            with self._start() as process:
+                self._process = process
+                threading.Thread(target=self._go, args=(process,), name="go", daemon=True).start()
+                assert process.stdout is not None
+                for line in process.stdout:
+                    self._take(line)
+                code = process.wait()
+            if not self._stopping.is_set():
+                self._ended(code)
+
+    def stop(self) -> None:
+        """Ask the driver to finish its batches and end."""
+        self._command("stop")
+
+    def kill(self) -> None:
+        """End the driver, its JVM and its workers at once; the batch in work comes again after the next start."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._board.lock:
+            self._board.spark = "starting"
+        path = self._bridge.logs / "driver.log"
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "towline.bridge.driver"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=handle,
+                text=True,
+                cwd=self._bridge.state_dir,  # Spark drops files where it stands
+                start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
+            )
+        finally:
+            os.close(handle)
+        lines = [line for line in self._bridge.lines if line.name not in self.given_up]
+        told = self._bridge.model_copy(update={"lines": tuple(lines)})
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(told.model_dump_json(by_alias=True) + "\n")
+            process.stdin.flush()
+        return process
+
+    def _go(self, process: subprocess.Popen[str]) -> None:
+        while process.poll() is None and not self._stopping.is_set():
+            if self._kafka.ready.wait(0.2):
+                self._command("go")
+                return
+
+    def _command(self, word: str) -> None:
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                process.stdin.write(word + "\n")
+                process.stdin.flush()
+
+    def _ended(self, code: int) -> None:
+        pause = self._backoff.next()
+        why = self._last_word or (f"ended by signal {-code}" if code < 0 else f"ended with code {code}")
+        with self._board.lock:
+            self._board.spark = "starting again"
+            self._board.spark_restarts += 1
+            for view in self._board.lines.values():
+                view.query = "starting"
+        log = self._bridge.logs / "driver.log"
+        self._board.say(f"spark: {why}; starting again in {pause:.1f} s, messages go on being received (log: {log})")
+        self._stopping.wait(pause)
+
+    def _take(self, text: str) -> None:
+        try:
+            report = json.loads(text)
+        except ValueError:
+            return
+        handler = getattr(self, f"_on_{report.get('kind')}", None)
+        if handler is not None:
+            with self._board.lock:
+                handler(report)
+
+    def _on_ready(self, report: dict[str, Any]) -> None:
+        self._board.spark = "running"
+        self._board.say(f"spark: {report['spark']} is up after {report['seconds']:.1f} s")
+
+    def _on_jvm(self, report: dict[str, Any]) -> None:
+        self._last_word = report["text"]
+
+    def _on_started(self, report: dict[str, Any]) -> None:
+        self._board.lines[report["line"]].query = "running"
+
+    def _on_progress(self, report: dict[str, Any]) -> None:
+        view = self._board.lines[report["line"]]
+        view.counts = view.counts.add(report)
+        view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
+        if view.query_error is not None:
+            self._board.say(f'line "{view.name}": goes on')
+        view.query, view.query_error = "running", None
+        self._backoff.reset()
+
+    def _on_failed(self, report: dict[str, Any]) -> None:
+        view = self._board.lines[report["line"]]
+        again = report.get("again_in")
+        fresh = view.query_error != report["text"]
+        view.query_error = report["text"]
+        view.restarts += 1
+        view.query = "stopped" if again is None else "waiting to retry"
+        if again is None:
+            self.given_up[view.name] = report["text"]
+        if fresh or again is None:
+            then = "this line stops" if again is None else "messages wait on disk; trying again"
+            self._board.say(f'{report["text"]}\nline "{view.name}": {then}')
+
+    def _on_stopped(self, report: dict[str, Any]) -> None:
+        self._board.lines[report["line"]].query = "stopped"

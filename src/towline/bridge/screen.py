@@ -1,0 +1,154 @@
+"""The live account: a table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from towline.bridge.board import Board, LineView
+
+__all__ = ["LiveScreen", "PlainScreen", "line_state", "make_screen", "summary"]
+
+#: Seconds between two plain lines of a line that moves; one that stands still says nothing.
+PLAIN_S = 10.0
+
+
+def line_state(view: LineView, spark: str) -> str:
+    """One word or two on a line, the worst news first."""
+    if view.gateway_error:
+        return "no gateway"
+    if not view.status:
+        return "starting"
+    if view.status.get("state") not in ("online", "connected"):
+        return f"broker {view.status.get('state', 'offline')}"
+    if view.status.get("held_back"):
+        return f"held back: {view.status['held_back']}"
+    if spark != "running":
+        return f"receiving, spark {spark}"
+    return "running" if view.query == "running" else f"receiving, query {view.query}"
+
+
+def summary(view: LineView, spark: str) -> str:
+    """A line in one line."""
+    rate_in, rate_out = view.rates()
+    known = view.account
+    if known is None:
+        return f'line "{view.name}"   {line_state(view, spark)}'
+    return (
+        f'line "{view.name}"   received {known.received:,}   in Kafka {known.in_kafka:,}   waiting {known.waiting:,}   '
+        f"in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {view.lag_s():.1f} s   {line_state(view, spark)}"
+    )
+
+
+class PlainScreen:
+    """Lines for a log or a pipe: events, and the numbers every `PLAIN_S` seconds while they change.
+
+    Args:
+        stream: Where they go.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last: dict[str, tuple[float, tuple[object, ...]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to put away."""
+
+    def say(self, text: str) -> None:
+        """Write an event."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def show(self, board: Board) -> None:
+        """Write the lines whose numbers changed."""
+        now = time.monotonic()
+        for name, view in board.lines.items():
+            known = view.account
+            mark = (known, line_state(view, board.spark))
+            at, former = self._last.get(name, (-PLAIN_S, ()))
+            if known is not None and mark != former and now - at >= PLAIN_S:
+                self._last[name] = (now, mark)
+                self.say(summary(view, board.spark))
+
+
+class LiveScreen:
+    """A table that is redrawn, events above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415 - loaded when there is a terminal
+        from rich.live import Live  # noqa: PLC0415
+
+        self._console = Console()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, value, trace)
+
+    def say(self, text: str) -> None:
+        """Print an event above the table."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, board: Board) -> None:
+        """Redraw."""
+        self._live.update(_table(board))
+
+
+_COLUMNS = ("line", "received", "in Kafka", "waiting", "in/s", "out/s", "lag", "batch", "state")
+
+
+def _table(board: Board) -> Table:
+    from rich.table import Table  # noqa: PLC0415 - see LiveScreen
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(
+        title=f"bridge {board.name}   spark {board.spark}   kafka {board.kafka}   Ctrl-C ends it cleanly",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column in ("line", "state") else "right")
+    for view in board.lines.values():
+        table.add_row(*(Text(cell) for cell in _cells(view, board.spark)))
+        if view.query_error or view.gateway_error:
+            table.add_row(
+                "", *[""] * (len(_COLUMNS) - 2), Text(view.gateway_error or view.query_error or "", style="red")
+            )
+    return table
+
+
+def _cells(view: LineView, spark: str) -> list[str]:
+    known = view.account
+    if known is None:
+        return [view.name, *["-"] * (len(_COLUMNS) - 2), line_state(view, spark)]
+    rate_in, rate_out = view.rates()
+    return [
+        view.name,
+        f"{known.received:,}",
+        f"{known.in_kafka:,}",
+        f"{known.waiting:,}",
+        f"{rate_in:,.0f}",
+        f"{rate_out:,.0f}",
+        f"{view.lag_s():.1f} s",
+        f"{view.batch_ms} ms",
+        line_state(view, spark),
+    ]
+
+
+def make_screen(*, live: bool) -> LiveScreen | PlainScreen:
+    """The screen that fits standard output."""
+    return LiveScreen() if live else PlainScreen(sys.stdout)

@@ -1,0 +1,32 @@
+"""``towline run``: the lines of a bridge file, until Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from towline.cli._screen import BridgeFile, command_app, is_live
+
+__all__ = ["app", "run"]
+
+app = command_app()
+
+
+@app.command(
+    epilog="Example:  towline run bridge.toml      and from another terminal:  towline status bridge.toml --watch"
+)
+def run(file: BridgeFile = Path("bridge.toml")) -> None:
+    """Run the lines of a bridge file and show their account.
+
+    Ctrl-C ends it: the batch in work is finished, the broker keeps the session, what waits stays on disk. A second
+    Ctrl-C ends at once and loses nothing either.
+    """
+    from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.screen import make_screen  # noqa: PLC0415
+    from towline.bridge.supervisor import Supervisor  # noqa: PLC0415
+
+    bridge = load(file)
+    with make_screen(live=is_live()) as screen:
+        code = Supervisor(bridge, screen).run()
+    raise typer.Exit(code)

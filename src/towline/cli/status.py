@@ -1,0 +1,64 @@
+"""``towline status``: where every message is."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from towline.cli._screen import command_app, is_live, plain
+
+__all__ = ["app", "status"]
+
+app = command_app()
+
+#: Seconds between two looks with --watch.
+WATCH_S = 1.0
+
+
+@app.command(epilog="Example:  towline status bridge.toml --watch")
+def status(
+    file: Annotated[
+        Path | None, typer.Argument(help="The bridge file; default bridge.toml.", show_default=False)
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="The bridge's state_dir, instead of a file.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For scripts; exit code 1 if the account does not add up.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every second until Ctrl-C.")] = False,
+) -> None:
+    """Show the account: received = in Kafka + left out + waiting, and whether it adds up.
+
+    Asks the gateways themselves, so it works while Spark or Kafka is down. Exit code 1 if the account does not add up.
+    """
+    place, lines = _place(file, state_dir)
+    while True:
+        known = _look(place, lines, as_json=as_json, clear=watch and is_live())
+        if not watch:
+            break
+        time.sleep(WATCH_S)
+    if any(line["account"] and not line["account"]["adds_up"] for line in known["lines"].values()):
+        raise typer.Exit(1)
+
+
+def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, list[str] | None]:
+    from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
+
+    if state_dir is not None and file is None:
+        return state_dir, None
+    bridge = load(file or Path("bridge.toml"))
+    return state_dir or bridge.state_dir, [line.name for line in bridge.lines]
+
+
+def _look(place: Path, lines: list[str] | None, *, as_json: bool, clear: bool) -> dict[str, Any]:
+    from towline.bridge.status import collect, render  # noqa: PLC0415 - loaded when it is called
+
+    known = collect(place, lines)
+    text = json.dumps(known, indent=None if clear else 2) + "\n" if as_json else plain(render(known))
+    sys.stdout.write(("\x1b[H\x1b[2J" if clear else "") + text)
+    sys.stdout.flush()
+    return known

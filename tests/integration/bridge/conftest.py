@@ -1,0 +1,36 @@
+"""A Spark session with the bridge's own settings."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from towline.bridge.config import parse
+from towline.bridge.driver import session
+
+_BRIDGE = """
+name = "tests"
+state_dir = "state"
+mqtt = { brokers = "mqtt://127.0.0.1" }
+kafka = { bootstrap_servers = "127.0.0.1:9092" }
+spark = { master = "local[2]" }
+[[uplink]]
+name = "line"
+route = [{ from = "#", topic = "t" }]
+"""
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Made as the driver makes it."""
+    place: Path = tmp_path_factory.mktemp("spark")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # PySpark leaves the sockets of its JVM to the end
+        made = session(parse(_BRIDGE, place / "bridge.toml", os.environ))
+        yield made
+        made.stop()

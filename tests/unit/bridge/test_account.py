@@ -1,0 +1,188 @@
+"""The account adds up, over restarts, repeats and lost reports."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.bridge.account import Counts, account
+from towline.bridge.backoff import Backoff
+from towline.bridge.board import Board, LineView, read_board
+from towline.bridge.failures import reason
+from towline.bridge.screen import PlainScreen, line_state, summary
+from towline.errors import KafkaError
+
+
+def batch(number: int, start: int, end: int, **more: Any) -> dict[str, Any]:
+    observed = {"rows": end - start, "filtered": 0, "unrouted": 0, "fallback": 0, **more}
+    return {"journal": "j", "batch": number, "rows": end - start, "start": start, "end": end, "observed": observed}
+
+
+def status(received: int, end: int, committed: int, **more: Any) -> dict[str, Any]:
+    return {"received": received, "end": end, "committed": committed, "state": "online", **more}
+
+
+def test_batches_are_counted_once() -> None:
+    counts = Counts().add(batch(0, 0, 10, filtered=2)).add(batch(1, 10, 15, unrouted=1))
+    assert counts.add(batch(1, 10, 15, unrouted=1)) == counts
+    assert (counts.rows, counts.filtered, counts.unrouted, counts.upto) == (15, 2, 1, 15)
+    assert counts.agree
+
+
+def test_a_batch_nobody_heard_of_is_missed_not_wrong() -> None:
+    counts = Counts().add(batch(0, 0, 10)).add(batch(2, 14, 20))
+    assert (counts.rows, counts.missed) == (16, 4)
+    assert counts.agree
+
+
+def test_a_repeat_served_empty_is_given_up() -> None:
+    counts = Counts().add(batch(0, 0, 10)).add(batch(1, 10, 15, rows=0))
+    assert counts.skipped == 5
+    assert "given up 5" in account(status(15, 15, 15), counts).sentence()
+
+
+def test_more_rows_than_offsets_is_told() -> None:
+    known = account(status(10, 10, 10), Counts().add(batch(0, 0, 10, rows=11)))
+    assert not known.adds_up
+    assert "does not add up" in known.sentence()
+
+
+def test_another_journal_begins_anew() -> None:
+    counts = Counts().add(batch(0, 0, 10))
+    assert counts.add({**batch(0, 0, 3), "journal": "k"}).rows == 3
+
+
+def test_counts_survive_as_json() -> None:
+    counts = Counts().add(batch(0, 5, 10, fallback=3))
+    assert Counts.from_json({**counts.as_json(), "later": 1}) == counts
+
+
+def test_a_first_batch_may_not_tell_its_start() -> None:
+    assert Counts().add({**batch(0, 5, 10), "start": None}).since == 5
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.booleans()), max_size=20), st.integers(0, 9))
+def test_whatever_is_lost_or_repeated_the_sum_holds(batches: list[tuple[int, bool, bool]], waiting: int) -> None:
+    counts, place = Counts(), 0
+    for number, (size, heard, again) in enumerate(batches):
+        told = batch(number, place, place + size, filtered=min(size, 1))
+        place += size
+        counts = counts.add(told) if heard else counts
+        counts = counts.add(told) if heard and again else counts
+    known = account(status(place + waiting + 2, place + waiting, place), counts)
+    assert known.adds_up
+    parts = known.in_kafka + known.filtered + known.unrouted + known.skipped + known.waiting + known.arriving
+    assert parts == known.received
+    assert known.waiting == waiting
+
+
+def test_a_journal_that_ends_too_early_is_told() -> None:
+    known = account(status(5, 5, 5), Counts().add(batch(0, 0, 10)))
+    assert not known.adds_up
+    assert "restored from a copy" in known.why_not
+
+
+def test_the_sentence_names_what_is_there() -> None:
+    known = account(status(1_012, 1_010, 1_000), Counts().add(batch(0, 0, 1_000, filtered=10)))
+    assert known.sentence() == "received 1,012 = in Kafka 990 + filtered 10 + arriving 2 + waiting 10   adds up ✓"
+
+
+def test_rates_and_lag() -> None:
+    view = LineView("l")
+    for second in range(11):
+        view.status = status(second * 10, second * 10, max(0, second * 10 - 30))
+        view.sample(float(second))
+    assert view.rates() == (10.0, 10.0)
+    assert view.lag_s() == 3.0
+
+
+def test_the_board_remembers(tmp_path: Path) -> None:
+    board = Board("b", tmp_path, ["l"])
+    board.lines["l"].counts = Counts().add(batch(0, 0, 10))
+    board.say("hello")
+    board.save()
+    assert board.heard() == ["hello"]
+    assert board.heard() == []
+    assert Board("b", tmp_path, ["l"]).lines["l"].counts.rows == 10
+    assert (tmp_path / "bridge.json").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "bridge.json").write_text("[]")
+    assert read_board(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({}, "running"),
+        ({"gateway_error": "x"}, "no gateway"),
+        ({"status": {}}, "starting"),
+        ({"status": status(0, 0, 0, state="offline")}, "broker offline"),
+        ({"status": status(0, 0, 0, held_back="journal full")}, "held back: journal full"),
+        ({"query": "waiting to retry"}, "receiving, query waiting to retry"),
+    ],
+)
+def test_the_state_is_the_worst_news(change: dict[str, Any], word: str) -> None:
+    view = LineView("l", query="running", status=status(0, 0, 0))
+    for name, value in change.items():
+        setattr(view, name, value)
+    assert line_state(view, "running") == word
+    assert word in summary(view, "running")
+
+
+def test_the_plain_screen_says_only_what_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    import sys  # noqa: PLC0415 - the captured stream, not the one at import
+
+    board = Board("b", tmp_path, ["l"])
+    board.lines["l"].status = status(5, 5, 5)
+    screen = PlainScreen(sys.stdout)
+    screen.show(board)
+    screen.show(board)
+    assert capsys.readouterr().out.count("received 5") == 1
+
+
+def test_backoff_doubles_to_a_limit_and_begins_again() -> None:
+    backoff = Backoff(first=1, most=8, jitter=0.5, rng=random.Random(1))
+    pauses = [backoff.next() for _ in range(100)]
+    assert all(0.5 * full <= pause <= full for pause, full in zip(pauses, [1, 2, 4, 8, *[8] * 96], strict=True))
+    backoff.reset()
+    assert backoff.next() <= 1
+
+
+def test_our_own_line_is_found_in_sparks_traces() -> None:
+    text = (
+        "[STREAM_FAILED] Query [id = 1] terminated: Job aborted\n  File x\n"
+        "towline.errors.KafkaError: k1:9092: no server answered. Trying again.   [TL-K01]\n\tat org.apache"
+    )
+    why = reason(RuntimeError(text), "x")
+    assert (why.code, why.text, why.permanent) == (
+        "TL-K01",
+        "k1:9092: no server answered. Trying again.   [TL-K01]",
+        False,
+    )
+
+
+def test_our_own_error_stays_itself() -> None:
+    why = reason(KafkaError("TL-K01", "k", "gone"), "x")
+    assert (why.code, why.text) == ("TL-K01", "k: gone.   [TL-K01]")
+
+
+def test_configuration_is_permanent() -> None:
+    assert reason("x: y. z   [TL-C44]", "x").permanent
+
+
+def test_sparks_errors_keep_their_first_sentence() -> None:
+    kind = type("AnalysisException", (Exception,), {})
+    why = reason(
+        kind("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `x` cannot be resolved. SQLSTATE: 42703;\nplan"), "l"
+    )
+    assert why.permanent
+    assert why.code == "TL-C74"
+    assert "`x` cannot be resolved" in why.text
+    other = reason(RuntimeError("java.lang.OutOfMemoryError: heap\n\tat x"), 'line "l"')
+    assert other.text.startswith('line "l": the query failed: java.lang.OutOfMemoryError: heap.')
+    assert not other.permanent
+    assert "\n" not in reason(RuntimeError(""), "l").text

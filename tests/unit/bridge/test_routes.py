@@ -1,0 +1,197 @@
+"""Filters, templates and the record a message becomes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.bridge.model import RouteSection
+from towline.bridge.routes import (
+    Pattern,
+    Route,
+    Template,
+    allowed,
+    covers,
+    first_match,
+    kafka_name_problem,
+    shadowed,
+    subscriptions,
+)
+from towline.gateway.settings import Guarantee, filter_problem
+
+LEVELS = st.sampled_from(["a", "b", "", "$SYS", "ü", "{x}"])
+TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join)
+FILTERS = st.builds(
+    lambda levels, deep: "/".join([*levels, *(["#"] if deep else [])]),
+    st.lists(st.sampled_from(["a", "b", "", "+", "$SYS"]), min_size=1, max_size=4),
+    st.booleans(),
+).filter(bool)
+
+
+def row(topic: str, **columns: Any) -> dict[str, Any]:
+    empty = dict.fromkeys(
+        ("content_type", "payload_is_utf8", "response_topic", "correlation_data", "user_properties")
+    ) | dict.fromkeys(("message_expiry_seconds", "subscription_ids"))
+    moment = datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=UTC)
+    fixed = {"payload": b"p", "qos": 1, "retain": False, "duplicate": False, "received_at": moment}
+    return {"topic": topic, **empty, **fixed, "gateway": "g", "offset": 7, **columns}
+
+
+def route(source: str, topic: str = "t", **more: Any) -> Route:
+    return RouteSection.model_validate({"from": source, "topic": topic, **more}).compile(Guarantee.AT_LEAST_ONCE)
+
+
+@pytest.mark.parametrize(
+    ("source", "topic", "captures"),
+    [
+        ("telemetry/{tenant}/{device}/#", "telemetry/t1/d7/temp/x", {"tenant": "t1", "device": "d7"}),
+        ("telemetry/{tenant}/{device}/#", "telemetry/t1/d7", {"tenant": "t1", "device": "d7"}),
+        ("telemetry/{tenant}/{device}/#", "telemetry/t1", None),
+        ("a/+/{x}", "a/b/", {"x": ""}),
+        ("a/{x}", "a/b/c", None),
+        ("#", "a/b", {}),
+        ("#", "$SYS/x", None),
+        ("{x}/y", "$SYS/y", None),
+        ("$SYS/{x}", "$SYS/y", {"x": "y"}),
+        ("$share/g/a/{x}", "a/b", {"x": "b"}),
+        ("{{x}}/{y}", "{x}/1", {"y": "1"}),
+        ("/a", "/a", {}),
+        ("/a", "a", None),
+    ],
+)
+def test_a_filter_matches_and_captures(source: str, topic: str, captures: dict[str, str] | None) -> None:
+    assert Pattern.parse(source).match(topic) == captures
+
+
+def test_a_filter_is_subscribed_without_names() -> None:
+    assert Pattern.parse("$share/g/t/{a}/+/{b}/#").filter == "$share/g/t/+/+/+/#"
+    assert Pattern.parse("#").filter == "#"
+
+
+@pytest.mark.parametrize(
+    "text", ["a/#/b", "a+", "x{y}", "{a}/{a}", "", "{a b}", "$share/g", "$share/{g}/a", "}", "a\0"]
+)
+def test_what_is_no_filter_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Pattern.parse(text)
+
+
+@given(FILTERS, FILTERS, TOPICS)
+def test_a_covering_filter_matches_all_the_covered_one_does(wide: str, narrow: str, topic: str) -> None:
+    a, b = Pattern.parse(wide), Pattern.parse(narrow)
+    if covers(a, b) and b.match(topic) is not None:
+        assert a.match(topic) is not None
+
+
+@given(st.lists(FILTERS, min_size=1, max_size=5), TOPICS)
+def test_the_subscriptions_bring_every_route_its_messages(filters: list[str], topic: str) -> None:
+    routes = [route(each) for each in filters]
+    made = [Pattern.parse(s.filter) for s in subscriptions(routes)]
+    wanted = any(r.pattern.match(topic) is not None for r in routes)
+    assert wanted == any(p.match(topic) is not None for p in made)
+    assert not any(covers(a, b) for a in made for b in made if a is not b)
+    assert all(filter_problem(p.filter) is None for p in made)
+
+
+def test_a_covered_filter_raises_the_qos_of_the_covering_one() -> None:
+    made = subscriptions([route("a/{x}", qos=2), route("a/#", qos=1), route("a/b")])
+    assert [(s.filter, s.qos) for s in made] == [("a/#", 2)]
+
+
+def test_the_first_match_takes_the_message() -> None:
+    routes = [route("a/b"), route("a/#"), route("{x}/b")]
+    assert [first_match(routes, topic) for topic in ("a/b", "a/c", "c/b", "d")] == [0, 1, 2, None]
+
+
+def test_a_shadowed_route_is_found() -> None:
+    assert shadowed([route("a/#", where="x"), route("b"), route("a/{x}"), route("+")]) == [(2, 0)]
+
+
+def test_templates_render_or_are_null() -> None:
+    made = Template.parse("{{{device}}}-{mqtt.user.k}", ["device"])
+    assert made.fields == ("device", "mqtt.user.k")
+    assert made.render({"device": "d", "mqtt.user.k": "v"}) == "{d}-v"
+    assert made.render({"device": "d"}) is None
+    assert Template.parse("plain").constant == "plain"
+
+
+@pytest.mark.parametrize("text", ["{", "}", "{nope}", "{}", "{mqtt.user.}", "a{b"])
+def test_what_is_no_template_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Template.parse(text, ["device"])
+
+
+@given(st.text())
+def test_any_text_can_be_written_as_a_template(text: str) -> None:
+    assert Template.parse(text.replace("{", "{{").replace("}", "}}")).constant == text
+
+
+@pytest.mark.parametrize(("name", "legal"), [("a.b-c_9", True), ("", False), ("..", False), ("a b", False)])
+def test_kafka_names(name: str, legal: bool) -> None:  # noqa: FBT001
+    assert (kafka_name_problem(name) is None) is legal
+
+
+def test_kafka_names_have_a_length_and_no_line_ends() -> None:
+    assert kafka_name_problem("x" * 249) is None
+    assert kafka_name_problem("x" * 250)
+    assert kafka_name_problem("x\n")
+
+
+def test_allowed_topics_are_names_and_globs() -> None:
+    assert allowed("event.a", ["event.*"])
+    assert not allowed("event", ["event.?"])
+    assert allowed("anything", [])
+
+
+def test_all_properties_become_headers_in_order() -> None:
+    message = row(
+        "a/b",
+        qos=2,
+        retain=True,
+        content_type="text/plain",
+        response_topic="r",
+        correlation_data=b"\x00\xff",
+        message_expiry_seconds=60,
+        payload_is_utf8=True,
+        subscription_ids=[3, 9],
+        user_properties=[{"key": "k", "value": "1"}, {"key": "k", "value": "2"}, {"key": "", "value": ""}],
+    )
+    record = route("a/{x}", headers={"own": "{x}"}).record(message)
+    assert record is not None
+    assert record["headers"] == [
+        ("mqtt.topic", b"a/b"),
+        ("mqtt.qos", b"2"),
+        ("mqtt.retain", b"true"),
+        ("mqtt.content-type", b"text/plain"),
+        ("mqtt.response-topic", b"r"),
+        ("mqtt.correlation-data", b"\x00\xff"),
+        ("mqtt.message-expiry", b"60"),
+        ("mqtt.payload-format", b"1"),
+        ("mqtt.subscription-id", b"3"),
+        ("mqtt.subscription-id", b"9"),
+        ("mqtt.received-at", b"1777863721123456"),
+        ("mqtt.user.k", b"1"),
+        ("mqtt.user.k", b"2"),
+        ("mqtt.user.", b""),
+        ("own", b"b"),
+    ]
+
+
+def test_without_properties_there_may_be_no_headers() -> None:
+    record = route("a", properties="none").record(row("a"))
+    assert record is not None
+    assert record["headers"] is None
+
+
+def test_a_topic_from_a_device_is_checked() -> None:
+    open_route = route("e/{x}", "e.{x}", fallback_topic="other")
+    listed = route("e/{x}", "{x}", allowed_topics=["good", "fine.*"])
+    assert open_route.record(row("e/t1"))["topic"] == "e.t1"  # type: ignore[index]
+    assert open_route.record(row("e/t 1"))["topic"] == "other"  # type: ignore[index]
+    assert listed.record(row("e/fine.x"))["topic"] == "fine.x"  # type: ignore[index]
+    assert listed.record(row("e/bad"))["topic"] is None  # type: ignore[index]
+    assert listed.record(row("f/bad")) is None
