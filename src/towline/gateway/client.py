@@ -46,6 +46,9 @@ START_S = 20.0
 #: Longest time for a living gateway to say that it lives, in seconds.
 _GLANCE_S = 5.0
 
+#: Pause before another try to start a gateway whose journal is locked, in seconds.
+_RETRY_S = 0.3
+
 #: gRPC would otherwise wait up to a second, then longer, before it looks again whether a gateway is back.
 _CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -350,8 +353,7 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
             return running
         (state_dir / ERROR_FILE).unlink(missing_ok=True)
         told = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner_pid})
-        child = _start(told.model_dump_json().encode(), log or state_dir / LOG_FILE)
-        return _listening(state_dir, child, deadline)
+        return _launched(state_dir, told.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline)
 
 
 @contextlib.contextmanager
@@ -434,21 +436,36 @@ def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
     return child
 
 
+def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> GatewayClient:
+    """Start gateways until one answers: the one before may still be ending, or another starter was quicker."""
+    locked: JournalLocked | None = None
+    while True:
+        child = _start(settings, log)
+        try:
+            return _listening(state_dir, child, deadline)
+        except JournalLocked as error:
+            locked = error
+        except GatewayError as late:
+            if locked is None:
+                raise
+            raise locked from late  # who holds the journal says more than that this try came too late
+        if time.monotonic() >= deadline:
+            raise locked
+        time.sleep(_RETRY_S)
+
+
 def _listening(state_dir: Path, child: subprocess.Popen[bytes], deadline: float) -> GatewayClient:
     """Wait for the gateway to answer: the child, or the one that was quicker."""
-    while time.monotonic() < deadline:
+    while True:
         ended = child.poll() is not None
-        client = discover(state_dir)
-        if client:
-            return client
+        running = discover(state_dir)
+        if running:
+            return running
         if ended:
-            error = _start_error(state_dir, child)
-            if not isinstance(error, JournalLocked):
-                raise error
+            raise _start_error(state_dir, child)
+        if time.monotonic() >= deadline:
+            raise _late(state_dir, f"the gateway (pid {child.pid}) has been starting")
         time.sleep(0.02)
-    if child.poll() is not None:
-        raise _start_error(state_dir, child)
-    raise _late(state_dir, f"the gateway (pid {child.pid}) has been starting")
 
 
 def _start_error(state_dir: Path, child: subprocess.Popen[bytes]) -> TowlineError:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -12,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import wait_until
-from tests.unit.spark.serving import mark, served
-from towline.errors import ConfigError, GatewayError, Refused
+from tests.unit.spark.serving import Served, mark, served
+from towline.errors import ConfigError, GatewayError, JournalLocked, Refused
 from towline.gateway import client as client_module
 from towline.gateway.client import GatewayClient, discover, ensure
 from towline.gateway.endpoint import ENDPOINT_FILE, ERROR_FILE, LOG_FILE, Endpoint
@@ -73,11 +72,9 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     """A state directory; the gateway that serves it ends with the test."""
     directory = tmp_path / "state"
     yield directory
-    endpoint = Endpoint.read(directory)
-    if endpoint and not endpoint.process.gone() and endpoint.pid != os.getpid():
-        os.kill(endpoint.pid, signal.SIGTERM)
     for child in client_module._children:
-        child.wait(10)
+        child.kill()
+        child.wait()
     client_module._children.clear()
 
 
@@ -194,6 +191,40 @@ def test_a_gateway_that_another_way_started_first_wins(
         monkeypatch.setattr(client_module, "_start", start)
         with ensure(settings(state_dir), owner_pid=4711) as client:
             assert client.location == server.location
+
+
+def test_a_gateway_that_is_just_ending_is_waited_for(
+    state_dir: Path, gateway_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its endpoint is withdrawn and its journal still locked: the first child loses, a later one gets it."""
+    gateway_program(_GATEWAY)
+    ending = Served(state_dir)
+    ending.service.close()
+    started = client_module._start
+    tries = []
+
+    def start(told: bytes, log: Path) -> subprocess.Popen[bytes]:
+        child = started(told, log)
+        tries.append(child)
+        if len(tries) == 1:
+            wait_until(lambda: child.poll() is not None, timeout=30, what="the end of the first try")
+            ending.close()
+        return child
+
+    monkeypatch.setattr(client_module, "_start", start)
+    with ensure(settings(state_dir), owner_pid=4711) as client:
+        assert client.status()["pid"] == tries[1].pid
+
+
+def test_a_journal_that_stays_locked_is_told(
+    state_dir: Path, gateway_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway_program(_GATEWAY)
+    monkeypatch.setattr(client_module, "START_S", 3.0)
+    with served(state_dir):
+        (state_dir / ENDPOINT_FILE).unlink()
+        with pytest.raises(JournalLocked, match=f"pid {os.getpid()}"):
+            ensure(settings(state_dir), owner_pid=4711)
 
 
 def test_the_error_of_a_gateway_is_raised_here(state_dir: Path, gateway_program: Callable[[str], None]) -> None:
