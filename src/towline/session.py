@@ -16,7 +16,7 @@ __all__ = ["register"]
 
 _SOURCES = (
     ("towline.spark.source", "MqttDataSource"),
-    ("towline.kafka.datasource", "KafkaTransactionalDataSource"),
+    ("towline.kafka.datasource", "KafkaTransactional"),
 )
 
 

@@ -210,13 +210,17 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ticked(here) or start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Queue depth and counters; they appear as ``sources[].latestOffset`` in the query's progress."""
+        """Queue depth and counters; they appear as ``sources[].latestOffset`` in the query's progress.
+
+        ``tip`` is the end of the journal and ``queued`` what lies beyond the planned batch; the rest is the
+        gateway's own account.
+        """
         try:
             status = self._hold.status()
         except GatewayError:
             return None  # the next latestOffset tells it better
         plain = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
-        return {"tip": self._tip, "waiting": max(0, self._tip - self._reached), **plain} if plain else None
+        return {**plain, "tip": self._tip, "queued": max(0, self._tip - self._reached)} if plain else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One slice a batch; an empty one for a tick, so that a worker is used.

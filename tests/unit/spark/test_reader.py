@@ -359,7 +359,7 @@ def test_the_report_is_json_with_the_queue(server: Served, stream: MqttStreamRea
     stream.latestOffset(stream.initialOffset(), ReadMaxRows(4))
     report = stream.reportLatestOffset()
     assert report is not None
-    assert (report["tip"], report["waiting"], report["connected"]) == (10, 6, True)
+    assert (report["tip"], report["queued"], report["connected"]) == (10, 6, True)
     assert json.loads(json.dumps(report)) == report
 
 

@@ -1,0 +1,434 @@
+"""``format("mqtt")`` under a real Spark, reading a real gateway service on a real journal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
+
+import towline
+from tests.helpers import wait_until
+from tests.unit.spark.serving import Served, rows, served
+from towline.gateway.rows import ROW_SCHEMA
+
+ROOT = Path(__file__).parents[3]
+
+#: Seconds for what takes Spark two on a quiet machine: tests of other rooms may run beside.
+LONG = 150
+
+pytestmark = pytest.mark.timeout(400)
+
+Start = Callable[..., StreamingQuery]
+
+
+class Collected:
+    """The batches of a foreachBatch sink, as Arrow tables by batch id; fails at the batches it is told to."""
+
+    def __init__(self, *failing: int) -> None:
+        self.tables: dict[int, pa.Table] = {}
+        self._failing = set(failing)
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        self.tables[batch] = frame.orderBy("offset").toArrow()
+        if batch in self._failing:
+            raise RuntimeError("the sink fails")
+
+    @property
+    def offsets(self) -> list[int]:
+        return [offset for _, table in sorted(self.tables.items()) for offset in table.column("offset").to_pylist()]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [table.num_rows for _, table in sorted(self.tables.items()) if table.num_rows]
+
+
+def load(spark: SparkSession, server: Served, **options: object) -> DataFrame:
+    return (
+        spark.readStream.format("mqtt")
+        .option("gateway", str(server.state_dir))
+        .options(**{key: str(value) for key, value in options.items()})
+        .load()
+    )
+
+
+@pytest.fixture
+def start(spark: SparkSession, tmp_path: Path) -> Iterator[Start]:
+    """Starts a query into a function; it is stopped after the test."""
+    queries: list[StreamingQuery] = []
+
+    def run(frame: DataFrame, sink: Callable[[DataFrame, int], None], checkpoint: str = "ck", **trigger: Any) -> Any:
+        writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / checkpoint))
+        queries.append((writer.trigger(**trigger) if trigger else writer).start())
+        return queries[-1]
+
+    yield run
+    for query in queries:
+        query.stop()
+
+
+def committed(server: Served, end: int) -> bool:
+    return server.journal.consumers.get("default") == end
+
+
+def until(query: StreamingQuery, condition: Callable[[], object]) -> None:
+    """Wait for a condition while the query lives."""
+    wait_until(lambda: condition() or not query.isActive, LONG)
+    assert query.isActive, query.exception()
+
+
+def finished(query: StreamingQuery) -> None:
+    assert query.awaitTermination(LONG)
+
+
+def failure(query: StreamingQuery) -> str:
+    """Why a query ended."""
+    with pytest.raises(StreamingQueryException) as caught:
+        query.awaitTermination(LONG)
+    return str(caught.value)
+
+
+def as_bytes(table: pa.Table) -> bytes:
+    """A table's rows as bytes, whatever the sizes of its chunks."""
+    sink = pa.BufferOutputStream()
+    whole = table.combine_chunks()
+    with pa.ipc.new_stream(sink, whole.schema) as writer:
+        writer.write_table(whole)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_schema_is_sparks_own(spark: SparkSession, server: Served) -> None:
+    schema = load(spark, server).schema
+    assert to_arrow_schema(schema, timezone="UTC").equals(ROW_SCHEMA)
+
+
+def test_every_row_arrives_as_it_was_journaled(spark: SparkSession, server: Served, start: Start) -> None:
+    server.add(700)
+    server.add(300)
+    sink = Collected()
+    finished(start(load(spark, server), sink, availableNow=True))
+    got = pa.concat_tables(sink.tables.values()).cast(ROW_SCHEMA)
+    assert got.to_pylist() == rows(0, 1000).to_pylist()
+
+
+def test_a_stream_feeds_a_memory_table(spark: SparkSession, server: Served, tmp_path: Path) -> None:
+    server.add(20)
+    query = (
+        load(spark, server, pollMs=100)
+        .writeStream.format("memory")
+        .queryName("messages")
+        .option("checkpointLocation", str(tmp_path / "ck"))
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        assert spark.table("messages").count() == 20
+        server.add(5)
+        query.processAllAvailable()
+        assert [r.offset for r in spark.table("messages").orderBy("offset").collect()] == list(range(25))
+    finally:
+        query.stop()
+
+
+def test_parquet_files_hold_every_row_once(spark: SparkSession, server: Served, tmp_path: Path) -> None:
+    for _ in range(5):
+        server.add(100)
+    for _ in range(2):
+        query = (
+            load(spark, server, maxMessagesPerTrigger=200)
+            .writeStream.format("parquet")
+            .option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "ck"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        finished(query)
+        server.add(100)
+    table = pq.read_table(tmp_path / "out", columns=["offset", "payload"])
+    assert sorted(table.column("offset").to_pylist()) == list(range(600))
+
+
+def test_reading_twice_gives_the_same(spark: SparkSession, server: Served, start: Start) -> None:
+    """Two actions in foreachBatch, and a union of a frame with itself, read every range twice [I4]."""
+    server.add(50)
+    seen: list[tuple[int, int]] = []
+
+    def sink(frame: DataFrame, _batch: int) -> None:
+        seen.append((frame.count(), frame.select("offset").distinct().count()))
+
+    frame = load(spark, server)
+    finished(start(frame.union(frame), sink, availableNow=True))
+    assert (100, 50) in seen
+
+
+def test_a_batch_read_takes_a_range(spark: SparkSession, server: Served) -> None:
+    server.add(50)
+    frame = (
+        spark.read.format("mqtt")
+        .option("gateway", server.location)
+        .option("startingOffset", 10)
+        .option("endingOffset", 20)
+        .load()
+    )
+    assert frame.orderBy("offset").toArrow().cast(ROW_SCHEMA).to_pylist() == rows(10, 10).to_pylist()
+    assert dict(server.journal.consumers) == {}
+
+
+# -- limits and triggers ---------------------------------------------------------------------------------------------
+
+
+def test_max_messages_per_trigger(spark: SparkSession, server: Served, start: Start) -> None:
+    server.add(250)
+    sink = Collected()
+    finished(start(load(spark, server, maxMessagesPerTrigger=100), sink, availableNow=True))
+    assert sink.sizes == [100, 100, 50]
+    assert sink.offsets == list(range(250))
+
+
+def test_max_bytes_per_trigger(spark: SparkSession, server: Served, start: Start) -> None:
+    for _ in range(20):
+        server.add(100, payload=b"x" * 500)
+    sink = Collected()
+    finished(start(load(spark, server, maxBytesPerTrigger="300k"), sink, availableNow=True))
+    assert len(sink.sizes) > 2
+    assert sink.offsets == list(range(2000))
+
+
+def test_available_now_commits_its_last_batch(spark: SparkSession, server: Served, start: Start) -> None:
+    server.add(250)
+    finished(start(load(spark, server, maxMessagesPerTrigger=100), Collected(), availableNow=True))
+    assert server.journal.consumers["default"] == 250
+
+
+def test_where_a_new_checkpoint_begins(spark: SparkSession, server: Served, start: Start) -> None:
+    server.add(100)
+    server.journal.commit("default", 60)
+    seen: Mapping[str, Collected] = {name: Collected() for name in ("committed", "earliest", "latest")}
+    for name, sink in seen.items():
+        consumer = "default" if name == "committed" else name
+        frame = load(spark, server, startingOffset=name, consumer=consumer)
+        finished(start(frame, sink, checkpoint=name, availableNow=True))
+    assert {name: sink.offsets for name, sink in seen.items()} == {
+        "committed": list(range(60, 100)),
+        "earliest": list(range(100)),
+        "latest": [],
+    }
+
+
+# -- the watermark ---------------------------------------------------------------------------------------------------
+
+
+def test_the_last_message_of_an_idle_source_is_committed(spark: SparkSession, server: Served, start: Start) -> None:
+    """Spark's own commit() never comes for it; `start` of latestOffset does [I5]."""
+    query = start(load(spark, server), Collected())
+    for end in (1, 2):
+        server.add(1)
+        until(query, partial(committed, server, end))
+
+
+def test_nothing_is_committed_before_the_batch_is(spark: SparkSession, server: Served, start: Start) -> None:
+    server.add(10)
+    seen: list[int] = []
+
+    def sink(_frame: DataFrame, _batch: int) -> None:
+        seen.append(server.journal.consumers["default"])
+
+    query = start(load(spark, server, maxMessagesPerTrigger=5), sink)
+    until(query, partial(committed, server, 10))
+    assert seen == [0, 5]
+
+
+def test_progress_shows_the_queue(spark: SparkSession, server: Served, start: Start) -> None:
+    server.add(30)
+    query = start(load(spark, server, maxMessagesPerTrigger=10), Collected(), availableNow=True)
+    finished(query)
+    source = json.loads(query.recentProgress[0].json)["sources"][0]
+    assert source["endOffset"] == {
+        "gateways": {"plant": {"journal": server.journal.journal_id, "offset": 10}},
+        "tick": 0,
+    }
+    assert (source["latestOffset"]["queued"], source["latestOffset"]["connected"]) == (20, True)
+
+
+# -- restart ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_serves_exactly_the_interrupted_batch(spark: SparkSession, server: Served, start: Start) -> None:
+    server.add(250)
+    frame = load(spark, server, maxMessagesPerTrigger=100)
+    first, second = Collected(1), Collected()
+    assert "the sink fails" in failure(start(frame, first))
+    assert server.journal.consumers["default"] == 100
+    server.add(40)
+    finished(start(frame, second, availableNow=True))
+    assert as_bytes(second.tables[1]) == as_bytes(first.tables[1])
+    assert second.offsets == list(range(100, 290))
+
+
+def test_at_most_once_serves_the_interrupted_batch_empty(spark: SparkSession, server: Served, start: Start) -> None:
+    server.add(250)
+    frame = load(spark, server, maxMessagesPerTrigger=100, guarantee="at_most_once")
+    failure(start(frame, Collected(1)))
+    second = Collected()
+    finished(start(frame, second, availableNow=True))
+    assert second.tables[1].num_rows == 0
+    assert second.offsets == list(range(200, 250))
+
+
+_DRIVER = """
+import os, sys, time
+from pyspark.sql import SparkSession
+import towline
+state_dir, checkpoint, out = sys.argv[1:]
+settings = {**towline.spark_conf(), "spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1", "spark.log.level": "FATAL"}
+spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+towline.register(spark)
+def sink(frame, batch):
+    import pyarrow.parquet as pq
+    pq.write_table(frame.orderBy("offset").toArrow(), f"{out}/{batch}.parquet")
+    print("batch", batch, flush=True)
+    if batch == 1:
+        time.sleep(600)
+frame = (spark.readStream.format("mqtt").option("gateway", state_dir).option("maxMessagesPerTrigger", 100).load())
+query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()
+query.awaitTermination()
+"""
+
+
+@pytest.mark.faults
+def test_kill_9_of_the_driver_in_a_batch(spark: SparkSession, server: Served, start: Start, tmp_path: Path) -> None:
+    """The batch was read and handed to the sink, its commit was not written: it comes again, byte for byte."""
+    for _ in range(3):
+        server.add(100)
+    program = [sys.executable, "-c", _DRIVER, str(server.state_dir), str(tmp_path / "ck"), str(tmp_path)]
+    driver = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
+    assert driver.stdout is not None
+    try:
+        assert "batch 1\n" in iter(driver.stdout.readline, "")
+        tree = psutil.Process(driver.pid).children(recursive=True)
+        (jvm,) = [process for process in tree if process.name() == "java"]
+        jvm.kill()
+        psutil.wait_procs(tree, timeout=30)
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+    assert server.journal.consumers["default"] == 100
+    again = Collected()
+    finished(start(load(spark, server, maxMessagesPerTrigger=100), again, availableNow=True))
+    assert as_bytes(again.tables[1]) == as_bytes(pq.read_table(tmp_path / "1.parquet", partitioning=None))
+    assert again.offsets == list(range(100, 300))
+
+
+def test_a_query_survives_a_restart_of_its_gateway(spark: SparkSession, start: Start, tmp_path: Path) -> None:
+    sink = Collected()
+    with served(tmp_path / "gateway") as first:
+        first.add(10)
+        query = start(load(spark, first), sink)
+        until(query, lambda: len(sink.offsets) == 10)
+    with served(tmp_path / "gateway") as second:
+        second.add(5)
+        until(query, partial(committed, second, 15))
+        assert sink.offsets == list(range(15))
+        query.stop()
+
+
+def test_a_foreign_journal_stops_the_query_with_instructions(spark: SparkSession, start: Start, tmp_path: Path) -> None:
+    with served(tmp_path / "a") as one:
+        one.add(10)
+        finished(start(load(spark, one), Collected(), availableNow=True))
+    with served(tmp_path / "b") as two:
+        two.add(10)
+        line = failure(start(load(spark, two), Collected(), availableNow=True))
+    assert f"this gateway serves journal {two.journal.journal_id}. Bring back the state directory" in line
+    assert "[TL-G04]" in line
+
+
+# -- consumers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_query_of_the_same_consumer_is_refused(spark: SparkSession, server: Served, start: Start) -> None:
+    server.add(10)
+    sink = Collected()
+    first = start(load(spark, server), sink)
+    until(first, lambda: len(sink.offsets) == 10)
+    line = failure(start(load(spark, server), Collected(), checkpoint="other"))
+    assert 'reads as consumer "default" since' in line
+    assert 'Give each query an option "consumer" of its own' in line
+    assert "[TL-G03]" in line
+    assert first.isActive
+
+
+def test_two_consumers_get_every_row_each(spark: SparkSession, server: Served, start: Start) -> None:
+    server.add(10)
+    sinks = {name: Collected() for name in ("one", "two")}
+    queries = [start(load(spark, server, consumer=name), sink, checkpoint=name) for name, sink in sinks.items()]
+    for query in queries:
+        until(query, lambda: dict(server.journal.consumers) == {"one": 10, "two": 10})
+    assert all(sink.offsets == list(range(10)) for sink in sinks.values())
+
+
+def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, start: Start) -> None:
+    """SIGTERM reaches the runner in a long poll; it gives its lease back instead of just dying."""
+    server.add(10)
+    sink = Collected()
+    query = start(load(spark, server), sink)
+    until(query, lambda: server.service._waiting == 1)
+    query.stop()
+    wait_until(lambda: not server.service._leases._held, LONG, what="the lease to come back")
+    finished(start(load(spark, server), Collected(), availableNow=True))
+
+
+# -- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"brokr": "x"}, 'format("mqtt"): unknown option "brokr". Did you mean "broker"?   [TL-C01]'),
+        ({"broker": "mqtt://b"}, 'format("mqtt"): the option "stateDir" is missing.'),
+        ({"password": "hunter2"}, "Write it to a file of mode 0600 and give its path as passwordFile.   [TL-C22]"),
+        ({"gateway": "/x", "guarantee": "exactly_once"}, "exactly_once needs QoS 2"),
+        ({"gateway": "/x", "maxMessagesPerTrigger": "many"}, 'option "maxMessagesPerTrigger": it is a whole number'),
+    ],
+)
+def test_a_mistake_shows_at_load(spark: SparkSession, options: dict[str, str], line: str) -> None:
+    with pytest.raises(AnalysisException) as caught:
+        spark.readStream.format("mqtt").options(**options).load()
+    assert line in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_no_gateway_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.read.format("mqtt").option("gateway", str(tmp_path)).load()
+    with pytest.raises((AnalysisException, PythonException), match=r"no gateway runs in this state directory"):
+        frame.count()
+
+
+def test_a_schema_of_ones_own_is_refused(spark: SparkSession, server: Served, start: Start) -> None:
+    frame = spark.readStream.format("mqtt").schema("topic string").option("gateway", server.location).load()
+    assert "the schema of this source is fixed. Leave out schema() and select columns." in failure(
+        start(frame, Collected())
+    )
+
+
+def test_both_formats_register(spark: SparkSession, server: Served) -> None:
+    towline.register(spark)
+    towline.register(spark)
+    assert load(spark, server).schema.names == ROW_SCHEMA.names
