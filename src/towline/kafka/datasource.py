@@ -6,10 +6,11 @@ places whose exceptions Spark shows as they are. What is pickled to the tasks ho
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -20,7 +21,7 @@ from towline.kafka.delivery import Task, delivery_for
 from towline.kafka.options import FORMAT, SinkSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
@@ -32,6 +33,9 @@ __all__ = ["BatchWriter", "KafkaTransactional", "StreamWriter", "Written"]
 #: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution).
 _BATCH_ID: Final = "streaming.sql.batchId"
 _QUERY_ID: Final = "sql.streaming.queryId"
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _log = logging.getLogger("towline.kafka")
 
@@ -59,28 +63,34 @@ class Written(WriterCommitMessage):
     why: str = ""
 
 
-@contextmanager
-def _one_line() -> Iterator[None]:
+def _one_line(method: Callable[P, R]) -> Callable[P, R]:
     """Show our own errors to Spark without the frames they came through: they tell their story themselves."""
-    try:
-        yield
-    except TowlineError as error:
-        raise error.with_traceback(None) from None
+
+    @functools.wraps(method)
+    def bordered(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except TowlineError as error:
+            told = copy.copy(error)  # the same words; frames and causes stay behind
+        raise told
+
+    return bordered
 
 
 class KafkaTransactional(DataSource):
     """Sink of Kafka records with a guarantee; options and columns as Spark's own Kafka sink has them."""
 
+    @_one_line
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        with _one_line():
-            self._settings = SinkSettings.parse(options)
+        self._settings = SinkSettings.parse(options)
 
     @classmethod
     def name(cls) -> str:
         """The word for ``format()``."""
         return FORMAT
 
+    @_one_line
     def schema(self) -> StructType:
         """Refuse to be read.
 
@@ -94,26 +104,26 @@ class KafkaTransactional(DataSource):
             'Read with format("kafka"), kafka.isolation.level=read_committed.',
         )
 
+    @_one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Bind the columns of a stream; complete mode appends, as in Spark's Kafka sink."""
-        with _one_line():
-            return StreamWriter(self._delivery(schema))
+        return StreamWriter(self._delivery(schema))
 
+    @_one_line
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
         """Bind the columns of a batch query.
 
         Raises:
             ConfigError: TL-C49 for mode("overwrite"): Kafka can only append.
         """
-        with _one_line():
-            if overwrite:
-                raise ConfigError(
-                    "TL-C49",
-                    FORMAT,
-                    'mode("overwrite") is not possible, a topic can only be appended to',
-                    'Use mode("append").',
-                )
-            return BatchWriter(self._delivery(schema))
+        if overwrite:
+            raise ConfigError(
+                "TL-C49",
+                FORMAT,
+                'mode("overwrite") is not possible, a topic can only be appended to',
+                'Use mode("append").',
+            )
+        return BatchWriter(self._delivery(schema))
 
     def _delivery(self, schema: StructType) -> Delivery:
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
@@ -127,23 +137,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
+    @_one_line
     def write(self, iterator: Iterator[RecordBatch]) -> Written:
         """Write a partition of a micro-batch.
 
         Raises:
             KafkaError: The rows are not safely in Kafka; TL-K08 if Spark does not say which batch this is.
         """
-        with _one_line():
-            return _write(self._delivery, iterator, _streaming_task())
+        return _write(self._delivery, iterator, _streaming_task())
 
+    @_one_line
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Account for a batch; there is nothing left to do in Kafka, so repeats do no harm.
 
         Raises:
             KafkaError: TL-K08 if an answer is missing or belongs to another batch.
         """
-        with _one_line():
-            account(messages, batchId)
+        account(messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Do nothing: what is in Kafka stays, and Spark runs the batch again."""
@@ -155,19 +165,19 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
+    @_one_line
     def write(self, iterator: Iterator[RecordBatch]) -> Written:
         """Write a partition.
 
         Raises:
             KafkaError: The rows are not safely in Kafka.
         """
-        with _one_line():
-            return _write(self._delivery, iterator, _task(None, None))
+        return _write(self._delivery, iterator, _task(None, None))
 
+    @_one_line
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Account for the query."""
-        with _one_line():
-            account(messages, None)
+        account(messages, None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: what is in Kafka stays."""

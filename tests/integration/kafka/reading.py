@@ -1,0 +1,77 @@
+"""What is really in Kafka, read back with read_committed."""
+
+from __future__ import annotations
+
+import uuid
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from tests.helpers import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["committed_count", "numbers", "records"]
+
+
+def _consumer(bootstrap: str) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"test-{uuid.uuid4()}",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "log_level": 0,
+            "error_cb": lambda _error: None,
+        }
+    )
+
+
+def _places(consumer: Consumer, topic: str) -> dict[int, int]:
+    """End of each partition, the last stable offset."""
+    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in partitions}
+
+
+@cache
+def _watcher(bootstrap: str) -> Consumer:
+    """One for each broker and test run: a new connection for every look would load the broker it looks at."""
+    return _consumer(bootstrap)
+
+
+def committed_count(bootstrap: str, topic: str) -> int:
+    """Records a consumer may read; right while there are no transactions. Waits while a broker finds its feet."""
+
+    def count() -> tuple[int] | None:
+        try:
+            return (sum(_places(_watcher(bootstrap), topic).values()),)
+        except KafkaException:  # no leader yet, or a connection of before the restart
+            return None
+
+    return wait_until(count, 30, f"the offsets of {topic}")[0]
+
+
+def records(bootstrap: str, topic: str) -> list[Any]:
+    """Every message of a topic, partition by partition, in order."""
+    consumer = _consumer(bootstrap)
+    try:
+        ends = _places(consumer, topic)
+        consumer.assign([TopicPartition(topic, p, 0) for p in ends])
+        wanted = sum(ends.values())
+        found: list[Any] = []
+
+        def complete() -> bool:
+            found.extend(message for message in consumer.consume(10_000, timeout=0.2) if message.error() is None)
+            return len(found) >= wanted
+
+        wait_until(complete, 30, f"{wanted} records of {topic}")
+        return sorted(found, key=lambda message: (message.partition(), message.offset()))
+    finally:
+        consumer.close()
+
+
+def numbers(bootstrap: str, topic: str, parse: Callable[[bytes], int] = int) -> list[int]:
+    """The values of a topic as numbers, in the order of `records`."""
+    return [parse(message.value()) for message in records(bootstrap, topic)]

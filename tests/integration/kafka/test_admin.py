@@ -1,0 +1,97 @@
+"""Look-ups in a real cluster, and in none."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from tests.conftest import NewTopic
+from towline.devstack import Kafka
+from towline.errors import ConfigError, KafkaError
+from towline.kafka import create_topics, missing_topics, reachable
+
+
+def test_a_cluster_says_who_it_is(kafka: Kafka, topic: NewTopic) -> None:
+    name = topic(partitions=3)
+    cluster = reachable(kafka.bootstrap)
+    assert cluster.cluster_id
+    assert list(cluster.brokers.values()) == [kafka.bootstrap]
+    assert cluster.topics[name] == 3
+
+
+def test_missing_topics_are_named_and_stay_missing(kafka: Kafka, topic: NewTopic) -> None:
+    there = topic()
+    for _ in range(2):
+        assert missing_topics(kafka.bootstrap, ["towline-b", there, "towline-a"]) == ["towline-a", "towline-b"]
+
+
+def test_topics_are_created_once(kafka: Kafka, topic: NewTopic) -> None:
+    there = topic()
+    new = f"{there}.new"
+    assert create_topics(kafka.bootstrap, {new: 2, there: 1}, replication=1) == [new]
+    assert create_topics(kafka.bootstrap, {new: 2}) == []
+    assert create_topics(kafka.bootstrap, {}) == []
+    assert reachable(kafka.bootstrap).topics[new] == 2
+
+
+@pytest.mark.parametrize(("name", "replication"), [("no blanks", 1), ("towline-many", 9)])
+def test_a_topic_kafka_refuses(kafka: Kafka, name: str, replication: int) -> None:
+    with pytest.raises(KafkaError, match=name) as caught:
+        create_topics(kafka.bootstrap, {name: 1}, replication=replication)
+    assert caught.value.code == "TL-K09"
+    assert caught.value.where == kafka.bootstrap
+
+
+def test_settings_of_a_new_topic(kafka: Kafka, topic: NewTopic) -> None:
+    new = f"{topic()}.compacted"
+    assert create_topics(kafka.bootstrap, {new: 1}, replication=1, config={"cleanup.policy": "compact"}) == [new]
+    with pytest.raises(KafkaError, match="burn"):
+        create_topics(kafka.bootstrap, {f"{new}2": 1}, replication=1, config={"cleanup.policy": "burn"})
+
+
+def closed_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_nobody_there(capfd: pytest.CaptureFixture[str]) -> None:
+    server = closed_port()
+    begin = time.monotonic()
+    with pytest.raises(KafkaError, match="Connection refused") as caught:
+        reachable(server, timeout=1)
+    assert time.monotonic() - begin < 10
+    assert caught.value.code == "TL-K01"
+    assert str(caught.value).startswith(f"{server}: Kafka did not answer within 1 s: ")
+    assert capfd.readouterr().err == ""
+
+
+def test_an_unknown_host() -> None:
+    with pytest.raises(KafkaError, match=r"resolve 'kafka\.invalid:9092'"):
+        reachable("kafka.invalid:9092", timeout=1.5)
+
+
+def test_wrong_credentials_show_no_password(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    client = {
+        "bootstrap.servers": kafka.bootstrap,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "u",
+        "sasl.password": "${KAFKA_PASSWORD}",
+    }
+    with pytest.raises(KafkaError, match="authentication failed") as caught:
+        reachable(client, timeout=1.5)
+    assert "hunter2" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_tls_asked_of_a_server_without() -> None:
+    client = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", "ssl.ca.location": "/no/such/file"}
+    with pytest.raises(ConfigError, match=r"ssl\.ca\.location") as caught:
+        reachable(client)
+    assert caught.value.code == "TL-C45"

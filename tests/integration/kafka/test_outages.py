@@ -1,0 +1,57 @@
+"""Kafka killed, paused and absent under a running stream: nothing is lost, and the line says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.helpers import wait_until
+from tests.integration.kafka.reading import committed_count, numbers
+from tests.integration.kafka.test_sink import ROWS_A_BATCH, counting, line, options, running, to_kafka
+from towline.devstack import Kafka
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+
+def test_killed_and_restarted_under_a_stream(spark: SparkSession, own_kafka: Kafka, tmp_path: Path) -> None:
+    """Within the delivery timeout the query does not even notice."""
+    own_kafka.create_topics({"t": 3})
+    with running(to_kafka(counting(spark), options(own_kafka, "t"), tmp_path / "checkpoint")) as query:
+        wait_until(lambda: committed_count(own_kafka.bootstrap, "t") >= 2 * ROWS_A_BATCH, 60, "two batches")
+        own_kafka.kill()
+        own_kafka.start()
+        written = committed_count(own_kafka.bootstrap, "t")
+        wait_until(lambda: committed_count(own_kafka.bootstrap, "t") >= written + 3 * ROWS_A_BATCH, 60, "more batches")
+        assert query.isActive
+    arrived = numbers(own_kafka.bootstrap, "t")
+    assert set(arrived) == set(range(max(arrived) + 1))
+
+
+@pytest.mark.parametrize("hurt", ["pause", "kill"])
+def test_away_for_longer_than_the_delivery_timeout(
+    spark: SparkSession, own_kafka: Kafka, tmp_path: Path, hurt: str
+) -> None:
+    """The query ends with one line; started again, it writes what was missing."""
+    own_kafka.create_topics({"t": 3})
+    given = options(own_kafka, "t", deliveryTimeout="3")
+    with running(to_kafka(counting(spark), given, tmp_path / "checkpoint")) as query:
+        wait_until(lambda: committed_count(own_kafka.bootstrap, "t") >= 2 * ROWS_A_BATCH, 60, "two batches")
+        getattr(own_kafka, hurt)()
+        wait_until(lambda: not query.isActive, 90, "the end of the query")
+        error = query.exception()
+    assert error is not None
+    told = line(str(error))
+    assert told.startswith(f"{own_kafka.bootstrap}: Kafka did not ")
+    assert "within 3 s" in told
+    assert "written again when the query restarts" in told
+    if hurt == "pause":
+        own_kafka.resume()
+    else:
+        own_kafka.start()
+    written = committed_count(own_kafka.bootstrap, "t")
+    with running(to_kafka(counting(spark), given, tmp_path / "checkpoint")):
+        wait_until(lambda: committed_count(own_kafka.bootstrap, "t") >= written + 3 * ROWS_A_BATCH, 60, "more batches")
+    arrived = numbers(own_kafka.bootstrap, "t")
+    assert set(arrived) == set(range(max(arrived) + 1))

@@ -1,0 +1,235 @@
+"""format("kafka_transactional") in a real Spark, writing to a real Kafka."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
+
+from tests.conftest import NewTopic
+from tests.helpers import wait_until
+from tests.integration.kafka.reading import committed_count, numbers, records
+from towline.devstack import Kafka
+from towline.kafka.datasource import KafkaTransactional, StreamWriter, Written
+
+#: The first test of the room also waits for a Kafka and a Spark to start.
+pytestmark = pytest.mark.timeout(300)
+
+ROWS_A_BATCH = 200
+
+Sink = Callable[..., DataStreamWriter]
+
+
+def counting(spark: SparkSession, partitions: int = 2) -> DataFrame:
+    """A replayable stream 0, 1, 2 ...; the same rows for the same batch, for ever."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS_A_BATCH)
+    return source.option("numPartitions", partitions).load().selectExpr("CAST(value AS STRING) AS value")
+
+
+@contextlib.contextmanager
+def running(writer: DataStreamWriter) -> Iterator[StreamingQuery]:
+    query = writer.start()
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def options(kafka: Kafka, topic: str, **more: str) -> dict[str, str]:
+    base = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": topic, "guarantee": "at_least_once"}
+    return {**base, **{name.replace("__", "."): value for name, value in more.items()}}
+
+
+def to_kafka(frame: DataFrame, given: dict[str, str], checkpoint: Path) -> DataStreamWriter:
+    return (
+        frame.writeStream.format("kafka_transactional").options(**given).option("checkpointLocation", str(checkpoint))
+    )
+
+
+def failure(writer: DataStreamWriter) -> str:
+    """What the user reads when a query ends by an error."""
+    with running(writer) as query:
+        wait_until(lambda: not query.isActive, 60, "the end of the query")
+        error = query.exception()
+    assert error is not None
+    return str(error)
+
+
+def line(text: str) -> str:
+    """Our line in what Spark shows; there is one, under one frame."""
+    (found,) = {part for part in text.splitlines() if part.startswith("towline.errors.")}
+    assert text.count('File "') == 1
+    return found.partition(": ")[2]
+
+
+def test_a_stream_arrives_complete_and_in_order(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    name = topic(partitions=1)
+    frame = counting(spark, partitions=1)
+    with running(to_kafka(frame, options(kafka, name), tmp_path)) as query:
+        wait_until(lambda: committed_count(kafka.bootstrap, name) >= 3 * ROWS_A_BATCH, 60, "three batches")
+        assert query.isActive
+    arrived = numbers(kafka.bootstrap, name)
+    assert arrived == list(range(len(arrived)))
+
+
+def test_a_stopped_stream_goes_on_where_it_was(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    name = topic(partitions=3)
+    for runs in (1, 2):
+        with running(to_kafka(counting(spark), options(kafka, name), tmp_path)):
+            wait_until(lambda: committed_count(kafka.bootstrap, name) >= runs * 2 * ROWS_A_BATCH, 60)  # noqa: B023
+    arrived = numbers(kafka.bootstrap, name)
+    assert set(arrived) == set(range(max(arrived) + 1))
+    # Only the batch that was interrupted may have been written again.
+    assert len(arrived) - len(set(arrived)) <= ROWS_A_BATCH
+
+
+def test_a_batch_query_with_every_column(spark: SparkSession, kafka: Kafka, topic: NewTopic) -> None:
+    name = topic(partitions=3)
+    bytes_of_id = "CAST(CAST(id AS STRING) AS BINARY)"
+    frame = spark.range(100).selectExpr(
+        "CAST(id AS STRING) AS key",
+        f"{bytes_of_id} AS value",
+        f"'{name}' AS topic",
+        "CAST(id % 3 AS INT) AS partition",
+        "TIMESTAMP_SECONDS(1700000000 + id) AS timestamp",
+        f"""array(struct('a' AS key, {bytes_of_id} AS value), struct('b' AS key, CAST(NULL AS BINARY) AS value),
+            struct('a' AS key, CAST('again' AS BINARY) AS value)) AS headers""",
+    )
+    given = options(kafka, name)
+    del given["topic"]
+    frame.write.format("kafka_transactional").mode("append").options(**given).save()
+    arrived = {int(m.key()): m for m in records(kafka.bootstrap, name)}
+    assert sorted(arrived) == list(range(100))
+    for number, message in arrived.items():
+        value = b"%d" % number
+        assert message.value() == value
+        assert message.partition() == number % 3
+        assert message.timestamp()[1] == (1700000000 + number) * 1000
+        assert message.headers() == [("a", value), ("b", None), ("a", b"again")]
+
+
+def test_spark_finds_the_format_by_itself(spark: SparkSession, kafka: Kafka, topic: NewTopic) -> None:
+    """A new session has nothing registered, so the package pyspark_kafka_transactional is what it finds."""
+    name = topic()
+    fresh = spark.newSession()
+    frame = fresh.range(7).selectExpr("CAST(id AS STRING) AS value")
+    frame.write.format("kafka_transactional").mode("append").options(**options(kafka, name)).save()
+    assert sorted(numbers(kafka.bootstrap, name)) == list(range(7))
+
+
+def test_secrets_are_resolved_in_the_task(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
+    """The password goes to Kafka, which has no use for it here, and nowhere else."""
+    name = topic()
+    secret = tmp_path / "password"
+    secret.write_text("hunter2\n")
+    given = options(
+        kafka,
+        name,
+        kafka__security__protocol="PLAINTEXT",
+        kafka__sasl__username="${TOWLINE_TEST_USER}",
+        kafka__sasl__password__file=str(secret),
+    )
+    with running(to_kafka(counting(spark), given, tmp_path / "checkpoint")) as query:
+        wait_until(lambda: committed_count(kafka.bootstrap, name) > 0, 60, "a batch")
+        progress = wait_until(lambda: query.lastProgress, 30, "progress")
+        jvm: Any = query._jsq
+        plan = jvm.explainInternal(True)
+    assert "hunter2" not in plan
+    assert "hunter2" not in str(progress)
+    kept = [path.read_bytes() for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert kept
+    assert all(b"hunter2" not in content for content in kept)
+
+
+@pytest.mark.parametrize(
+    ("columns", "change", "says"),
+    [
+        ("value", {"topik": "x"}, 'unknown option "topik". Did you mean "topic"?   [TL-C01]'),
+        ("value", {"guarantee": "exactly_once"}, "the two that work are at_least_once"),
+        ("value", {"kafka.acks": "1"}, 'option "kafka.acks" = 1 contradicts guarantee at_least_once'),
+        ("value AS payload", {}, 'unknown column "payload"'),
+        ("CAST(value AS INT) AS value", {}, 'column "value" is int, Kafka takes binary or string'),
+        ("value, map('a', 'b') AS headers", {}, 'column "headers" is map<string,string>'),
+    ],
+)
+def test_mistakes_get_one_line(
+    spark: SparkSession, kafka: Kafka, tmp_path: Path, columns: str, change: dict[str, str], says: str
+) -> None:
+    given = {**options(kafka, "t"), **change}
+    frame = counting(spark).selectExpr(*columns.split(", ", 1))
+    assert says in line(failure(to_kafka(frame, given, tmp_path)))
+    batch = spark.range(1).selectExpr("CAST(id AS STRING) AS value").selectExpr(*columns.split(", ", 1))
+    with pytest.raises(PySparkException) as caught:
+        batch.write.format("kafka_transactional").mode("append").options(**given).save()
+    assert says in line(str(caught.value))
+
+
+def test_overwriting_a_topic_is_refused(spark: SparkSession, kafka: Kafka) -> None:
+    frame = spark.range(1).selectExpr("CAST(id AS STRING) AS value")
+    with pytest.raises(PySparkException) as caught:
+        frame.write.format("kafka_transactional").mode("overwrite").options(**options(kafka, "t")).save()
+    assert 'mode("overwrite") is not possible' in line(str(caught.value))
+
+
+def test_reading_is_refused(spark: SparkSession, kafka: Kafka) -> None:
+    with pytest.raises(PySparkException) as caught:
+        spark.read.format("kafka_transactional").options(**options(kafka, "t")).load()
+    assert "this format only writes" in line(str(caught.value))
+
+
+def test_a_missing_topic_stops_the_query_with_one_line(spark: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+    text = failure(to_kafka(counting(spark), options(kafka, "towline-nowhere"), tmp_path))
+    assert 'topic "towline-nowhere" does not exist' in line(text)
+
+
+class FailsOnceWritten(StreamWriter):
+    """The first attempt of each task of batch 1 fails after its rows are in Kafka."""
+
+    def write(self, iterator: Iterator[Any]) -> Written:
+        done = super().write(iterator)
+        context = TaskContext.get()
+        assert context is not None
+        if done.batch == 1 and context.attemptNumber() == 0:
+            raise RuntimeError("the task fails after it wrote")
+        return done
+
+
+class Failing(KafkaTransactional):
+    @classmethod
+    def name(cls) -> str:
+        return "failing"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802, FBT001
+        return FailsOnceWritten(self._delivery(schema))
+
+
+@pytest.mark.parametrize(("guarantee", "copies"), [("at_least_once", 2), ("at_most_once", 1)])
+def test_a_task_tried_again(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path, guarantee: str, copies: int
+) -> None:
+    """At least once writes the rows again, at most once does not; neither loses these."""
+    name = topic()
+    spark.dataSource.register(Failing)
+    given = options(kafka, name, guarantee=guarantee)
+    writer = to_kafka(counting(spark), given, tmp_path).format("failing")
+    with running(writer) as query:
+        enough = 3 * ROWS_A_BATCH + (copies - 1) * ROWS_A_BATCH
+        wait_until(lambda: committed_count(kafka.bootstrap, name) >= enough, 60, "three batches")
+        assert query.exception() is None
+    times = Counter(numbers(kafka.bootstrap, name))
+    assert {times[number] for number in range(ROWS_A_BATCH, 2 * ROWS_A_BATCH)} == {copies}
+    assert {times[number] for number in range(ROWS_A_BATCH)} == {1}
