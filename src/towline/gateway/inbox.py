@@ -6,7 +6,7 @@ exactly this contract, and no more is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -33,8 +33,12 @@ class Inbox(Protocol):
     def ledger(self) -> Mapping[str, int]:
         """Counters that outlive the process."""
 
-    def append(self, batch: pa.RecordBatch) -> int:
-        """Store rows and return the new end; durable on return [I2].
+    @property
+    def held(self) -> Mapping[int, tuple[int, int]]:
+        """QoS 2 packet ids stored with their row and not released: number and digest of each [I3]."""
+
+    def append(self, batch: pa.RecordBatch, *, held: Mapping[int, tuple[int, int]], released: Sequence[int]) -> int:
+        """Store rows with the packet ids that come and go with them, in one step; return the new end [I2], [I3].
 
         Raises:
             JournalFull: No room; nothing was stored [I7].

@@ -13,31 +13,33 @@ import pyarrow as pa
 from mqtt5 import PublishPacket
 
 from towline.gateway.rows import ROW_SCHEMA
-from towline.mqtt.codec import PublishRun
+from towline.mqtt.events import Messages
 
 __all__ = ["to_rows"]
 
+#: First byte of a PUBLISH → QoS, RETAIN, DUP, for `bytes.translate` [MQTT 5 section 3.3.1].
+_QOS: Final = bytes(byte >> 1 & 3 for byte in range(256))
 _RETAIN: Final = bytes(byte & 1 for byte in range(256))
 _DUPLICATE: Final = bytes(byte >> 3 & 1 for byte in range(256))
 _FALSE: Final = pa.scalar(False)
 
 
-def to_rows(run: PublishRun, first: int, received_at_us: int, gateway: str) -> pa.RecordBatch:
+def to_rows(messages: Messages, first: int, received_at_us: int, gateway: str) -> pa.RecordBatch:
     """One row a message, in order.
 
     Args:
-        run: The packets.
+        messages: In order.
         first: Offset of the first row.
-        received_at_us: Microseconds since 1970 UTC; the same for the run, which arrived in one gulp.
+        received_at_us: Microseconds since 1970 UTC; the same for all, which arrived in one gulp.
         gateway: The gateway's name.
     """
-    packets, count = run.packets, len(run)
+    packets, headers, count = messages.packets, messages.headers, len(messages)
     columns = [
-        pa.array([p.topic for p in packets], pa.string()),
+        pa.array(messages.topics, pa.string()),
         pa.array([p.payload for p in packets], pa.binary()),
-        pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(run.qos)]),
-        _flags(run.headers.translate(_RETAIN)),
-        _flags(run.headers.translate(_DUPLICATE)),
+        pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(headers.translate(_QOS))]),
+        _flags(headers.translate(_RETAIN)),
+        _flags(headers.translate(_DUPLICATE)),
         _optional([p.content_type for p in packets], "content_type"),
         _payload_format(packets),
         _optional([p.response_topic for p in packets], "response_topic"),

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import structlog
@@ -44,6 +44,7 @@ from towline.mqtt.events import (
     Deliver,
     Event,
     Filter,
+    Held,
     Lost,
     Online,
     Opened,
@@ -56,6 +57,7 @@ from towline.mqtt.events import (
     SessionRecord,
     Settled,
     Stop,
+    Stored,
     Suspended,
     Tick,
 )
@@ -77,6 +79,11 @@ _TAKEOVER_WINDOW: Final = 60.0
 _ROOM_RETRY: Final = 0.5
 #: Patience with the broker when we leave, in seconds.
 _GOODBYE: Final = 2.0
+
+
+class _Unstored(NamedTuple):
+    rows: pa.RecordBatch
+    delivery: Deliver
 
 
 class Pump:
@@ -104,6 +111,7 @@ class Pump:
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._session = self._new_session()
         self._tls = Tls(**settings.tls.model_dump())
+        self._proxy = settings.way
         self._decoder = Decoder(settings.max_packet_bytes)
         self._transport: Transport | None = None
         self._selector = selectors.DefaultSelector()
@@ -114,12 +122,14 @@ class Pump:
         self._stopping = threading.Event()
         #: Set after the first word from a broker, good or bad.
         self.heard = threading.Event()
-        #: Rows that found no room; not acknowledged, appended before anything newer.
-        self._waiting_for_room: deque[pa.RecordBatch] = deque()
+        #: What is not stored yet, in order; longer than one only while there is no room.
+        self._waiting_for_room: deque[_Unstored] = deque()
         #: Set from the service's threads: the consumers' watermark for ``ack_after = kafka``.
         self._committed = inbox.committed
         self._where = settings.name
         self._broker_index = 0
+        #: Whether the current connection came online: after it the list is tried from its first broker again.
+        self._served = False
         self._failures = 0
         self._retry_at = 0.0
         self._room_at = 0.0
@@ -138,7 +148,7 @@ class Pump:
             "last_error": None,
             "held_back": None,
         }
-        self._received = inbox.end
+        self._received = inbox.end + inbox.ledger.get("deduplicated", 0)
 
     # -- from any thread --
 
@@ -160,14 +170,18 @@ class Pump:
 
     def status(self) -> Mapping[str, Any]:
         """The MQTT side as `towline status` shows it; counters are totals over the journal's life."""
-        ledger = self._inbox.ledger
+        ledger, inbound = self._inbox.ledger, self._session.inbound
         return {
             **self._shown,
             "client_id": self._settings.mqtt_client_id,
             "received": self._received,
-            "unacknowledged": self._session.unacknowledged,
-            "window_overruns": self._session.overruns,
+            "unacknowledged": inbound.unacknowledged,
+            "window_overruns": inbound.overruns,
+            "qos2_held": len(inbound.held),
+            "deduplicated": ledger.get("deduplicated", 0),
+            "packet_ids_reused": ledger.get("packet_ids_reused", 0),
             "sessions_lost": ledger.get("sessions_lost", 0),
+            "proxy": str(self._proxy) if self._proxy else None,
             "insecure": self._settings.tls.insecure,
             "ack_after": self._settings.acks.value,
         }
@@ -285,6 +299,20 @@ class Pump:
             return
         if items:
             self._handle(Received(items))
+            self._count_repeats()
+
+    def _count_repeats(self) -> None:
+        """Carry what the session saw of the broker's repeats into the ledger [I11]."""
+        inbound = self._session.inbound
+        repeats, inbound.repeats = inbound.repeats, 0
+        reused, inbound.reused_ids = inbound.reused_ids, 0
+        if repeats:
+            self._received += repeats
+            self._inbox.count(deduplicated=repeats)
+        if reused:
+            self._inbox.count(packet_ids_reused=reused)
+            what = "the broker used QoS 2 packet ids again before we released them; stored as new messages"
+            self._log.warning(what, code="TL-M24", broker=self._where, count=reused)
 
     def _linger(self) -> bytes:
         """Wait a moment for more of the same, so that one sync serves many.
@@ -308,7 +336,8 @@ class Pump:
             what = f'client id was "{record.client_id}"; its session and what waits in it stay at the broker'
             self._log.warning(what, code="TL-M23")
             record = None
-        return Session(_session_config(self._settings, self._password), record, self._inbox.end)
+        held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
+        return Session(_session_config(self._settings, self._password), record, self._inbox.end, held)
 
     def _drop_malformed(self, error: MalformedPacket) -> None:
         violation = ProtocolViolation(self._where, f"the broker sent {error}", reason=error.reason)
@@ -316,8 +345,9 @@ class Pump:
         self._close(Close(violation))
 
     def _line_broke(self) -> None:
+        told = self._transport.problem if self._transport is not None else None
         self._handle(Lost())
-        self._close(Close(Unreachable("TL-M05", self._where, "the connection broke", "Trying again.")))
+        self._close(Close(told or Unreachable("TL-M05", self._where, "the connection broke", "Trying again.")))
 
     # -- the session's actions --
 
@@ -329,8 +359,7 @@ class Pump:
     def _perform(self, action: Action) -> None:
         if isinstance(action, Send):
             if self._transport is not None and not self._transport.write(action.data):
-                self._handle(Lost())
-                self._close(Close(Unreachable("TL-M05", self._where, "the connection broke", "Trying again.")))
+                self._line_broke()
         elif isinstance(action, Deliver):
             self._deliver(action)
         elif isinstance(action, Remember):
@@ -354,11 +383,11 @@ class Pump:
             self._close(Close(Unreachable("TL-M13", self._where, what, error.do)))
 
     def _deliver(self, action: Deliver) -> None:
-        self._received += len(action.run)
+        self._received += len(action.messages)
         if self._settings.acks is AckAfter.RECEIVED:
-            self._settle(action.first + len(action.run))
-        batch = to_rows(action.run, action.first, time.time_ns() // 1000, self._settings.name)
-        self._waiting_for_room.append(batch)
+            self._settle(action.first + len(action.messages))
+        batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._settings.name)
+        self._waiting_for_room.append(_Unstored(batch, action))
         self._store()
 
     def _find_room(self, now: float) -> None:
@@ -369,11 +398,13 @@ class Pump:
         """Append what waits, in order; each batch is durable before its acknowledgements leave [I2]."""
         try:
             while self._waiting_for_room:
-                end = self._inbox.append(self._waiting_for_room[0])
+                rows, delivery = self._waiting_for_room[0]
+                end = self._inbox.append(rows, held=delivery.held, released=delivery.released)
                 self._waiting_for_room.popleft()
                 self._on_rows()
                 if self._settings.acks is AckAfter.JOURNAL:
                     self._settle(end)
+                self._handle(Stored(delivery.ticket))
         except JournalFull as error:
             self._room_at = time.monotonic() + _ROOM_RETRY
             if self._shown["held_back"] is None:
@@ -381,7 +412,7 @@ class Pump:
             self._note(error)
 
     def _settle(self, upto: int) -> None:
-        if upto > self._session.settled:
+        if upto > self._session.inbound.settled:
             self._handle(Settled(upto))
 
     # -- connecting --
@@ -389,11 +420,12 @@ class Pump:
     def _connect(self) -> None:
         broker = self._settings.brokers[self._broker_index]
         self._where = str(broker)
+        self._served = False
         try:
             self._transport = connect(
-                broker.host,
-                broker.port,
-                tls=self._tls if broker.tls else None,
+                broker.endpoint,
+                tls=self._tls,
+                proxy=self._proxy,
                 timeout_s=self._settings.connect_timeout_s,
                 keep_alive_s=self._settings.keep_alive_s,
                 cancelled=self._stopping.is_set,
@@ -412,7 +444,7 @@ class Pump:
 
     def _online(self, action: Online) -> None:
         self._failures = 0
-        self._ever_online = True
+        self._ever_online = self._served = True
         self.heard.set()
         self._shown.update(connected_since=time.time(), connects=self._shown["connects"] + 1, last_error=None)
         self._log.info("online", broker=self._where, session="kept" if action.resumed else "new")
@@ -442,11 +474,14 @@ class Pump:
         self._shown.update(connected_since=None, state=State.OFFLINE.value)
 
     def _try_again(self, error: BrokerError) -> None:
-        """The next broker of the list at once; a pause after each round through the list."""
+        """The next broker of the list at once; a pause after each round through the list.
+
+        After a connection that worked it begins at the first again: the list is in the operator's order of preference.
+        """
         self.heard.set()
         self._note(error)
         self._log.warning("no connection", code=error.code, reason=str(error))
-        self._broker_index = (self._broker_index + 1) % len(self._settings.brokers)
+        self._broker_index = 0 if self._served else (self._broker_index + 1) % len(self._settings.brokers)
         if self._broker_index == 0 or isinstance(error, Refused):
             ceiling = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._failures)
             self._failures = min(self._failures + 1, 16)

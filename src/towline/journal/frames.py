@@ -63,7 +63,7 @@ class Kind(enum.IntEnum):
     COMMITTED = 4
     """The consumers' watermarks as they are from here on; not synced by itself."""
     RELEASED = 5
-    """QoS 2 packet ids that were released, without rows; like those that come with rows they are in the section [I3]."""
+    """QoS 2 packet ids that were released, without rows; like those that come with rows they lie in the section."""
 
 
 class Header(NamedTuple):

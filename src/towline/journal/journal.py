@@ -78,7 +78,7 @@ class Journal:
         self._writing = threading.Lock()
         #: guards the ledger alone; never held during a system call
         self._counting = threading.Lock()
-        #: changed under `_writing`; its dicts are replaced, never changed, so that readers need no lock
+        #: changed under `_writing`; its dicts but `held` are replaced, never changed, so that readers need no lock
         self._state = found.state
         #: counters whose totals the file does not have yet
         self._uncounted: set[str] = set()
@@ -171,7 +171,7 @@ class Journal:
 
     @property
     def held(self) -> Mapping[int, tuple[int, int]]:
-        """QoS 2 packet ids that were stored with their row and not released: number and digest of each [I3]."""
+        """QoS 2 packet ids stored with their row and not released: number and digest of each; for the writer [I3]."""
         return MappingProxyType(self._state.held)
 
     @property
@@ -403,8 +403,9 @@ class Journal:
         if durable:
             self._active.sync()
         self._note_counted(counted)
-        if held or released:
-            self._state.held = {k: v for k, v in self._state.held.items() if k not in set(released)} | dict(held)
+        for packet_id in released:
+            state.held.pop(packet_id, None)
+        state.held.update(held)
         return position
 
     def _note_counted(self, counted: Mapping[str, int]) -> None:

@@ -178,5 +178,5 @@ class Segment:
             self._index.add(offset, position)
 
 
-_WITHOUT_ROWS = frozenset({Kind.SNAPSHOT, Kind.SESSION, Kind.COMMITTED})
+_WITHOUT_ROWS = frozenset({Kind.SNAPSHOT, Kind.SESSION, Kind.COMMITTED, Kind.RELEASED})
 assert HEADER_BYTES % 8 == 0  # Arrow buffers are aligned where they lie

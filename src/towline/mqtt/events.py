@@ -5,23 +5,26 @@ Events tell what happened, actions tell what must be done, in order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
-from mqtt5 import PublishPacket, QoS, RetainHandling, TopicFilter
+from mqtt5 import PublishPacket, QoS, RetainHandling, TopicFilter, Will
 
 from towline.errors import BrokerError
-from towline.mqtt.codec import Item, PublishRun
+from towline.mqtt.codec import Item
 
 __all__ = [
     "Acknowledged",
     "Action",
+    "Authenticator",
     "Close",
     "Deliver",
     "Event",
     "Filter",
+    "Held",
     "Lost",
+    "Messages",
     "Online",
     "Opened",
     "Publish",
@@ -34,6 +37,7 @@ __all__ = [
     "SessionRecord",
     "Settled",
     "Stop",
+    "Stored",
     "Suspended",
     "Tick",
 ]
@@ -65,6 +69,50 @@ class Filter:
         )
 
 
+class Held(NamedTuple):
+    """A QoS 2 message that is stored and whose packet id the broker has not released.
+
+    Attributes:
+        number: The message's number.
+        digest: CRC-32 of topic and payload: tells a repeat from a packet id used again too early.
+    """
+
+    number: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages in the order of their arrival.
+
+    Attributes:
+        packets: As they came.
+        headers: The first byte of each packet: DUP, QoS and RETAIN.
+        topics: The topic of each, topic aliases resolved.
+    """
+
+    packets: list[PublishPacket]
+    headers: bytes
+    topics: list[str]
+
+    def __len__(self) -> int:
+        return len(self.packets)
+
+
+class Authenticator(Protocol):
+    """Enhanced authentication [MQTT 5 section 4.12]; an error it raises ends the connection attempt."""
+
+    @property
+    def method(self) -> str:
+        """The Authentication Method, such as SCRAM-SHA-256."""
+
+    def start(self) -> bytes:
+        """Authentication Data for CONNECT."""
+
+    def challenge(self, data: bytes) -> bytes:
+        """The answer to the server's data."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
     """What we durably know of the broker's session.
@@ -94,6 +142,13 @@ class SessionConfig:
         connect_timeout_s: Seconds from the open transport to CONNACK.
         unknown_session: ``refuse``, ``adopt`` or ``discard`` a broker session without a record [MQTT-3.2.2-4].
         durable: The line promises at least once: a session without expiry is an error.
+        clean_start: Begin without a session, each time; never for a durable line.
+        protocol: 5, 4 (MQTT 3.1.1) or 3 (MQTT 3.1).
+        topic_alias_maximum: Topic aliases the broker may use towards us.
+        window_3: Messages in flight towards a 3.x broker, which announces no Receive Maximum; Mosquitto acknowledges
+            and drops what goes beyond its own 20.
+        will: Published by the broker when the connection ends without our DISCONNECT.
+        authenticator: Enhanced authentication; None for none.
     """
 
     client_id: str
@@ -107,6 +162,12 @@ class SessionConfig:
     connect_timeout_s: float = 10.0
     unknown_session: str = "refuse"
     durable: bool = True
+    clean_start: bool = False
+    protocol: int = 5
+    topic_alias_maximum: int = 0
+    window_3: int = 20
+    will: Will | None = None
+    authenticator: Authenticator | None = None
 
     def __repr__(self) -> str:
         return f"SessionConfig(client_id={self.client_id!r}, filters={self.filters!r})"  # no password [I12]
@@ -135,8 +196,15 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """The `Deliver` with this ticket is durable, and every one before it."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
-    """Send a message; `Acknowledged(token)` follows at QoS 1."""
+    """Send a message; `Acknowledged(token)` follows."""
 
     token: int
     packet: PublishPacket
@@ -167,7 +235,7 @@ class Stop:
     """End the connection and leave the session at the broker."""
 
 
-Event: TypeAlias = Opened | Received | Settled | Publish | Suspended | Resumed | Tick | Lost | Stop
+Event: TypeAlias = Opened | Received | Settled | Stored | Publish | Suspended | Resumed | Tick | Lost | Stop
 
 
 # Actions -------------------------------------------------------------------------------------------------------------
@@ -182,10 +250,21 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Store these messages; the first has number `first`."""
+    """Store all of this in one step [I3]; `Stored(ticket)` says that it is durable.
 
+    Attributes:
+        ticket: Grows by one with each.
+        first: Number of the first message.
+        messages: May be empty.
+        held: QoS 2 packet ids that came with these messages.
+        released: QoS 2 packet ids, held before, that are free again; they come before those of `held`.
+    """
+
+    ticket: int
     first: int
-    run: PublishRun
+    messages: Messages
+    held: Mapping[int, Held]
+    released: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,19 +288,36 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A published message is the broker's now; a `reason` of 0x80 or more means that it was dropped."""
+    """A published message is the broker's now.
+
+    Attributes:
+        token: As given to `Publish`.
+        reason: Reason code; 0x80 or more means that it was dropped, here or there.
+        degraded: The broker took a QoS 2 message at QoS 1.
+    """
 
     token: int
     reason: int
+    degraded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Flush, then close the transport. None: as asked for. An error that is ``fatal`` will come again on every try."""
+    """Flush, then close the transport.
+
+    Attributes:
+        error: Why; None when it was asked for.
+        fatal: The same will happen on every try.
+        again_at_once: Connect again without a pause.
+        reference: Other servers the broker names (Server Reference), "" for none.
+        version_refused: The broker does not speak this protocol version.
+    """
 
     error: BrokerError | None
     fatal: bool = False
     again_at_once: bool = False
+    reference: str = ""
+    version_refused: bool = False
 
 
 Action: TypeAlias = Send | Deliver | Remember | Online | SessionLost | Acknowledged | Close

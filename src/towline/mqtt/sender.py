@@ -31,7 +31,7 @@ from towline.mqtt.events import (
     Tick,
 )
 from towline.mqtt.session import Session
-from towline.mqtt.transport import Tls, Transport, connect
+from towline.mqtt.transport import Endpoint, Proxy, Tls, Transport, connect
 
 __all__ = ["Sender"]
 
@@ -45,10 +45,11 @@ class Sender:
     """Publishes to one broker and waits for its acknowledgements.
 
     Args:
-        host: Name or address of the broker.
-        port: TCP port.
+        broker: Its endpoint, its URI such as ``wss://broker.example``, or a bare host with `port`.
+        port: TCP port of a bare host.
         client_id: MQTT client id.
-        tls: Encrypt with these settings; None for plain TCP.
+        tls: How to encrypt; with a bare host None means plain TCP.
+        proxy: On the way to the broker.
         username: MQTT user name.
         password: MQTT password.
         patience_s: Seconds without any progress after which `publish` and `drain` give up.
@@ -57,18 +58,20 @@ class Sender:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        broker: Endpoint | str,
+        port: int | None = None,
         *,
         client_id: str,
         tls: Tls | None = None,
+        proxy: Proxy | None = None,
         username: str | None = None,
         password: bytes | None = None,
         patience_s: float = 30.0,
         on_acknowledged: Callable[[int, int], None] = lambda _token, _reason: None,
     ) -> None:
-        self._host, self._port, self._tls = host, port, tls
-        self._where = f"{'mqtts' if tls else 'mqtt'}://{host}:{port}"
+        self._endpoint = _endpoint(broker, port, encrypted=tls is not None)
+        self._tls, self._proxy = tls, proxy
+        self._where = str(self._endpoint)
         self._patience = patience_s
         self._on_acknowledged = on_acknowledged
         config = SessionConfig(
@@ -86,6 +89,8 @@ class Sender:
         self._progress_at = time.monotonic()
         self._token = 0
         self._problem: BrokerError | None = None
+        #: Why the last connection ended, mendable or not.
+        self._told: BrokerError | None = None
 
     def __enter__(self) -> Self:
         self.open()
@@ -99,7 +104,7 @@ class Sender:
     @property
     def waiting(self) -> int:
         """Messages the broker has not acknowledged."""
-        return self._session.outbound
+        return len(self._session.outbound)
 
     @property
     def _unsent(self) -> int:
@@ -115,8 +120,8 @@ class Sender:
         end = time.monotonic() + self._session.config.connect_timeout_s
         while self._session.state.value != "online":
             self._turn(max(0.0, end - time.monotonic()))
-            if self._problem is not None:
-                raise self._problem
+            if self._transport is None and (error := self._problem or self._told):
+                raise error
 
     def publish(self, packet: PublishPacket) -> int:
         """Hand over a message and return its token; waits while a window of messages is unacknowledged.
@@ -126,7 +131,7 @@ class Sender:
         """
         self._token += 1
         self._handle(Publish(self._token, packet))
-        while self._session.outbound > _AHEAD:
+        while len(self._session.outbound) > _AHEAD:
             self._step()
         return self._token
 
@@ -165,7 +170,7 @@ class Sender:
         if not transport.decrypted:
             select.select([transport], wanted, [], timeout_s)
         self._receive(transport)
-        if self._transport is not None and not transport.flush():
+        if self._transport is transport and not transport.flush():
             self._lost()
         self._handle(Tick())
 
@@ -183,6 +188,8 @@ class Sender:
             self._handle(Received(items))
 
     def _lost(self) -> None:
+        told = self._transport.problem if self._transport is not None else None
+        self._told = told or Unreachable("TL-M05", self._where, "the connection broke", "Is this an MQTT listener?")
         self._handle(Lost())
         self._drop()
 
@@ -198,10 +205,11 @@ class Sender:
                 self._progress_at = time.monotonic()
             elif isinstance(action, Close):
                 self._problem = action.error if action.fatal else None
+                self._told = action.error
                 self._drop()
 
     def _connect(self) -> None:
-        self._transport = connect(self._host, self._port, tls=self._tls)
+        self._transport = connect(self._endpoint, tls=self._tls, proxy=self._proxy)
         self._decoder = Decoder()
         self._handle(Opened())
 
@@ -218,3 +226,11 @@ class Sender:
             self._transport.drain(1.0)
             self._transport.close()
             self._transport = None
+
+
+def _endpoint(broker: Endpoint | str, port: int | None, *, encrypted: bool) -> Endpoint:
+    if isinstance(broker, Endpoint):
+        return broker
+    if port is None:
+        return Endpoint.parse(broker)
+    return Endpoint("mqtts" if encrypted else "mqtt", broker, port)

@@ -7,34 +7,33 @@ done, in order; whoever drives it does that and feeds the outcome back as the ne
    offset it will have in the journal. The acknowledgements of all messages below `n` leave when `Settled(n)` says that
    they are safe, in the order of arrival [MQTT-4.6.0-2, -3], [I2].
 2. **What must survive a crash is an action, not a field.** `Remember` carries the record of the broker's session; it is
-   durable before the actions after it are carried out.
+   durable before the actions after it are carried out. `Deliver` carries messages together with the QoS 2 packet ids
+   that come or go with them, so that a crash can't part the two [I3].
 
+The halves are in `towline.mqtt.inbound` and `towline.mqtt.outbound`; here are the connection and the subscriptions.
 Transitions are two tables: `_PACKETS` (connection state × packet type → method) and `_EVENTS` (event type → method).
 What is not in the first is a protocol error (0x82).
 """
 
 from __future__ import annotations
 
-import sys
-from array import array
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import Final, TypeAlias
 
 import mqtt5
 from mqtt5 import (
+    AuthPacket,
+    AuthReasonCode,
     ConnAckPacket,
     ConnectPacket,
     DisconnectPacket,
     DisconnectReasonCode,
     PingReqPacket,
     PingRespPacket,
-    PubAckPacket,
-    PublishPacket,
-    QoS,
+    PubRelPacket,
     SubAckPacket,
     SubscribePacket,
     UnsubAckPacket,
@@ -42,14 +41,13 @@ from mqtt5 import (
 )
 
 from towline.errors import BrokerError, ProtocolViolation, Refused, SessionUnknown, TakenOver, Unreachable
-from towline.mqtt.codec import PublishRun
+from towline.mqtt.codec import Packet, PublishRun, encode
 from towline.mqtt.events import (
-    Acknowledged,
     Action,
     Close,
-    Deliver,
     Event,
     Filter,
+    Held,
     Lost,
     Online,
     Opened,
@@ -63,9 +61,12 @@ from towline.mqtt.events import (
     SessionRecord,
     Settled,
     Stop,
+    Stored,
     Suspended,
     Tick,
 )
+from towline.mqtt.inbound import AliasError, Inbound
+from towline.mqtt.outbound import Answer, Outbound, Unexpected
 from towline.mqtt.reasons import CONNECT_ADVICE, reason_words
 
 __all__ = ["Session", "State"]
@@ -80,32 +81,11 @@ class State(Enum):
     ONLINE = "online"
 
 
-@dataclass(slots=True)
-class _Pending:
-    """Acknowledgements owed for one delivered run."""
-
-    #: One big-endian 32-bit word each: type, length 2, packet id.
-    words: array[int]
-    #: Sequence numbers of the words, ascending; as long as `words`.
-    numbers: Sequence[int]
-
-
-@dataclass(slots=True)
-class _Outbound:
-    token: int
-    packet: PublishPacket
-    #: Sent at least once: a resend carries DUP [MQTT-3.3.1-1].
-    sent: bool = False
-
-
-#: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
-_ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
 _PINGREQ: Final = PingReqPacket().write()
 #: Share of the keep alive after which we send PINGREQ when nothing else went out: early enough for a slow link.
 _PING_AFTER: Final = 0.75
 #: A silent peer is found within 1.5 × keep alive: 0.75 until the PINGREQ and as much for its answer.
 _PONG_WITHIN: Final = 0.75
-_MAX_PACKET_ID: Final = 65535
 
 
 class Session:
@@ -114,30 +94,34 @@ class Session:
     Args:
         config: What does not change.
         record: The durable record of the broker's session, None on a new journal.
-        next_number: Sequence number of the next message received: the end of the journal.
+        next_number: Number of the next message received: the end of the journal.
+        held: QoS 2 packet ids the journal holds.
     """
 
-    def __init__(self, config: SessionConfig, record: SessionRecord | None = None, next_number: int = 0) -> None:
+    def __init__(
+        self,
+        config: SessionConfig,
+        record: SessionRecord | None = None,
+        next_number: int = 0,
+        held: Mapping[int, Held] | None = None,
+    ) -> None:
         self.config = config
         self.state = State.OFFLINE
         #: As last given to `Remember`.
         self.record = record
-        #: Grows by one a message, never goes back.
-        self.next_number = next_number
-        #: Everything below may be acknowledged. Never above `next_number`, never goes back.
-        self.settled = next_number
         #: The server's limits of this connection, None before CONNACK.
         self.server: ConnAckPacket | None = None
-        #: Times the broker had more unacknowledged messages open than Receive Maximum allows [MQTT 5 section 4.9].
-        self.overruns = 0
-        #: Runs in order of arrival; all numbers at or above `settled`. Empty while offline.
-        self._pending: deque[_Pending] = deque()
-        self._unacknowledged = 0
-        #: Packet ids in use by us → what they stand for; never the broker's ids [MQTT-2.2.1-3].
-        self._outbound: dict[int, _Outbound] = {}
-        self._queue: deque[_Outbound] = deque()
+        self._encode: Callable[[Packet], bytes] = partial(encode, version=config.protocol)
+        self.inbound = Inbound(
+            next_number,
+            held,
+            receive_maximum=config.receive_maximum,
+            topic_alias_maximum=config.topic_alias_maximum,
+            reasons=config.protocol == 5,
+        )
+        self.outbound = Outbound(self._encode)
+        #: Packet id of each SUBSCRIBE or UNSUBSCRIBE without an answer → what it asked for.
         self._requests: dict[int, tuple[Filter, ...] | tuple[str, ...]] = {}
-        self._last_id = 0
         self._known_before = record is not None
         self._discarding = False
         self._suspended = False
@@ -161,19 +145,9 @@ class Session:
         return actions
 
     @property
-    def unacknowledged(self) -> int:
-        """Messages of QoS > 0 received on this connection and not acknowledged."""
-        return self._unacknowledged
-
-    @property
-    def outbound(self) -> int:
-        """Messages to publish that the broker has not acknowledged."""
-        return len(self._queue) + len(self._outbound)
-
-    @property
     def window_full(self) -> bool:
         """The broker may send nothing more, or sends against the rules: do not read."""
-        return self._unacknowledged >= self.config.receive_maximum
+        return self.inbound.unacknowledged >= self.config.receive_maximum
 
     @property
     def keep_alive_s(self) -> int:
@@ -195,16 +169,12 @@ class Session:
         return self._sent_at + keep_alive * _PING_AFTER
 
     def validate(self) -> None:
-        """Assert every invariant named above; for tests."""
-        assert self.settled <= self.next_number
-        assert self._unacknowledged == sum(len(p.words) for p in self._pending)
-        numbers = [n for p in self._pending for n in p.numbers]
-        assert numbers == sorted(set(numbers))
-        assert not numbers or numbers[0] >= self.settled
-        assert self.state is not State.OFFLINE or not self._pending
-        assert not set(self._outbound) & set(self._requests)
-        assert all(0 < i <= _MAX_PACKET_ID for i in (*self._outbound, *self._requests))
-        assert self._quota >= 0
+        """Assert every invariant; for tests."""
+        self.inbound.validate()
+        self.outbound.validate()
+        assert self.state is not State.OFFLINE or not self.inbound.unacknowledged
+        assert set(self._requests) == self.outbound.reserved
+        assert self.state is not State.ONLINE or not self._requests
 
     # -- events --
 
@@ -215,50 +185,56 @@ class Session:
         if self.record is None:
             # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
             self._remember(SessionRecord(self.config.client_id), actions)
-        actions.append(Send(self._connect_packet().write()))
+        self._send(self._connect_packet(), actions)
 
     def _connect_packet(self) -> ConnectPacket:
-        config = self.config
+        config, method = self.config, self.config.authenticator
         # Clean Start 0 always, also the first time: Mosquitto saves only sessions whose last CONNECT had it.
+        clean = self._discarding or config.clean_start
+        if config.protocol < 5:  # one flag says both: no session at the start, none after the end
+            clean = clean or config.session_expiry_s == 0
         return ConnectPacket(
             config.client_id,
             username=config.username,
             password=config.password,
-            clean_start=self._discarding,
+            clean_start=clean,
+            will=config.will,
             keep_alive=config.keep_alive_s,
             session_expiry_interval=0 if self._discarding else config.session_expiry_s,
+            authentication_method=method.method if method else None,
+            authentication_data=method.start() if method else None,
             receive_max=config.receive_maximum,
+            topic_alias_max=config.topic_alias_maximum,
         )
 
     def _on_received(self, event: Received, now: float, actions: list[Action]) -> None:
         for item in event.items:
             handler = _PACKETS.get((self.state, type(item)))
-            if handler is None:
+            if handler is None or (self.config.protocol < 5 and type(item) in _ONLY_5):
                 name = type(item).__name__.removesuffix("Packet").upper()
                 self._violation(f"sent {name} while {self.state.value}", 0x82, actions)
             else:
                 handler(self, item, now, actions)
             if self.state is State.OFFLINE:
-                return
+                break
+        self._hand_over(actions)
+
+    def _hand_over(self, actions: list[Action]) -> None:
+        delivery = self.inbound.hand_over()
+        if delivery:
+            actions.append(delivery)
+        if self.state is not State.OFFLINE:
+            self._send_bytes(self.inbound.settle(self.inbound.settled), actions)  # repeats of what is settled
 
     def _on_settled(self, event: Settled, _now: float, actions: list[Action]) -> None:
-        self.settled = max(self.settled, min(event.upto, self.next_number))
-        acks: list[bytes] = []
-        while self._pending and self._pending[0].numbers[0] < self.settled:
-            first = self._pending[0]
-            ready = bisect_left(first.numbers, self.settled)
-            acks.append(_big_endian(first.words[:ready]))
-            self._unacknowledged -= ready
-            if ready == len(first.words):
-                self._pending.popleft()
-            else:
-                first.words, first.numbers = first.words[ready:], first.numbers[ready:]
-        if acks:
-            actions.append(Send(b"".join(acks)))
+        self._send_bytes(self.inbound.settle(event.upto), actions)
+
+    def _on_stored(self, event: Stored, _now: float, actions: list[Action]) -> None:
+        self._send_bytes(self.inbound.stored(event.ticket), actions)
 
     def _on_publish(self, event: Publish, _now: float, actions: list[Action]) -> None:
-        self._queue.append(_Outbound(event.token, event.packet))
-        self._pump_out(actions)
+        self.outbound.publish(event.token, event.packet)
+        actions += self.outbound.actions()
 
     def _on_suspended(self, _event: Suspended, _now: float, _actions: list[Action]) -> None:
         self._suspended = True
@@ -289,39 +265,61 @@ class Session:
     def _on_stop(self, _event: Stop, _now: float, actions: list[Action]) -> None:
         if self.state is not State.OFFLINE:
             # A plain DISCONNECT: no expiry in it, so the broker keeps the session for us.
-            actions.append(Send(DisconnectPacket().write()))
+            self._send(DisconnectPacket(), actions)
             self._close(None, actions)
 
-    # -- packets --
+    # -- connecting --
 
     def _on_connack(self, packet: ConnAckPacket, _now: float, actions: list[Action]) -> None:
         reason = int(packet.reason_code)
         if reason:
-            self._close(self._refusal(packet, reason), actions, fatal=reason in CONNECT_ADVICE)
+            error = self._refusal(packet, reason)
+            reference = packet.server_reference or ""
+            fatal = reason in CONNECT_ADVICE
+            self._close(error, actions, fatal=fatal, reference=reference, version_refused=reason == 0x84)
+            return
+        problem = self._connack_problem(packet)
+        if problem:
+            self._violation(problem, 0x82, actions)
             return
         self.server = packet
         self.state = State.SUBSCRIBING
         self._ping_at = None
         if self._discarding:
             self._discarding = False
-            actions.append(Send(DisconnectPacket().write()))
+            self._send(DisconnectPacket(), actions)
             self._close(None, actions, again_at_once=True)
-            return
-        if self.config.durable and packet.session_expiry_interval == 0 and self.config.session_expiry_s:
+        elif self.config.durable and packet.session_expiry_interval == 0 and self.config.session_expiry_s:
             what = "the broker keeps no session (Session Expiry Interval 0), so at least once can't hold"
             self._close(Refused("TL-M12", self.config.where, what, "Allow persistent sessions."), actions, fatal=True)
-            return
-        if packet.session_present and not self._known_before:
-            self._meet_unknown_session(packet, actions)
+        elif self._resumed and not self._known_before:
+            self._meet_unknown_session(actions)
         else:
-            self._enter_session(packet, actions)
+            self._enter_session(actions)
 
-    def _meet_unknown_session(self, packet: ConnAckPacket, actions: list[Action]) -> None:
+    def _connack_problem(self, packet: ConnAckPacket) -> str | None:
+        config = self.config
+        if packet.session_present and (self._discarding or config.clean_start):
+            return "kept a session after Clean Start [MQTT-3.2.2-2]"
+        method = config.authenticator.method if config.authenticator else None
+        if packet.authentication_method != method and packet.authentication_method is not None:
+            return "answered with an Authentication Method we did not ask for [MQTT-4.12.0-6]"
+        return None
+
+    @property
+    def _resumed(self) -> bool:
+        """Whether the broker kept the session. MQTT 3.1 does not say: then what we remember counts."""
+        assert self.server is not None
+        if self.config.protocol == 3:
+            return self.record is not None and self.record.established
+        return self.server.session_present
+
+    def _meet_unknown_session(self, actions: list[Action]) -> None:
         choice = self.config.unknown_session
         if choice == "adopt":
-            self._enter_session(packet, actions)
+            self._enter_session(actions)
             return
-        actions.append(Send(DisconnectPacket().write()))
+        self._send(DisconnectPacket(), actions)
         if choice == "discard":
             self._discarding = True
             self._close(None, actions, again_at_once=True)
@@ -335,51 +333,69 @@ class Session:
         )
         self._close(error, actions, fatal=True)
 
-    def _enter_session(self, packet: ConnAckPacket, actions: list[Action]) -> None:
-        known = self.record.subscriptions if self.record and packet.session_present else {}
-        if self.record and self.record.established and not packet.session_present:
-            actions.append(SessionLost())
+    def _enter_session(self, actions: list[Action]) -> None:
+        assert self.server is not None
+        resumed = self._resumed
+        known = dict(self.record.subscriptions) if self.record and resumed else {}
+        if not resumed:
+            if self.record and self.record.established and not self.config.clean_start:
+                actions.append(SessionLost())
+            self.inbound.forget()
+        if self.config.protocol == 3:
+            known = {}  # without Session Present, subscribing again is the only way to be sure
         self._known_before = True
-        self._remember(SessionRecord(self.config.client_id, established=True, subscriptions=dict(known)), actions)
-        self._resume_outbound(packet, actions)
+        self._remember(SessionRecord(self.config.client_id, established=True, subscriptions=known), actions)
+        window = self.server.receive_max if self.config.protocol == 5 else self.config.window_3
+        self.outbound.connected(self.server, window, resumed=resumed)
+        actions += self.outbound.actions()
         self._subscribe_by_difference(known, actions)
         if not self._requests:
             self._come_online(actions)
 
-    def _resume_outbound(self, packet: ConnAckPacket, actions: list[Action]) -> None:
-        """Send again what the broker has not acknowledged, in the original order [MQTT-4.4.0-1, MQTT-4.6.0-1]."""
-        unfinished = list(self._outbound.values())
-        if packet.session_present:
-            for packet_id, item in self._outbound.items():
-                actions.append(Send(_with_id(item.packet, packet_id, duplicate=item.sent).write()))
+    def _on_auth(self, packet: AuthPacket, _now: float, actions: list[Action]) -> None:
+        method = self.config.authenticator
+        if method is None or packet.authentication_method != method.method:
+            self._violation("sent AUTH for a method we did not ask for [MQTT-4.12.0-5, -6]", 0x82, actions)
+        elif packet.reason_code != AuthReasonCode.CONTINUE_AUTHENTICATION:
+            self._violation("sent AUTH with a reason other than 0x18 [MQTT-4.12.0-2]", 0x82, actions)
         else:
-            # A new session knows no old packet ids; the messages are sent as new ones, doubled at worst.
-            self._outbound.clear()
-            self._queue.extendleft(reversed([_Outbound(item.token, item.packet) for item in unfinished]))
-        self._pump_out(actions)
+            answer = AuthPacket(
+                reason_code=AuthReasonCode.CONTINUE_AUTHENTICATION,
+                authentication_method=method.method,
+                authentication_data=method.challenge(packet.authentication_data or b""),
+            )
+            self._send(answer, actions)
+
+    # -- subscribing --
 
     def _subscribe_by_difference(self, known: dict[str, int], actions: list[Action]) -> None:
         wanted = {f.pattern: f for f in self.config.filters}
         changed = tuple(f for f in wanted.values() if known.get(f.pattern) != f.options)
         surplus = tuple(pattern for pattern in known if pattern not in wanted)
         if changed:
-            packet_id = self._new_id()
-            self._requests[packet_id] = changed
-            actions.append(Send(SubscribePacket(packet_id, [f.packet() for f in changed]).write()))
+            self._send(SubscribePacket(self._request(changed), [f.packet() for f in changed]), actions)
         if surplus:
-            packet_id = self._new_id()
-            self._requests[packet_id] = surplus
-            actions.append(Send(UnsubscribePacket(packet_id, list(surplus)).write()))
+            self._send(UnsubscribePacket(self._request(surplus), list(surplus)), actions)
+
+    def _request(self, asked: tuple[Filter, ...] | tuple[str, ...]) -> int:
+        packet_id = self.outbound.new_id()
+        self.outbound.reserved.add(packet_id)
+        self._requests[packet_id] = asked
+        return packet_id
+
+    def _answered(self, packet_id: int) -> tuple[Filter, ...] | tuple[str, ...]:
+        self.outbound.reserved.discard(packet_id)
+        return self._requests.pop(packet_id, ())
 
     def _on_suback(self, packet: SubAckPacket, _now: float, actions: list[Action]) -> None:
-        asked = self._requests.pop(packet.packet_id, ())
+        asked = self._answered(packet.packet_id)
         if len(asked) != len(packet.reason_codes) or not asked or not isinstance(asked[0], Filter):
             self._violation("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]", 0x82, actions)
             return
         for wanted, code in zip(asked, packet.reason_codes, strict=True):
             error = self._subscription_problem(wanted, int(code))
             if error:
-                actions.append(Send(DisconnectPacket().write()))
+                self._send(DisconnectPacket(), actions)
                 self._close(error, actions, fatal=True)
                 return
         self._confirm({f.pattern: f.options for f in asked}, (), actions)
@@ -397,9 +413,10 @@ class Session:
         return None
 
     def _on_unsuback(self, packet: UnsubAckPacket, _now: float, actions: list[Action]) -> None:
-        asked = self._requests.pop(packet.packet_id, ())
+        asked = self._answered(packet.packet_id)
         patterns = tuple(p for p in asked if isinstance(p, str))
-        if not patterns or len(patterns) != len(packet.reason_codes):
+        wrong_number = self.config.protocol == 5 and len(patterns) != len(packet.reason_codes)
+        if not patterns or wrong_number:
             self._violation("sent an UNSUBACK that answers no UNSUBSCRIBE of ours [MQTT-3.11.3-1]", 0x82, actions)
             return
         self._confirm({}, patterns, actions)
@@ -413,43 +430,24 @@ class Session:
 
     def _come_online(self, actions: list[Action]) -> None:
         self.state = State.ONLINE
-        assert self.server is not None
-        actions.append(Online(resumed=self.server.session_present))
+        actions.append(Online(resumed=self._resumed))
+
+    # -- messages --
 
     def _on_publishes(self, run: PublishRun, _now: float, actions: list[Action]) -> None:
-        qos = run.qos
-        if [packet.topic_alias for packet in run.packets].count(None) != len(run):
-            self._violation("used a topic alias, which we allow none [MQTT-3.3.2-9]", 0x94, actions)
-            return
-        if b"\x02" in qos:
-            self._violation("sent QoS 2 though no subscription asked for it [MQTT-3.8.4-8]", 0x9B, actions)
-            return
-        first = self.next_number
-        self.next_number += len(run)
-        self._owe(run, qos, first)
-        actions.append(Deliver(first, run))
+        try:
+            self.inbound.publishes(run)
+        except AliasError as error:
+            self._violation(str(error), 0x94, actions)
 
-    def _owe(self, run: PublishRun, qos: bytes, first: int) -> None:
-        if b"\x00" not in qos:
-            numbers: Sequence[int] = range(first, first + len(run))
-            acked = run.packets
-        else:
-            numbers = [first + index for index, level in enumerate(qos) if level]
-            acked = [run.packets[number - first] for number in numbers]
-        if not acked:
-            return
-        word = _ACK_WORD[1]
-        self._pending.append(_Pending(array("I", [word | packet.packet_id for packet in acked]), numbers))  # type: ignore[operator]
-        self._unacknowledged += len(acked)
-        if self._unacknowledged > self.config.receive_maximum:
-            self.overruns += 1
+    def _on_pubrel(self, packet: PubRelPacket, _now: float, actions: list[Action]) -> None:
+        self._send_bytes(self.inbound.release(packet.packet_id), actions)
 
-    def _on_puback(self, packet: PubAckPacket, _now: float, actions: list[Action]) -> None:
-        item = self._outbound.pop(packet.packet_id, None)
-        if item is None:
-            return  # an answer to a message of an earlier session; nothing of ours depends on it
-        actions.append(Acknowledged(item.token, int(packet.reason_code)))
-        self._pump_out(actions)
+    def _on_answer(self, packet: Answer, _now: float, actions: list[Action]) -> None:
+        try:
+            actions += self.outbound.answered(packet)
+        except Unexpected as error:
+            self._violation(str(error), 0x82, actions)
 
     def _on_pingresp(self, _packet: PingRespPacket, _now: float, _actions: list[Action]) -> None:
         self._ping_at = None
@@ -457,6 +455,9 @@ class Session:
     def _on_disconnect(self, packet: DisconnectPacket, _now: float, actions: list[Action]) -> None:
         reason = int(packet.reason_code)
         where = self.config.where
+        if packet.session_expiry_interval is not None:
+            self._violation("set a Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]", 0x82, actions)
+            return
         if reason == 0x8E:
             what = f'another client took over the client id "{self.config.client_id}"'
             error: BrokerError = TakenOver("TL-M21", where, what, "Two lines with one id? Give each its own.")
@@ -464,39 +465,16 @@ class Session:
             text = f" ({packet.reason_str})" if packet.reason_str else ""
             what = f"the broker ended the connection: {reason_words(reason)}{text} (0x{reason:02X})"
             error = Unreachable("TL-M05", where, what, "Trying again.")
-        self._close(error, actions)
+        self._close(error, actions, reference=packet.server_reference or "")
 
     # -- helpers --
 
-    @property
-    def _quota(self) -> int:
-        """Messages of QoS > 0 we may still send [MQTT-4.9.0-1]."""
-        allowed = self.server.receive_max if self.server else 0
-        return max(0, allowed - len(self._outbound))
+    def _send(self, packet: Packet, actions: list[Action]) -> None:
+        actions.append(Send(self._encode(packet)))
 
-    def _pump_out(self, actions: list[Action]) -> None:
-        if self.state in (State.OFFLINE, State.CONNECTING):
-            return
-        while self._queue:
-            item = self._queue[0]
-            if item.packet.qos == QoS.AT_MOST_ONCE:
-                actions += [Send(item.packet.write()), Acknowledged(item.token, 0)]
-            elif self._quota:
-                packet_id = self._new_id()
-                self._outbound[packet_id] = item
-                item.sent = True
-                actions.append(Send(_with_id(item.packet, packet_id, duplicate=False).write()))
-            else:
-                return
-            self._queue.popleft()
-
-    def _new_id(self) -> int:
-        """An unused packet id [MQTT-2.2.1-3]; ids go round, so that a late answer is not taken for a new one."""
-        for _ in range(_MAX_PACKET_ID):
-            self._last_id = self._last_id % _MAX_PACKET_ID + 1
-            if self._last_id not in self._outbound and self._last_id not in self._requests:
-                return self._last_id
-        raise AssertionError("more packet ids in use than Receive Maximum allows")
+    def _send_bytes(self, data: bytes, actions: list[Action]) -> None:
+        if data:
+            actions.append(Send(data))
 
     def _remember(self, record: SessionRecord | None, actions: list[Action]) -> None:
         if record != self.record:
@@ -511,76 +489,67 @@ class Session:
         return Unreachable("TL-M06", self.config.where, what, "Trying again.")
 
     def _violation(self, what: str, reason: int, actions: list[Action]) -> None:
-        code = DisconnectReasonCode(reason)
-        actions.append(Send(DisconnectPacket(reason_code=code).write()))
+        if self.config.protocol == 5:  # 3.x knows no reasons: the connection just ends [MQTT-4.8.0-1 of 3.1.1]
+            self._send(DisconnectPacket(reason_code=DisconnectReasonCode(reason)), actions)
         self._close(ProtocolViolation(self.config.where, f"the broker {what}", reason=reason), actions)
 
     def _close(
-        self, error: BrokerError | None, actions: list[Action], *, fatal: bool = False, again_at_once: bool = False
+        self,
+        error: BrokerError | None,
+        actions: list[Action],
+        *,
+        fatal: bool = False,
+        again_at_once: bool = False,
+        reference: str = "",
+        version_refused: bool = False,
     ) -> None:
         self._go_offline()
-        actions.append(Close(error, fatal=fatal, again_at_once=again_at_once))
+        actions.append(Close(error, fatal, again_at_once, reference, version_refused))
 
     def _go_offline(self) -> None:
         self.state = State.OFFLINE
         self.server = None
         self._ping_at = None
         self._requests.clear()
-        # Packet ids name nothing after the connection: the broker sends again what we have not acknowledged.
-        self._pending.clear()
-        self._unacknowledged = 0
-
-
-def _big_endian(words: array[int]) -> bytes:
-    if sys.byteorder == "little":
-        words = words[:]
-        words.byteswap()
-    return words.tobytes()
-
-
-def _with_id(packet: PublishPacket, packet_id: int, *, duplicate: bool) -> PublishPacket:
-    return PublishPacket(
-        packet.topic,
-        packet.payload,
-        qos=packet.qos,
-        retain=packet.retain,
-        packet_id=packet_id,
-        duplicate=duplicate,
-        payload_format_indicator=packet.payload_format_indicator,
-        message_expiry_interval=packet.message_expiry_interval,
-        content_type=packet.content_type,
-        response_topic=packet.response_topic,
-        correlation_data=packet.correlation_data,
-        user_properties=packet.user_properties,
-    )
+        # Packet ids owed name nothing after the connection: the broker sends again what we have not acknowledged.
+        self.inbound.disconnect()
+        self.outbound.disconnected()
 
 
 _Handler: TypeAlias = Callable[..., None]
 
 _EVENTS: Final[dict[type, _Handler]] = {
-    Opened: Session._on_opened,  # noqa: SLF001
-    Received: Session._on_received,  # noqa: SLF001
-    Settled: Session._on_settled,  # noqa: SLF001
-    Publish: Session._on_publish,  # noqa: SLF001
-    Suspended: Session._on_suspended,  # noqa: SLF001
-    Resumed: Session._on_resumed,  # noqa: SLF001
-    Tick: Session._on_tick,  # noqa: SLF001
-    Lost: Session._on_lost,  # noqa: SLF001
-    Stop: Session._on_stop,  # noqa: SLF001
+    Opened: Session._on_opened,
+    Received: Session._on_received,
+    Settled: Session._on_settled,
+    Stored: Session._on_stored,
+    Publish: Session._on_publish,
+    Suspended: Session._on_suspended,
+    Resumed: Session._on_resumed,
+    Tick: Session._on_tick,
+    Lost: Session._on_lost,
+    Stop: Session._on_stop,
 }
 
 _CONNECTED: Final[dict[type, _Handler]] = {
-    PublishRun: Session._on_publishes,  # noqa: SLF001
-    mqtt5.PubAckPacket: Session._on_puback,  # noqa: SLF001
-    mqtt5.PingRespPacket: Session._on_pingresp,  # noqa: SLF001
-    mqtt5.DisconnectPacket: Session._on_disconnect,  # noqa: SLF001
-    mqtt5.SubAckPacket: Session._on_suback,  # noqa: SLF001
-    mqtt5.UnsubAckPacket: Session._on_unsuback,  # noqa: SLF001
+    PublishRun: Session._on_publishes,
+    PubRelPacket: Session._on_pubrel,
+    mqtt5.PubAckPacket: Session._on_answer,
+    mqtt5.PubRecPacket: Session._on_answer,
+    mqtt5.PubCompPacket: Session._on_answer,
+    PingRespPacket: Session._on_pingresp,
+    DisconnectPacket: Session._on_disconnect,
+    SubAckPacket: Session._on_suback,
+    UnsubAckPacket: Session._on_unsuback,
 }
 
 #: A resumed session may deliver right after CONNACK, before SUBACK: PUBLISH is at home in both connected states.
 _PACKETS: Final[dict[tuple[State, type], _Handler]] = {
-    (State.CONNECTING, ConnAckPacket): Session._on_connack,  # noqa: SLF001
+    (State.CONNECTING, ConnAckPacket): Session._on_connack,
+    (State.CONNECTING, AuthPacket): Session._on_auth,
     **{(State.SUBSCRIBING, kind): handler for kind, handler in _CONNECTED.items()},
     **{(State.ONLINE, kind): handler for kind, handler in _CONNECTED.items()},
 }
+
+#: Packets that MQTT 3.x does not have in this direction.
+_ONLY_5: Final = frozenset({AuthPacket, DisconnectPacket})

@@ -30,6 +30,7 @@ class Life(RuleBasedStateMachine):
         self.session: dict[str, Any] = {}
         self.ledger: dict[str, int] = {}
         self.flushed: dict[str, int] = {}
+        self.held: dict[int, tuple[int, int]] = {}
         self.first = 0
         self.epoch = 1
 
@@ -43,6 +44,20 @@ class Life(RuleBasedStateMachine):
         assert self.journal.append(rows(self.end, count, size)) == self.end + count
         self.end += count
         self.flushed = dict(self.ledger)
+
+    @rule(
+        count=st.integers(0, 5),
+        ids=st.sets(st.integers(1, 20), max_size=5),
+        released=st.sets(st.integers(1, 20), max_size=5),
+        digest=st.integers(0, 2**32 - 1),
+    )
+    def append_with_packet_ids(self, count: int, ids: set[int], released: set[int], digest: int) -> None:
+        held = {packet_id: (self.end, digest) for packet_id in ids}
+        self.journal.append(rows(self.end, count), held=held, released=sorted(released))
+        self.end += count
+        if count or held or released:
+            self.held = {k: v for k, v in self.held.items() if k not in released} | held
+            self.flushed = dict(self.ledger)
 
     @rule(number=st.integers())
     def session_changes(self, number: int) -> None:
@@ -120,6 +135,7 @@ class Life(RuleBasedStateMachine):
         assert journal.consumers == self.committed
         assert journal.session == self.session
         assert journal.ledger == self.ledger
+        assert journal.held == self.held
         assert self.first <= journal.first <= min(self.committed.values(), default=journal.first)
         self.first = journal.first
         files = segments(self.directory)

@@ -1,0 +1,267 @@
+"""What the broker sends us, from PUBLISH to the last acknowledgement.
+
+Every message gets the next number of one sequence, the offset it will have in the journal. Acknowledgements are words
+of four bytes that wait here until the watermark passes their number, and leave in the order of arrival
+[MQTT-4.6.0-2, -3]. QoS 2 adds a table of packet ids:
+
+    packet id   event                              does
+    free        PUBLISH                            store the message with its id; PUBREC when it is settled
+    held        PUBLISH, DUP or the same content   store nothing; PUBREC again               [MQTT-4.3.3-10]
+    held        PUBLISH, new content without DUP   the broker's fault: store as new, count it
+    held        PUBREL                             free the id; PUBCOMP when that is durable [MQTT-4.3.3-11]
+    free        PUBREL                             PUBCOMP with 0x92 at once                 [MQTT-4.3.3-11]
+
+The id is the rule and DUP is only a hint, because brokers differ in when they set it. A message and its id are stored
+in one step, and so is an id that is freed: both travel in the same `Deliver` [I3].
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket
+
+from towline.mqtt.codec import PublishRun
+from towline.mqtt.events import Deliver, Held, Messages
+
+__all__ = ["AliasError", "Inbound"]
+
+#: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
+_ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
+_PUBCOMP_WORD: Final = 0x70020000
+_DUP: Final = 0x08
+
+
+class AliasError(ValueError):
+    """A topic alias that is 0, above our maximum, or not yet given a topic [MQTT-3.3.2-8, -9]."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Acknowledgements owed for one gulp."""
+
+    #: One big-endian 32-bit word each: type, length 2, packet id.
+    words: array[int]
+    #: The word leaves when `settled` is above its number; never descending, as long as `words`.
+    numbers: Sequence[int]
+
+
+@dataclass(slots=True)
+class _Gulp:
+    """What one read brought and is not handed over yet."""
+
+    first: int
+    packets: list[PublishPacket] = field(default_factory=list)
+    headers: bytearray = field(default_factory=bytearray)
+    topics: list[str] = field(default_factory=list)
+    held: dict[int, Held] = field(default_factory=dict)
+    released: list[int] = field(default_factory=list)
+    completions: list[int] = field(default_factory=list)
+
+
+class Inbound:
+    """The receiving half of a session.
+
+    Args:
+        next_number: Number of the next message.
+        held: QoS 2 packet ids received and not released, as the journal knows them.
+        receive_maximum: Unacknowledged messages we allow the broker.
+        topic_alias_maximum: Topic aliases we allow the broker.
+        reasons: The protocol has reason codes: MQTT 5.
+    """
+
+    def __init__(
+        self,
+        next_number: int = 0,
+        held: Mapping[int, Held] | None = None,
+        *,
+        receive_maximum: int = 65535,
+        topic_alias_maximum: int = 0,
+        reasons: bool = True,
+    ) -> None:
+        #: Grows by one a message, never goes back.
+        self.next_number = next_number
+        #: Everything below may be acknowledged. Never above `next_number`, never goes back.
+        self.settled = next_number
+        #: QoS 2 packet ids between PUBLISH and PUBREL; outlives connections and, through the journal, the process.
+        self.held: dict[int, Held] = dict(held or {})
+        #: Times the broker had more unacknowledged messages open than Receive Maximum allows [MQTT 5 section 4.9].
+        self.overruns = 0
+        #: QoS 2 packet ids that came with a new message before their release: the broker's fault. The driver takes
+        #: both counts away as it carries them into its ledger.
+        self.reused_ids = 0
+        #: QoS 2 messages that came again and were not stored again.
+        self.repeats = 0
+        #: QoS > 0 messages of this connection that are not acknowledged.
+        self.unacknowledged = 0
+        self._receive_maximum = receive_maximum
+        self._alias_maximum = topic_alias_maximum
+        self._reasons = reasons
+        self._aliases: dict[int, str] = {}
+        #: In order of arrival; empty while offline.
+        self._pending: deque[_Pending] = deque()
+        #: PUBCOMPs by the ticket of the `Deliver` that makes their release durable.
+        self._completions: deque[tuple[int, bytes]] = deque()
+        self._ticket = 0
+        self._gulp = _Gulp(next_number)
+
+    def publishes(self, run: PublishRun) -> None:
+        """Take messages in.
+
+        Raises:
+            AliasError: The connection must end with 0x94.
+        """
+        qos = run.qos
+        topics = self._topics(run)
+        if b"\x02" in qos:
+            self._with_qos_2(run, qos, topics)
+            return
+        first = self.next_number
+        self.next_number += len(run)
+        gulp = self._gulp
+        gulp.packets += run.packets
+        gulp.headers += run.headers
+        gulp.topics += topics
+        if b"\x00" not in qos:
+            self._owe([_ACK_WORD[1] | (p.packet_id or 0) for p in run.packets], range(first, first + len(run)))
+        else:
+            owed = [(_ACK_WORD[1] | (p.packet_id or 0), first + i) for i, p in enumerate(run.packets) if qos[i]]
+            self._owe([word for word, _ in owed], [number for _, number in owed])
+
+    def release(self, packet_id: int) -> bytes:
+        """Take a PUBREL; return the answer that may leave at once, if any."""
+        if self.held.pop(packet_id, None) is None:
+            unknown = PubCompReasonCode.PACKET_ID_NOT_FOUND if self._reasons else PubCompReasonCode.SUCCESS
+            return PubCompPacket(packet_id, reason_code=unknown).write()
+        # An id held and released within one gulp never reaches the journal.
+        if self._gulp.held.pop(packet_id, None) is None:
+            self._gulp.released.append(packet_id)
+        self._gulp.completions.append(_PUBCOMP_WORD | packet_id)
+        return b""
+
+    def hand_over(self) -> Deliver | None:
+        """What the gulp brought that has to be stored, None for nothing."""
+        gulp = self._gulp
+        self._gulp = _Gulp(self.next_number)
+        if not gulp.packets and not gulp.completions and not gulp.released:
+            return None
+        self._ticket += 1
+        if gulp.completions:
+            self._completions.append((self._ticket, _big_endian(array("I", gulp.completions))))
+        messages = Messages(gulp.packets, bytes(gulp.headers), gulp.topics)
+        return Deliver(self._ticket, gulp.first, messages, gulp.held, tuple(gulp.released))
+
+    def settle(self, upto: int) -> bytes:
+        """Raise the watermark and return the PUBACKs and PUBRECs that may leave."""
+        self.settled = max(self.settled, min(upto, self.next_number))
+        acks: list[bytes] = []
+        while self._pending and self._pending[0].numbers[0] < self.settled:
+            first = self._pending[0]
+            ready = bisect_left(first.numbers, self.settled)
+            acks.append(_big_endian(first.words[:ready]))
+            self.unacknowledged -= ready
+            if ready == len(first.words):
+                self._pending.popleft()
+            else:
+                first.words, first.numbers = first.words[ready:], first.numbers[ready:]
+        return b"".join(acks)
+
+    def stored(self, ticket: int) -> bytes:
+        """The `Deliver` with this ticket is durable: return the PUBCOMPs that may leave."""
+        ready: list[bytes] = []
+        while self._completions and self._completions[0][0] <= ticket:
+            ready.append(self._completions.popleft()[1])
+        return b"".join(ready)
+
+    def disconnect(self) -> None:
+        """Forget what ends with the connection: acknowledgements owed, aliases; the broker sends again."""
+        self._pending.clear()
+        self._completions.clear()
+        self._aliases.clear()
+        self.unacknowledged = 0
+
+    def forget(self) -> None:
+        """The broker has no session any more: its packet ids name nothing [MQTT-3.2.2-5]; freed with the next gulp."""
+        self._gulp.released += self.held
+        self.held.clear()
+
+    def validate(self) -> None:
+        """Assert every invariant named above; for tests."""
+        assert self.settled <= self.next_number
+        assert self.unacknowledged == sum(len(p.words) for p in self._pending)
+        numbers = [n for p in self._pending for n in p.numbers]
+        assert numbers == sorted(numbers)
+        assert not numbers or numbers[0] >= self.settled
+        assert all(0 < i <= 0xFFFF and h.number < self.next_number for i, h in self.held.items())
+        assert list(self._completions) == sorted(self._completions)
+
+    def _with_qos_2(self, run: PublishRun, qos: bytes, topics: list[str]) -> None:
+        gulp = self._gulp
+        words: list[int] = []
+        numbers: list[int] = []
+        for packet, header, level, topic in zip(run.packets, run.headers, qos, topics, strict=True):
+            repeated = level == 2 and self._is_repeat(packet, header, topic)
+            if not repeated:
+                gulp.packets.append(packet)
+                gulp.headers.append(header)
+                gulp.topics.append(topic)
+                self.next_number += 1
+            if level:
+                words.append(_ACK_WORD[level] | (packet.packet_id or 0))
+                # A repeat waits for everything that came before it.
+                numbers.append(self.next_number - 1)
+        self._owe(words, numbers)
+
+    def _is_repeat(self, packet: PublishPacket, header: int, topic: str) -> bool:
+        """Whether a QoS 2 message is held already; if not, hold it under the number it is about to get."""
+        packet_id = packet.packet_id or 0
+        digest = zlib.crc32(packet.payload, zlib.crc32(topic.encode()))
+        known = self.held.get(packet_id)
+        if known is not None:
+            if header & _DUP or known.digest == digest:
+                self.repeats += 1
+                return True
+            self.reused_ids += 1
+        self.held[packet_id] = self._gulp.held[packet_id] = Held(self.next_number, digest)
+        return False
+
+    def _owe(self, words: Sequence[int], numbers: Sequence[int]) -> None:
+        if not words:
+            return
+        self._pending.append(_Pending(array("I", words), numbers))
+        self.unacknowledged += len(words)
+        if self.unacknowledged > self._receive_maximum:
+            self.overruns += 1
+
+    def _topics(self, run: PublishRun) -> list[str]:
+        topics = [packet.topic for packet in run.packets]
+        aliases = [packet.topic_alias for packet in run.packets]
+        if aliases.count(None) == len(aliases):
+            return topics
+        for index, alias in enumerate(aliases):
+            if alias is not None:
+                topics[index] = self._resolve(alias, topics[index])
+        return topics
+
+    def _resolve(self, alias: int, topic: str) -> str:
+        if not 0 < alias <= self._alias_maximum:
+            raise AliasError(f"used topic alias {alias}, we allow {self._alias_maximum} [MQTT-3.3.2-9]")
+        if topic:
+            self._aliases[alias] = topic
+        elif alias not in self._aliases:
+            raise AliasError(f"used topic alias {alias} before it gave it a topic")
+        return self._aliases[alias]
+
+
+def _big_endian(words: array[int]) -> bytes:
+    if sys.byteorder == "little":
+        words = words[:]
+        words.byteswap()
+    return words.tobytes()

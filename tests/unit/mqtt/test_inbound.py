@@ -1,0 +1,189 @@
+"""QoS 2 receiving: each row of the table in `towline.mqtt.inbound`, and order across everything."""
+
+from __future__ import annotations
+
+import pytest
+from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket, QoS
+
+from towline.mqtt.codec import Decoder, PublishRun
+from towline.mqtt.events import Deliver, Held
+from towline.mqtt.inbound import AliasError, Inbound
+
+
+def publish(packet_id: int, payload: bytes = b"x", *, qos: int = 2, dup: bool = False, topic: str = "t") -> bytes:
+    identified = packet_id if qos else None
+    return PublishPacket(topic, payload, qos=QoS(qos), packet_id=identified, duplicate=dup).write()
+
+
+def take(inbound: Inbound, *packets: bytes) -> Deliver | None:
+    for item in Decoder().feed(b"".join(packets)):
+        assert isinstance(item, PublishRun)
+        inbound.publishes(item)
+    return inbound.hand_over()
+
+
+def pubrec(*packet_ids: int) -> bytes:
+    return b"".join(b"\x50\x02" + i.to_bytes(2) for i in packet_ids)
+
+
+def pubcomp(*packet_ids: int) -> bytes:
+    return b"".join(b"\x70\x02" + i.to_bytes(2) for i in packet_ids)
+
+
+def stored(inbound: Inbound, delivery: Deliver | None) -> bytes:
+    """What leaves once a delivery is durable."""
+    assert delivery is not None
+    inbound.validate()
+    return inbound.settle(delivery.first + len(delivery.messages)) + inbound.stored(delivery.ticket)
+
+
+def test_message_and_packet_id_travel_in_one_delivery_before_pubrec() -> None:
+    inbound = Inbound(100)
+    delivery = take(inbound, publish(7))
+    assert delivery is not None
+    assert (delivery.first, len(delivery.messages)) == (100, 1)
+    assert delivery.held[7].number == 100
+    assert inbound.settle(100) == b"", "not before it is settled"
+    assert stored(inbound, delivery) == pubrec(7)
+
+
+def test_a_repeated_id_is_answered_and_not_stored_again() -> None:
+    """[MQTT-4.3.3-10]: with DUP or without."""
+    inbound = Inbound()
+    stored(inbound, take(inbound, publish(7)))
+    assert take(inbound, publish(7, dup=True), publish(7)) is None
+    assert inbound.settle(inbound.settled) == pubrec(7, 7)
+    assert inbound.repeats == 2
+
+
+def test_a_repeat_with_dup_and_other_content_is_a_repeat() -> None:
+    inbound = Inbound()
+    stored(inbound, take(inbound, publish(7)))
+    assert take(inbound, publish(7, b"other", dup=True)) is None
+
+
+def test_an_unreleased_id_with_new_content_is_stored_and_told_as_the_brokers_fault() -> None:
+    inbound = Inbound()
+    stored(inbound, take(inbound, publish(7)))
+    delivery = take(inbound, publish(7, b"new"))
+    assert delivery is not None
+    assert delivery.held[7].number == 1
+    assert inbound.reused_ids == 1
+    assert take(inbound, publish(7, b"new")) is None, "the newest content is the one a repeat is held against"
+
+
+def test_the_answer_to_a_repeat_waits_for_what_came_before() -> None:
+    """[MQTT-4.6.0-3]: PUBRECs in the order of the PUBLISHes."""
+    inbound = Inbound()
+    stored(inbound, take(inbound, publish(1)))
+    delivery = take(inbound, publish(2), publish(1, dup=True), publish(3))
+    assert inbound.settle(inbound.settled) == b""
+    assert stored(inbound, delivery) == pubrec(2, 1, 3)
+
+
+def test_pubcomp_waits_until_the_release_is_durable() -> None:
+    inbound = Inbound()
+    stored(inbound, take(inbound, publish(7)))
+    assert inbound.release(7) == b""
+    delivery = inbound.hand_over()
+    assert delivery is not None
+    assert delivery.released == (7,)
+    assert len(delivery.messages) == 0
+    assert inbound.stored(delivery.ticket - 1) == b""
+    assert inbound.stored(delivery.ticket) == pubcomp(7)
+
+
+def test_an_unknown_pubrel_is_answered_at_once_with_0x92() -> None:
+    """[MQTT-4.3.3-11]."""
+    unknown = PubCompPacket(9, reason_code=PubCompReasonCode.PACKET_ID_NOT_FOUND).write()
+    assert Inbound().release(9) == unknown
+    assert Inbound(reasons=False).release(9) == pubcomp(9)
+
+
+def test_after_release_the_id_is_a_new_message() -> None:
+    """[MQTT-4.3.3-12]."""
+    inbound = Inbound()
+    stored(inbound, take(inbound, publish(7)))
+    inbound.release(7)
+    delivery = take(inbound, publish(7))
+    assert delivery is not None
+    assert delivery.released == (7,)
+    assert delivery.held[7].number == 1
+    assert stored(inbound, delivery) == pubrec(7) + pubcomp(7)
+
+
+def test_publish_and_pubrel_of_one_id_in_one_gulp_leave_nothing_held() -> None:
+    """Some brokers send both again after a crash of theirs."""
+    inbound = Inbound()
+    for item in Decoder().feed(publish(7)):
+        assert isinstance(item, PublishRun)
+        inbound.publishes(item)
+    inbound.release(7)
+    delivery = inbound.hand_over()
+    assert delivery is not None
+    assert (dict(delivery.held), delivery.released, len(delivery.messages)) == ({}, (), 1)
+    assert stored(inbound, delivery) == pubrec(7) + pubcomp(7)
+
+
+def test_the_table_outlives_connections_and_the_process() -> None:
+    inbound = Inbound()
+    delivery = take(inbound, publish(7))
+    inbound.disconnect()
+    assert stored(inbound, delivery) == b"", "owed to a connection that is gone"
+    assert take(inbound, publish(7, dup=True)) is None
+    assert inbound.settle(inbound.settled) == pubrec(7)
+    again = Inbound(1, inbound.held)
+    assert take(again, publish(7, dup=True)) is None
+    assert again.settle(1) == pubrec(7)
+
+
+def test_a_repeat_before_the_first_is_durable_waits_for_it() -> None:
+    inbound = Inbound()
+    delivery = take(inbound, publish(7))
+    inbound.disconnect()
+    assert take(inbound, publish(7, dup=True)) is None
+    assert inbound.settle(inbound.settled) == b""
+    assert stored(inbound, delivery) == pubrec(7)
+
+
+def test_a_lost_session_frees_all_ids_durably() -> None:
+    inbound = Inbound(5, {7: Held(3, 0), 8: Held(4, 0)})
+    inbound.forget()
+    delivery = take(inbound, publish(7))
+    assert delivery is not None
+    assert delivery.released == (7, 8)
+    assert delivery.held[7].number == 5
+    assert list(inbound.held) == [7]
+
+
+def test_all_qos_mixed_keep_one_order() -> None:
+    inbound = Inbound()
+    delivery = take(
+        inbound, publish(1, qos=1), publish(0, qos=0), publish(2), publish(3, qos=1), publish(0, qos=0), publish(4)
+    )
+    assert delivery is not None
+    assert len(delivery.messages) == 6
+    assert inbound.settle(3) == b"\x40\x02\x00\x01" + pubrec(2)
+    inbound.validate()
+    assert inbound.settle(6) == b"\x40\x02\x00\x03" + pubrec(4)
+
+
+def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
+    def aliased(topic: str, alias: int) -> PublishRun:
+        packet = PublishPacket(topic, b"", topic_alias=alias)
+        return PublishRun([packet], packet.write()[:1])
+
+    inbound = Inbound(topic_alias_maximum=2)
+    inbound.publishes(aliased("a/b", 1))
+    inbound.publishes(aliased("", 1))
+    inbound.publishes(aliased("c", 1))
+    inbound.publishes(aliased("", 1))
+    delivery = inbound.hand_over()
+    assert delivery is not None
+    assert delivery.messages.topics == ["a/b", "a/b", "c", "c"]
+    for wrong in (aliased("x", 3), aliased("", 2)):
+        with pytest.raises(AliasError):
+            inbound.publishes(wrong)
+    inbound.disconnect()
+    with pytest.raises(AliasError, match="before it gave it a topic"):
+        inbound.publishes(aliased("", 1))
