@@ -1,10 +1,8 @@
 """Bytes to packets and back, behind a fence.
 
-The `mqtt5` codec is fast and strict, with three gaps that this module closes:
-
-- ill-formed UTF-8 panics in Rust and surfaces as a ``BaseException`` [MQTT-1.5.4-1];
-- a topic name with U+0000 or a wildcard passes [MQTT-1.5.4-2, MQTT-3.3.2-2];
-- there is no limit to the size of a packet that is still arriving.
+MQTT 5 is read by the `mqtt5` codec, which is fast and strict; what it lets pass or dies of is caught by
+`towline.mqtt.fence`, and a packet has a largest size before it has arrived. MQTT 3.1.1 and 3.1 are read by
+`towline.mqtt.codec3` into the same packet classes.
 
 Whatever the peer sends, `Decoder.feed` returns items or raises `MalformedPacket`, nothing else. PUBLISH packets that
 follow each other come as one `PublishRun`, because a gulp of thousands is the unit everything after this works in.
@@ -13,21 +11,31 @@ follow each other come as one `PublishRun`, because a gulp of thousands is the u
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import mqtt5
 from mqtt5 import PublishPacket
 
-__all__ = ["Decoder", "Item", "MalformedPacket", "Packet", "PublishRun"]
+from towline.mqtt import codec3, fence
+
+__all__ = ["LEVEL_5", "Decoder", "Item", "MalformedPacket", "Packet", "PublishRun", "encode"]
 
 #: Any control packet of the codec.
 Packet: TypeAlias = mqtt5.Packet
+
+#: Protocol level of MQTT 5 in CONNECT [MQTT-3.1.2-2]; those of 3.x are `codec3.LEVEL_311` and `codec3.LEVEL_31`.
+LEVEL_5: Final = 5
 
 _PUBLISH_NIBBLE: Final = 3
 #: First byte of a PUBLISH → QoS, for `bytes.translate` [MQTT 5 section 3.3.1.2].
 _QOS_OF_HEADER: Final = bytes((byte >> 1) & 3 for byte in range(256))
 #: Longest variable byte integer [MQTT-1.5.5-1].
 _MAX_LENGTH_BYTES: Final = 4
+#: A packet up to this size other than PUBLISH has no room for a string: type, length, packet id.
+_NO_STRINGS_BYTES: Final = 4
+#: PUBLISHes of a gulp larger than this are read without a look at their UTF-8 first, which would cost half as much
+#: as reading them; after one panic there is no more trust in this process.
+_TRUSTED_GULP_BYTES: Final = 16 << 10
 
 
 class MalformedPacket(ValueError):
@@ -72,10 +80,15 @@ class Decoder:
 
     Args:
         max_packet_bytes: A packet longer than this is refused before it is collected (0x95).
+        version: `LEVEL_5`, `codec3.LEVEL_311` or `codec3.LEVEL_31`.
     """
 
-    def __init__(self, max_packet_bytes: int = 64 << 20) -> None:
+    #: A panic was seen: its message is on the screen once and not again.
+    _distrust: ClassVar[bool] = False
+
+    def __init__(self, max_packet_bytes: int = 64 << 20, version: int = LEVEL_5) -> None:
         self._max = max_packet_bytes
+        self._version = version
         #: Received and not yet decoded; never holds a whole packet between calls.
         self._chunks: list[bytes] = []
         self._held = 0
@@ -107,25 +120,11 @@ class Decoder:
 
     def _decode(self, buffer: bytes) -> tuple[list[Item], int]:
         items: list[Item] = []
-        view = memoryview(buffer)
-        position, size, read = 0, len(buffer), mqtt5.read
-        run: list[PublishPacket] = []
-        headers = bytearray()
+        walk = self._walk5 if self._version == LEVEL_5 else self._walk3
         try:
-            while position < size:
-                header = buffer[position]
-                packet, length = read(view[position:])
-                self._check_size(length)
-                if header >> 4 == _PUBLISH_NIBBLE:
-                    run.append(packet)  # type: ignore[arg-type]  # the nibble says PUBLISH
-                    headers.append(header)
-                else:
-                    _close_run(items, run, headers)
-                    run, headers = [], bytearray()
-                    items.append(packet)
-                position += length
-        except IndexError:
-            pass  # the last packet is still arriving
+            position = walk(buffer, items)
+        except fence.InvalidTopic as error:
+            raise MalformedPacket(str(error), 0x90) from error
         except MalformedPacket:
             raise
         except ValueError as error:
@@ -133,9 +132,74 @@ class Decoder:
         except BaseException as error:
             if type(error).__name__ != "PanicException":
                 raise
-            raise MalformedPacket("ill-formed UTF-8") from None
-        _close_run(items, run, headers)
+            Decoder._distrust = True
+            raise MalformedPacket("ill-formed UTF-8 [MQTT-1.5.4-1]") from None
         return items, position
+
+    def _walk5(self, buffer: bytes, items: list[Item]) -> int:
+        view = memoryview(buffer)
+        position, size, read, largest = 0, len(buffer), mqtt5.read, self._max
+        careful = size <= _TRUSTED_GULP_BYTES or Decoder._distrust
+        run: list[PublishPacket] = []
+        headers = bytearray()
+        topics: set[bytes] = set()
+        try:
+            while position < size:
+                header = buffer[position]
+                if header >> 4 != _PUBLISH_NIBBLE:
+                    _close_run(items, run, headers)
+                    run, headers = [], bytearray()
+                    packet, length = self._other5(buffer, view, position)
+                    items.append(packet)
+                else:
+                    if careful and not fence.publish_is_sound(buffer, position, topics):
+                        fence.check_fields(self._whole(buffer, position))
+                    packet, length = read(view[position:])
+                    run.append(packet)  # type: ignore[arg-type]  # the nibble says PUBLISH
+                    headers.append(header)
+                if length > largest:
+                    self._check_size(length)
+                position += length
+        except IndexError:
+            pass  # the last packet is still arriving
+        _close_run(items, run, headers)
+        return position
+
+    def _other5(self, buffer: bytes, view: memoryview, position: int) -> tuple[Packet, int]:
+        """Read a packet that is no PUBLISH; rare enough to look at every field."""
+        data = self._whole(buffer, position)
+        if len(data) > _NO_STRINGS_BYTES:
+            fence.check_fields(data)
+        packet, length = mqtt5.read(view[position:])
+        fence.check_packet(packet)
+        return packet, length
+
+    def _whole(self, buffer: bytes, position: int) -> bytes:
+        """The packet at `position`, empty when its length is no length; IndexError when it is still arriving."""
+        size = self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])
+        if position + size > len(buffer):
+            raise IndexError("Not enough bytes")
+        return buffer[position : position + size]
+
+    def _walk3(self, buffer: bytes, items: list[Item]) -> int:
+        view = memoryview(buffer)
+        position, size = 0, len(buffer)
+        topics: dict[bytes, str] = {}
+        while True:
+            run: list[PublishPacket] = []
+            headers = bytearray()
+            position = codec3.read_publishes(buffer, position, run, headers, topics, self._max)
+            if run:
+                items.append(PublishRun(run, bytes(headers)))
+            if position >= size:
+                return position
+            self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])
+            try:
+                packet, length = codec3.read(view[position:], self._version)
+            except IndexError:
+                return position  # the last packet is still arriving
+            items.append(packet)
+            position += length
 
     def _size_of_next(self, rest: bytes) -> int:
         """Total size of the packet that `rest` begins, 0 when its length has not arrived."""
@@ -154,16 +218,20 @@ class Decoder:
             raise MalformedPacket(f"a packet of {size:,} bytes, more than max_packet_bytes = {self._max:,}", 0x95)
 
 
+def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
+    """The bytes of a packet.
+
+    Args:
+        packet: What to say.
+        version: `LEVEL_5`, `codec3.LEVEL_311` or `codec3.LEVEL_31`; `codec3.write` tells what 3.x leaves out.
+
+    Raises:
+        ValueError: The packet can't be said in this version.
+    """
+    return packet.write() if version == LEVEL_5 else codec3.write(packet, version)
+
+
 def _close_run(items: list[Item], run: list[PublishPacket], headers: bytearray) -> None:
-    if not run:
-        return
-    _check_topics(run)
-    items.append(PublishRun(run, bytes(headers)))
-
-
-def _check_topics(run: list[PublishPacket]) -> None:
-    joined = "".join([packet.topic for packet in run])
-    if "\0" in joined:
-        raise MalformedPacket("a topic name with U+0000 [MQTT-1.5.4-2]")
-    if "#" in joined or "+" in joined:
-        raise MalformedPacket("a topic name with a wildcard [MQTT-3.3.2-2]", 0x90)
+    if run:
+        fence.check_run(run, bytes(headers))
+        items.append(PublishRun(run, bytes(headers)))

@@ -1,0 +1,634 @@
+"""MQTT 3.1.1 and 3.1 control packets, from bytes and to bytes, as the packet classes of the `mqtt5` package.
+
+The session knows one set of packet types; this module is the only place that knows how the older protocols write them.
+Labels [MQTT-x.y.z-n] are those of MQTT 3.1.1. What a 3.x packet can't say is left out where the exchange means the same
+without it (reason strings, receive maximum, a PUBCOMP's 0x92); it is a `ValueError` where it would mean something else
+(a negative PUBACK, a delayed will, No Local, a DISCONNECT that keeps the will). `uncarried` names what a PUBLISH loses.
+
+Differences of 3.1 (level 3, protocol name "MQIsdp") that are kept: no Session Present in CONNACK, no empty client id,
+DUP allowed on PUBREL, SUBSCRIBE and UNSUBSCRIBE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from struct import Struct
+from typing import Any, Final, TypeAlias
+
+from mqtt5 import (
+    ConnAckPacket,
+    ConnAckReasonCode,
+    ConnectPacket,
+    DisconnectPacket,
+    Packet,
+    PingReqPacket,
+    PingRespPacket,
+    PubAckPacket,
+    PubCompPacket,
+    PublishPacket,
+    PubRecPacket,
+    PubRelPacket,
+    QoS,
+    SubAckPacket,
+    SubAckReasonCode,
+    SubscribePacket,
+    TopicFilter,
+    UnsubAckPacket,
+    UnsubscribePacket,
+    Will,
+)
+
+from towline.mqtt.fence import InvalidTopic
+
+__all__ = ["LEVEL_31", "LEVEL_311", "read", "read_publishes", "uncarried", "write"]
+
+#: Protocol levels as they stand in CONNECT [MQTT-3.1.2-2].
+LEVEL_31: Final = 3
+LEVEL_311: Final = 4
+
+# The enumerations of `mqtt5` are no integers, and each member is true: `int()` and `==` are what they know.
+_CONNECT, _CONNACK, _PUBLISH, _PUBACK, _PUBREC, _PUBREL, _PUBCOMP, _SUBSCRIBE, _SUBACK = range(1, 10)
+_UNSUBSCRIBE, _UNSUBACK, _PINGREQ, _PINGRESP, _DISCONNECT = range(10, 15)
+
+_NAMES: Final = {LEVEL_31: b"\x00\x06MQIsdp\x03", LEVEL_311: b"\x00\x04MQTT\x04"}
+_WORD: Final = Struct(">H")
+#: Four bytes of seven bits each [MQTT 3.1.1 section 2.2.3].
+_MAX_REMAINING_LENGTH: Final = 268_435_455
+_MAX_PACKET: Final = _MAX_REMAINING_LENGTH + 5
+_MAX_STRING: Final = 65535
+#: Flags that SUBSCRIBE, UNSUBSCRIBE and PUBREL must carry [MQTT-3.8.1-1, MQTT-3.10.1-1, MQTT-3.6.1-1].
+_FLAGS_0010: Final = 2
+_NEGATIVE: Final = 0x80
+_MAX_QOS: Final = 2
+#: In 3.x a session that outlives its connection has no end of its own.
+_NEVER: Final = 0xFFFFFFFF
+
+#: Return code of CONNACK → reason code of MQTT 5 [MQTT 3.1.1 table 3.1].
+_CONNACK_CODES: Final = (
+    ConnAckReasonCode.SUCCESS,
+    ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
+    ConnAckReasonCode.CLIENT_ID_NOT_VALID,
+    ConnAckReasonCode.SERVER_UNAVAILABLE,
+    ConnAckReasonCode.BAD_USER_NAME_OR_PASSWORD,
+    ConnAckReasonCode.NOT_AUTHORIZED,
+)
+#: Return code of SUBACK → reason code [MQTT-3.9.3-2].
+_SUBACK_CODES: Final = {
+    0: SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE,
+    1: SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE,
+    2: SubAckReasonCode.GRANTED_QOS_EXACTLY_ONCE,
+    0x80: SubAckReasonCode.UNSPECIFIED_ERROR,
+}
+
+
+def _publish_flags(header: int) -> tuple[QoS, bool, bool, bool] | None:
+    qos, duplicate = header >> 1 & 3, bool(header & 8)
+    # QoS 3 is malformed [MQTT-3.3.1-4]; DUP is 0 with QoS 0 [MQTT-3.3.1-2].
+    if header >> 4 != _PUBLISH or qos > _MAX_QOS or (duplicate and not qos):
+        return None
+    return QoS(qos), bool(qos), duplicate, bool(header & 1)
+
+
+#: First byte → (QoS, has a packet id, DUP, RETAIN) of a well-formed PUBLISH, None for anything else.
+_PUBLISH_FLAGS: Final = tuple(_publish_flags(header) for header in range(256))
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+def read(view: memoryview, version: int) -> tuple[Packet, int]:
+    """Decode the packet at the beginning of `view`.
+
+    UNSUBACK carries no codes in 3.x, so its `reason_codes` are empty whatever was asked for.
+
+    Args:
+        view: Bytes that begin with a packet.
+        version: `LEVEL_311` or `LEVEL_31`.
+
+    Returns:
+        The packet and its length in bytes.
+
+    Raises:
+        IndexError: The packet has not arrived as a whole.
+        ValueError: The bytes can't be a packet of this version.
+    """
+    header = view[0]
+    kind = header >> 4
+    _check_flags(header, kind, version)
+    length, start = _remaining_length(view, 1)
+    end = start + length
+    if len(view) < end:
+        raise IndexError("Not enough bytes")
+    if kind == _PUBLISH:
+        return _one_publish(bytes(view[:end])), end
+    return _READERS[kind](_Body(bytes(view[start:end])), version), end
+
+
+def read_publishes(  # noqa: C901, PLR0912  # one loop without calls: each costs a tenth of the whole
+    buffer: bytes,
+    position: int,
+    packets: list[PublishPacket],
+    headers: bytearray,
+    topics: dict[bytes, str],
+    max_packet_bytes: int = _MAX_PACKET,
+) -> int:
+    """Decode the PUBLISH packets that follow each other from `position` on; the hot path of receiving.
+
+    Args:
+        buffer: Received bytes.
+        position: Where a packet begins.
+        packets: Takes the packets.
+        headers: Takes the first byte of each.
+        topics: Topic names decoded before; grows.
+        max_packet_bytes: A longer packet is not read.
+
+    Returns:
+        Where the first byte lies that was not read: the end, an incomplete packet, one too large, or another type.
+
+    Raises:
+        InvalidTopic: A wildcard in a topic name [MQTT-3.3.2-2].
+        ValueError: The bytes can't be a packet.
+    """
+    size = len(buffer)
+    unpack, flags_of = _WORD.unpack_from, _PUBLISH_FLAGS
+    while position + 1 < size:
+        header = buffer[position]
+        flags = flags_of[header]
+        if flags is None:
+            return position
+        length, start = buffer[position + 1], position + 2
+        if length > 127:
+            # Two bytes without a call; a third or a leading zero is rare.
+            if start < size and 0 < buffer[start] < 128:
+                length += (buffer[start] - 1) << 7
+                start += 1
+            else:
+                try:
+                    length, start = _remaining_length(buffer, position + 1)
+                except IndexError:
+                    return position
+        end = start + length
+        if end > size or end - position > max_packet_bytes:
+            return position
+        qos, has_id, duplicate, retain = flags
+        # A topic has at least one byte [MQTT-4.7.3-1]; beyond the end of the packet lies another one.
+        if length < 3:
+            raise ValueError("PUBLISH is too short")
+        payload_at = topic_end = start + 2 + unpack(buffer, start)[0]
+        packet_id = None
+        if has_id:
+            payload_at += 2
+            if payload_at > end:
+                raise ValueError("PUBLISH is too short")
+            packet_id = unpack(buffer, topic_end)[0]
+            if not packet_id:
+                raise ValueError("packet id 0 [MQTT-2.3.1-1]")
+        elif payload_at > end:
+            raise ValueError("PUBLISH is too short")
+        raw = buffer[start + 2 : topic_end]
+        topic = topics.get(raw)
+        if topic is None:
+            topic = topics[raw] = _topic_name(raw)
+        packets.append(
+            PublishPacket(
+                topic, buffer[payload_at:end], qos=qos, retain=retain, packet_id=packet_id, duplicate=duplicate
+            )
+        )
+        headers.append(header)
+        position = end
+    return position
+
+
+def _one_publish(data: bytes) -> PublishPacket:
+    packets: list[PublishPacket] = []
+    read_publishes(data, 0, packets, bytearray(), {})
+    return packets[0]
+
+
+def _topic_name(raw: bytes) -> str:
+    if not raw:
+        raise ValueError("topic is empty [MQTT-4.7.3-1]")
+    topic = _no_null(_text(raw))
+    if "#" in topic or "+" in topic:
+        raise InvalidTopic("a topic name with a wildcard [MQTT-3.3.2-2]")
+    return topic
+
+
+def _check_flags(header: int, kind: int, version: int) -> None:
+    """Reserved bits of the fixed header are as prescribed [MQTT-2.2.2-1, -2]."""
+    if kind == _PUBLISH:
+        if _PUBLISH_FLAGS[header] is None:
+            raise ValueError("PUBLISH with QoS 3 or with DUP at QoS 0")
+        return
+    if kind not in _READERS:
+        raise ValueError(f"PacketType {kind} is not part of MQTT 3")
+    flags = header & 15
+    wanted = _FLAGS_0010 if kind in {_PUBREL, _SUBSCRIBE, _UNSUBSCRIBE} else 0
+    if version == LEVEL_31 and wanted:
+        flags &= ~8  # 3.1 sets DUP when it sends these again
+    if flags != wanted:
+        raise ValueError(f"Invalid flags {flags:#x} for packet type {kind}")
+
+
+def _remaining_length(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
+    """The variable length at `position` and the position after it."""
+    length = 0
+    for index in range(4):
+        byte = buffer[position + index]
+        length |= (byte & 127) << 7 * index
+        if byte < 128:
+            if not byte and index:
+                raise ValueError("Invalid variable byte integer: longer than needed")
+            return length, position + index + 1
+    raise ValueError("Invalid variable byte integer: longer than four bytes")
+
+
+def _text(raw: bytes) -> str:
+    """Strict UTF-8: ill-formed bytes and surrogates are refused [MQTT-1.5.3-1]."""
+    try:
+        return str(raw, "utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("ill-formed UTF-8 [MQTT-1.5.3-1]") from None
+
+
+def _no_null(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("a string with U+0000 [MQTT-1.5.3-2]")
+    return text
+
+
+class _Body:
+    """Variable header and payload of one packet, read from left to right; too short or too long is a `ValueError`."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.at
+
+    def take(self, count: int) -> bytes:
+        if count > self.left:
+            raise ValueError("Invalid remaining length: the packet is too short")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def word(self) -> int:
+        return int.from_bytes(self.take(2))
+
+    def binary(self) -> bytes:
+        return self.take(self.word())
+
+    def string(self) -> str:
+        return _no_null(_text(self.binary()))
+
+    def packet_id(self) -> int:
+        """A packet id is never 0 [MQTT-2.3.1-1]."""
+        number = self.word()
+        if not number:
+            raise ValueError("packet id 0 [MQTT-2.3.1-1]")
+        return number
+
+    def end(self) -> None:
+        if self.left:
+            raise ValueError(f"Invalid remaining length: {self.left} bytes too many")
+
+
+def _read_connect(body: _Body, version: int) -> ConnectPacket:
+    name = _NAMES[version]
+    if body.take(len(name)) != name:
+        raise ValueError("another protocol name or level [MQTT-3.1.2-1, -2]")
+    flags, keep_alive = body.byte(), body.word()
+    _check_connect_flags(flags)
+    client_id = body.string()
+    will = _read_will(body, flags) if flags & 4 else None
+    username = body.string() if flags & 0x80 else None
+    password = body.binary() if flags & 0x40 else None
+    body.end()
+    clean = bool(flags & 2)
+    _check_client_id(client_id, clean=clean, version=version)
+    return ConnectPacket(
+        client_id,
+        username=username,
+        password=password,
+        clean_start=clean,
+        will=will,
+        keep_alive=keep_alive,
+        session_expiry_interval=0 if clean else _NEVER,
+    )
+
+
+def _check_connect_flags(flags: int) -> None:
+    if flags & 1:
+        raise ValueError("reserved flag of CONNECT is set [MQTT-3.1.2-3]")
+    will_flags = flags & 0x38
+    if (will_flags and not flags & 4) or will_flags & 0x18 == 0x18:
+        raise ValueError("will flags contradict each other [MQTT-3.1.2-13, -14, -15]")
+    if flags & 0x40 and not flags & 0x80:
+        raise ValueError("a password without a user name [MQTT-3.1.2-22]")
+
+
+def _check_client_id(client_id: str, *, clean: bool, version: int) -> None:
+    if not client_id and (not clean or version == LEVEL_31):
+        raise ValueError("an empty client id needs MQTT 3.1.1 and a clean session [MQTT-3.1.3-7]")
+
+
+def _read_will(body: _Body, flags: int) -> Will:
+    topic, payload = body.string(), body.binary()
+    return Will(topic, payload=payload, qos=QoS(flags >> 3 & 3), retain=bool(flags & 0x20))
+
+
+def _read_connack(body: _Body, version: int) -> ConnAckPacket:
+    flags, code = body.byte(), body.byte()
+    body.end()
+    if version == LEVEL_31:
+        flags = 0  # the byte is reserved and not used
+    if flags > 1:
+        raise ValueError("reserved flags of CONNACK are set [MQTT-3.2.2-1]")
+    if code >= len(_CONNACK_CODES):
+        raise ValueError(f"Invalid ConnAckReasonCode value: return code {code}")
+    if flags and code:
+        raise ValueError("Session Present in a refusal [MQTT-3.2.2-4]")
+    return ConnAckPacket(session_present=bool(flags), reason_code=_CONNACK_CODES[code])
+
+
+_Numbered: TypeAlias = type[PubAckPacket] | type[PubRecPacket] | type[PubRelPacket] | type[PubCompPacket]
+
+
+def _reader_of_ack(kind: _Numbered) -> Callable[[_Body, int], Packet]:
+    def read_ack(body: _Body, _version: int) -> Packet:
+        packet_id = body.packet_id()
+        body.end()
+        return kind(packet_id)
+
+    return read_ack
+
+
+def _read_subscribe(body: _Body, _version: int) -> SubscribePacket:
+    packet_id, filters = body.packet_id(), []
+    while body.left:
+        pattern, qos = _filter(body), body.byte()
+        if qos > _MAX_QOS:
+            raise ValueError("requested QoS is above 2 or reserved bits are set [MQTT-3.8.3-4]")
+        filters.append(TopicFilter(pattern, max_qos=QoS(qos), retain_as_published=False))
+    if not filters:
+        raise ValueError("SUBSCRIBE without a topic filter [MQTT-3.8.3-3]")
+    return SubscribePacket(packet_id, filters)
+
+
+def _read_suback(body: _Body, _version: int) -> SubAckPacket:
+    packet_id, codes = body.packet_id(), body.take(body.left)
+    if not codes:
+        raise ValueError("SUBACK without a return code [MQTT-3.8.4-5]")
+    try:
+        return SubAckPacket(packet_id, [_SUBACK_CODES[code] for code in codes])
+    except KeyError as unknown:
+        raise ValueError(f"Invalid SubAckReasonCode value: {unknown} [MQTT-3.9.3-2]") from None
+
+
+def _read_unsubscribe(body: _Body, _version: int) -> UnsubscribePacket:
+    packet_id, patterns = body.packet_id(), []
+    while body.left:
+        patterns.append(_filter(body))
+    if not patterns:
+        raise ValueError("UNSUBSCRIBE without a topic filter [MQTT-3.10.3-2]")
+    return UnsubscribePacket(packet_id, patterns)
+
+
+def _filter(body: _Body) -> str:
+    pattern = body.string()
+    if not pattern:
+        raise ValueError("topic filter is empty [MQTT-4.7.3-1]")
+    return pattern
+
+
+def _read_unsuback(body: _Body, _version: int) -> UnsubAckPacket:
+    packet_id = body.packet_id()
+    body.end()
+    return UnsubAckPacket(packet_id, [])
+
+
+_Empty: TypeAlias = type[PingReqPacket] | type[PingRespPacket] | type[DisconnectPacket]
+
+
+def _reader_of_empty(kind: _Empty) -> Callable[[_Body, int], Packet]:
+    def read_empty(body: _Body, _version: int) -> Packet:
+        body.end()
+        return kind()
+
+    return read_empty
+
+
+#: Packet type → how its body is read. PUBLISH has a path of its own; types 0 and 15 are reserved [MQTT 3.1.1 2.2.1].
+_READERS: Final[dict[int, Callable[[_Body, int], Packet]]] = {
+    _CONNECT: _read_connect,
+    _CONNACK: _read_connack,
+    _PUBACK: _reader_of_ack(PubAckPacket),
+    _PUBREC: _reader_of_ack(PubRecPacket),
+    _PUBREL: _reader_of_ack(PubRelPacket),
+    _PUBCOMP: _reader_of_ack(PubCompPacket),
+    _SUBSCRIBE: _read_subscribe,
+    _SUBACK: _read_suback,
+    _UNSUBSCRIBE: _read_unsubscribe,
+    _UNSUBACK: _read_unsuback,
+    _PINGREQ: _reader_of_empty(PingReqPacket),
+    _PINGRESP: _reader_of_empty(PingRespPacket),
+    _DISCONNECT: _reader_of_empty(DisconnectPacket),
+}
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def write(packet: Packet, version: int) -> bytes:
+    """Encode a packet.
+
+    Args:
+        packet: What to say. Its properties are left out; see `uncarried`.
+        version: `LEVEL_311` or `LEVEL_31`.
+
+    Raises:
+        ValueError: This version can't say it, or would say something else.
+    """
+    writer = _WRITERS.get(type(packet))
+    if writer is None:
+        raise ValueError(f"MQTT 3 has no {type(packet).__name__}")
+    header, body = writer(packet, version)
+    length = len(body)
+    start = bytes((header, length)) if length < 128 else bytes((header, *_length_bytes(length)))
+    return start + body
+
+
+def uncarried(packet: PublishPacket) -> tuple[str, ...]:
+    """Names of the properties that `packet` carries and `write` leaves out because 3.x has no place for them."""
+    return tuple(name for name in _PUBLISH_PROPERTIES if getattr(packet, name) not in (None, 0, []))
+
+
+_PUBLISH_PROPERTIES: Final = (
+    "payload_format_indicator",
+    "message_expiry_interval",
+    "content_type",
+    "response_topic",
+    "correlation_data",
+    "subscription_ids",
+    "user_properties",
+)
+
+
+def _length_bytes(length: int) -> bytes:
+    if length > _MAX_REMAINING_LENGTH:
+        raise ValueError(f"a packet of {length:,} bytes, more than MQTT's {_MAX_REMAINING_LENGTH:,}")
+    digits = bytearray()
+    while length > 127:
+        digits.append(length & 127 | 128)
+        length >>= 7
+    digits.append(length)
+    return bytes(digits)
+
+
+def _binary(data: bytes) -> bytes:
+    if len(data) > _MAX_STRING:
+        raise ValueError(f"{len(data):,} bytes in a field that holds {_MAX_STRING:,}")
+    return _WORD.pack(len(data)) + data
+
+
+def _string(text: str) -> bytes:
+    return _binary(_no_null(text).encode())  # a lone surrogate is a UnicodeEncodeError, which is a ValueError
+
+
+def _id(packet_id: int | None) -> bytes:
+    if not packet_id:
+        raise ValueError("packet id 0 or none [MQTT-2.3.1-1]")
+    return _WORD.pack(packet_id)
+
+
+def _refuse(problems: Iterable[tuple[object, str]]) -> None:
+    for present, what in problems:
+        if present:
+            raise ValueError(f"MQTT 3 can't carry {what}")
+
+
+def _write_connect(packet: ConnectPacket, version: int) -> tuple[int, bytes]:
+    clean, lasting = packet.clean_start, packet.session_expiry_interval > 0
+    _refuse(
+        [
+            (packet.authentication_method is not None, "an authentication method"),
+            (clean and lasting, "a clean start of a session that outlives the connection"),
+            (not clean and not lasting, "the resumption of a session that ends with the connection"),
+            (packet.password is not None and packet.username is None, "a password without a user name"),
+        ]
+    )
+    _check_client_id(packet.client_id, clean=clean, version=version)
+    flags, will = clean << 1, b""
+    if packet.will is not None:
+        flags, will = flags | _will_flags(packet.will), _will_bytes(packet.will)
+    fields = [_string(packet.client_id), will]
+    if packet.username is not None:
+        flags, fields = flags | 0x80, [*fields, _string(packet.username)]
+    if packet.password is not None:
+        flags, fields = flags | 0x40, [*fields, _binary(packet.password)]
+    fixed = _NAMES[version] + bytes((flags,)) + _WORD.pack(packet.keep_alive)
+    return _CONNECT << 4, fixed + b"".join(fields)
+
+
+def _will_flags(will: Will) -> int:
+    return 4 | int(will.qos) << 3 | will.retain << 5
+
+
+def _will_bytes(will: Will) -> bytes:
+    _refuse([(will.will_delay_interval, "a will delay")])
+    return _string(will.topic) + _binary(will.payload or b"")
+
+
+def _write_connack(packet: ConnAckPacket, version: int) -> tuple[int, bytes]:
+    if packet.reason_code not in _CONNACK_CODES:
+        raise ValueError(f"MQTT 3 can't carry reason code {int(packet.reason_code):#x} in CONNACK")
+    code = _CONNACK_CODES.index(packet.reason_code)
+    if packet.session_present and code:
+        raise ValueError("Session Present in a refusal [MQTT-3.2.2-4]")
+    return _CONNACK << 4, bytes((packet.session_present and version != LEVEL_31, code))
+
+
+def _write_publish(packet: PublishPacket, _version: int) -> tuple[int, bytes]:
+    if not packet.topic:
+        raise ValueError("topic is empty [MQTT-4.7.3-1]")
+    qos = int(packet.qos)
+    header = 0x30 | packet.duplicate << 3 | qos << 1 | packet.retain
+    if _PUBLISH_FLAGS[header] is None:
+        raise ValueError("DUP at QoS 0 [MQTT-3.3.1-2]")
+    number = _id(packet.packet_id) if qos else b""
+    return header, _string(packet.topic) + number + packet.payload
+
+
+def _writer_of_ack(header: int, *, negative: bool) -> Callable[[Any, int], tuple[int, bytes]]:
+    """`negative`: whether a reason of 0x80 and more may be left out without a change of meaning."""
+
+    def write_ack(packet: PubAckPacket | PubRecPacket | PubRelPacket | PubCompPacket, _v: int) -> tuple[int, bytes]:
+        if int(packet.reason_code) >= _NEGATIVE and not negative:
+            raise ValueError("MQTT 3 can't carry a negative acknowledgement")
+        return header, _id(packet.packet_id)
+
+    return write_ack
+
+
+def _write_subscribe(packet: SubscribePacket, _version: int) -> tuple[int, bytes]:
+    _refuse([(packet.subscription_id is not None, "a subscription identifier")])
+    parts = [_id(packet.packet_id)]
+    for wanted in packet.topic_filters:
+        _refuse([(wanted.no_local, "No Local"), (int(wanted.retain_handling), "Retain Handling")])
+        parts += [_pattern(wanted.pattern), bytes((int(wanted.max_qos),))]
+    return _SUBSCRIBE << 4 | _FLAGS_0010, b"".join(parts)
+
+
+def _pattern(pattern: str) -> bytes:
+    if not pattern:
+        raise ValueError("topic filter is empty [MQTT-4.7.3-1]")
+    return _string(pattern)
+
+
+def _write_suback(packet: SubAckPacket, _version: int) -> tuple[int, bytes]:
+    codes = bytes(min(int(code), _NEGATIVE) for code in packet.reason_codes)
+    return _SUBACK << 4, _id(packet.packet_id) + codes
+
+
+def _write_unsubscribe(packet: UnsubscribePacket, _version: int) -> tuple[int, bytes]:
+    patterns = b"".join(_pattern(pattern) for pattern in packet.patterns)
+    return _UNSUBSCRIBE << 4 | _FLAGS_0010, _id(packet.packet_id) + patterns
+
+
+def _write_unsuback(packet: UnsubAckPacket, _version: int) -> tuple[int, bytes]:
+    _refuse([(any(int(code) >= _NEGATIVE for code in packet.reason_codes), "a refused UNSUBSCRIBE")])
+    return _UNSUBACK << 4, _id(packet.packet_id)
+
+
+def _write_disconnect(packet: DisconnectPacket, _version: int) -> tuple[int, bytes]:
+    # A DISCONNECT of 3.x takes the will back [MQTT-3.14.4-3]: with another reason the connection is just closed.
+    _refuse(
+        [
+            (int(packet.reason_code), "a reason in DISCONNECT"),
+            (packet.session_expiry_interval is not None, "another session expiry"),
+        ]
+    )
+    return _DISCONNECT << 4, b""
+
+
+_WRITERS: Final[dict[type, Callable[[Any, int], tuple[int, bytes]]]] = {
+    ConnectPacket: _write_connect,
+    ConnAckPacket: _write_connack,
+    PublishPacket: _write_publish,
+    PubAckPacket: _writer_of_ack(_PUBACK << 4, negative=False),
+    PubRecPacket: _writer_of_ack(_PUBREC << 4, negative=False),
+    PubRelPacket: _writer_of_ack(_PUBREL << 4 | _FLAGS_0010, negative=True),
+    PubCompPacket: _writer_of_ack(_PUBCOMP << 4, negative=True),
+    SubscribePacket: _write_subscribe,
+    SubAckPacket: _write_suback,
+    UnsubscribePacket: _write_unsubscribe,
+    UnsubAckPacket: _write_unsuback,
+    PingReqPacket: lambda _packet, _version: (_PINGREQ << 4, b""),
+    PingRespPacket: lambda _packet, _version: (_PINGRESP << 4, b""),
+    DisconnectPacket: _write_disconnect,
+}

@@ -1,0 +1,262 @@
+"""What the `mqtt5` codec lets pass, or dies of, and MQTT 5 forbids.
+
+Two kinds of check, because the codec is written in Rust:
+
+- before it reads: ill-formed UTF-8 makes it panic, which prints on stderr whatever the caller does. `check_fields`
+  walks the fields of a packet and costs more than decoding it, so `publish_is_sound` is the quick form for the one
+  packet type that comes by the thousand;
+- after it has read: packet id 0, DUP at QoS 0, U+0000 and wildcards, checked by the column, a few ns a packet.
+
+All functions raise `ValueError` with the statement that was broken; a topic name that is invalid has a reason code of
+its own and is told apart by `InvalidTopic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import mqtt5
+from mqtt5 import PublishPacket
+
+__all__ = ["InvalidTopic", "check_fields", "check_packet", "check_run", "publish_is_sound"]
+
+#: Bytes of the value of each property that is neither text nor binary [MQTT 5 section 2.2.2.2].
+_FIXED: Final = {
+    **dict.fromkeys((0x01, 0x17, 0x19, 0x25, 0x28, 0x29, 0x2A), 1),
+    **dict.fromkeys((0x13, 0x21, 0x22, 0x23), 2),
+    **dict.fromkeys((0x02, 0x11, 0x18, 0x27), 4),
+}
+_TEXT: Final = frozenset({0x03, 0x08, 0x12, 0x15, 0x1A, 0x1C, 0x1F})
+_BINARY: Final = frozenset({0x09, 0x16})
+_SUBSCRIPTION_ID: Final = 0x0B
+_MAX_LENGTH_BYTES: Final = 4
+_MAXIMUM_QOS: Final = 0x24
+_USER_PROPERTY: Final = 0x26
+_NULL: Final = "a string with U+0000 [MQTT-1.5.4-2]"
+_ILL_FORMED: Final = "ill-formed UTF-8 [MQTT-1.5.4-1]"
+_ID_ZERO: Final = "packet id 0 [MQTT-2.2.1-3, -4]"
+#: First bytes of a PUBLISH with DUP and QoS 0.
+_DUP_AT_QOS_0: Final = (b"\x38", b"\x39")
+
+
+class InvalidTopic(ValueError):
+    """A topic name with a wildcard [MQTT-3.3.2-2, -14]."""
+
+
+# Before reading ------------------------------------------------------------------------------------------------------
+
+
+def check_fields(packet: bytes) -> None:
+    """Refuse ill-formed UTF-8 and U+0000 in any string of one whole packet, and a Maximum QoS other than 0 and 1.
+
+    Whatever else is wrong with the packet ends the walk silently: the codec refuses it at the same place.
+
+    Raises:
+        ValueError: A field breaks [MQTT-1.5.4-1], [MQTT-1.5.4-2] or MQTT 5 section 3.2.2.3.4.
+    """
+    try:
+        for raw in _strings(packet):
+            if b"\0" in raw:
+                raise ValueError(_NULL)
+            str(raw, "utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(_ILL_FORMED) from None
+    except IndexError:
+        return
+
+
+def publish_is_sound(buffer: bytes, position: int, known: set[bytes]) -> bool:
+    """Whether the PUBLISH at `position` surely holds no ill-formed UTF-8; False means: look closer with `check_fields`.
+
+    Args:
+        buffer: Received bytes; the packet need not be there as a whole.
+        position: Where it begins.
+        known: Topics seen to be sound; grows.
+
+    Raises:
+        IndexError: The packet has not arrived as a whole.
+    """
+    at = position + 1
+    while buffer[at] > 127:  # the remaining length itself is not needed
+        if at - position == _MAX_LENGTH_BYTES:
+            return False
+        at += 1
+    at += 1
+    end = at + 2 + (buffer[at] << 8 | buffer[at + 1])
+    topic = buffer[at + 2 : end]
+    if topic not in known:
+        if not topic.isascii():
+            return False
+        known.add(topic)
+    end += 2 if buffer[position] & 6 else 0
+    properties = buffer[end]
+    return not properties or (properties < 128 and buffer[end + 1 : end + 1 + properties].isascii())
+
+
+class _Walk:
+    """Reads fields from left to right; the end of the packet is an `IndexError`."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 1
+        self.integer()  # the remaining length
+
+    def byte(self) -> int:
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def skip(self, count: int) -> None:
+        self.at += count
+
+    def integer(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.byte()
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    def binary(self) -> bytes:
+        length = self.byte() << 8 | self.byte()
+        self.at += length
+        if self.at > len(self.data):
+            raise IndexError
+        return self.data[self.at - length : self.at]
+
+    @property
+    def more(self) -> bool:
+        return self.at < len(self.data)
+
+
+def _strings(packet: bytes) -> Iterator[bytes]:
+    walk = _Walk(packet)
+    yield from _LAYOUT.get(packet[0] >> 4, _no_strings)(walk, packet[0])
+
+
+def _properties(walk: _Walk) -> Iterator[bytes]:
+    length = walk.integer()
+    end = walk.at + length
+    while walk.at < end:
+        kind = walk.integer()
+        if kind in _TEXT:
+            yield walk.binary()
+        elif kind == _USER_PROPERTY:
+            yield walk.binary()
+            yield walk.binary()
+        elif kind in _BINARY:
+            walk.binary()
+        elif kind == _SUBSCRIPTION_ID:
+            walk.integer()
+        elif kind == _MAXIMUM_QOS:
+            if walk.byte() > 1:
+                raise ValueError("Maximum QoS is neither 0 nor 1 [MQTT 5 section 3.2.2.3.4]")
+        elif kind in _FIXED:
+            walk.skip(_FIXED[kind])
+        else:
+            raise IndexError  # unknown: the codec stops here too
+
+
+def _publish(walk: _Walk, header: int) -> Iterator[bytes]:
+    yield walk.binary()
+    walk.skip(2 if header & 6 else 0)
+    yield from _properties(walk)
+
+
+def _properties_after(count: int) -> Callable[[_Walk, int], Iterator[bytes]]:
+    def layout(walk: _Walk, _header: int) -> Iterator[bytes]:
+        walk.skip(count)
+        yield from _properties(walk)
+
+    return layout
+
+
+def _filters(options: int) -> Callable[[_Walk, int], Iterator[bytes]]:
+    def layout(walk: _Walk, _header: int) -> Iterator[bytes]:
+        walk.skip(2)
+        yield from _properties(walk)
+        while walk.more:
+            yield walk.binary()
+            walk.skip(options)
+
+    return layout
+
+
+def _connect(walk: _Walk, _header: int) -> Iterator[bytes]:
+    yield walk.binary()
+    walk.skip(1)
+    flags = walk.byte()
+    walk.skip(2)
+    yield from _properties(walk)
+    yield walk.binary()
+    if flags & 4:
+        yield from _properties(walk)
+        yield walk.binary()
+        walk.binary()
+    if flags & 0x80:
+        yield walk.binary()
+
+
+def _no_strings(_walk: _Walk, _header: int) -> Iterator[bytes]:
+    return iter(())
+
+
+#: Packet type → its strings in order [MQTT 5 chapter 3].
+_LAYOUT: Final[dict[int, Callable[[_Walk, int], Iterator[bytes]]]] = {
+    1: _connect,
+    2: _properties_after(2),
+    3: _publish,
+    **dict.fromkeys((4, 5, 6, 7), _properties_after(3)),
+    8: _filters(1),
+    9: _properties_after(2),
+    10: _filters(0),
+    11: _properties_after(2),
+    14: _properties_after(1),
+    15: _properties_after(1),
+}
+
+
+# After reading -------------------------------------------------------------------------------------------------------
+
+
+def check_packet(packet: mqtt5.Packet) -> None:
+    """Refuse what the codec lets pass in packets other than PUBLISH.
+
+    Raises:
+        ValueError: Packet id 0 [MQTT-2.2.1-3, -4].
+    """
+    if getattr(packet, "packet_id", 1) == 0:
+        raise ValueError(_ID_ZERO)
+
+
+def check_run(run: list[PublishPacket], headers: bytes) -> None:
+    """Refuse what the codec lets pass in PUBLISH packets.
+
+    Raises:
+        InvalidTopic: A wildcard in a topic name or response topic [MQTT-3.3.2-2, -14].
+        ValueError: Packet id 0, DUP at QoS 0 or U+0000.
+    """
+    if any(header in headers for header in _DUP_AT_QOS_0):
+        raise ValueError("DUP at QoS 0 [MQTT-3.3.1-2]")
+    if 0 in [packet.packet_id for packet in run]:
+        raise ValueError(_ID_ZERO)
+    _check_topics(packet.topic for packet in run)
+    _check_topics(filter(None, [packet.response_topic for packet in run]))
+    texts = list(filter(None, [packet.content_type for packet in run]))
+    for pairs in filter(None, [packet.user_properties for packet in run]):
+        for pair in pairs:
+            texts += pair
+    _check_null("".join(texts))
+
+
+def _check_topics(topics: Iterable[str]) -> None:
+    joined = "".join(topics)
+    _check_null(joined)
+    if "#" in joined or "+" in joined:
+        raise InvalidTopic("a topic name with a wildcard [MQTT-3.3.2-2]")
+
+
+def _check_null(joined: str) -> None:
+    if "\0" in joined:
+        raise ValueError(_NULL)

@@ -1,0 +1,135 @@
+"""What the codec of MQTT 5 lets pass or dies of never gets through the decoder, and its panic is seen once at most."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import mqtt5
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mqtt5 import (
+    ConnAckPacket,
+    ConnectPacket,
+    DisconnectPacket,
+    PubAckPacket,
+    PublishPacket,
+    QoS,
+    SubscribePacket,
+    TopicFilter,
+    UnsubscribePacket,
+    Will,
+)
+
+from towline.mqtt import fence
+from towline.mqtt.codec import Decoder, MalformedPacket, PublishRun
+
+# A panic inside the codec leaves an exception that nothing can catch; the fence is about the one it raises.
+panics = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def _trust_again() -> Iterator[None]:
+    yield
+    Decoder._distrust = False
+
+
+#: One packet per place where a string can stand; each string is "ST" + a mark that the test replaces.
+WITH_STRINGS: list[mqtt5.Packet] = [
+    ConnectPacket("ST1", username="ST2", will=Will("ST3", content_type="ST4", payload=b"\xff"), password=b"\xff\xfe"),
+    ConnAckPacket(reason_str="ST1", assigned_client_id="ST2", user_properties=[("ST3", "ST4")], server_keep_alive=1),
+    ConnAckPacket(authentication_method="ST1", authentication_data=b"\xff", response_info="ST2"),
+    PublishPacket("ST1", b"\xff", content_type="ST2", response_topic="ST3", correlation_data=b"\xff", topic_alias=3),
+    PublishPacket("ST1", b"", qos=QoS(2), packet_id=9, user_properties=[("ST2", "ST3")], subscription_ids=[1, 300]),
+    PubAckPacket(1, reason_str="ST1"),
+    SubscribePacket(1, [TopicFilter("ST1"), TopicFilter("ST2")], subscription_id=200, user_properties=[("ST3", "")]),
+    UnsubscribePacket(1, ["ST1", "ST2"], user_properties=[("ST3", "ST4")]),
+    DisconnectPacket(reason_str="ST1", server_reference="ST2", session_expiry_interval=5),
+]
+PLACES = [(packet, mark) for packet in WITH_STRINGS for mark in range(1, 5) if b"ST%d" % mark in packet.write()]
+
+
+def with_bytes(packet: mqtt5.Packet, mark: int, text: bytes) -> bytes:
+    assert len(text) == 3
+    return packet.write().replace(b"ST%d" % mark, text)
+
+
+@pytest.mark.parametrize("text", [b"a\xff\xfe", b"\xed\xa0\x80", b"\xed\xbf\xbf", b"ab\xc3"], ids=bytes.hex)
+@pytest.mark.parametrize(("packet", "mark"), PLACES)
+def test_ill_formed_utf8_is_refused_in_every_place_and_the_codec_never_sees_it(
+    packet: mqtt5.Packet, mark: int, text: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """[MQTT-1.5.4-1]."""
+    with pytest.raises(MalformedPacket, match=r"MQTT-1\.5\.4-1") as caught:
+        Decoder().feed(with_bytes(packet, mark, text))
+    assert caught.value.reason == 0x81
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("packet", "mark"), PLACES)
+def test_u0000_is_refused_in_every_place(packet: mqtt5.Packet, mark: int) -> None:
+    """[MQTT-1.5.4-2]."""
+    with pytest.raises(MalformedPacket, match=r"MQTT-1\.5\.4-2"):
+        Decoder().feed(with_bytes(packet, mark, b"a\0b"))
+
+
+@pytest.mark.parametrize(("packet", "mark"), PLACES)
+@pytest.mark.parametrize("text", ["\ufffe", "\ufeff", "日"])
+def test_sound_text_passes_unchanged_in_every_place(packet: mqtt5.Packet, mark: int, text: str) -> None:
+    """Noncharacters are legal and U+FEFF is kept [MQTT-1.5.4-3]."""
+    data = with_bytes(packet, mark, text.encode())
+    (item,) = Decoder().feed(data)
+    read = item.packets[0] if isinstance(item, PublishRun) else item
+    assert read.write() == data
+
+
+@panics
+@pytest.mark.parametrize("topic", [b"a\xff\xfe", b"a\0b"])
+def test_a_large_gulp_is_judged_the_same_and_panics_once_at_most(
+    topic: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good = PublishPacket("topic", bytes(100)).write() * 400
+    bad = with_bytes(PublishPacket("ST1", b""), 1, topic)
+    for _ in range(5):
+        with pytest.raises(MalformedPacket):
+            Decoder().feed(good + bad + good)
+    assert capfd.readouterr().err.count("panicked") <= 1
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "words"),
+    [
+        ("32 06 0001 61 0000 00", 0x81, "packet id 0"),  # [MQTT-2.2.1-4]
+        ("40 02 0000", 0x81, "packet id 0"),
+        ("50 03 0000 00", 0x81, "packet id 0"),
+        ("62 02 0000", 0x81, "packet id 0"),
+        ("70 02 0000", 0x81, "packet id 0"),
+        ("90 04 0000 00 00", 0x81, "packet id 0"),
+        ("B0 04 0000 00 00", 0x81, "packet id 0"),
+        ("38 04 0001 61 00", 0x81, "DUP"),  # [MQTT-3.3.1-2]
+        ("30 08 0001 61 04 08 0001 23", 0x90, "wildcard"),  # [MQTT-3.3.2-14]
+        ("20 05 00 00 02 24 02", 0x81, "Maximum QoS"),
+    ],
+)
+def test_what_the_codec_lets_pass(data: str, reason: int, words: str) -> None:
+    mqtt5.read(memoryview(bytes.fromhex(data)))
+    with pytest.raises(MalformedPacket, match=words) as caught:
+        Decoder().feed(bytes.fromhex(data))
+    assert caught.value.reason == reason
+
+
+def test_a_topic_alias_without_a_topic_passes() -> None:
+    """[MQTT-3.3.2-8]: the session knows what the alias means."""
+    (item,) = Decoder().feed(PublishPacket("", b"x", topic_alias=3).write())
+    assert isinstance(item, PublishRun)
+    assert (item.packets[0].topic, item.packets[0].topic_alias) == ("", 3)
+
+
+@given(st.binary(max_size=60), st.integers(0, 15))
+def test_the_walk_ends_on_any_bytes(data: bytes, kind: int) -> None:
+    whole = bytes((kind << 4, len(data))) + data
+    with contextlib.suppress(ValueError):
+        fence.check_fields(whole)
+    with contextlib.suppress(IndexError):
+        fence.publish_is_sound(whole, 0, set())
