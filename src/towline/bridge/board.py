@@ -75,7 +75,8 @@ class LineView:
         if not self.samples:
             return 0.0
         now, received, committed = self.samples[-1]
-        if received <= committed:
+        known = self.account
+        if received <= committed or (known is not None and not known.waiting + known.arriving):
             return 0.0
         return now - max((at for at, total, _ in self.samples if total <= committed), default=self.samples[0][0])
 

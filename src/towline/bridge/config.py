@@ -20,26 +20,16 @@ from towline.bridge.mistakes import Mistakes, did_you_mean
 from towline.bridge.model import NAME, Bridge, Kafka, Line, SparkSection
 from towline.bridge.places import KeyPath, Places
 from towline.errors import ConfigError
+from towline.gateway.settings import GatewaySettings
 
 __all__ = ["Reader", "load", "parse"]
 
 _REFERENCE = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
-#: What [mqtt] and [uplink.mqtt] may set: the names of `GatewaySettings`.
-_MQTT_KEYS = (
-    "brokers",
-    "client_id",
-    "username",
-    "password_file",
-    "tls",
-    "keep_alive_s",
-    "session_expiry_s",
-    "receive_maximum",
-    "max_packet_bytes",
-    "linger_ms",
-    "connect_timeout_s",
-    "unknown_session",
-)
+#: What the bridge decides about a gateway from elsewhere in the file.
+_NOT_MQTT = {"name", "state_dir", "subscriptions", "guarantee", "ack_after", "journal", "owner_pid"}
+#: What [mqtt] and [uplink.mqtt] may set: all the rest of `GatewaySettings`.
+_MQTT_KEYS = tuple(name for name in GatewaySettings.model_fields if name not in _NOT_MQTT)
 #: Client settings the sink sets by itself, from the guarantee or this file.
 _OWNED = ("bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "request.required.acks")
 
@@ -257,8 +247,8 @@ class Reader:
         known = (*_MQTT_KEYS, "client_id_prefix") if path == ("mqtt",) else _MQTT_KEYS
         self._unknown(table, known, path, subject)
         made = {key: value for key, value in table.items() if key in known}
-        if isinstance(made.get("password_file"), str):
-            made["password_file"] = self._secret_file(Path(made["password_file"]), (*path, "password_file"), subject)
+        for key in [key for key in made if key.endswith("_file") and isinstance(made[key], str)]:
+            made[key] = self._secret_file(Path(made[key]), (*path, key), subject)
         if isinstance(tls := made.get("tls"), dict):
             made["tls"] = {
                 key: self._secret_file(Path(value), (*path, "tls", key), subject)

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["CONSUMER", "COUNTER", "Driver", "Reports", "main", "session", "start_query"]
+__all__ = ["CONSUMER", "COUNTER", "Driver", "Reports", "facts", "main", "session", "start_query"]
 
 #: Name of the observed metrics in a query's progress.
 COUNTER = "towline"
@@ -131,20 +131,9 @@ class _Listener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
         """A batch is in the commit log."""
-        progress = event.progress
-        place = json.loads(progress.sources[0].endOffset) if progress.sources else {}
-        begin = json.loads(progress.sources[0].startOffset or "null") if progress.sources else None
-        observed = progress.observedMetrics.get(COUNTER)
-        facts = {
-            "batch": progress.batchId,
-            "rows": progress.numInputRows,
-            "start": _offset(begin),
-            "end": _offset(place),
-            "journal": next((entry["journal"] for entry in place.get("gateways", {}).values()), ""),
-            "millis": dict(progress.durationMs),
-            "observed": {name: int(value or 0) for name, value in observed.asDict().items()} if observed else {},
-        }
-        self._on_batch(progress.name or "", facts)
+        # The objects beside the JSON turn an absent start offset into the text "None" (PySpark 4.3, SourceProgress).
+        progress = json.loads(event.progress.json)
+        self._on_batch(progress.get("name") or "", facts(progress))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         """Nothing to do."""
@@ -153,10 +142,26 @@ class _Listener(StreamingQueryListener):
         """Seen by the runner, with the reason."""
 
 
-def _offset(place: Any) -> int | None:
-    """The journal offset in a source offset of one gateway."""
-    gateways = (place or {}).get("gateways") or {}
-    return next((int(entry["offset"]) for entry in gateways.values()), None)
+def facts(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """What the account needs of a query's progress: batch, rows, journal, offsets, durations, observed counts."""
+    source: Mapping[str, Any] = next(iter(progress.get("sources") or []), {})
+    begin, end = _entry(source.get("startOffset")), _entry(source.get("endOffset"))
+    observed = (progress.get("observedMetrics") or {}).get(COUNTER) or {}
+    return {
+        "batch": progress["batchId"],
+        "rows": progress.get("numInputRows", 0),
+        "journal": end.get("journal", ""),
+        "start": begin.get("offset"),
+        "end": end.get("offset"),
+        "millis": progress.get("durationMs", {}),
+        "observed": {name: int(value or 0) for name, value in observed.items()},
+    }
+
+
+def _entry(place: Any) -> dict[str, Any]:
+    """The one gateway's part of a source offset (`towline.spark.offsets`)."""
+    gateways = place.get("gateways", {}) if isinstance(place, dict) else {}
+    return next(iter(gateways.values()), {})
 
 
 class _Runner:

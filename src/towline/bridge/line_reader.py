@@ -142,7 +142,9 @@ class LineReader:
     def _tls(self, merged: dict[str, Any], origin: dict[str, KeyPath]) -> None:
         brokers = merged.get("brokers", [])
         brokers = brokers.split(",") if isinstance(brokers, str) else brokers
-        plain = isinstance(brokers, list) and not any(str(uri).strip().startswith("mqtts:") for uri in brokers)
+        plain = isinstance(brokers, list) and not any(
+            str(uri).strip().startswith(("mqtts:", "wss:")) for uri in brokers
+        )
         if merged.get("tls") and plain and brokers:
             what = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
             self._found.add("TL-C17", origin["tls"], self._subject, what, "Write mqtts://, or remove tls.")

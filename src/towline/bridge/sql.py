@@ -209,6 +209,9 @@ def apply(frame: DataFrame, routes: Sequence[Route], counter: str | Observation)
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
+    for route in routes:
+        if route.where is not None:
+            F.expr(route.where)  # on its own first: half a condition must not be completed by what stands around it
     made = expressions(routes)
     for name in (LEVELS, ROUTE, KEEP, TOPIC):
         frame = frame.withColumn(name, F.expr(made[name]))

@@ -1,0 +1,66 @@
+"""What the driver takes from Spark's progress; the rest is tested on a real Spark."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from towline.bridge.account import Counts
+from towline.bridge.driver import Reports, facts
+
+
+def place(offset: int) -> dict[str, Any]:
+    return {"gateways": {"plant": {"journal": "j", "offset": offset}}, "tick": 0}
+
+
+PROGRESS = {
+    "name": "line",
+    "batchId": 3,
+    "numInputRows": 10,
+    "durationMs": {"triggerExecution": 41},
+    "sources": [{"startOffset": place(5), "endOffset": place(15), "latestOffset": {"x": 1}}],
+    "observedMetrics": {"towline": {"rows": 10, "filtered": 2, "unrouted": 1, "fallback": 0}},
+}
+
+
+def test_progress_becomes_facts() -> None:
+    assert facts(PROGRESS) == {
+        "batch": 3,
+        "rows": 10,
+        "journal": "j",
+        "start": 5,
+        "end": 15,
+        "millis": {"triggerExecution": 41},
+        "observed": {"rows": 10, "filtered": 2, "unrouted": 1, "fallback": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sources": [{"startOffset": None, "endOffset": place(15)}]},
+        {"sources": []},
+        {"sources": [{"endOffset": "None"}]},
+        {"observedMetrics": {}},
+        {"observedMetrics": {"towline": {"rows": None}}},
+    ],
+)
+def test_what_spark_leaves_out_does_no_harm(change: dict[str, Any]) -> None:
+    made = facts({**PROGRESS, **change})
+    assert Counts().add(made).agree
+
+
+def test_a_report_is_one_line_of_json() -> None:
+    stream = io.StringIO()
+    Reports(stream).say("failed", line="x", text="a\nb")
+    (line,) = stream.getvalue().splitlines()
+    assert json.loads(line)["text"] == "a\nb"
+
+
+def test_a_reader_that_is_gone_does_no_harm() -> None:
+    stream = io.StringIO()
+    stream.close()
+    Reports(stream).say("progress")

@@ -1,0 +1,165 @@
+"""The command line: help, exit codes, one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from towline.cli import COMMANDS, main
+from towline.cli._screen import plain
+from towline.errors import ConfigError, KafkaError
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "bridge.toml"
+
+
+FAULT = "This is a fault in Towline; please report it with the output of TOWLINE_DEBUG=1."
+
+
+def ran(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code, out, err
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], ["help"]])
+def test_help_fits_a_screen_and_has_an_example(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    code, out, err = ran(capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert "Example:" in out
+    assert len(out.splitlines()) <= 24
+    assert all(len(line) <= 100 for line in out.splitlines())
+    assert all(f"  {name}" in out for name in ("run", "check", "status", "gateway"))
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "['typer', 'rich', 'pydantic', 'pyarrow', 'pyspark', 'confluent_kafka']"
+    code = f"import sys\nfrom towline.cli import _run\n_run(['--help'])\nassert not set({heavy}) & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
+
+
+@pytest.mark.parametrize("name", ["run", "check", "status", "gateway"])
+def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    code, out, _ = ran(capsys, name, "-h")
+    assert code == 0
+    assert "Example:" in out
+    assert len(out.splitlines()) <= 30
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ran(capsys, "--version")
+    assert code == 0
+    assert out.startswith("towline ")
+
+
+def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran(capsys, "chek") == (2, "", 'towline: there is no command "chek". Did you mean "check"?   [TL-C01]\n')
+    assert ran(capsys, "--nope")[2] == 'towline: there is no option "--nope". See towline --help.   [TL-C01]\n'
+
+
+def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = ran(capsys, "check", "--nope")
+    assert code == 2
+    assert "No such option: --nope" in err
+    assert "Traceback" not in err
+
+
+def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = ran(capsys, "check", str(EXAMPLE))
+    assert (code, err) == (0, "")
+    for text in ("telemetry/+/+/# (QoS 1)", "kafka:telemetry", "client id plant-7-telemetry", "lost", "doubled"):
+        assert text in out
+
+
+def test_check_prints_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = ran(capsys, "check", "--json", str(EXAMPLE))
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["lines"][0]["routes"][0]["filter"] == "telemetry/+/+/#"
+    assert plan["kafka"]["topics"] == ["event.other", "telemetry"]
+    assert plan["warnings"] == []
+
+
+def test_check_lists_every_mistake_and_ends_with_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "bridge.toml"
+    file.write_text('nam = "x"\nstate_dir = 3\n')
+    code, out, err = ran(capsys, "check", str(file))
+    assert (code, out) == (2, "")
+    assert err.count("\n") == err.count("[TL-C") >= 4
+
+
+def test_check_warns_of_what_is_allowed_and_odd(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "bridge.toml"
+    text = EXAMPLE.read_text() + '\n[[uplink.route]]\nfrom = "telemetry/{a}/b"\ntopic = "x.{a}"\n'
+    file.write_text(text + '[[uplink.route]]\nfrom = "{kind}/t/c"\ntopic = "z"\n')
+    code, out, _ = ran(capsys, "check", str(file))
+    assert code == 0
+    assert "route 3 never gets a message: route 1 takes all of them" in out
+    assert 'the filters "telemetry/+/+/#" and "+/t/c" overlap' in out
+    assert "route 3 takes its topic from the message and has no fallback_topic" in out
+
+
+def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for command in ("check", "run", "gateway", "status"):
+        code, _, err = ran(capsys, command, str(tmp_path / "nope.toml"))
+        assert code == 2
+        assert err.endswith("[TL-C10]\n")
+        assert err.count("\n") == 1
+
+
+def test_gateway_asks_which_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "bridge.toml"
+    text = EXAMPLE.read_text()
+    file.write_text(text + text[text.index("[[uplink]]") :].replace('"telemetry" ', '"other" ', 1))
+    assert "there are several lines: telemetry, other. Name one with --line." in ran(capsys, "gateway", str(file))[2]
+    code, _, err = ran(capsys, "gateway", str(file), "--line", "telemetri")
+    assert code == 2
+    assert 'Did you mean "telemetry"?' in err
+
+
+def test_status_of_nothing_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = ran(capsys, "status", "--state-dir", str(tmp_path))
+    assert code == 2
+    assert "no bridge has run here" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ConfigError("TL-C99", "x", "wrong", "Mend it."), 2, "x: wrong. Mend it.   [TL-C99]\n"),
+        (KafkaError("TL-K99", "x", "gone"), 1, "x: gone.   [TL-K99]\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (
+            ValueError("odd.\nmore"),
+            1,
+            f"towline fake: unexpected ValueError: odd. {FAULT}   [TL-X01]\n",
+        ),
+    ],
+)
+def test_nothing_ends_in_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, line: str
+) -> None:
+    def fake() -> None:
+        raise error
+
+    module = types.ModuleType("towline.cli.fake")
+    vars(module)["fake"] = fake
+    monkeypatch.setitem(sys.modules, "towline.cli.fake", module)
+    monkeypatch.setitem(COMMANDS, "fake", "fails")
+    monkeypatch.setattr("towline.cli._present", lambda _name: True)
+    assert ran(capsys, "fake") == (code, "", line)
+
+
+def test_marks_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ascii:
+        encoding = "ascii"
+
+    monkeypatch.setattr(sys, "stdout", Ascii())
+    assert plain("▸ a → b ✓") == "> a > b +"
