@@ -126,6 +126,10 @@ def publish(broker: Mosquitto, first: int, count: int, *, topic: str = "t/d/x", 
     device.loop_stop()
 
 
+def _headers(record: Any) -> dict[str, Any]:
+    return dict(record.headers() or [])
+
+
 def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:
     """Key, value and headers of every record."""
     settings = {"bootstrap.servers": bootstrap, "group.id": str(uuid.uuid4()), "enable.auto.commit": False}
@@ -138,7 +142,7 @@ def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]
         while len(made) < end:
             records = consumer.consume(end - len(made), timeout=20)
             assert records, f"{len(made)} of {end} records came"
-            made += [(r.key(), r.value(), dict(list(r.headers() or []))) for r in records]
+            made += [(r.key(), r.value(), _headers(r)) for r in records]
         return made
     finally:
         consumer.close()

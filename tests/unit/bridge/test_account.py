@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from towline.bridge.account import Counts, account
 from towline.bridge.backoff import Backoff
 from towline.bridge.board import Board, LineView, read_board
 from towline.bridge.failures import reason
-from towline.bridge.screen import PlainScreen, line_state, summary
+from towline.bridge.screen import PlainScreen, _table, line_state, make_screen, summary
 from towline.errors import KafkaError
 
 
@@ -142,6 +144,25 @@ def test_the_plain_screen_says_only_what_changed(capsys: pytest.CaptureFixture[s
     screen.show(board)
     screen.show(board)
     assert capsys.readouterr().out.count("received 5") == 1
+
+
+def test_the_table_shows_numbers_and_the_reason(tmp_path: Path) -> None:
+    board = Board("b", tmp_path, ["l", "m"])
+    board.lines["l"].status = status(5000, 5000, 4000)
+    board.lines["l"].query_error = "k1:9092: gone. [odd] markup   [TL-K01]"
+    console = Console(file=io.StringIO(), width=160, record=True)
+    console.print(_table(board))
+    text = console.export_text()
+    assert "5,000" in text
+    assert "4,000" in text
+    assert "gone. [odd] markup   [TL-K01]" in text
+
+
+def test_the_live_screen_prints_events_as_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with make_screen(live=True) as screen:
+        screen.show(Board("b", tmp_path, ["l"]))
+        screen.say("x: [bold]wrong[/bold].   [TL-X01]")
+    assert "x: [bold]wrong[/bold].   [TL-X01]" in capsys.readouterr().out
 
 
 def test_backoff_doubles_to_a_limit_and_begins_again() -> None:
