@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import warnings
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -54,7 +55,8 @@ class Mosquitto(Server):
 
     It listens on 127.0.0.1 only and lets everybody in, unless `settings` name a ``password_file``. All limits are
     Mosquitto's own (``max_queued_messages`` 1000 among them) unless `settings` say otherwise. With a ``certfile`` the
-    listener speaks TLS.
+    listener speaks TLS. A ``listener`` among the settings is a second one (``9001 127.0.0.1``, ``0 /path``), to which
+    the settings after it belong (``protocol websockets``).
 
     Args:
         directory: Configuration, log, persistence and state live here.
@@ -98,7 +100,12 @@ class Mosquitto(Server):
 
     @property
     def _tls(self) -> bool:
-        return "certfile" in self.settings
+        return "certfile" in self._first_listener
+
+    @property
+    def _first_listener(self) -> Mapping[str, str]:
+        """The settings up to a further ``listener``, whose own come after it."""
+        return dict(takewhile(lambda line: line[0] != "listener", self.settings.items()))
 
     def _command(self, ports: tuple[int, ...]) -> list[str | Path]:
         installed = find_mosquitto(self._binary)

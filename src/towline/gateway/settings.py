@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-__all__ = ["AckAfter", "Broker", "GatewaySettings", "Guarantee", "JournalLimits", "Subscription", "TlsSettings"]
+from towline.mqtt.transport.endpoint import Endpoint, Scheme
+from towline.mqtt.transport.proxy import Proxy
 
-#: Ports when a broker URI names none (IANA).
-DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
+__all__ = ["AckAfter", "Broker", "GatewaySettings", "Guarantee", "JournalLimits", "Subscription", "TlsSettings"]
 
 
 class Guarantee(StrEnum):
@@ -33,56 +33,82 @@ class AckAfter(StrEnum):
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Broker(_Model):
-    """One MQTT broker: ``mqtt://host:1883`` or ``mqtts://host:8883``; no user or password in the URI."""
+    """One MQTT broker: ``mqtt://``, ``mqtts://``, ``ws://``, ``wss://`` or ``unix:///PATH``; no password in the URI.
 
-    scheme: Literal["mqtt", "mqtts"]
+    Attributes:
+        scheme: How it is reached.
+        host: Name or address; ``localhost`` for a Unix socket.
+        port: TCP port; 0 for a Unix socket.
+        path: Of the WebSocket resource or the Unix socket; empty for plain MQTT.
+    """
+
+    scheme: Scheme
     host: str = Field(min_length=1)
-    port: int = Field(ge=1, le=65535)
+    port: int = Field(ge=0, le=65535)
+    path: str = ""
 
     @classmethod
     def parse(cls, uri: str) -> Self:
         """Read a broker URI.
 
         Raises:
-            ValueError: For another scheme, a missing host, a bad port, or credentials inside the URI.
+            ValueError: As `towline.mqtt.transport.Endpoint.parse`.
         """
-        parts = urlsplit(uri if "://" in uri else f"mqtt://{uri}")
-        if parts.scheme not in DEFAULT_PORTS:
-            raise ValueError(f'"{parts.scheme}://" is not a broker scheme; use mqtt:// or mqtts://')
-        if parts.username or parts.password:
-            raise ValueError("a broker URI carries no user or password; use username and password_file")
-        if not parts.hostname or parts.path not in ("", "/"):
-            raise ValueError("a broker URI is mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
-        try:
-            port = parts.port
-        except ValueError:
-            raise ValueError("the port of a broker URI is a number from 1 to 65535") from None
-        return cls.model_validate(
-            {"scheme": parts.scheme, "host": parts.hostname, "port": port or DEFAULT_PORTS[parts.scheme]}
-        )
+        return cls.model_validate(asdict(Endpoint.parse(uri)))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The same for the transport."""
+        return Endpoint(self.scheme, self.host, self.port, self.path)
 
     @property
     def tls(self) -> bool:
         """Whether the connection is encrypted."""
-        return self.scheme == "mqtts"
+        return self.endpoint.tls
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return str(self.endpoint)
 
 
 class TlsSettings(_Model):
-    """How the broker is verified and how we prove who we are; verification is on."""
+    """How the broker is verified and how we prove who we are; verification is on.
+
+    Attributes:
+        ca_file: Trusted certificates (PEM); None for the system's.
+        cert_file: Our certificate chain, for a broker that asks for one.
+        key_file: Its private key; None when it is in `cert_file`.
+        key_password_file: Holds the password of an encrypted key.
+        server_name: The name the certificate must carry, and sent as SNI; None for the broker's host.
+        alpn: Protocols offered, such as ``mqtt``.
+        min_version: Oldest TLS spoken.
+        insecure: Verify nothing; shown in every status.
+    """
 
     ca_file: Path | None = None
     cert_file: Path | None = None
     key_file: Path | None = None
-    server_name: str | None = None
+    key_password_file: Path | None = None
+    server_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    alpn: tuple[Annotated[str, Field(pattern=r"^[!-~]{1,255}$")], ...] = ()
+    min_version: Literal["1.2", "1.3"] = "1.2"
     insecure: bool = False
+
+    @field_validator("alpn", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: object) -> object:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.key_file and not self.cert_file:
+            raise ValueError("key_file needs cert_file, the certificate of the key")
+        if self.key_password_file and not self.cert_file:
+            raise ValueError("key_password_file needs cert_file")
+        return self
 
 
 class Subscription(_Model):
@@ -149,7 +175,9 @@ class GatewaySettings(_Model):
     Attributes:
         name: Names the gateway in rows, logs and metrics.
         state_dir: Directory of this gateway alone: journal, lock, endpoint.
-        brokers: Tried in this order, again from the first after the last.
+        brokers: Tried in this order, again from the first after the last, and after a connection that worked.
+        proxy: ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT`` on the way to the brokers.
+        proxy_password_file: Its password.
         client_id: Stable MQTT client id; default the name.
         subscriptions: At least one.
         guarantee: Sets ``ack_after`` unless it is given.
@@ -171,6 +199,8 @@ class GatewaySettings(_Model):
     username: str | None = None
     password_file: Path | None = None
     tls: TlsSettings = TlsSettings()
+    proxy: str | None = None
+    proxy_password_file: Path | None = None
     subscriptions: tuple[Subscription, ...] = Field(min_length=1)
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     ack_after: AckAfter | None = None
@@ -199,13 +229,31 @@ class GatewaySettings(_Model):
             raise ValueError("a topic filter is subscribed twice; give each filter one QoS")
         if self.guarantee is not Guarantee.AT_MOST_ONCE:
             if self.session_expiry_s == 0:
-                raise ValueError(f"guarantee {self.guarantee} needs a session that outlives the connection; raise session_expiry_s")
+                raise ValueError(
+                    f"guarantee {self.guarantee} needs a session that outlives the connection; raise session_expiry_s"
+                )
             if self.acks is AckAfter.RECEIVED:
                 raise ValueError(f"guarantee {self.guarantee} needs ack_after journal or kafka, not received")
             low = [s.filter for s in self.subscriptions if s.qos == 0]
             if low:
                 raise ValueError(f'guarantee {self.guarantee} needs QoS 1, "{low[0]}" is subscribed with QoS 0')
         return self
+
+    @model_validator(mode="after")
+    def _proxied(self) -> Self:
+        if self.proxy is None:
+            if self.proxy_password_file:
+                raise ValueError("proxy_password_file needs proxy")
+            return self
+        Proxy.parse(self.proxy, self.proxy_password_file)
+        if any(broker.scheme == "unix" for broker in self.brokers):
+            raise ValueError("a Unix socket is not reached through a proxy")
+        return self
+
+    @property
+    def way(self) -> Proxy | None:
+        """The proxy on the way to the brokers."""
+        return Proxy.parse(self.proxy, self.proxy_password_file) if self.proxy else None
 
     @property
     def acks(self) -> AckAfter:

@@ -1,0 +1,118 @@
+"""Where a broker is: a URI, read and checked once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, Self, TypeAlias, cast
+from urllib.parse import SplitResult, urlsplit
+
+__all__ = ["DEFAULT_PATH", "DEFAULT_PORTS", "Endpoint", "Scheme"]
+
+Scheme: TypeAlias = Literal["mqtt", "mqtts", "ws", "wss", "unix"]
+
+#: Ports when a URI names none (IANA; RFC 6455 section 3).
+DEFAULT_PORTS: Final[dict[str, int]] = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+#: Path of a WebSocket URI that names none: what EMQX, HiveMQ, AWS and most front ends serve, and Mosquitto takes any.
+DEFAULT_PATH: Final = "/mqtt"
+#: Longest path of a Unix socket in bytes (unix(7): sun_path has 108 with its final NUL).
+_LONGEST_UNIX_PATH: Final = 107
+#: A URI path as RFC 3986 section 3.3 allows it; no control character may reach a request line.
+_URI_PATH: Final = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One broker's address.
+
+    Attributes:
+        scheme: ``mqtt``, ``mqtts``, ``ws``, ``wss`` or ``unix``.
+        host: Name or address; ``localhost`` for a Unix socket.
+        port: TCP port; 0 for a Unix socket.
+        path: Of the WebSocket resource or of the Unix socket; empty for plain MQTT.
+    """
+
+    scheme: Scheme
+    host: str
+    port: int
+    path: str = ""
+
+    @classmethod
+    def parse(cls, uri: str) -> Self:
+        """Read ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://HOST[:PORT][/PATH]``, ``wss://`` or ``unix:///PATH``.
+
+        Raises:
+            ValueError: For anything else, and for credentials, which a URI would carry into every log.
+        """
+        try:
+            parts = urlsplit(uri if "://" in uri else f"mqtt://{uri}")
+        except ValueError:
+            raise ValueError("a broker URI is mqtt://HOST[:PORT]; an IPv6 address stands in [ ]") from None
+        if parts.scheme not in {*DEFAULT_PORTS, "unix"}:
+            known = "mqtt://, mqtts://, ws://, wss:// or unix://"
+            raise ValueError(f'"{parts.scheme}://" is not a broker scheme; use {known}')
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("a broker URI carries no user or password; use username and password_file")
+        if parts.query or parts.fragment:
+            raise ValueError("a broker URI ends with its path: no ? and no #")
+        scheme = cast("Scheme", parts.scheme)
+        if scheme == "unix":
+            return cls(scheme, "localhost", 0, _unix_path(parts))
+        return cls(scheme, _host(parts), _port(parts), _web_path(parts))
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connection is encrypted."""
+        return self.scheme in {"mqtts", "wss"}
+
+    @property
+    def websocket(self) -> bool:
+        """Whether MQTT travels in WebSocket frames."""
+        return self.scheme in {"ws", "wss"}
+
+    @property
+    def authority(self) -> str:
+        """``HOST:PORT``, an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"unix://{self.path}" if self.scheme == "unix" else f"{self.scheme}://{self.authority}{self.path}"
+
+
+def _host(parts: SplitResult) -> str:
+    if not parts.hostname:
+        raise ValueError(f"a broker URI is {parts.scheme}://HOST[:PORT]")
+    if any(c.isspace() or not c.isprintable() for c in parts.hostname):
+        raise ValueError("the host of a broker URI has no spaces")
+    try:
+        return parts.hostname.encode("idna").decode() if not parts.hostname.isascii() else parts.hostname
+    except UnicodeError:
+        raise ValueError("the host of a broker URI is no host name") from None
+
+
+def _port(parts: SplitResult) -> int:
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ValueError("the port of a broker URI is a number from 1 to 65535")
+    return port or DEFAULT_PORTS[parts.scheme]
+
+
+def _web_path(parts: SplitResult) -> str:
+    if parts.scheme in {"ws", "wss"}:
+        if parts.path and not _URI_PATH.fullmatch(parts.path):
+            raise ValueError("the path of a WebSocket URI has only letters, digits and -._~!$&'()*+,;=:@%/")
+        return parts.path or DEFAULT_PATH
+    if parts.path not in {"", "/"}:
+        raise ValueError("a broker URI is mqtt://HOST[:PORT] or mqtts://HOST[:PORT], without a path")
+    return ""
+
+
+def _unix_path(parts: SplitResult) -> str:
+    if parts.netloc or not parts.path.startswith("/") or parts.path.endswith("/"):
+        raise ValueError("a Unix socket is unix:///PATH, three slashes and the absolute path of the socket")
+    if "\0" in parts.path or len(parts.path.encode()) > _LONGEST_UNIX_PATH:
+        raise ValueError(f"the path of a Unix socket has at most {_LONGEST_UNIX_PATH} bytes")
+    return parts.path

@@ -1,0 +1,130 @@
+"""Waiting with an end: one deadline for all the steps of a connection, and a way to give up before it."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+__all__ = ["Patience", "Waitable", "plain"]
+
+#: How often a wait asks whether it should be given up, in seconds.
+_STEP: Final = 0.1
+
+T = TypeVar("T")
+
+
+class Waitable(Protocol):
+    """What has a descriptor."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+
+
+class Patience:
+    """The time left for a connection.
+
+    Args:
+        timeout_s: Seconds from now.
+        cancelled: Asked while waiting, at least every 0.1 s; True ends the wait.
+    """
+
+    def __init__(self, timeout_s: float, cancelled: Callable[[], bool] = lambda: False) -> None:
+        self._timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+        self._cancelled = cancelled
+
+    def left(self) -> float:
+        """Seconds left, more than 0.
+
+        Raises:
+            TimeoutError: None are left, or the wait was given up.
+        """
+        if self._cancelled():
+            raise TimeoutError("given up")
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no answer within {self._timeout_s:g} s")
+        return left
+
+    def step(self, longest: float = _STEP) -> float:
+        """Seconds to wait before looking around again, at most `longest`.
+
+        Raises:
+            TimeoutError: As `left`.
+        """
+        return min(self.left(), longest, _STEP)
+
+    def wait(self, what: Waitable, *, write: bool = False) -> None:
+        """Return when `what` can be read, or written.
+
+        Raises:
+            TimeoutError: As `left`.
+        """
+        poller = select.poll()
+        poller.register(what.fileno(), select.POLLOUT if write else select.POLLIN)
+        while not poller.poll(self.step() * 1000):
+            pass
+
+    def call(self, call: Callable[[], T], discard: Callable[[T], None] = lambda _result: None) -> T:
+        """Run a call that may block for long, such as a look-up in the DNS, and wait for it no longer than we may.
+
+        Args:
+            call: Runs in a thread of its own, which is left behind when the time is over.
+            discard: Gets the result that came too late.
+
+        Raises:
+            TimeoutError: As `left`.
+            BaseException: Whatever `call` raises.
+        """
+        running = _Call(call, discard)
+        threading.Thread(target=running.run, name="towline-connect", daemon=True).start()
+        try:
+            while not running.done.wait(self.step()):
+                pass
+        except TimeoutError:
+            running.abandon()
+            raise
+        return running.outcome()
+
+
+class _Call(Generic[T]):
+    def __init__(self, call: Callable[[], T], discard: Callable[[T], None]) -> None:
+        self._call = call
+        self._discard = discard
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        try:
+            result = self._call()
+        except BaseException as error:  # noqa: BLE001  # raised again in the thread that waits
+            self._error = error
+        else:
+            with self._lock:
+                if self._abandoned:
+                    self._discard(result)
+                self._results.append(result)
+        self.done.set()
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._abandoned = True
+            for result in self._results:
+                self._discard(result)
+
+    def outcome(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+def plain(error: BaseException) -> str:
+    """The system's words for an error, without its number and our paths."""
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+    return str(reason).strip().rstrip(".").lower().replace("_", " ")

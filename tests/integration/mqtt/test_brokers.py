@@ -1,0 +1,103 @@
+"""Which broker of the list is in use, and how soon a dead line is noticed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.conftest import NewMosquitto
+from tests.helpers import lacking
+from tests.integration.gateway.conftest import NewGateway, publish
+from tests.integration.mqtt.ways import Relay
+from towline.devstack import Mosquitto
+
+
+def test_failover_and_return(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
+    """After a failover every reconnect begins at the first broker of the list."""
+    first, second = new_mosquitto(), new_mosquitto()
+    gateway = new_gateway(f"{first.uri},{second.uri}")
+    gateway.start()
+    assert gateway.until(state="online")["broker"] == first.uri
+    first.kill()
+    gateway.until(state="online", broker=second.uri, timeout=20)
+    publish(second, range(3))
+    gateway.until(journaled=3)
+    first.start()
+    assert gateway.status()["broker"] == second.uri, "a working connection is left alone"
+    second.restart()
+    gateway.until(state="online", broker=first.uri, timeout=20)
+    publish(first, range(3, 6))
+    gateway.until(journaled=6)
+    gateway.stop()
+    assert [int(row["payload"]) for row in gateway.rows()] == list(range(6))
+
+
+def test_a_first_broker_that_stays_away_does_not_hold_up_the_second(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway
+) -> None:
+    first, second = new_mosquitto(), new_mosquitto()
+    gateway = new_gateway(f"{first.uri},{second.uri}")
+    gateway.start()
+    gateway.until(state="online", broker=first.uri)
+    first.kill()
+    gateway.until(state="online", broker=second.uri, timeout=20)
+    second.restart()
+    status = gateway.until(state="online", broker=second.uri, connects=3, timeout=20)
+    assert status["held_back"] is None
+
+
+def test_a_half_open_line_is_found_within_one_and_a_half_keep_alives(
+    mosquitto: Mosquitto, new_gateway: NewGateway
+) -> None:
+    """The relay goes on acknowledging on the TCP level, so only the unanswered ping tells."""
+    with Relay(("127.0.0.1", mosquitto.port)) as relay:
+        gateway = new_gateway(f"mqtt://{relay.address}", keep_alive_s=5)
+        gateway.start()
+        gateway.until(state="online")
+        publish(mosquitto, range(5))
+        gateway.until(journaled=5)
+        relay.freeze()
+        began = time.monotonic()
+        publish(mosquitto, range(5, 10))  # on its way into the hole
+        gateway.until(state="online", connects=2, timeout=20)
+        took = time.monotonic() - began
+        assert took < 1.5 * 5 + 1.5, f"{took:.1f} s"
+        gateway.until(journaled=10)
+        gateway.stop()
+    assert [int(row["payload"]) for row in gateway.rows()] == list(range(10))
+    assert "no answer to PINGREQ within 3.75 s" in gateway.log.read_text()
+
+
+def test_a_line_whose_packets_vanish_is_given_up_by_the_system() -> None:
+    """In a network namespace of its own the loopback interface is taken down under a connection that writes."""
+    script = Path(__file__).with_name("vanishing.py")
+    if subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False, timeout=10).returncode:
+        lacking("no network namespace may be made here")
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        ["unshare", "-rn", sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert done.returncode == 0, done.stderr
+    took = float(done.stdout)
+    assert took < 2 * 1.5 + 1, "keep alive 2 s"
+
+
+def test_a_port_that_never_answers_is_given_up_in_time(new_gateway: NewGateway) -> None:
+    """It listens, and its system completes the TCP handshake; nobody accepts."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        gateway = new_gateway(f"mqtt://127.0.0.1:{port}", connect_timeout_s=1)
+        gateway.start()
+        began = time.monotonic()
+        while not (error := gateway.status()["last_error"]):
+            assert time.monotonic() - began < 10
+        assert error["code"] == "TL-M03"

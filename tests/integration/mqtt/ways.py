@@ -1,0 +1,175 @@
+"""Small real things between a client and a broker: a line that can be frozen, an HTTP proxy, a SOCKS5 proxy."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Self
+
+LOOPBACK = "127.0.0.1"
+
+
+class Relay:
+    """Forwards each connection to `target`; `freeze` stops that without closing anything, as a dead line does."""
+
+    def __init__(self, target: tuple[str, int] | str) -> None:
+        self.target = target
+        self._server = socket.create_server((LOOPBACK, 0))
+        self.port: int = self._server.getsockname()[1]
+        self._frozen = threading.Event()
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.connections = 0
+
+    def __enter__(self) -> Self:
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(5)
+        self._server.close()
+
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.port}"
+
+    def freeze(self) -> None:
+        """What is connected now hangs for ever; what connects later is forwarded."""
+        frozen, self._frozen = self._frozen, threading.Event()
+        frozen.set()
+
+    def meet(self, client: socket.socket) -> socket.socket | None:  # noqa: ARG002  # proxies do talk
+        """Talk to the client first, and connect to where it wants to go."""
+        if isinstance(self.target, str):
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(self.target)
+            return sock
+        return socket.create_connection(self.target, 5)
+
+    def _start(self, call: Callable[..., None], *given: object) -> None:
+        thread = threading.Thread(target=call, args=given, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._ended.is_set():
+            if select.select([self._server], [], [], 0.05)[0]:
+                self.connections += 1
+                self._start(self._serve, self._server.accept()[0], self._frozen)
+
+    def _serve(self, client: socket.socket, frozen: threading.Event) -> None:
+        with client, contextlib.suppress(OSError):
+            client.settimeout(5)
+            broker = self.meet(client)
+            if broker is not None:
+                with broker:
+                    self._forward({client: broker, broker: client}, frozen)
+
+    def _forward(self, peers: dict[socket.socket, socket.socket], frozen: threading.Event) -> None:
+        while not self._ended.is_set():
+            if frozen.is_set():
+                self._ended.wait()
+                return
+            for sock in select.select(list(peers), [], [], 0.05)[0]:
+                data = sock.recv(65536)
+                if frozen.is_set():
+                    break
+                if not data:
+                    return
+                peers[sock].sendall(data)
+
+
+class HttpProxy(Relay):
+    """An HTTP proxy that knows CONNECT only.
+
+    Args:
+        login: ``user:password`` that a client has to show.
+        names: What the proxy's own DNS knows.
+        reply: Sent in place of an own answer; cut into single bytes, as a slow proxy may.
+    """
+
+    def __init__(
+        self,
+        login: str | None = None,
+        names: dict[str, tuple[str, int]] | None = None,
+        reply: bytes = b"HTTP/1.1 200 Connection established\r\nVia: 1.1 test\r\n\r\n",
+    ) -> None:
+        super().__init__((LOOPBACK, 0))
+        self.login = login
+        self.names = names or {}
+        self.reply = reply
+        self.requests: list[str] = []
+
+    def meet(self, client: socket.socket) -> socket.socket | None:
+        request = b""
+        while not request.endswith(b"\r\n\r\n"):
+            request += client.recv(1)
+        lines = request.decode().split("\r\n")
+        self.requests.append(lines[0])
+        wanted = f"Proxy-Authorization: Basic {base64.b64encode((self.login or '').encode()).decode()}"
+        if self.login and wanted.lower() not in [line.lower() for line in lines]:
+            client.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic\r\n\r\n")
+            return None
+        host, _, port = lines[0].split()[1].rpartition(":")
+        where = self.names.get(host, (host.strip("[]"), int(port)))
+        broker = socket.create_connection(where, 5) if b" 200 " in self.reply else None
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in self.reply:
+            client.sendall(bytes([byte]))
+        return broker
+
+
+class SocksProxy(HttpProxy):
+    """A SOCKS5 proxy (RFC 1928, RFC 1929) that knows CONNECT only."""
+
+    def meet(self, client: socket.socket) -> socket.socket | None:
+        _version, count = _exactly(client, 2)
+        offered = _exactly(client, count)
+        method = 2 if self.login else 0
+        if method not in offered:
+            client.sendall(b"\x05\xff")
+            return None
+        client.sendall(bytes([5, method]))
+        if self.login and not self._logged_in(client):
+            return None
+        return self._lead(client)
+
+    def _logged_in(self, client: socket.socket) -> bool:
+        user = _exactly(client, _exactly(client, 2)[1]).decode()
+        password = _exactly(client, _exactly(client, 1)[0]).decode()
+        right = f"{user}:{password}" == self.login
+        client.sendall(bytes([1, 0 if right else 1]))
+        return right
+
+    def _lead(self, client: socket.socket) -> socket.socket | None:
+        _version, _command, _reserved, kind = _exactly(client, 4)
+        size = {1: 4, 4: 16}.get(kind) or _exactly(client, 1)[0]
+        address = _exactly(client, size)
+        port = struct.unpack("!H", _exactly(client, 2))[0]
+        family = {1: socket.AF_INET, 4: socket.AF_INET6}.get(kind)
+        host = socket.inet_ntop(family, address) if family else address.decode()
+        self.requests.append(f"{host}:{port}")
+        try:
+            broker = socket.create_connection(self.names.get(host, (host, port)), 5)
+        except OSError:
+            client.sendall(b"\x05\x05\x00\x01" + bytes(6))  # connection refused
+            return None
+        client.sendall(b"\x05\x00\x00\x01" + bytes(6))
+        return broker
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = sock.recv(count - len(data))
+        if not more:
+            raise ConnectionError("closed")
+        data += more
+    return data
