@@ -106,6 +106,7 @@ class Account:
         deduplicated: Recognised as repeats.
         adds_up: Whether the parts are the whole, and both witnesses agree.
         why_not: What does not agree, or "".
+        uncounted: Part of `in_kafka` that no report of Spark told of: a ``where`` may have left some of it out.
     """
 
     received: int
@@ -117,6 +118,7 @@ class Account:
     arriving: int
     adds_up: bool
     why_not: str = ""
+    uncounted: int = 0
     dead_lettered: int = 0
     deduplicated: int = 0
 
@@ -130,7 +132,8 @@ class Account:
             "deduplicated": self.deduplicated,
             "arriving": self.arriving,
         }
-        parts = [f"in Kafka {self.in_kafka:,}", *(f"{name} {count:,}" for name, count in rest.items() if count)]
+        unseen = f" ({self.uncounted:,} of them uncounted)" if self.uncounted else ""
+        parts = [f"in Kafka {self.in_kafka:,}{unseen}", *(f"{name} {count:,}" for name, count in rest.items() if count)]
         parts.append(f"waiting {self.waiting:,}")
         verdict = "adds up ✓" if self.adds_up else f"does not add up ✗ ({self.why_not})"
         return f"received {self.received:,} = {' + '.join(parts)}   {verdict}"
@@ -169,4 +172,5 @@ def account(gateway: Mapping[str, Any], counts: Counts) -> Account:
         arriving=received - end,
         adds_up=not why_not,
         why_not=why_not,
+        uncounted=committed - counts.rows - counts.skipped if counts.agree and not why_not else 0,
     )

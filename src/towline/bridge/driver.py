@@ -47,6 +47,8 @@ STOP_S = 60.0
 #: What a process that lost its JVM ends with.
 EXIT_JVM_GONE = 3
 _PROCESSING = "Processing new data"
+#: More than the listener can be behind.
+_LAST_BATCHES = 10
 
 
 class Reports:
@@ -189,6 +191,7 @@ class _Runner:
                 self._query = start_query(self._driver.spark, self._driver.bridge, self.line)
                 self._driver.reports.say("started", line=self.line.name)
             elif self._query is not None and not self._query.isActive:
+                self._catch_up(self._query)
                 ended, self._query = self._query.exception(), None
                 if ended is not None:
                     self._failed(ended)
@@ -209,7 +212,15 @@ class _Runner:
                 if query.status["message"] != _PROCESSING or self._batch_done.wait(0.005):
                     break
             query.stop()
+            self._catch_up(query)
         self._driver.reports.say("stopped", line=self.line.name)
+
+    def _catch_up(self, query: StreamingQuery) -> None:
+        """Report the last batches once more: the listener's thread may not have come to them; repeats do no harm."""
+        for progress in query.recentProgress[-_LAST_BATCHES:]:
+            told = getattr(progress, "json", None)
+            known = json.loads(told) if isinstance(told, str) else dict(progress)
+            self._driver.reports.say("progress", line=self.line.name, **facts(known))
 
     def _failed(self, error: Exception) -> None:
         if self._driver.stopping.is_set() or self._driver.jvm_gone():

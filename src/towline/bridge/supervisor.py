@@ -98,12 +98,17 @@ class Supervisor:
                 with self._board.lock:
                     for view in self._board.lines.values():
                         view.sample(now)
-                self._board.save()
+                self._save()
             self._refresh()
             if fatal := self._fatal():
                 return fatal
             self._ending.wait(TICK_S)
         return None
+
+    def _save(self, *, ended: bool = False) -> None:
+        """Write ``bridge.json``; a full disk is the gateways' concern, and no reason to end them."""
+        with contextlib.suppress(OSError):
+            self._board.save(ended=ended)
 
     def _refresh(self) -> None:
         for text in self._board.heard():
@@ -151,7 +156,7 @@ class Supervisor:
         for keeper in self._gateways:
             keeper.end(at_once=self._interrupts > 1)
         self._refresh()
-        self._board.save(ended=True)
+        self._save(ended=True)
         for text in self._farewell():
             self._screen.say(text)
 
@@ -208,8 +213,9 @@ def _alone(bridge: Bridge) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals(asked: Callable[[], None]) -> Iterator[None]:
-    """Call on SIGINT and SIGTERM; the former handlers come back afterwards."""
-    former = {number: signal.signal(number, lambda *_: asked()) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Call on SIGINT, SIGTERM and SIGHUP; the former handlers come back afterwards."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, lambda *_: asked()) for number in numbers}
     try:
         yield
     finally:

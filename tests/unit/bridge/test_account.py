@@ -54,6 +54,12 @@ def test_more_rows_than_offsets_is_told() -> None:
     assert "does not add up" in known.sentence()
 
 
+def test_what_no_report_told_of_is_named() -> None:
+    counts = Counts().add(batch(0, 0, 10)).add(batch(2, 14, 20))
+    assert account(status(25, 25, 25), counts).uncounted == 9
+    assert "in Kafka 25 (9 of them uncounted)" in account(status(25, 25, 25), counts).sentence()
+
+
 def test_another_journal_begins_anew() -> None:
     counts = Counts().add(batch(0, 0, 10))
     assert counts.add({**batch(0, 0, 3), "journal": "k"}).rows == 3
