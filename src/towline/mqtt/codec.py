@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, TypeAlias
 
 import mqtt5
-from mqtt5 import PublishPacket
+from mqtt5 import ConnAckPacket, ConnAckReasonCode, PublishPacket
 
 from towline.mqtt import codec3, fence
 
@@ -33,6 +33,8 @@ _QOS_OF_HEADER: Final = bytes((byte >> 1) & 3 for byte in range(256))
 _MAX_LENGTH_BYTES: Final = 4
 #: A packet up to this size other than PUBLISH has no room for a string: type, length, packet id.
 _NO_STRINGS_BYTES: Final = 4
+#: CONNACK of a server that speaks only 3.x: the one packet of 3.x it may answer to a CONNECT of version 5.
+_OLDER_PROTOCOL: Final = b"\x20\x02\x00\x01"
 #: PUBLISHes of a gulp larger than this are read without a look at their UTF-8 first, which would cost half as much
 #: as reading them; after one panic there is no more trust in this process.
 _TRUSTED_GULP_BYTES: Final = 16 << 10
@@ -168,6 +170,8 @@ class Decoder:
     def _other5(self, buffer: bytes, view: memoryview, position: int) -> tuple[Packet, int]:
         """Read a packet that is no PUBLISH; rare enough to look at every field."""
         data = self._whole(buffer, position)
+        if data == _OLDER_PROTOCOL:
+            return ConnAckPacket(reason_code=ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION), len(data)
         if len(data) > _NO_STRINGS_BYTES:
             fence.check_fields(data)
         packet, length = mqtt5.read(view[position:])

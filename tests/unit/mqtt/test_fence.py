@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mqtt5 import (
     ConnAckPacket,
+    ConnAckReasonCode,
     ConnectPacket,
     DisconnectPacket,
     PubAckPacket,
@@ -124,6 +125,12 @@ def test_a_topic_alias_without_a_topic_passes() -> None:
     (item,) = Decoder().feed(PublishPacket("", b"x", topic_alias=3).write())
     assert isinstance(item, PublishRun)
     assert (item.packets[0].topic, item.packets[0].topic_alias) == ("", 3)
+
+
+def test_a_server_that_speaks_only_an_older_protocol_is_understood() -> None:
+    """It answers CONNECT of version 5 with a CONNACK of 3.1.1 and return code 1 [MQTT-3.1.2-2 of 3.1.1]."""
+    (packet,) = Decoder().feed(b"\x20\x02\x00\x01")
+    assert packet == ConnAckPacket(reason_code=ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
 
 
 @given(st.binary(max_size=60), st.integers(0, 15))

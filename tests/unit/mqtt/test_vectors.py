@@ -1,0 +1,70 @@
+"""The 1,343 client vectors of Eclipse Mosquitto as pure bytes, each in one piece, byte by byte and cut everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers import lacking
+from tests.unit.mqtt.vectors import FOLDER, Case, load, plans, play, play_in_one_gulp
+
+CASES = load()
+
+_NOT_FOUND = "the case wants PUBREL with reason 0; section 3.6.2.1 has 0x92 for a packet id that is not known"
+_NO_CODES = "an UNSUBACK without a reason code for each topic filter [MQTT-3.11.3-1, -2]"
+_UNKNOWN_CODE = "an UNSUBACK with a reason code that does not exist [MQTT-3.11.3-2]"
+_UNASKED = "an UNSUBACK for no UNSUBSCRIBE of ours [MQTT-3.10.4-5]; inconsistent with the session, so we close"
+
+#: Case → the statement that the case itself breaks, or that lets us answer more precisely.
+DEVIATIONS: dict[str, str] = {
+    "CONNACK/v5.0 CONNACK/20 long": "a byte after the properties; CONNACK has no payload (section 3.2.3)",
+    "CONNACK/v5.0 CONNACK ALLOWED PROPERTIES VALID/20 with authentication-method (UTF-8 string)": (
+        "an Authentication Method though CONNECT had none [MQTT-4.12.0-6]"
+    ),
+    **{f"PUBREC/v5.0 PUBREC unsolicited/50 {name}": _NOT_FOUND for name in ("len=2", "len=3", "len=4 ok")},
+    **{f"UNSUBACK/v5.0 UNSUBACK/B0{name}": _NO_CODES for name in ("", " with property")},
+    "UNSUBACK/v5.0 UNSUBACK/B0 reason code 0xFF unknown": _UNKNOWN_CODE,
+    "UNSUBACK/v5.0 UNSUBACK unsolicited/B0 reason code 0xFF unknown": _UNKNOWN_CODE,
+    "UNSUBACK/v3.1.1 UNSUBACK unsolicited/B0": _UNASKED.replace("-5]", "-4 of 3.1.1]"),
+    **{
+        f"UNSUBACK/v5.0 UNSUBACK unsolicited/B0{name}": _UNASKED
+        for name in (
+            "",
+            " with property",
+            " reason code 0x11 no sub",
+            " reason code 0x80 unspecified error",
+            " reason code 0x83 implementation specific error",
+            " reason code 0x87 not authorised",
+            " reason code 0x8F topic filter invalid",
+            " reason code 0x91 packet identifier in use",
+        )
+    },
+}
+
+
+def _parameters() -> list[object]:
+    if not CASES:
+        return [pytest.param(None, id="no vectors")]
+    return [
+        pytest.param(
+            case,
+            id=name,
+            marks=[pytest.mark.xfail(reason=DEVIATIONS[name], strict=True)] if name in DEVIATIONS else [],
+        )
+        for name, case in CASES.items()
+    ]
+
+
+@pytest.mark.parametrize("case", _parameters())
+def test_vector(case: Case | None) -> None:
+    if case is None:
+        lacking(f"the client vectors are not at {FOLDER}")
+    for plan in plans(case):
+        play(case, plan)
+    if not case.command and all(kind == "send" for kind, _ in case.messages):
+        play_in_one_gulp(case)
+
+
+def test_every_deviation_names_a_case() -> None:
+    if CASES:
+        assert len(CASES) == 1343
+        assert set(DEVIATIONS) <= set(CASES)

@@ -1,0 +1,262 @@
+"""The client vectors of Eclipse Mosquitto, played against decoder and session without a socket.
+
+A case plays the server (see the README beside the vectors): bytes to send, bytes to expect, and whether the client
+must have dropped the connection when a probe asks. Here the driver of the session is `Client`, which stores nothing
+and settles everything at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from mqtt5 import Packet, PublishPacket, QoS, UnsubscribePacket
+
+from towline.mqtt.codec import Decoder, MalformedPacket, PublishRun, encode
+from towline.mqtt.events import (
+    Action,
+    Close,
+    Deliver,
+    Event,
+    Opened,
+    Publish,
+    Received,
+    Send,
+    SessionConfig,
+    SessionRecord,
+    Settled,
+    Stored,
+)
+from towline.mqtt.session import Session
+
+__all__ = ["FOLDER", "Case", "load", "plans", "play", "play_in_one_gulp"]
+
+#: Beside the checkout, because the vectors carry a licence of their own.
+FOLDER: Final = Path(__file__).parents[4] / "shared" / "vectors" / "mqtt_client"
+
+_CONNACK: Final = {3: "20 02 00 00", 4: "20 02 00 00", 5: "20 06 00 00 03 210014"}
+#: The same for a session that the server has kept: the way to make ours unsubscribe is a subscription too many.
+_RESUMED: Final = {4: "20 02 01 00", 5: "20 06 01 00 03 210014"}
+_CONNECT: Final = {
+    3: "10 15 0006 4D5149736470 03 02 003C 0007 66757A7A697368",
+    4: "10 13 0004 4D515454 04 02 003C 0007 66757A7A697368",
+    5: "10 17 0004 4D515454 05 02 003C 03 210014 0007 66757A7A697368",
+}
+_ALIVE: Final = bytes.fromhex("40 02 FFFF")
+
+_CONFIG: Final = SessionConfig(
+    "fuzzish", "vectors", session_expiry_s=0, receive_maximum=20, keep_alive_s=60, durable=False, clean_start=True
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case with the defaults of its group filled in."""
+
+    name: str
+    version: int
+    connect: bool
+    connack: bool
+    command: str
+    messages: tuple[tuple[str, bytes], ...]
+    must_drop: bool
+
+
+def load(folder: Path = FOLDER) -> dict[str, Case]:
+    """All cases by file/group/name; a name that comes again gets a number."""
+    seen: Counter[str] = Counter()
+    cases: dict[str, Case] = {}
+    for file in sorted(folder.glob("*.json")):
+        for group in json.loads(file.read_text()):
+            for test in group["tests"]:
+                name = f"{file.stem}/{' '.join(group['group'].split())}/{test['name']}"
+                seen[name] += 1
+                name += f" #{seen[name]}" if seen[name] > 1 else ""
+                cases[name] = _case(name, group, test)
+    return cases
+
+
+def _case(name: str, group: dict[str, Any], test: dict[str, Any]) -> Case:
+    both = {**group, **test}
+    messages = [*group.get("group_msgs", ()), *test["msgs"]]
+    return Case(
+        name,
+        both.get("ver", 4),
+        both.get("connect", True),
+        both.get("connack", True),
+        both.get("command", ""),
+        tuple((message["type"], bytes.fromhex(message["payload"])) for message in messages),
+        both.get("expect_disconnect", True),
+    )
+
+
+# Ways to cut what the server sends -----------------------------------------------------------------------------------
+
+Plan: TypeAlias = Callable[[bytes], Sequence[bytes]]
+
+
+def whole(data: bytes) -> Sequence[bytes]:
+    return [data]
+
+
+def bytewise(data: bytes) -> Sequence[bytes]:
+    return [data[i : i + 1] for i in range(len(data))]
+
+
+def cut_at(index: int) -> Plan:
+    return lambda data: [data[:index], data[index:]] if 0 < index < len(data) else [data]
+
+
+def plans(case: Case) -> Iterator[Plan]:
+    """In one piece, byte by byte, and cut at every byte."""
+    yield whole
+    yield bytewise
+    longest = max((len(data) for kind, data in case.messages if kind == "send"), default=0)
+    for index in range(1, longest):
+        yield cut_at(index)
+
+
+# The client ----------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """Drives a session as the gateway does, on a disk that is always ready."""
+
+    def __init__(self, config: SessionConfig, record: SessionRecord | None) -> None:
+        self.session = Session(config, record)
+        self.decoder = Decoder(version=config.protocol)
+        self.version = config.protocol
+        self.sent = bytearray()
+        #: Why the connection was closed, None while it is open.
+        self.closed: str | None = None
+
+    def handle(self, event: Event) -> None:
+        pending = [event]
+        while pending and self.closed is None:
+            actions = self.session.handle(pending.pop(0), 1.0)
+            self.session.validate()
+            for action in actions:
+                pending += self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> list[Event]:
+        if isinstance(action, Send):
+            self.sent += action.data
+        elif isinstance(action, Deliver):
+            return [Stored(action.ticket), Settled(action.first + len(action.messages))]
+        elif isinstance(action, Close):
+            self.closed = str(action.error)
+        return []
+
+    def receive(self, data: bytes) -> None:
+        if self.closed is not None:
+            return
+        try:
+            items = self.decoder.feed(data)
+        except MalformedPacket as error:
+            self.closed = f"malformed: {error}"
+            return
+        self.handle(Received(items))
+
+    def take(self, count: int) -> bytes:
+        taken = bytes(self.sent[:count])
+        del self.sent[:count]
+        return taken
+
+
+def play(case: Case, plan: Plan) -> None:
+    """Play one case; an AssertionError tells what the client did against it."""
+    client = Client(*_identity(case))
+    client.handle(Opened())
+    if case.command != "unsubscribe":
+        assert bytes(client.sent).hex() == bytes.fromhex(_CONNECT[case.version]).hex()
+    client.sent.clear()
+    if case.connack:
+        answer = _RESUMED if case.command == "unsubscribe" else _CONNACK
+        client.receive(bytes.fromhex(answer[case.version]))
+        assert client.closed is None
+        _command(client, case)
+    for kind, data in case.messages:
+        if kind == "recv":
+            _expect(client, data)
+        else:
+            for piece in plan(data):
+                client.receive(piece)
+    _probe(client, case)
+
+
+def play_in_one_gulp(case: Case) -> None:
+    """Play a case in which the server waits for nothing as one piece, from CONNACK to the probe."""
+    client = Client(*_identity(case))
+    client.handle(Opened())
+    client.sent.clear()
+    pieces = [bytes.fromhex(_CONNACK[case.version])] if case.connack else []
+    pieces += [data for _, data in case.messages]
+    client.receive(b"".join(pieces) + _probe_packet(case))
+    _judge(client, case)
+
+
+def _identity(case: Case) -> tuple[SessionConfig, SessionRecord | None]:
+    config = replace(_CONFIG, protocol=case.version)
+    if case.command != "unsubscribe":
+        return config, None
+    record = SessionRecord(config.client_id, established=True, subscriptions={"test/subscribe": 1})
+    return replace(config, clean_start=False, session_expiry_s=0xFFFFFFFF), record
+
+
+def _command(client: Client, case: Case) -> None:
+    if case.command.startswith("publish"):
+        client.handle(Publish(1, _message(case.version, int(case.command[-1]))))
+
+
+def _message(version: int, qos: int) -> PublishPacket:
+    properties: dict[str, Any] = {
+        "payload_format_indicator": 1,
+        "message_expiry_interval": 0xFFFFFFFF,
+        "response_topic": "response/topic",
+        "correlation_data": b"7deac5c5-8802-44ff-86ce-11479f337419",
+        "content_type": "text/plain",
+        "user_properties": [("key", "value")],
+    }
+    # An id of our own never leaves: the session gives the next free one.
+    return PublishPacket("test/publish", b"message", qos=QoS(qos), packet_id=1, **(properties if version == 5 else {}))
+
+
+def _expect(client: Client, expected: bytes) -> None:
+    wanted, version = _packet(expected, client.version), client.version
+    if isinstance(wanted, PublishPacket) and version == 5:
+        # The standard CONNACK allows no topic alias, yet the expected bytes carry one [MQTT-3.3.2-9].
+        wanted = _message(version, int(wanted.qos))
+    elif isinstance(wanted, UnsubscribePacket):
+        wanted = UnsubscribePacket(wanted.packet_id, wanted.patterns)
+    else:
+        assert client.take(len(expected)).hex() == expected.hex(), client.closed
+        return
+    assert client.take(len(encode(wanted, version))).hex() == encode(wanted, version).hex(), client.closed
+
+
+def _packet(data: bytes, version: int) -> Packet:
+    (item,) = Decoder(version=version).feed(data)
+    return item.packets[0] if isinstance(item, PublishRun) else item
+
+
+def _probe(client: Client, case: Case) -> None:
+    unasked = "" if case.must_drop else client.sent.hex(" ")
+    assert not unasked, f"sent {unasked} unasked"
+    client.receive(_probe_packet(case))
+    _judge(client, case)
+
+
+def _probe_packet(case: Case) -> bytes:
+    return encode(PublishPacket("alive check", b"payload", qos=QoS(1), packet_id=65535), case.version)
+
+
+def _judge(client: Client, case: Case) -> None:
+    if case.must_drop:
+        assert client.closed is not None, f"must drop, but is alive and sent {client.sent.hex(' ')}"
+    else:
+        assert client.closed is None, f"must stay, but dropped: {client.closed}"
+        assert bytes(client.sent).hex() == _ALIVE.hex()
