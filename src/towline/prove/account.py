@@ -32,6 +32,12 @@ class Watermarks:
         """Take the three watermarks out of a gateway's status."""
         return cls(*(int(status[name]) for name in ("received", "journaled", "committed")))
 
+    def since(self, before: Watermarks) -> Watermarks:
+        """What was added since an earlier look."""
+        return Watermarks(
+            self.received - before.received, self.journaled - before.journaled, self.committed - before.committed
+        )
+
     @property
     def waiting(self) -> int:
         """Durable and not committed yet."""
@@ -74,6 +80,10 @@ class Account:
         found = []
         if not gateway.ordered:
             found.append(f"watermarks out of order: {gateway}")
+        if gateway.waiting == 0 and self.verdict.copies < gateway.journaled and not self.verdict.lost:
+            found.append(
+                f"{gateway.journaled:,} journaled and committed, but only {self.verdict.copies:,} records found"
+            )
         if gateway.journaled < self.verdict.delivered:
             found.append(f"{self.verdict.delivered:,} delivered, but only {gateway.journaled:,} journaled")
         if not gateway.waiting and gateway.committed < self.verdict.acked - self.verdict.lost:

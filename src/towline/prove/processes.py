@@ -35,11 +35,11 @@ class Role(StrEnum):
 
 #: First match wins; what the command line of each role holds.
 _SIGNS = (
-    (Role.JVM, re.compile(r"(^|/)java\0|org\.apache\.spark\.deploy\.SparkSubmit")),
-    (Role.WORKER, re.compile(r"pyspark[./]daemon|pyspark[./]worker|pyspark\.sql\.worker|pyspark\.sql\.streaming")),
-    (Role.GATEWAY, re.compile(r"-m\0towline\.gateway(\0|$|\.)|towline\0gateway")),
-    (Role.DRIVER, re.compile(r"-m\0towline\.bridge(\.driver|\.query|\.line|\.worker|\0|$)|towline\.bridge\.driver")),
-    (Role.BRIDGE, re.compile(r"towline\0run|-m\0towline\.cli\0run|-m\0towline\0run")),
+    (Role.JVM, re.compile(r"(^|/)java\0.*org\.apache\.spark\.deploy\.SparkSubmit", re.DOTALL)),
+    (Role.WORKER, re.compile(r"-m\0pyspark\.")),
+    (Role.GATEWAY, re.compile(r"-m\0towline\.gateway$|towline\0gateway\0")),
+    (Role.DRIVER, re.compile(r"-m\0towline\.bridge\.driver$")),
+    (Role.BRIDGE, re.compile(r"towline\0run\0|main\(\)\0run\0")),
 )
 
 

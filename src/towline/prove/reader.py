@@ -27,6 +27,7 @@ class Tail:
         topic: The topic; it must exist.
         timeout: Seconds to wait for Kafka's metadata.
         isolation: ``read_committed`` shows what is committed; the other shows aborted transactions too.
+        from_now: Leave out what the topic holds already.
 
     Raises:
         KafkaError: Kafka does not answer or the topic does not exist (TL-K60).
@@ -39,6 +40,7 @@ class Tail:
         *,
         timeout: float = 10.0,
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
+        from_now: bool = False,
     ) -> None:
         self._topic = topic
         self._consumer = Consumer(
@@ -53,7 +55,16 @@ class Tail:
             },
         )
         self._ends: dict[int, bool] = dict.fromkeys(self._partitions(timeout), False)
-        self._consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in self._ends])
+        self._consumer.assign(
+            [
+                TopicPartition(topic, number, self._end_of(number) if from_now else OFFSET_BEGINNING)
+                for number in self._ends
+            ]
+        )
+
+    def _end_of(self, partition: int) -> int:
+        _, end = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=10)
+        return int(end)
 
     def _partitions(self, timeout: float) -> list[int]:
         try:

@@ -145,6 +145,21 @@ class Verdict:
             self.attempted == self.delivered + self.lost + self.missing and self.copies == self.delivered + self.doubled
         )
 
+    def merge(self, other: Verdict) -> None:
+        """Take in the verdict on another run that was read from the same records."""
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for device, tally in other.devices.items():
+            mine = self.devices.setdefault(device, DeviceTally())
+            mine.delivered += tally.delivered
+            mine.doubled += tally.doubled
+            mine.late += tally.late
+            mine.partitions |= tally.partitions
+        self.split = sum(len(tally.partitions) > 1 for tally in self.devices.values())
+        # What is foreign to both is what neither of them claims.
+        self.foreign = max(0, self.foreign - other.copies)
+        self.stories += other.stories
+
     def line(self) -> str:
         """One line: sent = in Kafka + lost + never confirmed, and what else was seen."""
         disordered = sum(bool(tally.late) or len(tally.partitions) > 1 for tally in self.devices.values())
@@ -160,6 +175,12 @@ class Verdict:
             f"lost {self.lost:,}   doubled {self.doubled:,}   "
             f"out of order {disordered} of {len(self.devices)} devices{told}"
         )
+
+
+_SUMMED = (
+    *("attempted", "acked", "refused", "delivered", "copies", "lost", "missing"),
+    *("doubled", "resent_doubled", "recovered", "late"),
+)
 
 
 class _Judge:

@@ -1,0 +1,218 @@
+"""Every crash point of a gateway's intake, not a sample: the n-th system call kills or fails it, for each n.
+
+One point: a gateway with an empty state directory runs under strace with one fault armed; when it listens, numbered
+QoS 1 messages are published; it takes them in and is asked to end. If it dies on the way it is started again without
+the fault and takes in what the broker still holds. Then the journal must hold every message that the senders saw
+acknowledged: a message whose PUBACK the gateway sent without having it on disk would be missing now, for the broker
+has forgotten it [I2].
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal
+
+from towline.devstack.process import wait_for
+from towline.gateway.rows import ROW_SCHEMA
+from towline.gateway.settings import GatewaySettings, JournalLimits, Subscription
+from towline.journal import Journal
+from towline.prove.history import read_history
+from towline.prove.load import LoadPlan, run_load
+from towline.prove.referee import Arrival, judge
+from towline.prove.strace import Injection, fired, wrapped
+from towline.prove.subject import GatewayRun, NotReady
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from towline.devstack.mosquitto import Mosquitto
+    from towline.prove.referee import Verdict
+
+__all__ = ["CrashBench", "Point", "journal_arrivals"]
+
+#: More points than any short run has; an enumeration that gets here never ends by itself.
+MOST_POINTS = 500
+
+_KILLED = {-9, 137}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One crash point and what came of it.
+
+    Attributes:
+        injection: The fault.
+        fired: Whether the run reached it.
+        code: Exit code of the faulty run; None when it had to be killed because it did not end.
+        verdict: The senders' claims against the journal, after recovery.
+        recovery: What the journal said it repaired, if anything.
+        problem: Something that went wrong beside the verdict; empty when nothing did.
+    """
+
+    injection: Injection
+    fired: bool
+    code: int | None
+    verdict: Verdict
+    recovery: str
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Nothing lost, nothing invented, order kept, and a failed sync ended the process [I6]."""
+        return not self.problem and self.verdict.ok("at_least_once") and self.verdict.adds_up() and self._ended_well
+
+    @property
+    def _ended_well(self) -> bool:
+        if not self.fired:
+            return self.code == 0
+        if self.injection.fault == "KILL":
+            return self.code in _KILLED
+        if self.injection.call in {"fdatasync", "fsync"}:
+            return self.code not in {0, None}
+        return self.code is not None
+
+    def __str__(self) -> str:
+        end = "not reached" if not self.fired else f"exit code {self.code}"
+        stories = "".join(f"\n    {story}" for story in self.verdict.stories)
+        problem = f"   {self.problem}" if self.problem else ""
+        return f"{self.injection}: {end}   {self.verdict.line()}{problem}{stories}"
+
+
+class CrashBench:
+    """Runs crash points against one broker.
+
+    Args:
+        broker: A running Mosquitto that keeps everything (``max_queued_messages 0``).
+        directory: For state directories, histories and strace logs; one subdirectory a point.
+        messages: How many messages a point takes in.
+        segment_bytes: Size of the journal's segments; small ones make the run cross from one to the next.
+    """
+
+    def __init__(
+        self, broker: Mosquitto, directory: Path, *, messages: int = 60, segment_bytes: int = 64 << 10
+    ) -> None:
+        self._broker = broker
+        self._directory = directory
+        self._messages = messages
+        self._segment_bytes = segment_bytes
+        self._numbers = count(1)
+
+    def every(self, call: str, fault: Literal["KILL", "EIO", "ENOSPC"]) -> Iterator[Point]:
+        """Run the fault at the first, second, third ... such call, until a run does not reach it any more."""
+        for when in range(1, MOST_POINTS):
+            point = self.run(Injection(call, str(when), fault))
+            yield point
+            if not point.fired:
+                return
+
+    def run(self, injection: Injection) -> Point:
+        """Run one point."""
+        directory = self._directory / f"{next(self._numbers):03}-{injection.call}-{injection.when}-{injection.fault}"
+        directory.mkdir(parents=True)
+        log = directory / "strace"
+        settings = self._settings(directory)
+        with GatewayRun(settings) as run:
+            run.start(lambda command: wrapped(command, injection, log))
+            listening = _ready(run)
+            if listening:
+                self._publish(directory)
+                run.until(self._messages, 20)
+                code = _end(run)
+            else:
+                code = run.wait(5)
+        problem = self._recover(settings, directory, published=listening) if code != 0 else ""
+        verdict, recovery = self._judge(settings, directory)
+        return Point(injection, _fired(injection, log, code), code, verdict, recovery, problem)
+
+    def _settings(self, directory: Path) -> GatewaySettings:
+        name = directory.name.lower().replace("+", "-on")
+        plain = GatewaySettings(
+            name=name,
+            state_dir=directory / "gateway",
+            brokers=(self._broker.uri,),  # type: ignore[arg-type] # the validator reads a URI
+            subscriptions=(Subscription(filter=f"{name}/#"),),
+        )
+        return plain.model_copy(update={"journal": JournalLimits(segment_bytes=self._segment_bytes)})
+
+    def _publish(self, directory: Path) -> None:
+        plan = LoadPlan(
+            port=self._broker.port,
+            run=directory.name.lower(),
+            publishers=2,
+            devices=4,
+            messages=self._messages,
+            rate=self._messages * 33,  # six ticks: a few gulps more, so a few more syncs
+            size=1500,  # enough to cross from one segment to the next
+            topic=f"{directory.name.lower()}/{{device}}",
+            seconds=30,
+        )
+        run_load(plan, directory / "claims")
+
+    def _recover(self, settings: GatewaySettings, directory: Path, *, published: bool) -> str:
+        """Start again without the fault, take in the rest, end; returns what went wrong."""
+        with GatewayRun(settings) as run:
+            run.start()
+            if not _ready(run):
+                return f"did not start again (exit code {run.wait(5)})"
+            if not published:
+                self._publish(directory)
+            claims = read_history(directory / "claims")
+            if not wait_for(lambda: not run.running or not judge(claims, _rows(run)).lost, 20):
+                return "the broker has more, and it does not come"
+            code = _end(run)
+            return "" if code == 0 and claims.run else f"did not end cleanly (exit code {code})"
+
+    def _judge(self, settings: GatewaySettings, directory: Path) -> tuple[Verdict, str]:
+        arrivals, note = journal_arrivals(settings)
+        return judge(read_history(directory / "claims"), arrivals), note
+
+
+def _fired(injection: Injection, log: Path, code: int | None) -> bool:
+    """A run that we had to kill ourselves has no exit code, so -9 is strace's work."""
+    return code in _KILLED if injection.fault == "KILL" else fired(log)
+
+
+def _end(run: GatewayRun) -> int | None:
+    """SIGTERM, to the process and then to its main thread: ptrace makes the kernel choose any thread for the first."""
+    code = run.stop(2)
+    if code is None:
+        ctypes.CDLL(None).tgkill(run.pid, run.pid, signal.SIGTERM)
+        code = run.wait(10)
+    return code
+
+
+def _ready(run: GatewayRun) -> bool:
+    try:
+        run.online()
+    except NotReady:
+        return False
+    return True
+
+
+def _rows(run: GatewayRun) -> Iterator[Arrival]:
+    """What a running gateway serves now."""
+    status, client = run.status(), run.client()
+    if status is None or client is None:
+        return
+    with client:
+        for batch in client.read(status["journal"], status["first"], status["journaled"]):
+            yield from _arrivals(batch)
+
+
+def _arrivals(batch: Any) -> Iterator[Arrival]:
+    for row in batch.select(["offset", "payload"]).to_pylist():
+        yield Arrival(0, row["offset"], None, row["payload"])
+
+
+def journal_arrivals(settings: GatewaySettings) -> tuple[list[Arrival], str]:
+    """Read the inbox of an ended gateway back; returns its rows and what opening it repaired."""
+    journal = Journal.open(settings.inbox, schema=ROW_SCHEMA)
+    try:
+        batches = journal.read(journal.first, journal.end)
+        return [arrival for batch in batches for arrival in _arrivals(batch)], journal.recovery.note or ""
+    finally:
+        journal.close()
