@@ -1,0 +1,141 @@
+"""``towline demo``: the promise shown on this machine, with real brokers, in about a minute."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from towline.cli._screen import is_live, plain
+
+if TYPE_CHECKING:
+    from towline.prove.account import Account
+    from towline.prove.demo import Moment
+
+__all__ = ["demo"]
+
+
+def demo(
+    *,
+    guarantee: Annotated[str, typer.Option(help="at_least_once or at_most_once.")] = "at_least_once",
+    messages: Annotated[int, typer.Option(min=100, max=1_000_000, help="Numbered messages.")] = 20_000,
+    devices: Annotated[int, typer.Option(min=8, max=1000, help="Publishing devices.")] = 50,
+    rate: Annotated[float, typer.Option(min=1, help="Messages a second.")] = 2000,
+    kills: Annotated[bool, typer.Option(help="Kill the gateway and Spark on the way.")] = True,
+    keep: Annotated[Path | None, typer.Option(help="Keep logs, configuration and data in this directory.")] = None,
+) -> None:
+    """Start real brokers and a bridge, publish numbered messages, kill -9 on the way, and show the account.
+
+    Example: towline demo --messages 50000 --keep /tmp/demo
+    """
+    from towline.gateway.settings import Guarantee  # noqa: PLC0415 - loaded when it is called
+    from towline.prove.demo import Demo  # noqa: PLC0415
+
+    if guarantee not in list(Guarantee):
+        raise typer.BadParameter(f"choose from {', '.join(Guarantee)}", param_hint="--guarantee")
+    # Ended by a signal, everything that was started still ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    began = time.monotonic()
+    with _Screen() as stage:
+        account = Demo(stage, guarantee, messages, devices, rate, keep, kills).run()
+    _tell(account, devices, time.monotonic() - began)
+    if not account.ok:
+        raise typer.Exit(1)
+
+
+def _tell(account: Account, devices: int, seconds: float) -> None:
+    verdict = account.verdict
+    late = sum(bool(tally.late) for tally in verdict.devices.values())
+    _say(
+        "account",
+        f"offered {verdict.attempted:,} = in Kafka {verdict.delivered:,} + lost {verdict.lost:,}"
+        + (f" + never confirmed {verdict.missing:,}" if verdict.missing else ""),
+    )
+    _say("", f"doubled {verdict.doubled:,} ({account.guarantee})   out of order {late} of {devices} devices")
+    if account.gateway is not None:
+        marks = account.gateway
+        _say(
+            "",
+            f"received {marks.received:,} ≥ journaled {marks.journaled:,} ≥ committed {marks.committed:,}   "
+            f"waiting {marks.waiting:,}",
+        )
+    for problem in account.problems():
+        _say("✗ broken", problem)
+    for story in verdict.stories if not account.ok else []:
+        _say("", str(story))
+    _say("done" if account.ok else "failed", f"{seconds:.0f} s")
+    if account.ok:
+        typer.echo("Next: towline check examples/bridge.toml   your own brokers in one file")
+
+
+def _say(title: str, text: str) -> None:
+    mark = "▸ " if title and not title.startswith("✗") else "  "
+    typer.echo(plain(f"{mark}{title:<18}{text}" if not title.startswith("✗") else f"{title:<20}{text}"))
+
+
+class _Screen:
+    """One growing table on a terminal; plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console()
+        self._live: Live | None = None
+        self._began = time.monotonic()
+        self._told = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def step(self, title: str, text: str) -> None:
+        """One line about something that was done."""
+        _say(title, text)
+        self._began = time.monotonic()
+
+    def fault(self, text: str) -> None:
+        """One line above the moving ones."""
+        line = plain(f"  ✗ {text}")
+        if self._live is not None:
+            self._live.console.print(line, style="yellow", highlight=False)
+        else:
+            typer.echo(line)
+
+    def show(self, moment: Moment, total: int) -> None:
+        """Redraw, or on a pipe say a line every few seconds."""
+        if is_live():
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=8, transient=False)
+                self._live.start()
+            self._live.update(_row(moment, total, time.monotonic() - self._began))
+        elif time.monotonic() - self._told > 3:
+            self._told = time.monotonic()
+            sys.stdout.write(plain(f"  {_figures(moment, self._told - self._began)}\n"))
+            sys.stdout.flush()
+
+
+def _row(moment: Moment, total: int, seconds: float) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_row(
+        "  in Kafka",
+        ProgressBar(total=total, completed=min(moment.in_kafka, total), width=24),
+        _figures(moment, seconds),
+    )
+    return table
+
+
+def _figures(moment: Moment, seconds: float) -> str:
+    rate = moment.in_kafka / seconds if seconds > 0 else 0.0
+    return (
+        f"offered {moment.offered:,}   acknowledged {moment.acknowledged:,}   journaled {moment.journaled:,}   "
+        f"in Kafka {moment.in_kafka:,}   {rate:,.0f} msg/s"
+    )
