@@ -323,7 +323,7 @@ def main() -> int:
     try:
         driver = Driver(bridge, reports)
     except Exception as error:
-        reports.say("jvm", text=reason(error, "spark").text)
+        reports.say("jvm", text=reason(error, "spark", "the session did not start").text.removeprefix("spark: "))
         raise
     signal.signal(signal.SIGTERM, lambda *_: driver.stopping.set())
     return driver.run(sys.stdin)

@@ -36,12 +36,13 @@ class Reason:
     permanent: bool
 
 
-def reason(error: BaseException | str, where: str) -> Reason:
+def reason(error: BaseException | str, where: str, failed: str = "the query failed") -> Reason:
     """Find what went wrong.
 
     Args:
         error: What was raised, or its text.
         where: Whom a foreign error is about, such as ``line "telemetry"``.
+        failed: What did not work, for a foreign error.
     """
     if isinstance(error, TowlineError):
         return Reason(error.code, " ".join(str(error).split("\n")), _is_permanent(error.code))
@@ -49,7 +50,7 @@ def reason(error: BaseException | str, where: str) -> Reason:
     if found := _OURS.search(text) or _ANY.search(text):
         line = _JAVA_PREFIX.sub("", found[1].strip())
         return Reason(found[2], line, _is_permanent(found[2]))
-    return _foreign(error, text, where)
+    return _foreign(error, text, where, failed)
 
 
 def _is_permanent(code: str) -> bool:
@@ -57,7 +58,7 @@ def _is_permanent(code: str) -> bool:
     return code.startswith("TL-C")
 
 
-def _foreign(error: BaseException | str, text: str, where: str) -> Reason:
+def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> Reason:
     kind = "" if isinstance(error, str) else type(error).__name__
     if kind in {"AnalysisException", "ParseException"}:
         found = _SPARK.search(text)
@@ -69,7 +70,7 @@ def _foreign(error: BaseException | str, text: str, where: str) -> Reason:
         return Reason(told.code, str(told), permanent=True)
     found = _SPARK.search(text)
     said = f"{found[1]} {found[2]}" if found else next((line for line in text.splitlines() if line.strip()), kind)
-    told = TowlineError("TL-B01", where, f"the query failed: {_short(said)}", "The details are in the driver's log.")
+    told = TowlineError("TL-B01", where, f"{failed}: {_short(said)}", "The details are in the driver's log.")
     return Reason(told.code, str(told), permanent=False)
 
 
