@@ -144,10 +144,12 @@ class Life(RuleBasedStateMachine):
         assert journal._schema.equals(SCHEMA)
 
     def teardown(self) -> None:
-        if hasattr(self, "journal"):
-            served(self.journal)
-            self.journal.close()
-        shutil.rmtree(self.directory)
+        try:
+            if hasattr(self, "journal"):
+                served(self.journal)
+                self.journal.close()
+        finally:
+            shutil.rmtree(self.directory)
 
 
 Life.TestCase.settings = settings(
