@@ -16,7 +16,7 @@ from typing import ClassVar, Final, TypeAlias
 import mqtt5
 from mqtt5 import ConnAckPacket, ConnAckReasonCode, PublishPacket
 
-from towline.mqtt import codec3, fence
+from towline.mqtt import codec3, codec3_write, fence
 
 __all__ = ["LEVEL_5", "Decoder", "Item", "MalformedPacket", "Packet", "PublishRun", "encode"]
 
@@ -227,12 +227,12 @@ def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
 
     Args:
         packet: What to say.
-        version: `LEVEL_5`, `codec3.LEVEL_311` or `codec3.LEVEL_31`; `codec3.write` tells what 3.x leaves out.
+        version: `LEVEL_5`, `codec3.LEVEL_311` or `codec3.LEVEL_31`; `codec3_write` tells what 3.x leaves out.
 
     Raises:
         ValueError: The packet can't be said in this version.
     """
-    return packet.write() if version == LEVEL_5 else codec3.write(packet, version)
+    return packet.write() if version == LEVEL_5 else codec3_write.write(packet, version)
 
 
 def _close_run(items: list[Item], run: list[PublishPacket], headers: bytearray) -> None:

@@ -1,9 +1,7 @@
-"""MQTT 3.1.1 and 3.1 control packets, from bytes and to bytes, as the packet classes of the `mqtt5` package.
+"""MQTT 3.1.1 and 3.1 control packets read from bytes, as the packet classes of the `mqtt5` package.
 
-The session knows one set of packet types; this module is the only place that knows how the older protocols write them.
-Labels [MQTT-x.y.z-n] are those of MQTT 3.1.1. What a 3.x packet can't say is left out where the exchange means the same
-without it (reason strings, receive maximum, a PUBCOMP's 0x92); it is a `ValueError` where it would mean something else
-(a negative PUBACK, a delayed will, No Local, a DISCONNECT that keeps the will). `uncarried` names what a PUBLISH loses.
+The session knows one set of packet types; only this module and `codec3_write` know how the older protocols say them.
+Labels [MQTT-x.y.z-n] are those of MQTT 3.1.1.
 
 Differences of 3.1 (level 3, protocol name "MQIsdp") that are kept: no Session Present in CONNACK, no empty client id,
 DUP allowed on PUBREL, SUBSCRIBE and UNSUBSCRIBE.
@@ -11,9 +9,9 @@ DUP allowed on PUBREL, SUBSCRIBE and UNSUBSCRIBE.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from struct import Struct
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from mqtt5 import (
     ConnAckPacket,
@@ -40,31 +38,31 @@ from mqtt5 import (
 
 from towline.mqtt.fence import InvalidTopic
 
-__all__ = ["LEVEL_31", "LEVEL_311", "read", "read_publishes", "uncarried", "write"]
+__all__ = ["LEVEL_31", "LEVEL_311", "read", "read_publishes"]
 
 #: Protocol levels as they stand in CONNECT [MQTT-3.1.2-2].
 LEVEL_31: Final = 3
 LEVEL_311: Final = 4
 
 # The enumerations of `mqtt5` are no integers, and each member is true: `int()` and `==` are what they know.
-_CONNECT, _CONNACK, _PUBLISH, _PUBACK, _PUBREC, _PUBREL, _PUBCOMP, _SUBSCRIBE, _SUBACK = range(1, 10)
-_UNSUBSCRIBE, _UNSUBACK, _PINGREQ, _PINGRESP, _DISCONNECT = range(10, 15)
+CONNECT, CONNACK, _PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBSCRIBE, SUBACK = range(1, 10)
+UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = range(10, 15)
 
-_NAMES: Final = {LEVEL_31: b"\x00\x06MQIsdp\x03", LEVEL_311: b"\x00\x04MQTT\x04"}
-_WORD: Final = Struct(">H")
+NAMES: Final = {LEVEL_31: b"\x00\x06MQIsdp\x03", LEVEL_311: b"\x00\x04MQTT\x04"}
+WORD: Final = Struct(">H")
 #: Four bytes of seven bits each [MQTT 3.1.1 section 2.2.3].
-_MAX_REMAINING_LENGTH: Final = 268_435_455
-_MAX_PACKET: Final = _MAX_REMAINING_LENGTH + 5
-_MAX_STRING: Final = 65535
+MAX_REMAINING_LENGTH: Final = 268_435_455
+_MAX_PACKET: Final = MAX_REMAINING_LENGTH + 5
+MAX_STRING: Final = 65535
 #: Flags that SUBSCRIBE, UNSUBSCRIBE and PUBREL must carry [MQTT-3.8.1-1, MQTT-3.10.1-1, MQTT-3.6.1-1].
-_FLAGS_0010: Final = 2
-_NEGATIVE: Final = 0x80
+FLAGS_0010: Final = 2
+NEGATIVE: Final = 0x80
 _MAX_QOS: Final = 2
 #: In 3.x a session that outlives its connection has no end of its own.
 _NEVER: Final = 0xFFFFFFFF
 
 #: Return code of CONNACK → reason code of MQTT 5 [MQTT 3.1.1 table 3.1].
-_CONNACK_CODES: Final = (
+CONNACK_CODES: Final = (
     ConnAckReasonCode.SUCCESS,
     ConnAckReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
     ConnAckReasonCode.CLIENT_ID_NOT_VALID,
@@ -90,7 +88,7 @@ def _publish_flags(header: int) -> tuple[QoS, bool, bool, bool] | None:
 
 
 #: First byte → (QoS, has a packet id, DUP, RETAIN) of a well-formed PUBLISH, None for anything else.
-_PUBLISH_FLAGS: Final = tuple(_publish_flags(header) for header in range(256))
+PUBLISH_FLAGS: Final = tuple(_publish_flags(header) for header in range(256))
 
 
 # Reading -------------------------------------------------------------------------------------------------------------
@@ -150,7 +148,7 @@ def read_publishes(  # noqa: C901, PLR0912  # one loop without calls: each costs
         ValueError: The bytes can't be a packet.
     """
     size = len(buffer)
-    unpack, flags_of = _WORD.unpack_from, _PUBLISH_FLAGS
+    unpack, flags_of = WORD.unpack_from, PUBLISH_FLAGS
     while position + 1 < size:
         header = buffer[position]
         flags = flags_of[header]
@@ -208,7 +206,7 @@ def _one_publish(data: bytes) -> PublishPacket:
 def _topic_name(raw: bytes) -> str:
     if not raw:
         raise ValueError("topic is empty [MQTT-4.7.3-1]")
-    topic = _no_null(_text(raw))
+    topic = no_null(_text(raw))
     if "#" in topic or "+" in topic:
         raise InvalidTopic("a topic name with a wildcard [MQTT-3.3.2-2]")
     return topic
@@ -217,13 +215,13 @@ def _topic_name(raw: bytes) -> str:
 def _check_flags(header: int, kind: int, version: int) -> None:
     """Reserved bits of the fixed header are as prescribed [MQTT-2.2.2-1, -2]."""
     if kind == _PUBLISH:
-        if _PUBLISH_FLAGS[header] is None:
+        if PUBLISH_FLAGS[header] is None:
             raise ValueError("PUBLISH with QoS 3 or with DUP at QoS 0")
         return
     if kind not in _READERS:
         raise ValueError(f"PacketType {kind} is not part of MQTT 3")
     flags = header & 15
-    wanted = _FLAGS_0010 if kind in {_PUBREL, _SUBSCRIBE, _UNSUBSCRIBE} else 0
+    wanted = FLAGS_0010 if kind in {PUBREL, SUBSCRIBE, UNSUBSCRIBE} else 0
     if version == LEVEL_31 and wanted:
         flags &= ~8  # 3.1 sets DUP when it sends these again
     if flags != wanted:
@@ -251,7 +249,7 @@ def _text(raw: bytes) -> str:
         raise ValueError("ill-formed UTF-8 [MQTT-1.5.3-1]") from None
 
 
-def _no_null(text: str) -> str:
+def no_null(text: str) -> str:
     if "\0" in text:
         raise ValueError("a string with U+0000 [MQTT-1.5.3-2]")
     return text
@@ -284,7 +282,7 @@ class _Body:
         return self.take(self.word())
 
     def string(self) -> str:
-        return _no_null(_text(self.binary()))
+        return no_null(_text(self.binary()))
 
     def packet_id(self) -> int:
         """A packet id is never 0 [MQTT-2.3.1-1]."""
@@ -299,7 +297,7 @@ class _Body:
 
 
 def _read_connect(body: _Body, version: int) -> ConnectPacket:
-    name = _NAMES[version]
+    name = NAMES[version]
     if body.take(len(name)) != name:
         raise ValueError("another protocol name or level [MQTT-3.1.2-1, -2]")
     flags, keep_alive = body.byte(), body.word()
@@ -310,7 +308,7 @@ def _read_connect(body: _Body, version: int) -> ConnectPacket:
     password = body.binary() if flags & 0x40 else None
     body.end()
     clean = bool(flags & 2)
-    _check_client_id(client_id, clean=clean, version=version)
+    check_client_id(client_id, clean=clean, version=version)
     return ConnectPacket(
         client_id,
         username=username,
@@ -332,7 +330,7 @@ def _check_connect_flags(flags: int) -> None:
         raise ValueError("a password without a user name [MQTT-3.1.2-22]")
 
 
-def _check_client_id(client_id: str, *, clean: bool, version: int) -> None:
+def check_client_id(client_id: str, *, clean: bool, version: int) -> None:
     if not client_id and (not clean or version == LEVEL_31):
         raise ValueError("an empty client id needs MQTT 3.1.1 and a clean session [MQTT-3.1.3-7]")
 
@@ -349,11 +347,11 @@ def _read_connack(body: _Body, version: int) -> ConnAckPacket:
         flags = 0  # the byte is reserved and not used
     if flags > 1:
         raise ValueError("reserved flags of CONNACK are set [MQTT-3.2.2-1]")
-    if code >= len(_CONNACK_CODES):
+    if code >= len(CONNACK_CODES):
         raise ValueError(f"Invalid ConnAckReasonCode value: return code {code}")
     if flags and code:
         raise ValueError("Session Present in a refusal [MQTT-3.2.2-4]")
-    return ConnAckPacket(session_present=bool(flags), reason_code=_CONNACK_CODES[code])
+    return ConnAckPacket(session_present=bool(flags), reason_code=CONNACK_CODES[code])
 
 
 _Numbered: TypeAlias = type[PubAckPacket] | type[PubRecPacket] | type[PubRelPacket] | type[PubCompPacket]
@@ -425,210 +423,17 @@ def _reader_of_empty(kind: _Empty) -> Callable[[_Body, int], Packet]:
 
 #: Packet type → how its body is read. PUBLISH has a path of its own; types 0 and 15 are reserved [MQTT 3.1.1 2.2.1].
 _READERS: Final[dict[int, Callable[[_Body, int], Packet]]] = {
-    _CONNECT: _read_connect,
-    _CONNACK: _read_connack,
-    _PUBACK: _reader_of_ack(PubAckPacket),
-    _PUBREC: _reader_of_ack(PubRecPacket),
-    _PUBREL: _reader_of_ack(PubRelPacket),
-    _PUBCOMP: _reader_of_ack(PubCompPacket),
-    _SUBSCRIBE: _read_subscribe,
-    _SUBACK: _read_suback,
-    _UNSUBSCRIBE: _read_unsubscribe,
-    _UNSUBACK: _read_unsuback,
-    _PINGREQ: _reader_of_empty(PingReqPacket),
-    _PINGRESP: _reader_of_empty(PingRespPacket),
-    _DISCONNECT: _reader_of_empty(DisconnectPacket),
-}
-
-
-# Writing -------------------------------------------------------------------------------------------------------------
-
-
-def write(packet: Packet, version: int) -> bytes:
-    """Encode a packet.
-
-    Args:
-        packet: What to say. Its properties are left out; see `uncarried`.
-        version: `LEVEL_311` or `LEVEL_31`.
-
-    Raises:
-        ValueError: This version can't say it, or would say something else.
-    """
-    writer = _WRITERS.get(type(packet))
-    if writer is None:
-        raise ValueError(f"MQTT 3 has no {type(packet).__name__}")
-    header, body = writer(packet, version)
-    length = len(body)
-    start = bytes((header, length)) if length < 128 else bytes((header, *_length_bytes(length)))
-    return start + body
-
-
-def uncarried(packet: PublishPacket) -> tuple[str, ...]:
-    """Names of the properties that `packet` carries and `write` leaves out because 3.x has no place for them."""
-    return tuple(name for name in _PUBLISH_PROPERTIES if getattr(packet, name) not in (None, 0, []))
-
-
-_PUBLISH_PROPERTIES: Final = (
-    "payload_format_indicator",
-    "message_expiry_interval",
-    "content_type",
-    "response_topic",
-    "correlation_data",
-    "subscription_ids",
-    "user_properties",
-)
-
-
-def _length_bytes(length: int) -> bytes:
-    if length > _MAX_REMAINING_LENGTH:
-        raise ValueError(f"a packet of {length:,} bytes, more than MQTT's {_MAX_REMAINING_LENGTH:,}")
-    digits = bytearray()
-    while length > 127:
-        digits.append(length & 127 | 128)
-        length >>= 7
-    digits.append(length)
-    return bytes(digits)
-
-
-def _binary(data: bytes) -> bytes:
-    if len(data) > _MAX_STRING:
-        raise ValueError(f"{len(data):,} bytes in a field that holds {_MAX_STRING:,}")
-    return _WORD.pack(len(data)) + data
-
-
-def _string(text: str) -> bytes:
-    return _binary(_no_null(text).encode())  # a lone surrogate is a UnicodeEncodeError, which is a ValueError
-
-
-def _id(packet_id: int | None) -> bytes:
-    if not packet_id:
-        raise ValueError("packet id 0 or none [MQTT-2.3.1-1]")
-    return _WORD.pack(packet_id)
-
-
-def _refuse(problems: Iterable[tuple[object, str]]) -> None:
-    for present, what in problems:
-        if present:
-            raise ValueError(f"MQTT 3 can't carry {what}")
-
-
-def _write_connect(packet: ConnectPacket, version: int) -> tuple[int, bytes]:
-    clean, lasting = packet.clean_start, packet.session_expiry_interval > 0
-    _refuse(
-        [
-            (packet.authentication_method is not None, "an authentication method"),
-            (clean and lasting, "a clean start of a session that outlives the connection"),
-            (not clean and not lasting, "the resumption of a session that ends with the connection"),
-            (packet.password is not None and packet.username is None, "a password without a user name"),
-        ]
-    )
-    _check_client_id(packet.client_id, clean=clean, version=version)
-    flags, will = clean << 1, b""
-    if packet.will is not None:
-        flags, will = flags | _will_flags(packet.will), _will_bytes(packet.will)
-    fields = [_string(packet.client_id), will]
-    if packet.username is not None:
-        flags, fields = flags | 0x80, [*fields, _string(packet.username)]
-    if packet.password is not None:
-        flags, fields = flags | 0x40, [*fields, _binary(packet.password)]
-    fixed = _NAMES[version] + bytes((flags,)) + _WORD.pack(packet.keep_alive)
-    return _CONNECT << 4, fixed + b"".join(fields)
-
-
-def _will_flags(will: Will) -> int:
-    return 4 | int(will.qos) << 3 | will.retain << 5
-
-
-def _will_bytes(will: Will) -> bytes:
-    _refuse([(will.will_delay_interval, "a will delay")])
-    return _string(will.topic) + _binary(will.payload or b"")
-
-
-def _write_connack(packet: ConnAckPacket, version: int) -> tuple[int, bytes]:
-    if packet.reason_code not in _CONNACK_CODES:
-        raise ValueError(f"MQTT 3 can't carry reason code {int(packet.reason_code):#x} in CONNACK")
-    code = _CONNACK_CODES.index(packet.reason_code)
-    if packet.session_present and code:
-        raise ValueError("Session Present in a refusal [MQTT-3.2.2-4]")
-    return _CONNACK << 4, bytes((packet.session_present and version != LEVEL_31, code))
-
-
-def _write_publish(packet: PublishPacket, _version: int) -> tuple[int, bytes]:
-    if not packet.topic:
-        raise ValueError("topic is empty [MQTT-4.7.3-1]")
-    qos = int(packet.qos)
-    header = 0x30 | packet.duplicate << 3 | qos << 1 | packet.retain
-    if _PUBLISH_FLAGS[header] is None:
-        raise ValueError("DUP at QoS 0 [MQTT-3.3.1-2]")
-    number = _id(packet.packet_id) if qos else b""
-    return header, _string(packet.topic) + number + packet.payload
-
-
-def _writer_of_ack(header: int, *, negative: bool) -> Callable[[Any, int], tuple[int, bytes]]:
-    """`negative`: whether a reason of 0x80 and more may be left out without a change of meaning."""
-
-    def write_ack(packet: PubAckPacket | PubRecPacket | PubRelPacket | PubCompPacket, _v: int) -> tuple[int, bytes]:
-        if int(packet.reason_code) >= _NEGATIVE and not negative:
-            raise ValueError("MQTT 3 can't carry a negative acknowledgement")
-        return header, _id(packet.packet_id)
-
-    return write_ack
-
-
-def _write_subscribe(packet: SubscribePacket, _version: int) -> tuple[int, bytes]:
-    _refuse([(packet.subscription_id is not None, "a subscription identifier")])
-    parts = [_id(packet.packet_id)]
-    for wanted in packet.topic_filters:
-        _refuse([(wanted.no_local, "No Local"), (int(wanted.retain_handling), "Retain Handling")])
-        parts += [_pattern(wanted.pattern), bytes((int(wanted.max_qos),))]
-    return _SUBSCRIBE << 4 | _FLAGS_0010, b"".join(parts)
-
-
-def _pattern(pattern: str) -> bytes:
-    if not pattern:
-        raise ValueError("topic filter is empty [MQTT-4.7.3-1]")
-    return _string(pattern)
-
-
-def _write_suback(packet: SubAckPacket, _version: int) -> tuple[int, bytes]:
-    codes = bytes(min(int(code), _NEGATIVE) for code in packet.reason_codes)
-    return _SUBACK << 4, _id(packet.packet_id) + codes
-
-
-def _write_unsubscribe(packet: UnsubscribePacket, _version: int) -> tuple[int, bytes]:
-    patterns = b"".join(_pattern(pattern) for pattern in packet.patterns)
-    return _UNSUBSCRIBE << 4 | _FLAGS_0010, _id(packet.packet_id) + patterns
-
-
-def _write_unsuback(packet: UnsubAckPacket, _version: int) -> tuple[int, bytes]:
-    _refuse([(any(int(code) >= _NEGATIVE for code in packet.reason_codes), "a refused UNSUBSCRIBE")])
-    return _UNSUBACK << 4, _id(packet.packet_id)
-
-
-def _write_disconnect(packet: DisconnectPacket, _version: int) -> tuple[int, bytes]:
-    # A DISCONNECT of 3.x takes the will back [MQTT-3.14.4-3]: with another reason the connection is just closed.
-    _refuse(
-        [
-            (int(packet.reason_code), "a reason in DISCONNECT"),
-            (packet.session_expiry_interval is not None, "another session expiry"),
-        ]
-    )
-    return _DISCONNECT << 4, b""
-
-
-_WRITERS: Final[dict[type, Callable[[Any, int], tuple[int, bytes]]]] = {
-    ConnectPacket: _write_connect,
-    ConnAckPacket: _write_connack,
-    PublishPacket: _write_publish,
-    PubAckPacket: _writer_of_ack(_PUBACK << 4, negative=False),
-    PubRecPacket: _writer_of_ack(_PUBREC << 4, negative=False),
-    PubRelPacket: _writer_of_ack(_PUBREL << 4 | _FLAGS_0010, negative=True),
-    PubCompPacket: _writer_of_ack(_PUBCOMP << 4, negative=True),
-    SubscribePacket: _write_subscribe,
-    SubAckPacket: _write_suback,
-    UnsubscribePacket: _write_unsubscribe,
-    UnsubAckPacket: _write_unsuback,
-    PingReqPacket: lambda _packet, _version: (_PINGREQ << 4, b""),
-    PingRespPacket: lambda _packet, _version: (_PINGRESP << 4, b""),
-    DisconnectPacket: _write_disconnect,
+    CONNECT: _read_connect,
+    CONNACK: _read_connack,
+    PUBACK: _reader_of_ack(PubAckPacket),
+    PUBREC: _reader_of_ack(PubRecPacket),
+    PUBREL: _reader_of_ack(PubRelPacket),
+    PUBCOMP: _reader_of_ack(PubCompPacket),
+    SUBSCRIBE: _read_subscribe,
+    SUBACK: _read_suback,
+    UNSUBSCRIBE: _read_unsubscribe,
+    UNSUBACK: _read_unsuback,
+    PINGREQ: _reader_of_empty(PingReqPacket),
+    PINGRESP: _reader_of_empty(PingRespPacket),
+    DISCONNECT: _reader_of_empty(DisconnectPacket),
 }

@@ -73,24 +73,24 @@ def publish_is_sound(buffer: bytes, position: int, known: set[bytes]) -> bool:
         buffer: Received bytes; the packet need not be there as a whole.
         position: Where it begins.
         known: Topics seen to be sound; grows.
-
-    Raises:
-        IndexError: The packet has not arrived as a whole.
     """
     at = position + 1
-    while buffer[at] > 127:  # the remaining length itself is not needed
-        if at - position == _MAX_LENGTH_BYTES:
-            return False
+    try:
+        while buffer[at] > 127:  # the remaining length itself is not needed
+            if at - position == _MAX_LENGTH_BYTES:
+                return False
+            at += 1
         at += 1
-    at += 1
-    end = at + 2 + (buffer[at] << 8 | buffer[at + 1])
-    topic = buffer[at + 2 : end]
-    if topic not in known:
-        if not topic.isascii():
-            return False
-        known.add(topic)
-    end += 2 if buffer[position] & 6 else 0
-    properties = buffer[end]
+        end = at + 2 + (buffer[at] << 8 | buffer[at + 1])
+        topic = buffer[at + 2 : end]
+        if topic not in known:
+            if not topic.isascii():
+                return False
+            known.add(topic)
+        end += 2 if buffer[position] & 6 else 0
+        properties = buffer[end]
+    except IndexError:
+        return False  # not there as a whole, or too short for what it claims to be
     return not properties or (properties < 128 and buffer[end + 1 : end + 1 + properties].isascii())
 
 

@@ -1,4 +1,7 @@
-"""MQTT 3.1.1 and 3.1: bytes as the standard and a foreign encoder write them, refusals as the statements demand."""
+"""MQTT 3.1.1 and 3.1: bytes as the standard and a foreign encoder write them, refusals as the statements demand.
+
+Labels [MQTT-x.y.z-n] are those of MQTT 3.1.1.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +46,10 @@ from mqtt5 import (
 )
 from paho.mqtt.enums import CallbackAPIVersion
 
-from towline.mqtt import codec3
+from towline.mqtt import codec3_write
 from towline.mqtt.codec import Decoder, Item, MalformedPacket, PublishRun, encode
-from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, read, uncarried, write
+from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, read
+from towline.mqtt.codec3_write import uncarried, write
 
 LEVELS = (LEVEL_31, LEVEL_311)
 NEVER = 0xFFFFFFFF
@@ -108,6 +112,10 @@ names = [f"{type(packet).__name__}-{data[:4].hex()}" for packet, data in EXAMPLE
 
 @pytest.mark.parametrize(("packet", "data"), EXAMPLES, ids=names)
 def test_each_packet_is_written_and_read_as_the_standard_says(packet: Packet, data: bytes) -> None:
+    """CONNECT's fields in order [MQTT-3.1.3-1, -3]; fields as their flags say [MQTT-3.1.2-9, -11, -18, -19, -20, -21].
+
+    No packet id at QoS 0 [MQTT-2.3.1-5]; acknowledgements carry the id of what they answer [MQTT-2.3.1-6, -7].
+    """
     assert write(packet, LEVEL_311) == data
     assert read(memoryview(data + b"\xff"), LEVEL_311) == (packet, len(data))
 
@@ -294,7 +302,7 @@ def test_a_packet_with_one_byte_changed_never_reads_beyond_its_end(packet: Packe
     [
         ("00 00", "PacketType 0"),
         ("F0 00", "PacketType 15"),
-        ("21 02 00 00", "flags"),
+        ("21 02 00 00", "flags"),  # [MQTT-2.2.2-1, -2]
         ("60 02 0001", "flags"),
         ("80 06 0001 0001 61 00", "flags"),
         ("E1 00", "flags"),
@@ -323,21 +331,22 @@ def test_a_packet_with_one_byte_changed_never_reads_beyond_its_end(packet: Packe
         ("20 02 01 05", "Session Present"),  # [MQTT-3.2.2-4]
         ("40 03 0001 00", "too many"),
         ("40 01 01", "too short"),
-        ("82 02 0001", "without a topic filter"),
+        ("82 02 0001", "without a topic filter"),  # [MQTT-3.8.3-3]
         ("82 05 0001 0000 00", "filter is empty"),
         ("82 06 0001 0001 61 03", "QoS"),
         ("82 06 0001 0001 61 04", "QoS"),
         ("82 05 0001 0001 61", "too short"),
         ("90 02 0001", "without a return code"),
         ("90 03 0001 03", "SubAckReasonCode"),  # [MQTT-3.9.3-2]
-        ("A2 02 0001", "without a topic filter"),
+        ("A2 02 0001", "without a topic filter"),  # [MQTT-3.10.3-2]
         ("B0 03 0001 00", "too many"),
         ("D0 01 00", "too many"),
         ("10 0D 0004 4D515454 05 00 0000 0001 63", "protocol name or level"),
         ("10 0F 0006 4D5149736470 03 00 0000 0001 63", "protocol name or level"),
         ("10 0D 0004 4D515454 04 01 0000 0001 63", "reserved flag"),  # [MQTT-3.1.2-3]
-        ("10 0D 0004 4D515454 04 20 0000 0001 63", "will flags"),
-        ("10 14 0004 4D515454 04 1E 0000 0001 63 0001 77 0002 6869", "will flags"),
+        ("10 0D 0004 4D515454 04 20 0000 0001 63", "will flags"),  # [MQTT-3.1.2-15]
+        ("10 0D 0004 4D515454 04 08 0000 0001 63", "will flags"),  # [MQTT-3.1.2-13]
+        ("10 14 0004 4D515454 04 1E 0000 0001 63 0001 77 0002 6869", "will flags"),  # [MQTT-3.1.2-14]
         ("10 10 0004 4D515454 04 40 0000 0001 63 0001 70", "password"),  # [MQTT-3.1.2-22]
         ("10 0C 0004 4D515454 04 00 0000 0000", "empty client id"),  # [MQTT-3.1.3-7]
         ("10 0E 0004 4D515454 04 02 0000 0001 63 00", "too many"),
@@ -352,6 +361,7 @@ def test_malformed_bytes_are_refused(data: str, words: str) -> None:
 
 
 def test_a_wildcard_in_a_topic_name_has_a_reason_of_its_own() -> None:
+    """[MQTT-3.3.2-2, MQTT-4.7.1-1]."""
     for data in ("30 05 0003 612F23", "32 05 0001 2B 0001"):
         with pytest.raises(MalformedPacket, match=r"MQTT-3\.3\.2-2") as caught:
             Decoder(version=LEVEL_311).feed(bytes.fromhex(data))
@@ -435,12 +445,30 @@ def test_every_size_of_the_remaining_length(length: int) -> None:
     assert flat(Decoder(version=LEVEL_311).feed(data)) == [packet]
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\0b", "t" * 65_536], ids=["surrogate", "null", "too long"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda text: ConnectPacket(text, clean_start=True),  # [MQTT-3.1.3-4]
+        lambda text: session("c", will=Will(text)),  # [MQTT-3.1.3-10]
+        lambda text: session("c", username=text),  # [MQTT-3.1.3-11]
+        publish,  # [MQTT-3.3.2-1]
+        lambda text: SubscribePacket(1, filters((text, 1))),  # [MQTT-3.8.3-1]
+        lambda text: UnsubscribePacket(1, [text]),  # [MQTT-3.10.3-1]
+    ],
+)
+def test_no_string_leaves_that_is_not_sound_utf8(build: Callable[[str], Packet], text: str) -> None:
+    """[MQTT-1.5.3-1, -2, MQTT-4.7.3-2, -3]."""
+    with pytest.raises(ValueError, match=r"surrogates|U\+0000|bytes|Invalid"):
+        write(build(text), LEVEL_311)
+
+
 def test_limits_of_the_encoding() -> None:
     with pytest.raises(ValueError, match="65,536 bytes"):
-        codec3._string("t" * 65_536)
+        codec3_write._string("t" * 65_536)
     with pytest.raises(ValueError, match="more than MQTT's 268,435,455"):
-        codec3._length_bytes(268_435_456)
-    assert codec3._length_bytes(268_435_455) == b"\xff\xff\xff\x7f"
+        codec3_write._length_bytes(268_435_456)
+    assert codec3_write._length_bytes(268_435_455) == b"\xff\xff\xff\x7f"
     assert write(publish("t" * 65_535, b"", 0), LEVEL_311)[4:6] == struct.pack(">H", 65_535)
     with pytest.raises(ValueError, match="surrogates"):
         write(ConnectPacket("\ud800", clean_start=True), LEVEL_311)

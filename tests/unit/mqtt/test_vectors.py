@@ -12,7 +12,7 @@ CASES = load()
 _NOT_FOUND = "the case wants PUBREL with reason 0; section 3.6.2.1 has 0x92 for a packet id that is not known"
 _NO_CODES = "an UNSUBACK without a reason code for each topic filter [MQTT-3.11.3-1, -2]"
 _UNKNOWN_CODE = "an UNSUBACK with a reason code that does not exist [MQTT-3.11.3-2]"
-_UNASKED = "an UNSUBACK for no UNSUBSCRIBE of ours [MQTT-3.10.4-5]; inconsistent with the session, so we close"
+_UNASKED = "an UNSUBACK for no UNSUBSCRIBE of ours [MQTT-2.2.1-6]; inconsistent with the session, so we close"
 
 #: Case → the statement that the case itself breaks, or that lets us answer more precisely.
 DEVIATIONS: dict[str, str] = {
@@ -24,7 +24,7 @@ DEVIATIONS: dict[str, str] = {
     **{f"UNSUBACK/v5.0 UNSUBACK/B0{name}": _NO_CODES for name in ("", " with property")},
     "UNSUBACK/v5.0 UNSUBACK/B0 reason code 0xFF unknown": _UNKNOWN_CODE,
     "UNSUBACK/v5.0 UNSUBACK unsolicited/B0 reason code 0xFF unknown": _UNKNOWN_CODE,
-    "UNSUBACK/v3.1.1 UNSUBACK unsolicited/B0": _UNASKED.replace("-5]", "-4 of 3.1.1]"),
+    "UNSUBACK/v3.1.1 UNSUBACK unsolicited/B0": _UNASKED.replace("2.2.1-6]", "3.10.4-4 of 3.1.1]"),
     **{
         f"UNSUBACK/v5.0 UNSUBACK unsolicited/B0{name}": _UNASKED
         for name in (
