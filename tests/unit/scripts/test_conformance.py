@@ -1,0 +1,71 @@
+"""The table of statements is complete, current, and knows every label that a test carries."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.helpers import lacking
+
+#: Statements that bind a client and have no test. Lower it as tests come; never raise it.
+STILL_MISSING = {"5.0": 74, "3.1.1": 33}
+
+
+def _load() -> ModuleType:
+    path = Path(__file__).parents[3] / "scripts" / "conformance.py"
+    spec = importlib.util.spec_from_file_location("conformance", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["conformance"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+conformance = _load()
+
+
+@pytest.fixture(scope="module")
+def versions() -> dict[str, Any]:
+    if not conformance.VECTORS.is_dir():
+        lacking(f"the client vectors are not at {conformance.VECTORS}")
+    found: dict[str, Any] = conformance.collect()
+    return found
+
+
+def test_the_page_is_current(versions: dict[str, Any]) -> None:
+    assert conformance.PAGE.read_text() == conformance.page(versions), "run scripts/conformance.py"
+
+
+def test_every_statement_is_there_once(versions: dict[str, Any]) -> None:
+    assert {name: len(set(v.statements)) for name, v in versions.items()} == {"5.0": 252, "3.1.1": 141}
+    for version in versions.values():
+        assert set(version.reasons) <= set(version.statements)
+
+
+def test_every_label_in_a_test_is_a_statement_of_its_standard(versions: dict[str, Any]) -> None:
+    assert {name: version.unknown for name, version in versions.items()} == {"5.0": {}, "3.1.1": {}}
+
+
+def test_no_statement_loses_its_test(versions: dict[str, Any]) -> None:
+    for name, version in versions.items():
+        assert len(version.missing) <= STILL_MISSING[name], f"{name}: {' '.join(version.missing)}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[MQTT-4.3.3-10]", [("5.0", "4.3.3-10")]),
+        ("x [MQTT-4.6.0-2, -3] y", [("5.0", "4.6.0-2"), ("5.0", "4.6.0-3")]),
+        ("[MQTT-4.7.1-1, -2, MQTT-1.5.4-2]", [("5.0", "4.7.1-1"), ("5.0", "4.7.1-2"), ("5.0", "1.5.4-2")]),
+        ("[MQTT-3.1.3-7 of 3.1.1]", [("3.1.1", "3.1.3-7")]),
+        ("[MQTT-x.y.z-n] [MQTT 5 section 4.9] [I2] [MQTT-", []),
+    ],
+)
+def test_how_labels_are_written(text: str, found: list[tuple[str, str]]) -> None:
+    assert list(conformance.labels(text)) == found
