@@ -17,6 +17,8 @@ DEFAULT_PORTS: Final[dict[str, int]] = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "
 DEFAULT_PATH: Final = "/mqtt"
 #: Longest path of a Unix socket in bytes (unix(7): sun_path has 108 with its final NUL).
 _LONGEST_UNIX_PATH: Final = 107
+#: Names with the underscore that some have, addresses, and the zone of a link-local one (RFC 6874).
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 #: A URI path as RFC 3986 section 3.3 allows it; no control character may reach a request line.
 _URI_PATH: Final = re.compile(r"/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 
@@ -82,12 +84,13 @@ class Endpoint:
 def _host(parts: SplitResult) -> str:
     if not parts.hostname:
         raise ValueError(f"a broker URI is {parts.scheme}://HOST[:PORT]")
-    if any(c.isspace() or not c.isprintable() for c in parts.hostname):
-        raise ValueError("the host of a broker URI has no spaces")
     try:
-        return parts.hostname.encode("idna").decode() if not parts.hostname.isascii() else parts.hostname
+        host = parts.hostname if parts.hostname.isascii() else parts.hostname.encode("idna").decode()
     except UnicodeError:
-        raise ValueError("the host of a broker URI is no host name") from None
+        host = ""
+    if not _HOST.fullmatch(host):
+        raise ValueError("the host of a broker URI is a name or an address: letters, digits, dots and dashes")
+    return host
 
 
 def _port(parts: SplitResult) -> int:

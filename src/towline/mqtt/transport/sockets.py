@@ -88,7 +88,7 @@ def connect_tcp(host: str, port: int, where: str, patience: Patience, what: str 
             return race.run(patience)
         except OSError as error:
             many = f" to any of {len(addresses)} addresses" if len(addresses) > 1 else ""
-            reasons = "; ".join([*dict.fromkeys(map(plain, race.failures)), plain(error)][:_REASONS_SHOWN])
+            reasons = "; ".join([*dict.fromkeys(map(plain, [*race.failures, error]))][:_REASONS_SHOWN])
             advice = f"Is the {what} up, and the port right?"
             raise Unreachable("TL-M01", where, f"no connection{many} ({reasons})", advice) from error
 

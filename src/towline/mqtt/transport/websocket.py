@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import h11
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import (
     AcceptConnection,
@@ -82,24 +83,24 @@ class Framing:
         return self._web.send(request)
 
     def answer(self, data: bytes) -> Refusal | None:
-        """Take bytes until `open`; the first bytes of MQTT, if they came along, stay for `take`.
+        """Take bytes until `open`, ``b""`` for a closed connection; bytes of MQTT that came along stay for `take`.
 
         Returns:
             Why the server does not open the WebSocket; None when it did, or more bytes are needed.
         """
+        if not data:
+            return Refusal("the server closed instead of answering", "Is this port a WebSocket listener?")
         try:
-            self._web.receive_data(data or None)
+            self._web.receive_data(data)
             for event in self._web.events():
                 if isinstance(event, AcceptConnection):
                     return self._accepted(event)
                 if isinstance(event, RejectConnection):
                     return _refused(event, self._endpoint)
         except RemoteProtocolError as error:
-            if isinstance(error.event_hint, RejectConnection):
-                return Refusal(f"the server's answer is no WebSocket ({error})", "Is this port a WebSocket listener?")
-            return Refusal("the server does not answer in HTTP", "Is this port a WebSocket listener?")
-        if not data:
-            return Refusal("the server closed instead of answering", "Is this port a WebSocket listener?")
+            foreign = isinstance(error.__context__, h11.RemoteProtocolError)
+            what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({_shown(str(error))})"
+            return Refusal(f"the server {what}", "Is this port a WebSocket listener?")
         return None
 
     def _accepted(self, event: AcceptConnection) -> Refusal | None:
@@ -167,7 +168,10 @@ def _refused(event: RejectConnection, endpoint: Endpoint) -> Refusal:
 
 
 def _closed(event: CloseConnection) -> str:
-    words = "".join(c if c.isprintable() else "?" for c in (event.reason or "")[:_WORDS_SHOWN])
     name = event.code.name.lower().replace("_", " ") if isinstance(event.code, CloseReason) else ""
-    told = ", ".join(filter(None, (f"{int(event.code)}", name, words)))
+    told = ", ".join(filter(None, (f"{int(event.code)}", name, _shown(event.reason or ""))))
     return f"the WebSocket was closed ({told})"
+
+
+def _shown(words: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in words[:_WORDS_SHOWN])
