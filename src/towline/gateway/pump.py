@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import structlog
+from mqtt5 import QoS, Will
 
 from towline.errors import (
     BrokerError,
@@ -36,7 +37,7 @@ from towline.errors import (
 )
 from towline.gateway.inbox import Inbox
 from towline.gateway.intake import to_rows
-from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee
+from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee, WillSettings
 from towline.mqtt.codec import Decoder, MalformedPacket
 from towline.mqtt.events import (
     Action,
@@ -61,6 +62,7 @@ from towline.mqtt.events import (
     Suspended,
     Tick,
 )
+from towline.mqtt.reasons import CONNECT_ADVICE
 from towline.mqtt.session import Session, State
 from towline.mqtt.transport import Tls, Transport, connect
 
@@ -73,6 +75,10 @@ _LINGER_REST: Final = 15
 #: First pause between two connection attempts in seconds; doubles up to the longest, with full jitter.
 _FIRST_PAUSE: Final = 0.25
 _LONGEST_PAUSE: Final = 30.0
+#: Setting → protocol levels to try, in this order.
+_LEVELS: Final = {"5": (5,), "3.1.1": (4,), "3.1": (3,), "auto": (5, 4)}
+#: What a 3.x broker says to a version 5 CONNECT: a CONNACK of two bytes, "unacceptable protocol version".
+_CONNACK_3: Final = b"\x20\x02\x00\x01"
 #: A taken-over client id is given up when it happens twice in this many seconds.
 _TAKEOVER_WINDOW: Final = 60.0
 #: How often a full journal is tried again, in seconds.
@@ -109,6 +115,9 @@ class Pump:
         self._inbox = inbox
         self._on_rows = on_rows
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
+        self._levels = _LEVELS[settings.protocol]
+        #: The one in use; it changes only while nothing is connected.
+        self._level = self._levels[0]
         self._session = self._new_session()
         self._tls = Tls(**settings.tls.model_dump())
         self._proxy = settings.way
@@ -174,6 +183,7 @@ class Pump:
         return {
             **self._shown,
             "client_id": self._settings.mqtt_client_id,
+            "protocol": {5: "5", 4: "3.1.1", 3: "3.1"}[self._level],
             "received": self._received,
             "unacknowledged": inbound.unacknowledged,
             "window_overruns": inbound.overruns,
@@ -295,7 +305,7 @@ class Pump:
         try:
             items = self._decoder.feed(data)
         except MalformedPacket as error:
-            self._drop_malformed(error)
+            self._drop_malformed(error, data)
             return
         if items:
             self._handle(Received(items))
@@ -337,9 +347,16 @@ class Pump:
             self._log.warning(what, code="TL-M23")
             record = None
         held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
-        return Session(_session_config(self._settings, self._password), record, self._inbox.end, held)
+        config = _session_config(self._settings, self._password, self._level)
+        return Session(config, record, self._inbox.end, held)
 
-    def _drop_malformed(self, error: MalformedPacket) -> None:
+    def _drop_malformed(self, error: MalformedPacket, data: bytes) -> None:
+        if self._session.state is State.CONNECTING and data.startswith(_CONNACK_3):
+            what = "the broker refused the connection: unsupported protocol version (an MQTT 3.x answer)"
+            refusal = Refused("TL-M08", self._where, what, CONNECT_ADVICE[0x84])
+            self._handle(Lost())
+            self._close(Close(refusal, fatal=True, version_refused=True))
+            return
         violation = ProtocolViolation(self._where, f"the broker sent {error}", reason=error.reason)
         self._handle(Lost())
         self._close(Close(violation))
@@ -437,7 +454,7 @@ class Pump:
             if not self._stopping.is_set():
                 self._try_again(error)
             return
-        self._decoder = Decoder(self._settings.max_packet_bytes)
+        self._decoder = Decoder(self._settings.max_packet_bytes, self._level)
         self._shown["broker"] = self._where
         self._reading = True
         self._handle(Opened())
@@ -451,13 +468,23 @@ class Pump:
 
     def _close(self, action: Close) -> None:
         self._drop()
-        if action.again_at_once:
+        if action.again_at_once or (action.version_refused and self._step_down()):
             self._retry_at = 0.0
         elif action.error is not None:
             if (action.fatal and not self._ever_online) or (isinstance(action.error, TakenOver) and self._fights()):
                 self._fatal = action.error
             if self._fatal is None:
                 self._try_again(action.error)
+
+    def _step_down(self) -> bool:
+        """Go on with the next older protocol, where ``protocol = "auto"`` allows it."""
+        left = self._levels[self._levels.index(self._level) + 1 :]
+        if not left:
+            return False
+        self._log.warning("the broker does not speak this version", refused=self._level, trying=left[0], code="TL-M25")
+        self._level = left[0]
+        self._session = self._new_session()
+        return True
 
     def _fights(self) -> bool:
         now = time.monotonic()
@@ -508,7 +535,7 @@ class Pump:
         transport.drain(_GOODBYE)
 
 
-def _session_config(settings: GatewaySettings, password: bytes | None) -> SessionConfig:
+def _session_config(settings: GatewaySettings, password: bytes | None, level: int) -> SessionConfig:
     return SessionConfig(
         client_id=settings.mqtt_client_id,
         where=settings.name,
@@ -524,6 +551,24 @@ def _session_config(settings: GatewaySettings, password: bytes | None) -> Sessio
         connect_timeout_s=settings.connect_timeout_s,
         unknown_session=settings.unknown_session,
         durable=settings.guarantee is not Guarantee.AT_MOST_ONCE,
+        protocol=level,
+        topic_alias_maximum=settings.topic_alias_maximum if level == 5 else 0,
+        will=_will(settings.will) if settings.will else None,
+    )
+
+
+def _will(settings: WillSettings) -> Will:
+    return Will(
+        settings.topic,
+        payload=settings.payload.encode(),
+        qos=QoS(settings.qos),
+        retain=settings.retain,
+        payload_format_indicator=1,
+        message_expiry_interval=settings.expiry_s,
+        content_type=settings.content_type,
+        response_topic=settings.response_topic,
+        will_delay_interval=settings.delay_s,
+        user_properties=list(settings.user_properties),
     )
 
 

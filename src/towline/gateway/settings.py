@@ -153,6 +153,32 @@ def filter_problem(value: str) -> str | None:
     return None
 
 
+class WillSettings(_Model):
+    """The message the broker publishes when the gateway's connection ends without DISCONNECT [MQTT 5 section 3.1.3.2].
+
+    Attributes:
+        topic: Without wildcards.
+        payload: Text.
+        qos: 0 to 2.
+        retain: Keep it for later subscribers.
+        delay_s: Seconds the broker waits for us to come back before it publishes (MQTT 5).
+        expiry_s: Seconds after which nobody gets it any more; None for never (MQTT 5).
+        content_type: What the payload is (MQTT 5).
+        response_topic: Where an answer is expected (MQTT 5).
+        user_properties: Pairs, in order (MQTT 5).
+    """
+
+    topic: str = Field(min_length=1, max_length=65535, pattern=r"^[^+#\x00]+$")
+    payload: str = ""
+    qos: Annotated[int, Field(ge=0, le=2)] = 0
+    retain: bool = False
+    delay_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] = 0
+    expiry_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | None = None
+    content_type: str | None = None
+    response_topic: str | None = None
+    user_properties: tuple[tuple[str, str], ...] = ()
+
+
 class JournalLimits(_Model):
     """When the journal holds the line back instead of growing [I7].
 
@@ -187,6 +213,10 @@ class GatewaySettings(_Model):
         max_packet_bytes: Larger packets close the connection. It is not announced to the broker, which would
             silently drop larger messages [MQTT-3.1.2-25].
         linger_ms: How long a gulp may wait for more bytes before it is made durable.
+        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 where the broker does not speak 5. 3.1 and 3.1.1
+            have no expiry, no Receive Maximum and no properties.
+        will: Published by the broker when the gateway's connection breaks.
+        topic_alias_maximum: Topic aliases the broker may use, which makes packets with long topics shorter.
         unknown_session: What to do with a broker session the journal knows nothing of [MQTT-3.2.2-4]: ``refuse``
             and ask, ``adopt`` its queue, or ``discard`` it.
         owner_pid: End when this process has died.
@@ -210,6 +240,9 @@ class GatewaySettings(_Model):
     max_packet_bytes: Annotated[int, Field(ge=1024, le=268_435_460)] = 64 << 20
     linger_ms: Annotated[float, Field(ge=0, le=1000)] = 1.0
     connect_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    protocol: Literal["5", "3.1.1", "3.1", "auto"] = "5"
+    will: WillSettings | None = None
+    topic_alias_maximum: Annotated[int, Field(ge=0, le=65535)] = 0
     unknown_session: Literal["refuse", "adopt", "discard"] = "refuse"
     journal: JournalLimits = JournalLimits()
     owner_pid: int | None = None

@@ -54,7 +54,7 @@ _WORDS: Final = {
 CONNECT_ADVICE: Final = {
     0x81: "The broker could not read our CONNECT; is it an MQTT 5 broker?",
     0x82: "The broker could not read our CONNECT; is it an MQTT 5 broker?",
-    0x84: "This broker does not speak MQTT 5.",
+    0x84: 'Set protocol = "3.1.1", or "auto" to let the gateway find out.',
     0x85: "Choose another client_id.",
     0x86: "Check username and password_file.",
     0x87: "Check username and password_file, and the broker's access rules for this client.",
