@@ -52,7 +52,7 @@ class Life(RuleBasedStateMachine):
         digest=st.integers(0, 2**32 - 1),
     )
     def append_with_packet_ids(self, count: int, ids: set[int], released: set[int], digest: int) -> None:
-        held = {packet_id: (self.end, digest) for packet_id in ids}
+        held = dict.fromkeys(ids, (self.end, digest))
         self.journal.append(rows(self.end, count), held=held, released=sorted(released))
         self.end += count
         if count or held or released:
