@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from towline.errors import TowlineError
+from towline.errors import ConfigError, TowlineError
 from towline.prove.account import Account
 from towline.prove.history import read_history
 from towline.prove.load import LoadPlan, run_load
+from towline.prove.processes import Role
 from towline.prove.reader import read_topic
 from towline.prove.referee import judge
+from towline.prove.soak import ROLES, Soak, SoakPlan
 
 __all__ = ["app", "main"]
 
@@ -82,6 +87,41 @@ def judge_command(
         for line in [*map(str, verdict.stories), *account.problems()]:
             typer.echo(f"  {line}")
     raise typer.Exit(0 if account.ok else 1)
+
+
+@app.command()
+def soak(
+    directory: Annotated[Path | None, typer.Option(help="Kept afterwards; a temporary one when not given.")] = None,
+    roles: Annotated[str, typer.Option(help="Who is killed, with commas.")] = ",".join(ROLES),
+    runs: Annotated[int, typer.Option(help="Runs per role, one kill each.")] = 20,
+    messages: Annotated[int, typer.Option(help="Messages per run.")] = 100_000,
+    rate: Annotated[float, typer.Option(help="Messages a second.")] = 10_000.0,
+    seed: Annotated[int, typer.Option(help="Decides the moments.")] = 1,
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="One small run per role.")] = False,
+) -> None:
+    """Kill -9 each role at random moments under load. Exit code 1 when a promise was broken."""
+    plan = SoakPlan.quick() if quick else SoakPlan(runs=runs, messages=messages, rate=rate)
+    plan = replace(plan, roles=_roles(roles), seed=seed)
+    with contextlib.ExitStack() as stack:
+        place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="towline-soak-")))
+        outcomes = Soak(plan, place, typer.echo).run()
+    bad = sum(not outcome.ok for outcome in outcomes)
+    messages = sum(outcome.account.verdict.attempted for outcome in outcomes)
+    lost = sum(outcome.account.verdict.lost for outcome in outcomes)
+    doubled = sum(outcome.account.verdict.doubled for outcome in outcomes)
+    typer.echo(
+        f"{len(outcomes)} runs, {len(outcomes)} kills, {messages:,} messages: lost {lost:,}, doubled {doubled:,}, "
+        f"{bad} runs broke the promise"
+    )
+    raise typer.Exit(1 if bad else 0)
+
+
+def _roles(text: str) -> tuple[Role, ...]:
+    try:
+        return tuple(Role(word.strip()) for word in text.split(","))
+    except ValueError as error:
+        raise ConfigError("TL-C83", "--roles", str(error), f"Choose from {', '.join(ROLES)}.") from error
 
 
 def main() -> None:

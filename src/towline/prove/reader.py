@@ -91,6 +91,14 @@ class Tail:
                 self._take(message, found)
         return found
 
+    def next(self, seconds: float) -> Arrival | None:
+        """Wait for one record and hand it out at once; None when there is none in time."""
+        message = self._consumer.poll(seconds)
+        found: list[Arrival] = []
+        if message is not None:
+            self._take(message, found)
+        return found[0] if found else None
+
     @property
     def at_end(self) -> bool:
         """Whether the last `pull` reached the end of every partition."""

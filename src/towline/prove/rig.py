@@ -80,6 +80,7 @@ class Rig:
         mosquitto: Settings of the broker; its own defaults where not given.
         guarantee: Of the line.
         partitions: Of the Kafka topic.
+        direct: The bridge meets both brokers without a proxy between, for measurements; nothing can be cut then.
     """
 
     def __init__(
@@ -89,16 +90,18 @@ class Rig:
         mosquitto: Mapping[str, str] | None = None,
         guarantee: str = "at_least_once",
         partitions: int = 2,
+        direct: bool = False,
     ) -> None:
         self.directory = directory
         self.guarantee = guarantee
         self._partitions = partitions
+        self._direct = direct
         directory.mkdir(parents=True, exist_ok=True)
         self.mosquitto = Mosquitto(directory / "mosquitto", settings={"sys_interval": "1", **(mosquitto or {})})
         self.mqtt_proxy = Proxy(self.mosquitto.port)
         front = free_port()
         inner = free_port()
-        advertised = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{front}"}
+        advertised = {} if direct else {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{front}"}
         self.kafka = Kafka(directory / "kafka", port=inner, settings=advertised)
         self.kafka_proxy = Proxy(inner, listen=front)
         self.bridge = BridgeRun(directory / "bridge.toml", directory / "state" / LINE, directory / "bridge.log")
@@ -124,8 +127,8 @@ class Rig:
     def _write_config(self) -> None:
         text = _CONFIG.format(
             state_dir=self.directory / "state",
-            mqtt=self.mqtt_proxy.port,
-            kafka=self.kafka_proxy.port,
+            mqtt=self.mosquitto.port if self._direct else self.mqtt_proxy.port,
+            kafka=self.kafka.port if self._direct else self.kafka_proxy.port,
             line=LINE,
             guarantee=self.guarantee,
             topic=TOPIC,
@@ -134,8 +137,8 @@ class Rig:
 
     @property
     def bootstrap(self) -> str:
-        """Kafka as an independent reader meets it: through the proxy too, for that is what the broker advertises."""
-        return f"127.0.0.1:{self.kafka_proxy.port}"
+        """Kafka as an independent reader meets it: where there is a proxy, that is what the broker advertises."""
+        return self.kafka.bootstrap if self._direct else f"127.0.0.1:{self.kafka_proxy.port}"
 
     def online(self, timeout: float = PATIENCE_S) -> None:
         """Wait until the gateway is subscribed.

@@ -1,0 +1,29 @@
+"""``python -m benchmarks [intake|pipeline|paho|latency|restart|memory] [--quick]``: all of them when none is named."""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks import intake, latency, pipeline, restart
+
+
+def main() -> None:
+    """Run what is named."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("which", nargs="*", choices=["intake", "pipeline", "paho", "latency", "restart", []])
+    parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast")
+    asked = parser.parse_args()
+    which = asked.which or ["intake", "pipeline", "latency", "restart"]
+    scale = 10 if asked.quick else 1
+    if "intake" in which:
+        intake.run(300_000 // scale, rounds=1 if asked.quick else 3)
+    if "pipeline" in which or "paho" in which:
+        pipeline.run(300_000 // scale, rounds=1 if asked.quick else 3)
+    if "latency" in which:
+        latency.run()
+    if "restart" in which:
+        restart.run(1_000_000 // scale)
+
+
+if __name__ == "__main__":
+    main()

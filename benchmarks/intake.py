@@ -1,0 +1,151 @@
+"""Gateway against the null subscriber: the same Mosquitto, the same backlog; then both under live pressure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mqtt5 import ConnectPacket, DisconnectPacket
+
+from benchmarks.rig import UNLIMITED, Meter, Outcome, header, held, publish, wait
+from towline.devstack.mosquitto import Mosquitto
+from towline.gateway.settings import GatewaySettings, Subscription
+from towline.prove.load import connect
+from towline.prove.subject import GatewayRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Subject(NamedTuple):
+    """A running subscriber: its name, its pid, and how many messages it has dealt with."""
+
+    name: str
+    pid: int
+    taken: Callable[[], int]
+
+
+def settings(port: int, directory: Path) -> GatewaySettings:
+    """A gateway with every default but the broker."""
+    return GatewaySettings(
+        name="bench",
+        state_dir=directory / "gateway",
+        brokers=(f"mqtt://127.0.0.1:{port}",),  # type: ignore[arg-type]
+        subscriptions=(Subscription(filter="telemetry/#"),),
+    )
+
+
+@contextmanager
+def gateway_at(port: int, directory: Path) -> Iterator[GatewayRun]:
+    """Start a gateway for the broker at a port, whether or not that answers yet."""
+    with GatewayRun(settings(port, directory)) as run:
+        yield run.start()
+
+
+@contextmanager
+def gateway(broker: Mosquitto, directory: Path) -> Iterator[Subject]:
+    """Run a gateway whose journal is on a disk."""
+    with gateway_at(broker.port, directory) as run:
+        run.online()
+        client = run.client()
+        assert client is not None
+        yield Subject("towline gateway (durable)", run.pid, lambda: int(client.status()["journaled"]))
+        client.close()
+        run.stop()
+
+
+@contextmanager
+def null(broker: Mosquitto, directory: Path, count: int) -> Iterator[Subject]:
+    """Run the null subscriber."""
+    out = directory / f"null-{time.time_ns()}"
+    with out.open("wb") as file:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.null_subscriber", str(broker.port), str(count)], stdout=file
+        )
+    wait(lambda: "ready" in out.read_text(), "the null subscriber")
+
+    def taken() -> int:
+        lines = out.read_text().splitlines()[1:]
+        return json.loads(lines[0])["count"] if lines else 0
+
+    yield Subject("null subscriber (memory)", child.pid, taken)
+    child.kill()
+    child.wait()
+
+
+def drain(subject: Subject, broker: Mosquitto, directory: Path, count: int) -> Outcome:
+    """Let a backlog pile up behind a stopped subject, then measure how it goes down."""
+    broker_pid = broker.pid or 0
+    meter = Meter({"mosquitto": lambda: [broker_pid], "subject": lambda: [subject.pid]})
+    before = subject.taken()
+    with held(subject.pid):
+        publish(broker, directory, count)
+        meter.start()
+        began = time.monotonic()
+    wait(lambda: subject.taken() - before >= count, f"{subject.name} to drain", pause=0.02)
+    seconds = time.monotonic() - began
+    meter.stop()
+    return Outcome(subject.name, count, seconds, meter.used, ["subject"])
+
+
+def live(subject: Subject, broker: Mosquitto, directory: Path, count: int) -> Outcome:
+    """Measure with 8 publishers pushing flat out at the same time."""
+    broker_pid = broker.pid or 0
+    meter = Meter({"mosquitto": lambda: [broker_pid], "subject": lambda: [subject.pid]})
+    before = subject.taken()
+    meter.start()
+    began = time.monotonic()
+    publish(broker, directory, count)
+    wait(lambda: subject.taken() - before >= count, f"{subject.name} to keep up", pause=0.02)
+    seconds = time.monotonic() - began
+    meter.stop()
+    return Outcome(subject.name, count, seconds, meter.used, ["subject"])
+
+
+def run(count: int = 300_000, rounds: int = 2) -> None:
+    """Both subjects in turn, on one broker, and their ratio (the best of each, as noise only slows)."""
+    with tempfile.TemporaryDirectory(prefix="towline-bench-") as name:
+        directory = Path(name)
+        with Mosquitto(directory / "mosquitto", settings=UNLIMITED) as broker:
+            for title, measure, size, aim in (
+                (f"intake: backlog of {count:,} drained", drain, count, 0.6),
+                (f"intake: 8 publishers flat out, {count // 3:,} messages", live, count // 3, 0.9),
+            ):
+                header(title, broker)
+                outcomes = _rounds(broker, directory, measure, size, rounds)
+                best = [max(found, key=lambda outcome: outcome.rate) for found in outcomes]
+                ratio = best[1].rate / best[0].rate
+                print(f"\n  ratio gateway : null subscriber   {ratio:.2f}   (aim {aim})")
+                print(f"  gateway CPU {best[1].micros('subject'):.2f} us a message, {_plus(best)} us more than null\n")
+
+
+def _plus(best: list[Outcome]) -> str:
+    return f"{best[1].micros('subject') - best[0].micros('subject'):.2f}"
+
+
+def _rounds(
+    broker: Mosquitto, directory: Path, measure: Callable[..., Outcome], count: int, rounds: int
+) -> list[list[Outcome]]:
+    found: list[list[Outcome]] = [[], []]
+    for number in range(rounds):
+        subjects = (null(broker, directory, count), gateway(broker, directory / f"{measure.__name__}{number}"))
+        for results, opened in zip(found, subjects, strict=True):
+            with opened as subject:
+                outcome = measure(subject, broker, directory, count)
+            print(outcome.line(), flush=True)
+            results.append(outcome)
+            forget(broker, "null-subscriber" if subject.name.startswith("null") else "bench")
+    return found
+
+
+def forget(broker: Mosquitto, client_id: str) -> None:
+    """End a session, so that nothing queues for its owner while somebody else is measured."""
+    sock, _, _ = connect(ConnectPacket(client_id, clean_start=True), "127.0.0.1", broker.port)
+    sock.sendall(DisconnectPacket().write())
+    sock.close()

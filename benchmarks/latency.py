@@ -1,0 +1,77 @@
+"""How long a message waits: PUBLISH → PUBACK at the gateway, and published → readable in Kafka for the whole way."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from benchmarks.intake import gateway_at
+from benchmarks.rig import machine
+from benchmarks.stub_broker import StubBroker
+from towline.prove.load import run_load
+from towline.prove.numbered import decode
+from towline.prove.reader import Tail
+from towline.prove.rig import TOPIC, Rig
+
+
+def percentile(values: list[float], share: float) -> float:
+    """A percentile, in the unit of the values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def tell(title: str, seconds: list[float], aim: str) -> None:
+    """Print p50, p99 and the worst in milliseconds."""
+    p50, p99, worst = (value * 1000 for value in (percentile(seconds, 0.5), percentile(seconds, 0.99), max(seconds)))
+    print(f"  {title:<52} p50 {p50:7.1f} ms   p99 {p99:7.1f} ms   max {worst:7.1f} ms   (aim {aim})")
+
+
+def acks(rate: float = 5_000.0, seconds: float = 10.0) -> None:
+    """Durable acknowledgements of the gateway alone, fed by a stub that does nothing but measure."""
+    with (
+        tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
+        StubBroker() as stub,
+        gateway_at(stub.port, Path(name)) as run,
+    ):
+        stub.accept()
+        stub.pace(rate, 2.0)
+        stub.acked = 0
+        delays = stub.pace(rate, seconds)
+        tell(f"PUBLISH → PUBACK, durable, {rate:,.0f} msg/s", delays, "3 / 10 ms")
+        stub.close()
+        run.kill()
+
+
+def way(rate: float = 100.0, seconds: float = 30.0) -> None:
+    """Published → readable in Kafka (read_committed), everything warm."""
+    with tempfile.TemporaryDirectory(prefix="towline-bench-") as name, Rig(Path(name), direct=True) as rig:
+        rig.warm(5_000)
+        with rig.trial("latency") as trial:
+            plan, claims = trial.plan(int(rate * seconds), rate=rate)
+            tail = Tail(rig.bootstrap, TOPIC, from_now=True)
+            sender = threading.Thread(target=run_load, args=(plan, claims))
+            sender.start()
+            seen = _delays(tail, plan.messages, seconds + 30)
+            sender.join()
+            tail.close()
+        tell(f"published → readable in Kafka, {rate:,.0f} msg/s, at_least_once", seen, "100 / 250 ms")
+
+
+def _delays(tail: Tail, count: int, seconds: float) -> list[float]:
+    deadline = time.monotonic() + seconds
+    delays: list[float] = []
+    while len(delays) < count and time.monotonic() < deadline:
+        arrival = tail.next(0.2)
+        if arrival is not None and (message := decode(arrival.value)) is not None:
+            delays.append((time.time_ns() - message.sent_ns) / 1e9)
+    return delays
+
+
+def run() -> None:
+    """Both."""
+    print(f"latency\n  {machine()}\n")
+    acks()
+    way()
+    print()

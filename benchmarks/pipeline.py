@@ -1,0 +1,150 @@
+"""The whole way, MQTT → Kafka, against the bridge everybody writes by hand; same broker, same Kafka, same backlog."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, TopicPartition
+
+from benchmarks.intake import forget
+from benchmarks.rig import Meter, Outcome, held, machine, publish, wait
+from towline.prove import processes
+from towline.prove.processes import Role
+from towline.prove.rig import TOPIC, Rig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+UNLIMITED = {"max_queued_messages": "0", "max_inflight_messages": "65535"}
+RIVAL_TOPIC = "paho"
+
+
+class Ends:
+    """How many records a topic holds for a read_committed reader (control records of transactions included)."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        self._consumer = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": "bench", "isolation.level": "read_committed"}
+        )
+        self._places = [TopicPartition(topic, number) for number in range(partitions)]
+
+    def __call__(self) -> int:
+        """The sum over the partitions."""
+        return sum(self._consumer.get_watermark_offsets(place, timeout=10)[1] for place in self._places)
+
+    def close(self) -> None:
+        """Leave Kafka."""
+        self._consumer.close()
+
+
+def towline_drain(rig: Rig, directory: Path, count: int) -> Outcome:
+    """Hold the gateway, pile up a backlog, let go."""
+    bridge = rig.bridge
+    gateway = bridge.gateway()
+    assert gateway is not None
+    meter = Meter(
+        {
+            "gateway": lambda: [gateway.pid],
+            "spark tree": lambda: [
+                p for root in processes.named(_root(rig), Role.DRIVER)[:1] for p in processes.tree(root)
+            ],
+            "supervisor": lambda: [_root(rig)],
+            "mosquitto": lambda: [rig.mosquitto.pid or 0],
+            "kafka": lambda: [rig.kafka.pid or 0],
+        }
+    )
+    own = ["gateway", "spark tree", "supervisor"]
+    return _drain("towline run (at least once)", rig, directory, gateway.pid, meter, TOPIC, count, own)
+
+
+def _root(rig: Rig) -> int:
+    assert rig.bridge.child is not None
+    return rig.bridge.child.pid
+
+
+@contextmanager
+def paho(rig: Rig, directory: Path, count: int) -> Iterator[int]:
+    """Run the rival; its pid."""
+    out = directory / f"paho-{time.time_ns()}"
+    with out.open("wb") as file:
+        child = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.paho_bridge",
+                str(rig.mosquitto.port),
+                rig.bootstrap,
+                RIVAL_TOPIC,
+                str(count),
+            ],
+            stdout=file,
+        )
+    wait(lambda: "ready" in out.read_text(), "the paho bridge")
+    yield child.pid
+    child.kill()
+    child.wait()
+
+
+def paho_drain(rig: Rig, directory: Path, pid: int, count: int) -> Outcome:
+    """The same for the rival."""
+    meter = Meter(
+        {
+            "bridge": lambda: [pid],
+            "mosquitto": lambda: [rig.mosquitto.pid or 0],
+            "kafka": lambda: [rig.kafka.pid or 0],
+        }
+    )
+    return _drain("paho + confluent-kafka by hand", rig, directory, pid, meter, RIVAL_TOPIC, count, ["bridge"])
+
+
+def _drain(
+    name: str, rig: Rig, directory: Path, pid: int, meter: Meter, topic: str, count: int, own: list[str]
+) -> Outcome:
+    ends = Ends(rig.bootstrap, topic, 2)
+    with held(pid):
+        publish(rig.mosquitto, directory, count)
+        before = ends()
+        meter.start()
+        began = time.monotonic()
+    wait(lambda: ends() - before >= count, f"{name} to drain", pause=0.02)
+    seconds = time.monotonic() - began
+    meter.stop()
+    ends.close()
+    return Outcome(name, count, seconds, meter.used, own)
+
+
+def run(count: int = 300_000, rounds: int = 2) -> None:
+    """Both in turn, and their ratio (the best of each)."""
+    with tempfile.TemporaryDirectory(prefix="towline-bench-") as name:
+        directory = Path(name)
+        with Rig(directory / "rig", mosquitto=UNLIMITED, direct=True) as rig:
+            print(f"pipeline: backlog of {count:,} drained into Kafka {rig.kafka.version}\n  {machine()}")
+            print(f"  Mosquitto {rig.mosquitto.version}, QoS 1, 150 B, Spark warm, everything on this machine\n")
+            rig.kafka.create_topics({RIVAL_TOPIC: 2})
+            rig.warm(5_000)
+            ours = _rounds(lambda: towline_drain(rig, directory, count), rounds + 1)[1:]  # the first is warm-up
+            rig.bridge.stop()
+            forget(rig.mosquitto, "prove-telemetry")
+            with paho(rig, directory, count // 3 * rounds) as pid:
+                theirs = _rounds(lambda: paho_drain(rig, directory, pid, count // 3), rounds)
+            best, rival = (max(found, key=lambda outcome: outcome.rate) for found in (ours, theirs))
+            cpu = {each.name: sum(each.micros(part) for part in each.own) for each in (best, rival)}
+            print(f"\n  ratio towline : paho by hand   {best.rate / rival.rate:.1f}   (aim 12)")
+            print(f"  CPU us a message: towline {cpu[best.name]:.1f}, paho by hand {cpu[rival.name]:.1f}")
+            print(
+                f"  gateway {best.micros('gateway'):.2f} (aim 1.5), Spark {best.micros('spark tree'):.2f} (aim 6)\n"
+            )
+
+
+def _rounds(measure: Callable[[], Outcome], rounds: int) -> list[Outcome]:
+    found = []
+    for _ in range(rounds):
+        found.append(measure())
+        print(found[-1].line(), flush=True)
+    return found

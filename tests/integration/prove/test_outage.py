@@ -1,0 +1,57 @@
+"""The outage test: a part, a break, a part, the mend, a part; all of it in Kafka, in every size and kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers import lacking
+from towline.devstack.java import find_java
+from towline.devstack.kafka import kafka_jars
+from towline.devstack.mosquitto import find_mosquitto
+from towline.errors import SetupError
+from towline.prove.account import Account
+from towline.prove.outage import BREAKS, outage, steady_outage
+from towline.prove.rig import Rig
+
+pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """One bridge for all: what one outage leaves behind is what the next one meets. Mosquitto's own limits."""
+    try:
+        find_java(), kafka_jars(), find_mosquitto()
+    except SetupError as error:
+        lacking(str(error))
+    with Rig(tmp_path_factory.mktemp("rig")) as made:
+        made.warm()
+        yield made
+
+
+def told(account: Account) -> str:
+    return "\n".join([account.line(), *account.problems(), *map(str, account.verdict.stories)])
+
+
+@pytest.mark.parametrize("what", list(BREAKS))
+def test_four_and_four_and_four_make_twelve(rig: Rig, what: str) -> None:
+    account = outage(rig, what)
+    assert account.ok, told(account)
+    assert account.verdict.delivered == 12, told(account)
+
+
+@pytest.mark.parametrize("what", ["kafka refuses", "kafka hangs", "mqtt cut in a packet"])
+def test_the_same_with_four_thousand(rig: Rig, what: str) -> None:
+    account = outage(rig, what, 4_000)
+    assert account.ok, told(account)
+    assert account.verdict.delivered == 12_000, told(account)
+
+
+def test_a_publisher_that_goes_on_fills_the_journal_and_not_the_broker(rig: Rig) -> None:
+    """Kafka away for ten seconds at 2,000 msg/s: Mosquitto, which drops beyond 1,000, never has to queue."""
+    steady = steady_outage(rig, seconds=10)
+    assert steady.dropped == 0
+    assert steady.sent_during == 20_000
+    assert steady.journaled_during >= 20_000
+    assert steady.account.ok, told(steady.account)

@@ -1,0 +1,28 @@
+"""The quick soak: one kill -9 of each role under load, and accounts that add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import lacking
+from towline.devstack.java import find_java
+from towline.devstack.kafka import kafka_jars
+from towline.devstack.mosquitto import find_mosquitto
+from towline.errors import SetupError
+from towline.prove.soak import ROLES, Soak, SoakPlan
+
+pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(900)]
+
+
+def test_a_kill_of_each_role_loses_nothing(tmp_path: Path) -> None:
+    try:
+        find_java(), kafka_jars(), find_mosquitto()
+    except SetupError as error:
+        lacking(str(error))
+    outcomes = Soak(SoakPlan.quick(), tmp_path, print).run()
+    assert [outcome.role for outcome in outcomes] == list(ROLES)
+    bad = [outcome.line() for outcome in outcomes if not outcome.ok]
+    assert not bad, "\n".join(bad)
+    assert all(outcome.account.verdict.delivered == SoakPlan.quick().messages for outcome in outcomes)
