@@ -447,12 +447,11 @@ class Pump:
                 keep_alive_s=self._settings.keep_alive_s,
                 cancelled=self._stopping.is_set,
             )
-        except ConfigError as error:
-            self._fatal = error
-            return
-        except BrokerError as error:
-            if not self._stopping.is_set():
-                self._try_again(error)
+        except (BrokerError, ConfigError) as error:
+            if isinstance(error, ConfigError) and not self._ever_online:
+                self._fatal = error
+            elif not self._stopping.is_set():
+                self._try_again(error)  # what worked before may be a certificate that is being renewed
             return
         self._decoder = Decoder(self._settings.max_packet_bytes, self._level)
         self._shown["broker"] = self._where
@@ -500,7 +499,7 @@ class Pump:
             self._transport = None
         self._shown.update(connected_since=None, state=State.OFFLINE.value)
 
-    def _try_again(self, error: BrokerError) -> None:
+    def _try_again(self, error: BrokerError | ConfigError) -> None:
         """The next broker of the list at once; a pause after each round through the list.
 
         After a connection that worked it begins at the first again: the list is in the operator's order of preference.

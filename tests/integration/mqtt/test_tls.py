@@ -224,3 +224,20 @@ def test_insecure_is_shown_in_the_status(
     gateway = new_gateway(broker, tls=TlsSettings(insecure=True))
     gateway.start()
     assert gateway.until(state="online")["insecure"] is True
+
+
+def test_a_file_that_is_away_while_it_is_renewed_does_not_end_a_gateway_that_worked(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, authority: Authority, tmp_path: Path
+) -> None:
+    broker = new_mosquitto(**authority.listener("localhost"))
+    ca_file = tmp_path / "ca.pem"
+    gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=TlsSettings(ca_file=ca_file))
+    assert "TL-C30" in gateway.fail(), "at the start it does"
+    ca_file.write_bytes(authority.ca_file.read_bytes())
+    gateway.start()
+    gateway.until(state="online")
+    ca_file.unlink()
+    broker.restart()
+    wait_until(lambda: (gateway.status()["last_error"] or {}).get("code") == "TL-C30", 20, "the missing file")
+    ca_file.write_bytes(authority.ca_file.read_bytes())
+    gateway.until(state="online", timeout=40)
