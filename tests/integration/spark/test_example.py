@@ -1,0 +1,60 @@
+"""The example without the bridge, as a user starts it: a real broker, two sinks, stopped and started again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pytest
+from mqtt5 import PublishPacket, QoS
+
+from tests.helpers import wait_until
+from towline.devstack import Mosquitto
+from towline.gateway.client import discover
+from towline.mqtt.sender import Sender
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "plain_pyspark.py"
+
+
+def publish(broker: Mosquitto, numbers: range) -> None:
+    with Sender("127.0.0.1", broker.port, client_id="devices") as sender:
+        for number in numbers:
+            topic = f"telemetry/d{number % 5}/temp"
+            sender.publish(PublishPacket(topic, b"%d" % number, qos=QoS.AT_LEAST_ONCE, packet_id=1))
+        sender.drain()
+
+
+def run(broker: Mosquitto, directory: Path, messages: int) -> subprocess.Popen[str]:
+    command = [sys.executable, str(EXAMPLE), broker.uri, "telemetry/#:1", str(directory), "--messages", str(messages)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_two_sinks_from_one_gateway_and_a_restart(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    directory = tmp_path / "plain"
+    shown = ""
+    for messages in (40, 100):
+        process = run(mosquitto, directory, messages)
+        if messages == 40:
+            wait_until(lambda: _online(directory), 120, "the example's gateway")
+        publish(mosquitto, range(messages - 40 if messages == 40 else 40, messages))
+        output, _ = process.communicate(timeout=150)
+        assert process.returncode == 0, output
+        shown += output
+    table = ds.dataset(directory / "parquet").to_table().sort_by("offset")
+    assert [int(payload) for payload in table["payload"].to_pylist()] == list(range(100))
+    assert set(table["device"].to_pylist()) == {f"d{n}" for n in range(5)}
+    assert "plain-pyspark" not in shown.split("Batch: 0")[0]
+    assert "Batch: 0" in shown
+    assert "Traceback" not in shown
+
+
+def _online(directory: Path) -> bool:
+    client = discover(directory / "gateway")
+    if client is None:
+        return False
+    with client:
+        return client.status()["state"] == "online"
