@@ -211,7 +211,8 @@ def apply(frame: DataFrame, routes: Sequence[Route], counter: str | Observation)
 
     for route in routes:
         if route.where is not None:
-            F.expr(route.where)  # on its own first: half a condition must not be completed by what stands around it
+            # Analysed on its own first: half a condition must not be completed by what stands around it.
+            frame.where(F.expr(route.where))
     made = expressions(routes)
     for name in (LEVELS, ROUTE, KEEP, TOPIC):
         frame = frame.withColumn(name, F.expr(made[name]))
