@@ -41,6 +41,8 @@ _NUMBER = re.compile(r"MQTT-(\d[\d.-]*\d)|(?<=,) ?-(\d+)\b")
 _MODULE_OF_3 = "are those of MQTT 3.1.1"
 #: Its labels are examples.
 _OWN_TEST = ROOT / "tests" / "unit" / "scripts" / "test_conformance.py"
+#: Vectors of packets that only clients send: the labels are about the sender, and here that is the script.
+_NEVER_FROM_A_SERVER = frozenset({"CONNECT", "SUBSCRIBE", "UNSUBSCRIBE", "PINGREQ"})
 #: Tests named for one statement before "and n more".
 _SHOWN = 4
 
@@ -110,6 +112,8 @@ def _owners(tree: ast.Module, lines: list[str]) -> dict[int, str]:
 def harvest_vectors(versions: dict[str, Version]) -> None:
     """Count the client vectors that carry a label in their names."""
     for file in sorted(VECTORS.glob("*.json")):
+        if file.stem in _NEVER_FROM_A_SERVER:
+            continue
         for group in json.loads(file.read_text()):
             for test in group["tests"]:
                 level = test.get("ver", group.get("ver", 4))

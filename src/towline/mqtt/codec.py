@@ -230,9 +230,13 @@ def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
         version: `LEVEL_5`, `codec3.LEVEL_311` or `codec3.LEVEL_31`; `codec3_write` tells what 3.x leaves out.
 
     Raises:
-        ValueError: The packet can't be said in this version.
+        ValueError: The packet can't be said in this version, or a peer would have to refuse it.
     """
-    return packet.write() if version == LEVEL_5 else codec3_write.write(packet, version)
+    if version != LEVEL_5:
+        return codec3_write.write(packet, version)
+    data = packet.write()
+    fence.check_written(packet, data)
+    return data
 
 
 def _close_run(items: list[Item], run: list[PublishPacket], headers: bytearray) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 import mqtt5
 from mqtt5 import PublishPacket
 
-__all__ = ["InvalidTopic", "check_fields", "check_packet", "check_run", "publish_is_sound"]
+__all__ = ["InvalidTopic", "check_fields", "check_packet", "check_run", "check_written", "publish_is_sound"]
 
 #: Bytes of the value of each property that is neither text nor binary [MQTT 5 section 2.2.2.2].
 _FIXED: Final = {
@@ -35,6 +35,7 @@ _MAXIMUM_QOS: Final = 0x24
 _USER_PROPERTY: Final = 0x26
 _NULL: Final = "a string with U+0000 [MQTT-1.5.4-2]"
 _ILL_FORMED: Final = "ill-formed UTF-8 [MQTT-1.5.4-1]"
+_DUP: Final = "DUP at QoS 0 [MQTT-3.3.1-2]"
 _ID_ZERO: Final = "packet id 0 [MQTT-2.2.1-3, -4]"
 #: First bytes of a PUBLISH with DUP and QoS 0.
 _DUP_AT_QOS_0: Final = (b"\x38", b"\x39")
@@ -238,7 +239,7 @@ def check_run(run: list[PublishPacket], headers: bytes) -> None:
         ValueError: Packet id 0, DUP at QoS 0 or U+0000.
     """
     if any(header in headers for header in _DUP_AT_QOS_0):
-        raise ValueError("DUP at QoS 0 [MQTT-3.3.1-2]")
+        raise ValueError(_DUP)
     if 0 in [packet.packet_id for packet in run]:
         raise ValueError(_ID_ZERO)
     _check_topics(packet.topic for packet in run)
@@ -248,6 +249,29 @@ def check_run(run: list[PublishPacket], headers: bytes) -> None:
         for pair in pairs:
             texts += pair
     _check_null("".join(texts))
+
+
+def check_written(packet: mqtt5.Packet, data: bytes) -> None:
+    """Refuse to say what we would refuse to hear.
+
+    Args:
+        packet: What the codec has written.
+        data: Its bytes.
+
+    Raises:
+        ValueError: As `check_run`, `check_packet` and `check_fields`.
+    """
+    if not isinstance(packet, PublishPacket):
+        check_packet(packet)
+        check_fields(data)
+    elif packet.user_properties or packet.response_topic or packet.content_type:
+        check_run([packet], data[:1])
+    else:  # the same for what most messages have
+        if data[:1] in _DUP_AT_QOS_0:
+            raise ValueError(_DUP)
+        if packet.packet_id == 0:
+            raise ValueError(_ID_ZERO)
+        _check_null(packet.topic)  # wildcards are refused when the packet is built
 
 
 def _check_topics(topics: Iterable[str]) -> None:

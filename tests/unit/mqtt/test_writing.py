@@ -1,0 +1,97 @@
+"""MQTT 5 as we write it: bytes from chapter 3 of the standard, and what never leaves."""
+
+from __future__ import annotations
+
+import pytest
+from mqtt5 import (
+    ConnectPacket,
+    DisconnectPacket,
+    DisconnectReasonCode,
+    Packet,
+    PublishPacket,
+    QoS,
+    RetainHandling,
+    SubscribePacket,
+    TopicFilter,
+    UnsubscribePacket,
+    Will,
+)
+
+from towline.mqtt.codec import Decoder, PublishRun, encode
+
+WILL = Will("w", payload=b"gone", qos=QoS(1), retain=True, will_delay_interval=5)
+FILTER = TopicFilter("a/b", max_qos=QoS(1), no_local=True, retain_handling=RetainHandling(2))
+
+
+@pytest.mark.parametrize(
+    ("packet", "text"),
+    [
+        # Fields in order [MQTT-3.1.3-1, -3]; will, user name and password as their flags say [MQTT-3.1.2-9, -17, -19].
+        (
+            ConnectPacket("c", username="u", password=b"\x00\xff", clean_start=True, keep_alive=10, will=WILL),
+            "10 24 0004 4D515454 05 EE 000A 00 0001 63 05 1800000005 0001 77 0004 676F6E65 0001 75 0002 00FF",
+        ),
+        # No will, no will QoS and retain [MQTT-3.1.2-11, -13]; no user name, no password [MQTT-3.1.2-16, -18].
+        (ConnectPacket("c", receive_max=20), "10 11 0004 4D515454 05 00 0000 03 210014 0001 63"),
+        (
+            ConnectPacket("c", will=Will("w", payload=b"", qos=QoS(2))),
+            "10 14 0004 4D515454 05 14 0000 00 0001 63 00 0001 77 0000",
+        ),
+        (PublishPacket("a", b"x", retain=True), "31 05 0001 61 00 78"),  # no packet id [MQTT-2.2.1-2]
+        (PublishPacket("a", b"x", qos=QoS(2), packet_id=258, duplicate=True), "3C 07 0001 61 0102 00 78"),
+        (SubscribePacket(10, [FILTER]), "82 09 000A 00 0003 612F62 2D"),  # [MQTT-3.8.3-2]
+        (UnsubscribePacket(10, ["a/b", "c"]), "A2 0B 000A 00 0003 612F62 0001 63"),  # [MQTT-3.10.3-2]
+        (DisconnectPacket(), "E0 00"),
+        (DisconnectPacket(reason_code=DisconnectReasonCode(0x82)), "E0 01 82"),  # [MQTT-3.14.2-1]
+    ],
+)
+def test_what_we_write_is_what_the_standard_says(packet: Packet, text: str) -> None:
+    data = bytes.fromhex(text)
+    assert encode(packet) == data
+    (item,) = Decoder().feed(data)
+    assert (item.packets[0] if isinstance(item, PublishRun) else item) == packet
+
+
+@pytest.mark.parametrize(
+    ("packet", "words"),
+    [
+        (PublishPacket("a\0", b""), "U\\+0000"),  # [MQTT-1.5.4-2, MQTT-4.7.3-2]
+        (PublishPacket("a", b"", content_type="\0"), "U\\+0000"),
+        (PublishPacket("a", b"", user_properties=[("a", "\0")]), "U\\+0000"),
+        (PublishPacket("a", b"", duplicate=True), "DUP"),  # [MQTT-3.3.1-2, MQTT-4.3.1-1]
+        (PublishPacket("a", b"", qos=QoS(1), packet_id=0), "packet id 0"),  # [MQTT-2.2.1-3]
+        (ConnectPacket("a\0"), "U\\+0000"),
+        (ConnectPacket("a", username="\0"), "U\\+0000"),
+        (ConnectPacket("a", will=Will("\0")), "U\\+0000"),
+        (SubscribePacket(1, [TopicFilter("\0")]), "U\\+0000"),
+        (SubscribePacket(0, [TopicFilter("a")]), "packet id 0"),
+        (UnsubscribePacket(1, ["\0"]), "U\\+0000"),
+    ],
+)
+def test_what_a_peer_would_have_to_refuse_does_not_leave(packet: Packet, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        encode(packet)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "t" * 65_536], ids=["surrogate", "too long"])
+def test_no_string_leaves_that_is_not_sound_utf8(text: str) -> None:
+    """[MQTT-1.5.4-1, MQTT-4.7.3-3, MQTT-3.1.3-4, -11, -12, MQTT-3.3.2-1, MQTT-3.8.3-1, MQTT-3.10.3-1]."""
+    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
+        encode(ConnectPacket(text))
+    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
+        encode(ConnectPacket("c", will=Will(text)))
+    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
+        encode(ConnectPacket("c", username=text))
+    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
+        encode(PublishPacket(text, b""))
+    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
+        encode(SubscribePacket(1, [TopicFilter(text)]))
+    with pytest.raises(ValueError, match=r"surrogates|bytes|Invalid"):
+        encode(UnsubscribePacket(1, [text]))
+
+
+@pytest.mark.parametrize("topic", ["a/#", "+", "", "a\0"])
+def test_no_topic_name_leaves_with_a_wildcard_or_empty(topic: str) -> None:
+    """[MQTT-3.3.2-2, MQTT-4.7.0-1, MQTT-4.7.3-1]."""
+    with pytest.raises(ValueError, match=r"topic|alias|U"):
+        encode(PublishPacket(topic, b""))
