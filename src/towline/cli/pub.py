@@ -18,13 +18,13 @@ __all__ = ["pub"]
 
 
 def pub(
-    broker: Annotated[str, typer.Argument(help="mqtt://HOST:PORT or mqtts://HOST:PORT")],
+    broker: Annotated[str, typer.Argument(help="mqtt://HOST:PORT, mqtts://, ws://, wss:// or unix:///PATH")],
     topic: Annotated[str, typer.Argument(help="Topic; {n} is the number of the message.")],
     message: Annotated[str, typer.Argument(help="Payload; {n} is the number of the message.")] = "{n}",
     *,
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=10_000_000, help="How many messages.")] = 1,
     rate: Annotated[float, typer.Option(min=0, help="Messages a second; 0 for as fast as the broker takes them.")] = 0,
-    qos: Annotated[int, typer.Option(min=0, max=1, help="0 or 1.")] = 1,
+    qos: Annotated[int, typer.Option(min=0, max=2, help="0, 1 or 2.")] = 1,
     retain: Annotated[bool, typer.Option("--retain", help="Set the RETAIN flag.")] = False,
     user_property: Annotated[list[str] | None, typer.Option("--property", help="KEY=VALUE; may be repeated.")] = None,
     username: Annotated[str | None, typer.Option(help="MQTT user name.")] = None,
@@ -46,10 +46,9 @@ def pub(
     properties = [_pair(text) for text in user_property or []]
     refused: list[int] = []
     sender = Sender(
-        place.host,
-        place.port,
+        place.endpoint,
         client_id=f"towline-pub-{os.getpid()}",
-        tls=Tls(ca_file=ca_file) if place.tls else None,
+        tls=Tls(ca_file=ca_file),
         username=username,
         password=_secret(password_file),
         on_acknowledged=lambda _token, reason: refused.append(reason) if reason >= 0x80 else None,

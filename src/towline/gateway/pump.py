@@ -29,7 +29,6 @@ from towline.errors import (
     BrokerError,
     ConfigError,
     JournalFull,
-    ProtocolViolation,
     Refused,
     TakenOver,
     TowlineError,
@@ -47,6 +46,7 @@ from towline.mqtt.events import (
     Filter,
     Held,
     Lost,
+    Malformed,
     Online,
     Opened,
     Received,
@@ -62,7 +62,6 @@ from towline.mqtt.events import (
     Suspended,
     Tick,
 )
-from towline.mqtt.reasons import CONNECT_ADVICE
 from towline.mqtt.session import Session, State
 from towline.mqtt.transport import Tls, Transport, connect
 
@@ -77,8 +76,6 @@ _FIRST_PAUSE: Final = 0.25
 _LONGEST_PAUSE: Final = 30.0
 #: Setting → protocol levels to try, in this order.
 _LEVELS: Final = {"5": (5,), "3.1.1": (4,), "3.1": (3,), "auto": (5, 4)}
-#: What a 3.x broker says to a version 5 CONNECT: a CONNACK of two bytes, "unacceptable protocol version".
-_CONNACK_3: Final = b"\x20\x02\x00\x01"
 #: A taken-over client id is given up when it happens twice in this many seconds.
 _TAKEOVER_WINDOW: Final = 60.0
 #: How often a full journal is tried again, in seconds.
@@ -305,11 +302,10 @@ class Pump:
         try:
             items = self._decoder.feed(data)
         except MalformedPacket as error:
-            self._drop_malformed(error, data)
+            self._handle(Malformed(str(error), error.reason))
             return
-        if items:
-            self._handle(Received(items))
-            self._count_repeats()
+        self._handle(Received(items))
+        self._count_repeats()
 
     def _count_repeats(self) -> None:
         """Carry what the session saw of the broker's repeats into the ledger [I11]."""
@@ -349,17 +345,6 @@ class Pump:
         held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
         config = _session_config(self._settings, self._password, self._level)
         return Session(config, record, self._inbox.end, held)
-
-    def _drop_malformed(self, error: MalformedPacket, data: bytes) -> None:
-        if self._session.state is State.CONNECTING and data.startswith(_CONNACK_3):
-            what = "the broker refused the connection: unsupported protocol version (an MQTT 3.x answer)"
-            refusal = Refused("TL-M08", self._where, what, CONNECT_ADVICE[0x84])
-            self._handle(Lost())
-            self._close(Close(refusal, fatal=True, version_refused=True))
-            return
-        violation = ProtocolViolation(self._where, f"the broker sent {error}", reason=error.reason)
-        self._handle(Lost())
-        self._close(Close(violation))
 
     def _line_broke(self) -> None:
         told = self._transport.problem if self._transport is not None else None

@@ -24,6 +24,7 @@ __all__ = [
     "Filter",
     "Held",
     "Lost",
+    "Malformed",
     "Messages",
     "Online",
     "Opened",
@@ -183,7 +184,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The decoder returned these items."""
+    """Bytes came, and the decoder returned these items; none while a packet is still arriving."""
 
     items: Sequence[Item]
 
@@ -226,6 +227,14 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Malformed:
+    """The decoder could not read what came; the connection can't go on [MQTT 5 section 4.13]."""
+
+    what: str
+    reason: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """The transport is gone."""
 
@@ -235,7 +244,7 @@ class Stop:
     """End the connection and leave the session at the broker."""
 
 
-Event: TypeAlias = Opened | Received | Settled | Stored | Publish | Suspended | Resumed | Tick | Lost | Stop
+Event: TypeAlias = Opened | Received | Settled | Stored | Publish | Suspended | Resumed | Tick | Malformed | Lost | Stop
 
 
 # Actions -------------------------------------------------------------------------------------------------------------

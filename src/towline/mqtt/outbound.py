@@ -127,18 +127,37 @@ class Outbound:
         yield from self._send_again()
         while self._queue and not self._again:
             message = self._queue[0]
-            refusal = self._refusal(message.packet)
-            if refusal:
-                yield Acknowledged(message.token, refusal)
-            elif message.packet.qos == QoS.AT_MOST_ONCE:
-                yield from (Send(self._encode(message.packet)), Acknowledged(message.token, 0))
-            elif len(self._open) < self._window:
-                packet_id = self.new_id()
-                self._unfinished[packet_id] = message
-                yield self._publish_now(packet_id, message)
-            else:
+            at_most_once = message.packet.qos == QoS.AT_MOST_ONCE
+            if not at_most_once and len(self._open) >= self._window:
                 return
+            yield from self._first_time(message, 0 if at_most_once else self.new_id())
             self._queue.popleft()
+
+    def _first_time(self, message: _Message, packet_id: int) -> Iterator[Action]:
+        reason = self._refusal(message.packet)
+        data = b""
+        if not reason:
+            reason, data = self._encoded(_with_id(message.packet, packet_id, duplicate=False))
+        if reason:
+            yield Acknowledged(message.token, reason)
+            return
+        yield Send(data)
+        if packet_id:
+            message.sent = True
+            self._unfinished[packet_id] = message
+            self._open.add(packet_id)
+        else:
+            yield Acknowledged(message.token, 0)
+
+    def _encoded(self, packet: PublishPacket) -> tuple[int, bytes]:
+        """A reason code, 0 for none, and the bytes."""
+        assert self._server is not None
+        try:
+            data = self._encode(packet)
+        except ValueError:
+            return 0x90, b""  # a topic or text that this version can't carry
+        limit = self._server.max_packet_size
+        return (0x95, b"") if limit is not None and len(data) > limit else (0, data)
 
     def answered(self, packet: Answer) -> Iterator[Action]:
         """Take an answer of the broker.
@@ -182,16 +201,11 @@ class Outbound:
             if message.phase is Phase.RELEASED:
                 yield Send(self._encode(PubRelPacket(packet_id)))
             elif len(self._open) < self._window:
-                yield self._publish_now(packet_id, message)
+                self._open.add(packet_id)
+                yield Send(self._encode(_with_id(message.packet, packet_id, duplicate=message.sent)))
             else:
                 return
             self._again.popleft()
-
-    def _publish_now(self, packet_id: int, message: _Message) -> Send:
-        self._open.add(packet_id)
-        packet = _with_id(message.packet, packet_id, duplicate=message.sent)
-        message.sent = True
-        return Send(self._encode(packet))
 
     def _finish(self, packet: Answer, message: _Message) -> Iterator[Action]:
         del self._unfinished[packet.packet_id]
@@ -213,16 +227,13 @@ class Outbound:
             yield Send(self._encode(PubRelPacket(packet.packet_id, reason_code=reason)))
 
     def _refusal(self, packet: PublishPacket) -> int:
-        """Reason code for what this server can't take, 0 for nothing [MQTT-3.2.2-11, -14, -15]."""
+        """Reason code for what can't be sent to this server, 0 for nothing [MQTT-3.2.2-11, -14, -15]."""
         server = self._server
         assert server is not None
         if int(packet.qos) > int(server.max_qos):
             return 0x9B
         if packet.retain and not server.retain_available:
             return 0x9A
-        limit = server.max_packet_size
-        if limit is not None and len(self._encode(_with_id(packet, 1, duplicate=False))) > limit:
-            return 0x95
         return 0
 
 
@@ -239,13 +250,12 @@ _STEPS: Final[dict[tuple[int, Phase, type], _Step]] = {
 
 
 def _with_id(packet: PublishPacket, packet_id: int, *, duplicate: bool) -> PublishPacket:
-    at_most_once = packet.qos == QoS.AT_MOST_ONCE
     return PublishPacket(
         packet.topic,
         packet.payload,
         qos=packet.qos,
         retain=packet.retain,
-        packet_id=None if at_most_once else packet_id,
+        packet_id=packet_id or None,
         duplicate=duplicate,
         payload_format_indicator=packet.payload_format_indicator,
         message_expiry_interval=packet.message_expiry_interval,

@@ -21,6 +21,7 @@ from towline.mqtt.events import (
     Close,
     Event,
     Lost,
+    Malformed,
     Online,
     Opened,
     Publish,
@@ -52,6 +53,7 @@ class Sender:
         proxy: On the way to the broker.
         username: MQTT user name.
         password: MQTT password.
+        protocol: 5, 4 (MQTT 3.1.1) or 3 (MQTT 3.1).
         patience_s: Seconds without any progress after which `publish` and `drain` give up.
         on_acknowledged: Called with (token, reason code) for each message the broker took or dropped.
     """
@@ -66,6 +68,7 @@ class Sender:
         proxy: Proxy | None = None,
         username: str | None = None,
         password: bytes | None = None,
+        protocol: int = 5,
         patience_s: float = 30.0,
         on_acknowledged: Callable[[int, int], None] = lambda _token, _reason: None,
     ) -> None:
@@ -82,9 +85,10 @@ class Sender:
             session_expiry_s=3600,  # long enough to resume after a broken connection, short enough to leave nothing
             unknown_session="adopt",
             durable=False,
+            protocol=protocol,
         )
         self._session = Session(config)
-        self._decoder = Decoder()
+        self._decoder = Decoder(version=self._session.config.protocol)
         self._transport: Transport | None = None
         self._progress_at = time.monotonic()
         self._token = 0
@@ -180,11 +184,12 @@ class Sender:
             return
         try:
             items = self._decoder.feed(data) if data else None
-        except MalformedPacket:
-            items = None
+        except MalformedPacket as error:
+            self._handle(Malformed(str(error), error.reason))
+            return
         if items is None:
             self._lost()
-        elif items:
+        else:
             self._handle(Received(items))
 
     def _lost(self) -> None:
@@ -210,7 +215,7 @@ class Sender:
 
     def _connect(self) -> None:
         self._transport = connect(self._endpoint, tls=self._tls, proxy=self._proxy)
-        self._decoder = Decoder()
+        self._decoder = Decoder(version=self._session.config.protocol)
         self._handle(Opened())
 
     def _reconnect(self) -> None:

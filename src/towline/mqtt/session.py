@@ -40,7 +40,7 @@ from mqtt5 import (
     UnsubscribePacket,
 )
 
-from towline.errors import BrokerError, ProtocolViolation, Refused, SessionUnknown, TakenOver, Unreachable
+from towline.errors import BrokerError, ConfigError, ProtocolViolation, Refused, SessionUnknown, TakenOver, Unreachable
 from towline.mqtt.codec import Packet, PublishRun, encode
 from towline.mqtt.events import (
     Action,
@@ -49,6 +49,7 @@ from towline.mqtt.events import (
     Filter,
     Held,
     Lost,
+    Malformed,
     Online,
     Opened,
     Publish,
@@ -81,6 +82,8 @@ class State(Enum):
     ONLINE = "online"
 
 
+#: PUBACK, PUBREC, PUBREL and PUBCOMP in their short form.
+_SMALLEST_ANSWER: Final = 4
 _PINGREQ: Final = PingReqPacket().write()
 #: Share of the keep alive after which we send PINGREQ when nothing else went out: early enough for a slow link.
 _PING_AFTER: Final = 0.75
@@ -96,6 +99,9 @@ class Session:
         record: The durable record of the broker's session, None on a new journal.
         next_number: Number of the next message received: the end of the journal.
         held: QoS 2 packet ids the journal holds.
+
+    Raises:
+        ConfigError: The protocol version can't say what the configuration wants (TL-C50).
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class Session:
         next_number: int = 0,
         held: Mapping[int, Held] | None = None,
     ) -> None:
+        check_config(config)
         self.config = config
         self.state = State.OFFLINE
         #: As last given to `Remember`.
@@ -208,6 +215,8 @@ class Session:
         )
 
     def _on_received(self, event: Received, now: float, actions: list[Action]) -> None:
+        if self._ping_at is not None:
+            self._ping_at = now  # a peer that sends is alive, however long its packet takes
         for item in event.items:
             handler = _PACKETS.get((self.state, type(item)))
             if handler is None or (self.config.protocol < 5 and type(item) in _ONLY_5):
@@ -259,6 +268,9 @@ class Session:
             self._ping_at = now if self._ping_at is None else self._ping_at
             actions.append(Send(_PINGREQ))
 
+    def _on_malformed(self, event: Malformed, _now: float, actions: list[Action]) -> None:
+        self._violation(f"sent {event.what}", event.reason, actions)
+
     def _on_lost(self, _event: Lost, _now: float, _actions: list[Action]) -> None:
         self._go_offline()
 
@@ -282,6 +294,14 @@ class Session:
         if problem:
             self._violation(problem, 0x82, actions)
             return
+        if packet.max_packet_size is not None and packet.max_packet_size < _SMALLEST_ANSWER:
+            what = (
+                f"the broker takes packets of {packet.max_packet_size} bytes, an acknowledgement has 4 [MQTT-3.2.2-15]"
+            )
+            self._close(
+                Refused("TL-M16", self.config.where, what, "Raise its maximum packet size."), actions, fatal=True
+            )
+            return
         self.server = packet
         self.state = State.SUBSCRIBING
         self._ping_at = None
@@ -301,6 +321,8 @@ class Session:
         config = self.config
         if packet.session_present and (self._discarding or config.clean_start):
             return "kept a session after Clean Start [MQTT-3.2.2-2]"
+        if packet.assigned_client_id is not None:
+            return "assigned a client id though we named ours [MQTT 5 section 3.2.2.3.7]"
         method = config.authenticator.method if config.authenticator else None
         if packet.authentication_method != method and packet.authentication_method is not None:
             return "answered with an Authentication Method we did not ask for [MQTT-4.12.0-6]"
@@ -349,7 +371,7 @@ class Session:
         self.outbound.connected(self.server, window, resumed=resumed)
         actions += self.outbound.actions()
         self._subscribe_by_difference(known, actions)
-        if not self._requests:
+        if not self._requests and self.state is not State.OFFLINE:
             self._come_online(actions)
 
     def _on_auth(self, packet: AuthPacket, _now: float, actions: list[Action]) -> None:
@@ -373,9 +395,18 @@ class Session:
         changed = tuple(f for f in wanted.values() if known.get(f.pattern) != f.options)
         surplus = tuple(pattern for pattern in known if pattern not in wanted)
         if changed:
-            self._send(SubscribePacket(self._request(changed), [f.packet() for f in changed]), actions)
-        if surplus:
-            self._send(UnsubscribePacket(self._request(surplus), list(surplus)), actions)
+            self._ask(SubscribePacket(self._request(changed), [f.packet() for f in changed]), actions)
+        if surplus and self.state is not State.OFFLINE:
+            self._ask(UnsubscribePacket(self._request(surplus), list(surplus)), actions)
+
+    def _ask(self, packet: SubscribePacket | UnsubscribePacket, actions: list[Action]) -> None:
+        assert self.server is not None
+        data, limit = self._encode(packet), self.server.max_packet_size
+        if limit is None or len(data) <= limit:
+            actions.append(Send(data))
+            return
+        what = f"the broker takes packets of {limit:,} bytes, our subscription has {len(data):,} [MQTT-3.2.2-15]"
+        self._close(Refused("TL-M16", self.config.where, what, "Subscribe to fewer filters."), actions, fatal=True)
 
     def _request(self, asked: tuple[Filter, ...] | tuple[str, ...]) -> int:
         packet_id = self.outbound.new_id()
@@ -413,6 +444,8 @@ class Session:
         return None
 
     def _on_unsuback(self, packet: UnsubAckPacket, _now: float, actions: list[Action]) -> None:
+        if packet.packet_id not in self._requests:
+            return  # nothing of ours depends on it
         asked = self._answered(packet.packet_id)
         patterns = tuple(p for p in asked if isinstance(p, str))
         wrong_number = self.config.protocol == 5 and len(patterns) != len(packet.reason_codes)
@@ -516,6 +549,31 @@ class Session:
         self.outbound.disconnected()
 
 
+def check_config(config: SessionConfig) -> None:
+    """Refuse what the protocol version has no way to say.
+
+    Raises:
+        ConfigError: TL-C50, with the setting's name.
+    """
+    if config.protocol == 5:
+        return
+    will = config.will
+    wrong = [
+        (config.password is not None and config.username is None, "a password needs a username"),
+        (any(f.no_local or f.retain_handling for f in config.filters), "no_local and retain_handling need MQTT 5"),
+        (will is not None and bool(will.will_delay_interval), "a will's delay needs MQTT 5"),
+        (config.clean_start and config.session_expiry_s > 0, "a clean start ends with the connection (expiry 0)"),
+        (config.authenticator is not None, "enhanced authentication needs MQTT 5"),
+        (
+            config.protocol == 3 and not 0 < len(config.client_id) <= 23,
+            "MQTT 3.1 takes client ids of 1 to 23 characters",
+        ),
+    ]
+    for broken, rule in wrong:
+        if broken:
+            raise ConfigError("TL-C50", config.where, f"not possible with this protocol version: {rule}", "Change one.")
+
+
 _Handler: TypeAlias = Callable[..., None]
 
 _EVENTS: Final[dict[type, _Handler]] = {
@@ -527,6 +585,7 @@ _EVENTS: Final[dict[type, _Handler]] = {
     Suspended: Session._on_suspended,
     Resumed: Session._on_resumed,
     Tick: Session._on_tick,
+    Malformed: Session._on_malformed,
     Lost: Session._on_lost,
     Stop: Session._on_stop,
 }

@@ -216,7 +216,7 @@ def test_an_unknown_session_can_be_discarded_with_clean_start_and_is_then_kept()
         (ConnAckReasonCode.SERVER_UNAVAILABLE, Unreachable, False, "server unavailable"),
     ],
 )
-def test_a_refused_connection_says_why(code: ConnAckReasonCode, kind: type, fatal: bool, words: str) -> None:  # noqa: FBT001
+def test_a_refused_connection_says_why(code: ConnAckReasonCode, kind: type, fatal: bool, words: str) -> None:
     session = Session(CONFIG)
     session.handle(Opened(), 0.0)
     close = only(receive(session, ConnAckPacket(reason_code=code)), Close)
@@ -261,7 +261,6 @@ def test_taken_over_is_told_as_such() -> None:
     [
         ConnAckPacket(),
         SubAckPacket(99, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE]),
-        UnsubAckPacket(99, [UnsubAckReasonCode.SUCCESS]),
         mqtt5.PingReqPacket(),
         mqtt5.ConnectPacket("x"),
         PublishPacket("a", b"", topic_alias=3),
@@ -382,6 +381,13 @@ def test_a_silent_broker_is_found_within_one_and_a_half_keep_alives() -> None:
     assert now is not None
     assert now <= 90.0
     assert "PINGREQ" in str(only(session.handle(Tick(), now), Close).error)
+
+
+def test_a_packet_that_takes_long_to_arrive_is_a_sign_of_life() -> None:
+    session = online()
+    session.handle(Tick(), 45.0)
+    session.handle(Received([]), 80.0)
+    assert session.deadline() == pytest.approx(80.0 + 45.0)
 
 
 def test_back_pressure_keeps_pinging_and_expects_no_answer() -> None:

@@ -12,7 +12,7 @@ CASES = load()
 _NOT_FOUND = "the case wants PUBREL with reason 0; section 3.6.2.1 has 0x92 for a packet id that is not known"
 _NO_CODES = "an UNSUBACK without a reason code for each topic filter [MQTT-3.11.3-1, -2]"
 _UNKNOWN_CODE = "an UNSUBACK with a reason code that does not exist [MQTT-3.11.3-2]"
-_UNASKED = "an UNSUBACK for no UNSUBSCRIBE of ours [MQTT-2.2.1-6]; inconsistent with the session, so we close"
+_TINY = "a Maximum Packet Size of 1, in which no acknowledgement fits [MQTT-3.2.2-15]"
 
 #: Case → the statement that the case itself breaks, or that lets us answer more precisely.
 DEVIATIONS: dict[str, str] = {
@@ -24,19 +24,9 @@ DEVIATIONS: dict[str, str] = {
     **{f"UNSUBACK/v5.0 UNSUBACK/B0{name}": _NO_CODES for name in ("", " with property")},
     "UNSUBACK/v5.0 UNSUBACK/B0 reason code 0xFF unknown": _UNKNOWN_CODE,
     "UNSUBACK/v5.0 UNSUBACK unsolicited/B0 reason code 0xFF unknown": _UNKNOWN_CODE,
-    "UNSUBACK/v3.1.1 UNSUBACK unsolicited/B0": _UNASKED.replace("2.2.1-6]", "3.10.4-4 of 3.1.1]"),
     **{
-        f"UNSUBACK/v5.0 UNSUBACK unsolicited/B0{name}": _UNASKED
-        for name in (
-            "",
-            " with property",
-            " reason code 0x11 no sub",
-            " reason code 0x80 unspecified error",
-            " reason code 0x83 implementation specific error",
-            " reason code 0x87 not authorised",
-            " reason code 0x8F topic filter invalid",
-            " reason code 0x91 packet identifier in use",
-        )
+        f"CONNACK/v5.0 CONNACK ALLOWED PROPERTIES VALID/20 with maximum-packet-size (four byte integer){suffix}": _TINY
+        for suffix in ("", " #2")
     },
 }
 

@@ -1,0 +1,200 @@
+"""Publishing: each row of the table, the window, and what leaves again after a lost connection."""
+
+from __future__ import annotations
+
+import mqtt5
+import pytest
+from mqtt5 import (
+    ConnAckPacket,
+    PubAckPacket,
+    PubCompPacket,
+    PublishPacket,
+    PubRecPacket,
+    PubRecReasonCode,
+    PubRelPacket,
+    QoS,
+)
+
+from towline.mqtt.codec import Packet, encode
+from towline.mqtt.events import Acknowledged, Action, Send
+from towline.mqtt.outbound import Outbound, Phase, Unexpected
+
+
+def connected(window: int = 10, connack: ConnAckPacket | None = None) -> Outbound:
+    outbound = Outbound(encode)
+    outbound.connected(connack or ConnAckPacket(), window, resumed=False)
+    return outbound
+
+
+def publish(outbound: Outbound, token: int, qos: int = 2, **fields: bool) -> list[Packet]:
+    packet = PublishPacket(f"t/{token}", b"x", qos=QoS(qos), packet_id=1 if qos else None, **fields)  # type: ignore[arg-type]
+    outbound.publish(token, packet)
+    return sent(outbound.actions())
+
+
+def sent(actions: object) -> list[Packet]:
+    packets = [mqtt5.read(memoryview(a.data))[0] for a in list(actions) if isinstance(a, Send)]  # type: ignore[call-overload]
+    return list(packets)
+
+
+def done(actions: list[Action]) -> list[tuple[int, int, bool]]:
+    return [(a.token, a.reason, a.degraded) for a in actions if isinstance(a, Acknowledged)]
+
+
+def answer(outbound: Outbound, packet: PubAckPacket | PubRecPacket | PubCompPacket) -> list[Action]:
+    actions = list(outbound.answered(packet))
+    outbound.validate()
+    return actions
+
+
+def first_id(packets: list[Packet]) -> int:
+    (packet,) = packets
+    assert isinstance(packet, PublishPacket)
+    assert packet.packet_id
+    return packet.packet_id
+
+
+def test_qos_2_is_published_released_completed() -> None:
+    """[MQTT-4.3.3-2], [MQTT-4.3.3-4], [MQTT-4.3.3-5]."""
+    outbound = connected()
+    packet_id = first_id(publish(outbound, 7))
+    (pubrel,) = sent(answer(outbound, PubRecPacket(packet_id)))
+    assert isinstance(pubrel, PubRelPacket)
+    assert outbound.in_flight == {packet_id: (7, Phase.RELEASED)}
+    assert done(answer(outbound, PubCompPacket(packet_id))) == [(7, 0, False)]
+    assert len(outbound) == 0
+
+
+def test_after_pubrel_a_message_is_never_published_again() -> None:
+    """[MQTT-4.3.3-6]: after a lost connection only the PUBREL leaves again."""
+    outbound = connected()
+    released, published = first_id(publish(outbound, 1)), first_id(publish(outbound, 2))
+    answer(outbound, PubRecPacket(released))
+    outbound.disconnected()
+    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    pubrel, again = sent(outbound.actions())
+    assert isinstance(pubrel, PubRelPacket)
+    assert pubrel.packet_id == released
+    assert isinstance(again, PublishPacket)
+    assert (again.packet_id, again.duplicate) == (published, True)
+
+
+def test_a_lost_session_publishes_what_was_not_released_as_new() -> None:
+    outbound = connected()
+    released = first_id(publish(outbound, 1))
+    publish(outbound, 2)
+    answer(outbound, PubRecPacket(released))
+    outbound.disconnected()
+    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    actions = list(outbound.actions())
+    assert done(actions) == [(1, 0, False)]
+    (again,) = sent(actions)
+    assert isinstance(again, PublishPacket)
+    assert (again.topic, again.duplicate) == ("t/2", False)
+
+
+def test_a_negative_pubrec_is_final() -> None:
+    """[MQTT-4.3.3-9], [MQTT-4.4.0-2]."""
+    outbound = connected()
+    packet_id = first_id(publish(outbound, 1))
+    refusal = PubRecPacket(packet_id, reason_code=PubRecReasonCode.QUOTA_EXCEEDED)
+    assert done(answer(outbound, refusal)) == [(1, 0x97, False)]
+
+
+def test_qos_2_answered_with_puback_is_done_at_qos_1_and_told() -> None:
+    outbound = connected()
+    assert done(answer(outbound, PubAckPacket(first_id(publish(outbound, 1))))) == [(1, 0, True)]
+
+
+def test_a_repeated_pubrec_is_answered_with_pubrel_again() -> None:
+    outbound = connected()
+    packet_id = first_id(publish(outbound, 1))
+    for _ in range(2):
+        (pubrel,) = sent(answer(outbound, PubRecPacket(packet_id)))
+        assert isinstance(pubrel, PubRelPacket)
+
+
+def test_a_stray_pubrec_is_answered_with_0x92_and_other_strays_are_nothing() -> None:
+    outbound = connected()
+    (pubrel,) = sent(answer(outbound, PubRecPacket(9)))
+    assert isinstance(pubrel, PubRelPacket)
+    assert int(pubrel.reason_code) == 0x92
+    assert answer(outbound, PubAckPacket(9)) == []
+    assert answer(outbound, PubCompPacket(9)) == []
+
+
+@pytest.mark.parametrize(("qos", "wrong"), [(1, PubRecPacket), (1, PubCompPacket), (2, PubCompPacket)])
+def test_an_answer_out_of_turn_is_a_protocol_error(qos: int, wrong: type[PubRecPacket | PubCompPacket]) -> None:
+    outbound = connected()
+    packet_id = first_id(publish(outbound, 1, qos))
+    with pytest.raises(Unexpected):
+        list(outbound.answered(wrong(packet_id)))
+
+
+def test_the_window_counts_until_the_last_answer() -> None:
+    """[MQTT-4.9.0-1], [MQTT-3.3.4-9]: PUBREC gives nothing back, PUBCOMP does."""
+    outbound = connected(window=1)
+    packet_id = first_id(publish(outbound, 1))
+    assert publish(outbound, 2) == []
+    assert len(sent(answer(outbound, PubRecPacket(packet_id)))) == 1
+    actions = answer(outbound, PubCompPacket(packet_id))
+    assert len(sent(actions)) == 1
+
+
+def test_a_smaller_window_after_a_reconnect_is_kept_to() -> None:
+    outbound = connected(window=5)
+    for token in range(4):
+        publish(outbound, token, 1)
+    outbound.disconnected()
+    outbound.connected(ConnAckPacket(session_present=True), 2, resumed=True)
+    again = sent(outbound.actions())
+    assert [p.topic for p in again if isinstance(p, PublishPacket)] == ["t/0", "t/1"]
+    outbound.validate()
+    assert isinstance(again[0], PublishPacket)
+    assert again[0].packet_id
+    (third,) = sent(answer(outbound, PubAckPacket(again[0].packet_id)))
+    assert isinstance(third, PublishPacket)
+    assert (third.topic, third.duplicate) == ("t/2", True)
+
+
+@pytest.mark.parametrize(
+    ("connack", "qos", "retain", "reason"),
+    [
+        (ConnAckPacket(max_qos=QoS(1)), 2, False, 0x9B),
+        (ConnAckPacket(retain_available=False), 1, True, 0x9A),
+        (ConnAckPacket(max_packet_size=8), 1, False, 0x95),
+    ],
+)
+def test_what_the_server_can_not_take_is_not_sent(
+    connack: ConnAckPacket,
+    qos: int,
+    retain: bool,
+    reason: int,
+) -> None:
+    """[MQTT-3.2.2-11], [MQTT-3.2.2-14], [MQTT-3.2.2-15]."""
+    outbound = connected(connack=connack)
+    packet = PublishPacket("topic", b"x", qos=QoS(qos), retain=retain, packet_id=1)
+    outbound.publish(1, packet)
+    assert list(outbound.actions()) == [Acknowledged(1, reason)]
+    assert len(outbound) == 0
+
+
+def test_a_topic_that_can_not_be_said_is_told_and_stops_nothing() -> None:
+    outbound = connected()
+    outbound.publish(1, PublishPacket("a\0b", b"", qos=QoS(1), packet_id=1))
+    outbound.publish(2, PublishPacket("fine", b"", qos=QoS(1), packet_id=1))
+    actions = list(outbound.actions())
+    assert done(actions) == [(1, 0x90, False)]
+    assert len(sent(actions)) == 1
+
+
+def test_packet_ids_go_round_and_skip_those_in_use() -> None:
+    """[MQTT-2.2.1-3], [MQTT-2.2.1-4]."""
+    outbound = connected(window=65535)
+    kept = first_id(publish(outbound, 0, 1))
+    outbound.reserved.add(kept + 1)
+    for token in range(1, 70_000):
+        packet_id = first_id(publish(outbound, token, 1))
+        assert packet_id not in (kept, kept + 1)
+        list(outbound.answered(PubAckPacket(packet_id)))
+    outbound.validate()
