@@ -115,7 +115,7 @@ def _transport_warnings(line: Line) -> list[str]:
         found.append("tls.insecure: the broker's certificate is not verified; anyone in between can read and change.")
     open_to_all = [broker for broker in gateway.brokers if not broker.tls and broker.host not in _LOOPBACK]
     if gateway.password_file and open_to_all:
-        found.append(f"the password crosses the network in clear text to {open_to_all[0]}. Use mqtts://.")
+        found.append(f"the password crosses the network in clear text to {open_to_all[0]}. Use mqtts:// or wss://.")
     return found
 
 

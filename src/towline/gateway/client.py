@@ -400,8 +400,8 @@ def _fits(running: GatewayClient, settings: GatewaySettings, owner_pid: int, dea
     raise ConfigError(
         "TL-C27",
         str(settings.state_dir),
-        f'the gateway "{endpoint.name}" (pid {endpoint.pid}, since {endpoint.since}) runs here with another broker, '
-        "client id, subscription or name",
+        f'the gateway "{endpoint.name}" (pid {endpoint.pid}, since {endpoint.since}) runs here with other '
+        "settings (broker, subscriptions, guarantee, limits ...)",
         f"Stop its queries and then process {endpoint.pid} to start it with the new settings, or give this query a "
         "stateDir of its own.",
     )

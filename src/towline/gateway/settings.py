@@ -306,6 +306,5 @@ class GatewaySettings(_Model):
         return self.state_dir / "inbox"
 
     def digest(self) -> str:
-        """Eight hex digits that change when the settings a broker can see change."""
-        seen = self.model_dump_json(include={"brokers", "client_id", "subscriptions", "name"})
-        return hashlib.sha256(seen.encode()).hexdigest()[:8]
+        """Eight hex digits that change with any setting but the owner: a running gateway has these, or others."""
+        return hashlib.sha256(self.model_dump_json(exclude={"owner_pid"}).encode()).hexdigest()[:8]

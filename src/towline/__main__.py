@@ -1,0 +1,5 @@
+"""``python -m towline``: the command line."""
+
+from towline.cli import main
+
+main()
