@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from towline.bridge.board import read_board
 from towline.devstack import Kafka, Mosquitto
 from towline.errors import TowlineError
 from towline.prove.account import Account, Watermarks
@@ -177,9 +178,10 @@ class Demo:
         )
 
     def _reading(self, bridge: BridgeRun) -> bool:
-        """Whether the gateway is subscribed and Spark reads from it."""
-        status = bridge.status() or {}
-        return status.get("state") == "online" and bool(status.get("readers"))
+        """Whether the gateway is subscribed and Spark has finished its first, empty batch: what follows is warm."""
+        board = read_board(bridge.state_dir.parent) or {"lines": {}}
+        line = board["lines"].get(LINE, {})
+        return (bridge.status() or {}).get("state") == "online" and line.get("batch_ms", 0) > 0
 
     def _perform(
         self, directory: Path, bridge: BridgeRun, mosquitto: Mosquitto, kafka: Kafka
