@@ -160,7 +160,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hold = _Hold(plan.place, plan.consumer)
         self._target: int | None = None
         self._planned = False
-        self._moved = time.monotonic()
+        #: When the offset changed last. Never, at first: a query that starts idle ticks at once, so that Spark's Python
+        #: workers and the sink's producer are warm when the first message comes.
+        self._moved = float("-inf")
         self._reached = 0
         self._tip = 0
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,16 @@ def test_an_idle_query_ticks(server: Served, stream: MqttStreamReader, monkeypat
     ticked = wait_until(lambda: (found := stream.latestOffset(at, ALL)) is not at and found, what="a tick")
     assert ticked == {**at, "tick": 1}
     (part,) = stream.partitions(at, ticked)
+    assert list(stream.read(part)) == []
+
+
+def test_a_query_that_starts_idle_warms_its_workers_at_once(server: Served, stream: MqttStreamReader) -> None:
+    at = stream.initialOffset()
+    began = time.monotonic()
+    first = stream.latestOffset(at, ALL)
+    assert time.monotonic() - began < 2
+    assert first == {**at, "tick": 1}
+    (part,) = stream.partitions(at, first)
     assert list(stream.read(part)) == []
 
 
@@ -458,7 +469,7 @@ def test_sigterm_ends_the_runner_through_stop(server: Served, tmp_path: Path) ->
         "reader._RUNNER = 'runner'\n"
         f"made = reader.MqttStreamReader(reader.ReadPlan(Place({str(server.state_dir)!r}, ''), 'default', poll_s=30))\n"
         "at = made.initialOffset()\n"
-        "try:\n    made.latestOffset(at, reader.ReadAllAvailable())\n"
+        "try:\n    while True: at = made.latestOffset(at, reader.ReadAllAvailable())\n"
         "finally:\n    made.stop(); print('stopped', flush=True)\n"
     )
     child = subprocess.Popen([sys.executable, "-m", "runner"], cwd=package, stdout=subprocess.PIPE)
