@@ -46,18 +46,33 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A topic filter with its subscription options [MQTT 5 section 3.8.3.1]."""
+    """A topic filter with its subscription options [MQTT 5 section 3.8.3.1].
+
+    Attributes:
+        pattern: The topic filter.
+        qos: Highest QoS wanted.
+        no_local: Do not send us what we published ourselves; never with ``$share`` [MQTT-3.8.3-4].
+        retain_as_published: Keep the RETAIN flag as the publisher set it.
+        retain_handling: 0 retained messages always, 1 only for a new subscription, 2 never.
+        identifier: Comes back with each message that matches, 1 to 268,435,455; None for none.
+    """
 
     pattern: str
     qos: int = 1
     no_local: bool = False
     retain_as_published: bool = True
     retain_handling: int = 0
+    identifier: int | None = None
 
     @property
     def options(self) -> int:
         """The subscription options byte."""
         return self.qos | self.no_local << 2 | self.retain_as_published << 3 | self.retain_handling << 4
+
+    @property
+    def terms(self) -> int:
+        """The options byte and, above it, the identifier: what a `SessionRecord` remembers of a subscription."""
+        return self.options | (self.identifier or 0) << 8
 
     def packet(self) -> TopicFilter:
         """The filter as the codec takes it."""
@@ -101,7 +116,12 @@ class Messages:
 
 
 class Authenticator(Protocol):
-    """Enhanced authentication [MQTT 5 section 4.12]; an error it raises ends the connection attempt."""
+    """Enhanced authentication [MQTT 5 section 4.12].
+
+    `start` begins an exchange with each connection. An exception from any of the three ends the connection with
+    `towline.errors.Refused` (TL-M28), which shows a ValueError's words and of others only the kind, lest a secret be
+    in it [I12].
+    """
 
     @property
     def method(self) -> str:
@@ -111,7 +131,10 @@ class Authenticator(Protocol):
         """Authentication Data for CONNECT."""
 
     def challenge(self, data: bytes) -> bytes:
-        """The answer to the server's data."""
+        """The answer to the server's data in AUTH."""
+
+    def finish(self, data: bytes) -> None:
+        """Check the server's last word, in its CONNACK; ``b""`` without one. Raise when it proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +144,7 @@ class SessionRecord:
     Attributes:
         client_id: The session belongs to this client id.
         established: A CONNACK for it has been seen; before that a crash may or may not have left a session.
-        subscriptions: Topic filter → options byte, as the broker last confirmed them.
+        subscriptions: Topic filter → `Filter.terms`, as the broker last confirmed them.
     """
 
     client_id: str
@@ -150,6 +173,10 @@ class SessionConfig:
             and drops what goes beyond its own 20.
         will: Published by the broker when the connection ends without our DISCONNECT.
         authenticator: Enhanced authentication; None for none.
+        topic_aliases: Topics that may get an alias when we publish, never more than the server's Topic Alias Maximum;
+            the first topics of a connection get them.
+        problem_information: The server may send reason strings and user properties with any packet
+            [MQTT 5 section 3.1.2.11.7].
     """
 
     client_id: str
@@ -169,6 +196,8 @@ class SessionConfig:
     window_3: int = 20
     will: Will | None = None
     authenticator: Authenticator | None = None
+    topic_aliases: int = 0
+    problem_information: bool = True
 
     def __repr__(self) -> str:
         return f"SessionConfig(client_id={self.client_id!r}, filters={self.filters!r})"  # no password [I12]
@@ -320,6 +349,7 @@ class Close:
         again_at_once: Connect again without a pause.
         reference: Other servers the broker names (Server Reference), "" for none.
         version_refused: The broker does not speak this protocol version.
+        moved: With `reference`: for good (0x9D), not only for now (0x9C).
     """
 
     error: BrokerError | None
@@ -327,6 +357,7 @@ class Close:
     again_at_once: bool = False
     reference: str = ""
     version_refused: bool = False
+    moved: bool = False
 
 
 Action: TypeAlias = Send | Deliver | Remember | Online | SessionLost | Acknowledged | Close

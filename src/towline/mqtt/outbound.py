@@ -60,10 +60,14 @@ class Outbound:
 
     Args:
         encode: Packet to bytes in the protocol version of the session.
+        topic_aliases: Topics that may get an alias, as far as the server allows.
     """
 
-    def __init__(self, encode: Callable[[Packet], bytes]) -> None:
+    def __init__(self, encode: Callable[[Packet], bytes], topic_aliases: int = 0) -> None:
         self._encode = encode
+        self._most_aliases = topic_aliases
+        #: Topics of this connection → alias, in the order of their first PUBLISH [MQTT-3.3.2-7, -9].
+        self._aliases: dict[str, int] = {}
         #: The server's limits of this connection, None while there is none.
         self._server: ConnAckPacket | None = None
         self._window = 0
@@ -109,6 +113,7 @@ class Outbound:
     def disconnected(self) -> None:
         """The connection is gone."""
         self._server = None
+        self._aliases.clear()
         self._open.clear()
         self._again.clear()
         self.reserved.clear()
@@ -137,7 +142,7 @@ class Outbound:
         reason = self._refusal(message.packet)
         data = b""
         if not reason:
-            reason, data = self._encoded(_with_id(message.packet, packet_id, duplicate=False))
+            reason, data = self._aliased(message.packet, packet_id)
         if reason:
             yield Acknowledged(message.token, reason)
             return
@@ -148,6 +153,20 @@ class Outbound:
             self._open.add(packet_id)
         else:
             yield Acknowledged(message.token, 0)
+
+    def _aliased(self, packet: PublishPacket, packet_id: int) -> tuple[int, bytes]:
+        """As `_encoded`, with a topic alias where there is one left; a resent packet never has one."""
+        assert self._server is not None
+        topic, alias = packet.topic, self._aliases.get(packet.topic)
+        if alias is not None:
+            return self._encoded(_with_id(packet, packet_id, topic="", alias=alias))
+        if len(self._aliases) >= min(self._most_aliases, self._server.topic_alias_max):
+            return self._encoded(_with_id(packet, packet_id))
+        alias = len(self._aliases) + 1
+        reason, data = self._encoded(_with_id(packet, packet_id, alias=alias))
+        if not reason:
+            self._aliases[topic] = alias
+        return reason, data
 
     def _encoded(self, packet: PublishPacket) -> tuple[int, bytes]:
         """A reason code, 0 for none, and the bytes."""
@@ -189,6 +208,7 @@ class Outbound:
         """Assert every invariant named above; for tests."""
         assert self._open <= set(self._unfinished)
         assert self._server is None or len(self._open) <= self._window
+        assert self._server is None or len(self._aliases) <= min(self._most_aliases, self._server.topic_alias_max)
         assert not set(self._unfinished) & self.reserved
         assert all(0 < i <= MAX_PACKET_ID for i in (*self._unfinished, *self.reserved))
 
@@ -249,9 +269,16 @@ _STEPS: Final[dict[tuple[int, Phase, type], _Step]] = {
 }
 
 
-def _with_id(packet: PublishPacket, packet_id: int, *, duplicate: bool) -> PublishPacket:
+def _with_id(
+    packet: PublishPacket,
+    packet_id: int,
+    *,
+    duplicate: bool = False,
+    topic: str | None = None,
+    alias: int | None = None,
+) -> PublishPacket:
     return PublishPacket(
-        packet.topic,
+        packet.topic if topic is None else topic,
         packet.payload,
         qos=packet.qos,
         retain=packet.retain,
@@ -262,5 +289,6 @@ def _with_id(packet: PublishPacket, packet_id: int, *, duplicate: bool) -> Publi
         content_type=packet.content_type,
         response_topic=packet.response_topic,
         correlation_data=packet.correlation_data,
+        topic_alias=alias,
         user_properties=packet.user_properties,
     )

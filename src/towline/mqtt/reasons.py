@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CONNECT_ADVICE", "reason_words"]
+__all__ = ["CONNECT_ADVICE", "MOVED", "USE_ANOTHER", "reason_words", "shown"]
+
+#: Reason codes that come with a Server Reference [MQTT 5 section 4.11].
+USE_ANOTHER: Final = 0x9C
+MOVED: Final = 0x9D
+#: Characters of a peer's text that are shown.
+_SHOWN: Final = 200
 
 _WORDS: Final = {
     0x00: "success",
@@ -61,10 +67,15 @@ CONNECT_ADVICE: Final = {
     0x8A: "The broker has banned this client; ask its operator.",
     0x8C: "The broker wants an authentication method that is not configured.",
     0x95: "The broker's Maximum Packet Size is too small for our CONNECT.",
-    0x9D: "Use the broker's new address.",
 }
 
 
 def reason_words(code: int) -> str:
     """The name the standard gives a reason code; a code it does not know is told as such."""
     return _WORDS.get(code, "unknown reason")
+
+
+def shown(text: str) -> str:
+    """A peer's text as it may stand in an error: one line, printable, not long."""
+    printable = "".join(c if c.isprintable() else "?" for c in text[:_SHOWN])
+    return printable + ("…" if len(text) > _SHOWN else "")

@@ -40,10 +40,11 @@ from mqtt5 import (
     UnsubscribePacket,
 )
 
-from towline.errors import BrokerError, ConfigError, ProtocolViolation, Refused, SessionUnknown, TakenOver, Unreachable
+from towline.errors import BrokerError, ProtocolViolation, Refused, SessionUnknown, Unreachable
 from towline.mqtt.codec import Packet, PublishRun, encode
 from towline.mqtt.events import (
     Action,
+    Authenticator,
     Close,
     Event,
     Filter,
@@ -68,7 +69,8 @@ from towline.mqtt.events import (
 )
 from towline.mqtt.inbound import AliasError, Inbound
 from towline.mqtt.outbound import Answer, Outbound, Unexpected
-from towline.mqtt.reasons import CONNECT_ADVICE, reason_words
+from towline.mqtt.refusals import connection_ended, connection_refused, subscription_refused
+from towline.mqtt.rules import check_config, unsupported
 
 __all__ = ["Session", "State"]
 
@@ -126,7 +128,7 @@ class Session:
             topic_alias_maximum=config.topic_alias_maximum,
             reasons=config.protocol == 5,
         )
-        self.outbound = Outbound(self._encode)
+        self.outbound = Outbound(self._encode, config.topic_aliases if config.protocol == 5 else 0)
         #: Packet id of each SUBSCRIBE or UNSUBSCRIBE without an answer → what it asked for.
         self._requests: dict[int, tuple[Filter, ...] | tuple[str, ...]] = {}
         self._known_before = record is not None
@@ -192,9 +194,13 @@ class Session:
         if self.record is None:
             # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
             self._remember(SessionRecord(self.config.client_id), actions)
-        self._send(self._connect_packet(), actions)
+        method = self.config.authenticator
+        if method is None:
+            self._send(self._connect_packet(None), actions)
+        elif (first := self._authenticated(method.start, actions)) is not None:
+            self._send(self._connect_packet(first), actions)
 
-    def _connect_packet(self) -> ConnectPacket:
+    def _connect_packet(self, first: bytes | None) -> ConnectPacket:
         config, method = self.config, self.config.authenticator
         # Clean Start 0 always, also the first time: Mosquitto saves only sessions whose last CONNECT had it.
         clean = self._discarding or config.clean_start
@@ -209,7 +215,8 @@ class Session:
             keep_alive=config.keep_alive_s,
             session_expiry_interval=0 if self._discarding else config.session_expiry_s,
             authentication_method=method.method if method else None,
-            authentication_data=method.start() if method else None,
+            authentication_data=first,
+            request_problem_info=config.problem_information,
             receive_max=config.receive_maximum,
             topic_alias_max=config.topic_alias_maximum,
         )
@@ -283,16 +290,16 @@ class Session:
     # -- connecting --
 
     def _on_connack(self, packet: ConnAckPacket, _now: float, actions: list[Action]) -> None:
-        reason = int(packet.reason_code)
-        if reason:
-            error = self._refusal(packet, reason)
-            reference = packet.server_reference or ""
-            fatal = reason in CONNECT_ADVICE
-            self._close(error, actions, fatal=fatal, reference=reference, version_refused=reason == 0x84)
+        if int(packet.reason_code):
+            self._go_offline()
+            actions.append(connection_refused(packet, self.config.where))
             return
         problem = self._connack_problem(packet)
         if problem:
             self._violation(problem, 0x82, actions)
+            return
+        method, proof = self.config.authenticator, packet.authentication_data or b""
+        if method and self._authenticated(lambda: _finish(method, proof), actions) is None:
             return
         if packet.max_packet_size is not None and packet.max_packet_size < _SMALLEST_ANSWER:
             what = (
@@ -324,9 +331,11 @@ class Session:
         if packet.assigned_client_id is not None:
             return "assigned a client id though we named ours [MQTT 5 section 3.2.2.3.7]"
         method = config.authenticator.method if config.authenticator else None
-        if packet.authentication_method != method and packet.authentication_method is not None:
-            return "answered with an Authentication Method we did not ask for [MQTT-4.12.0-6]"
-        return None
+        if packet.authentication_method == method:
+            return None
+        if packet.authentication_method is None:
+            return f"took us in without the Authentication Method {method} [MQTT-4.12.0-5]"
+        return "answered with an Authentication Method we did not ask for [MQTT-4.12.0-5, -6]"
 
     @property
     def _resumed(self) -> bool:
@@ -381,21 +390,45 @@ class Session:
         elif packet.reason_code != AuthReasonCode.CONTINUE_AUTHENTICATION:
             self._violation("sent AUTH with a reason other than 0x18 [MQTT-4.12.0-2]", 0x82, actions)
         else:
-            answer = AuthPacket(
-                reason_code=AuthReasonCode.CONTINUE_AUTHENTICATION,
-                authentication_method=method.method,
-                authentication_data=method.challenge(packet.authentication_data or b""),
-            )
-            self._send(answer, actions)
+            challenge = packet.authentication_data or b""
+            data = self._authenticated(lambda: method.challenge(challenge), actions)
+            if data is not None:
+                carry_on = AuthReasonCode.CONTINUE_AUTHENTICATION
+                self._send(
+                    AuthPacket(reason_code=carry_on, authentication_method=method.method, authentication_data=data),
+                    actions,
+                )
+
+    def _authenticated(self, step: Callable[[], bytes], actions: list[Action]) -> bytes | None:
+        """Do a step of the authenticator; None when it failed and the connection is ended."""
+        try:
+            return step()
+        except Exception as error:  # noqa: BLE001  # whatever it is, it ends this attempt and nothing else
+            told = f": {error}" if isinstance(error, ValueError) else f" ({type(error).__name__})"
+        method = self.config.authenticator
+        what = f"authentication with {method.method if method else 'nothing'} failed{told}"
+        advice = "Check the credentials, and that this is the right broker."
+        self._close(Refused("TL-M28", self.config.where, what, advice), actions, fatal=True)
+        return None
 
     # -- subscribing --
 
     def _subscribe_by_difference(self, known: dict[str, int], actions: list[Action]) -> None:
         wanted = {f.pattern: f for f in self.config.filters}
-        changed = tuple(f for f in wanted.values() if known.get(f.pattern) != f.options)
+        changed = [f for f in wanted.values() if known.get(f.pattern) != f.terms]
         surplus = tuple(pattern for pattern in known if pattern not in wanted)
-        if changed:
-            self._ask(SubscribePacket(self._request(changed), [f.packet() for f in changed]), actions)
+        assert self.server is not None
+        refused = unsupported(self.server, changed, self.config.where)
+        if refused:
+            self._send(DisconnectPacket(), actions)
+            self._close(refused, actions, fatal=True)
+            return
+        # A SUBSCRIBE has one identifier for all its filters [MQTT 5 section 3.8.2.1.2].
+        for identifier in dict.fromkeys(f.identifier for f in changed):
+            if self.state is not State.OFFLINE:
+                alike = tuple(f for f in changed if f.identifier == identifier)
+                asked = [f.packet() for f in alike]
+                self._ask(SubscribePacket(self._request(alike), asked, subscription_id=identifier), actions)
         if surplus and self.state is not State.OFFLINE:
             self._ask(UnsubscribePacket(self._request(surplus), list(surplus)), actions)
 
@@ -424,24 +457,12 @@ class Session:
             self._violation("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]", 0x82, actions)
             return
         for wanted, code in zip(asked, packet.reason_codes, strict=True):
-            error = self._subscription_problem(wanted, int(code))
+            error = subscription_refused(wanted, int(code), self.config.where)
             if error:
                 self._send(DisconnectPacket(), actions)
                 self._close(error, actions, fatal=True)
                 return
-        self._confirm({f.pattern: f.options for f in asked}, (), actions)
-
-    def _subscription_problem(self, wanted: Filter, code: int) -> BrokerError | None:
-        where = self.config.where
-        if code >= 0x80:
-            what = f'the broker refused the subscription "{wanted.pattern}": {reason_words(code)} (0x{code:02X})'
-            return Refused("TL-M10", where, what, "Grant this client the right to read it, or change the filter.")
-        if code < wanted.qos:
-            what = (
-                f'the broker grants "{wanted.pattern}" QoS {code} instead of {wanted.qos}, so the promise can\'t hold'
-            )
-            return Refused("TL-M11", where, what, "Raise the broker's maximum QoS, or choose a weaker guarantee.")
-        return None
+        self._confirm({f.pattern: f.terms for f in asked}, (), actions)
 
     def _on_unsuback(self, packet: UnsubAckPacket, _now: float, actions: list[Action]) -> None:
         if packet.packet_id not in self._requests:
@@ -486,19 +507,11 @@ class Session:
         self._ping_at = None
 
     def _on_disconnect(self, packet: DisconnectPacket, _now: float, actions: list[Action]) -> None:
-        reason = int(packet.reason_code)
-        where = self.config.where
         if packet.session_expiry_interval is not None:
             self._violation("set a Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]", 0x82, actions)
             return
-        if reason == 0x8E:
-            what = f'another client took over the client id "{self.config.client_id}"'
-            error: BrokerError = TakenOver("TL-M21", where, what, "Two lines with one id? Give each its own.")
-        else:
-            text = f" ({packet.reason_str})" if packet.reason_str else ""
-            what = f"the broker ended the connection: {reason_words(reason)}{text} (0x{reason:02X})"
-            error = Unreachable("TL-M05", where, what, "Trying again.")
-        self._close(error, actions, reference=packet.server_reference or "")
+        self._go_offline()
+        actions.append(connection_ended(packet, self.config.client_id, self.config.where))
 
     # -- helpers --
 
@@ -514,13 +527,6 @@ class Session:
             self.record = record
             actions.append(Remember(record))
 
-    def _refusal(self, packet: ConnAckPacket, reason: int) -> BrokerError:
-        text = f" ({packet.reason_str})" if packet.reason_str else ""
-        what = f"the broker refused the connection: {reason_words(reason)}{text} (0x{reason:02X})"
-        if reason in CONNECT_ADVICE:
-            return Refused("TL-M08", self.config.where, what, CONNECT_ADVICE[reason])
-        return Unreachable("TL-M06", self.config.where, what, "Trying again.")
-
     def _violation(self, what: str, reason: int, actions: list[Action]) -> None:
         if self.config.protocol == 5:  # 3.x knows no reasons: the connection just ends [MQTT-4.8.0-1 of 3.1.1]
             self._send(DisconnectPacket(reason_code=DisconnectReasonCode(reason)), actions)
@@ -533,11 +539,9 @@ class Session:
         *,
         fatal: bool = False,
         again_at_once: bool = False,
-        reference: str = "",
-        version_refused: bool = False,
     ) -> None:
         self._go_offline()
-        actions.append(Close(error, fatal, again_at_once, reference, version_refused))
+        actions.append(Close(error, fatal, again_at_once))
 
     def _go_offline(self) -> None:
         self.state = State.OFFLINE
@@ -549,29 +553,9 @@ class Session:
         self.outbound.disconnected()
 
 
-def check_config(config: SessionConfig) -> None:
-    """Refuse what the protocol version has no way to say.
-
-    Raises:
-        ConfigError: TL-C50, with the setting's name.
-    """
-    if config.protocol == 5:
-        return
-    will = config.will
-    wrong = [
-        (config.password is not None and config.username is None, "a password needs a username"),
-        (any(f.no_local or f.retain_handling for f in config.filters), "no_local and retain_handling need MQTT 5"),
-        (will is not None and bool(will.will_delay_interval), "a will's delay needs MQTT 5"),
-        (config.clean_start and config.session_expiry_s > 0, "a clean start ends with the connection (expiry 0)"),
-        (config.authenticator is not None, "enhanced authentication needs MQTT 5"),
-        (
-            config.protocol == 3 and not 0 < len(config.client_id) <= 23,
-            "MQTT 3.1 takes client ids of 1 to 23 characters",
-        ),
-    ]
-    for broken, rule in wrong:
-        if broken:
-            raise ConfigError("TL-C50", config.where, f"not possible with this protocol version: {rule}", "Change one.")
+def _finish(method: Authenticator, proof: bytes) -> bytes:
+    method.finish(proof)
+    return b""
 
 
 _Handler: TypeAlias = Callable[..., None]
