@@ -62,6 +62,7 @@ from towline.mqtt.events import (
     Suspended,
     Tick,
 )
+from towline.mqtt.redirect import Redirects
 from towline.mqtt.session import Session, State
 from towline.mqtt.transport import Tls, Transport, connect
 
@@ -134,6 +135,9 @@ class Pump:
         self._committed = inbox.committed
         self._where = settings.name
         self._broker_index = 0
+        self._redirects = Redirects(follow=settings.follow_redirects)
+        #: The server in use or last tried, which may be one that a broker of the list has named.
+        self._endpoint = settings.brokers[0].endpoint
         #: Whether the current connection came online: after it the list is tried from its first broker again.
         self._served = False
         self._failures = 0
@@ -420,12 +424,12 @@ class Pump:
     # -- connecting --
 
     def _connect(self) -> None:
-        broker = self._settings.brokers[self._broker_index]
-        self._where = str(broker)
+        self._endpoint = self._redirects.target(self._settings.brokers[self._broker_index].endpoint)
+        self._where = str(self._endpoint)
         self._served = False
         try:
             self._transport = connect(
-                broker.endpoint,
+                self._endpoint,
                 tls=self._tls,
                 proxy=self._proxy,
                 timeout_s=self._settings.connect_timeout_s,
@@ -445,6 +449,7 @@ class Pump:
 
     def _online(self, action: Online) -> None:
         self._failures = 0
+        self._redirects.served(self._endpoint)
         self._ever_online = self._served = True
         self.heard.set()
         self._shown.update(connected_since=time.time(), connects=self._shown["connects"] + 1, last_error=None)
@@ -452,6 +457,9 @@ class Pump:
 
     def _close(self, action: Close) -> None:
         self._drop()
+        action = self._redirects.judge(action, self._endpoint)
+        if action.again_at_once and action.reference:
+            self._log.warning("sent to another server", reason=str(action.error), code="TL-M26")
         if action.again_at_once or (action.version_refused and self._step_down()):
             self._retry_at = 0.0
         elif action.error is not None:
@@ -492,6 +500,8 @@ class Pump:
         self.heard.set()
         self._note(error)
         self._log.warning("no connection", code=error.code, reason=str(error))
+        if self._redirects.pending:
+            return
         self._broker_index = 0 if self._served else (self._broker_index + 1) % len(self._settings.brokers)
         if self._broker_index == 0 or isinstance(error, Refused):
             ceiling = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._failures)
@@ -524,7 +534,7 @@ def _session_config(settings: GatewaySettings, password: bytes | None, level: in
         client_id=settings.mqtt_client_id,
         where=settings.name,
         filters=tuple(
-            Filter(s.filter, s.qos, s.no_local, s.retain_as_published, s.retain_handling)
+            Filter(s.filter, s.qos, s.no_local, s.retain_as_published, s.retain_handling, s.identifier)
             for s in settings.subscriptions
         ),
         username=settings.username,

@@ -10,10 +10,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from towline.mqtt.rules import filter_problem
 from towline.mqtt.transport.endpoint import Endpoint, Scheme
 from towline.mqtt.transport.proxy import Proxy
 
-__all__ = ["AckAfter", "Broker", "GatewaySettings", "Guarantee", "JournalLimits", "Subscription", "TlsSettings"]
+__all__ = [
+    "AckAfter",
+    "Broker",
+    "GatewaySettings",
+    "Guarantee",
+    "JournalLimits",
+    "Subscription",
+    "TlsSettings",
+    "filter_problem",
+]
 
 
 class Guarantee(StrEnum):
@@ -120,6 +130,7 @@ class Subscription(_Model):
         no_local: Do not send us what we published ourselves (never with ``$share``).
         retain_as_published: Keep the RETAIN flag as the publisher set it.
         retain_handling: 0 retained messages always, 1 only for a new subscription, 2 never.
+        identifier: Number that each matching message carries in ``subscription_ids`` (MQTT 5); None for none.
     """
 
     filter: str = Field(min_length=1, max_length=65535)
@@ -127,6 +138,7 @@ class Subscription(_Model):
     no_local: bool = False
     retain_as_published: bool = True
     retain_handling: Annotated[int, Field(ge=0, le=2)] = 0
+    identifier: Annotated[int, Field(ge=1, le=268_435_455)] | None = None
 
     @field_validator("filter")
     @classmethod
@@ -136,21 +148,11 @@ class Subscription(_Model):
             raise ValueError(problem)
         return value
 
-
-def filter_problem(value: str) -> str | None:
-    """Say what is wrong with a topic filter, or None [MQTT-4.7.1-1, -2, MQTT-1.5.4-2, MQTT-4.8.2-1, -2]."""
-    if "\0" in value:
-        return "a topic filter has no U+0000"
-    levels = value.split("/")
-    if levels[0] == "$share":
-        if len(levels) < 3 or not levels[1] or any(c in levels[1] for c in "+#") or not "/".join(levels[2:]):
-            return "a shared subscription is $share/NAME/FILTER, the name without + and #"
-        levels = levels[2:]
-    if any("#" in level and level != "#" for level in levels) or "#" in levels[:-1]:
-        return "# stands alone and last in a topic filter"
-    if any("+" in level and level != "+" for level in levels):
-        return "+ stands alone between two / in a topic filter"
-    return None
+    @model_validator(mode="after")
+    def _sharing(self) -> Self:
+        if self.no_local and self.filter.startswith("$share/"):
+            raise ValueError("no_local can't be used with a shared subscription [MQTT-3.8.3-4]")
+        return self
 
 
 class WillSettings(_Model):
@@ -219,6 +221,8 @@ class GatewaySettings(_Model):
         topic_alias_maximum: Topic aliases the broker may use, which makes packets with long topics shorter.
         unknown_session: What to do with a broker session the journal knows nothing of [MQTT-3.2.2-4]: ``refuse``
             and ask, ``adopt`` its queue, or ``discard`` it.
+        follow_redirects: Go to the server that a broker names with "use another server" or "server moved", with the
+            same scheme and TLS verification; otherwise its word is shown as an error.
         owner_pid: End when this process has died.
     """
 
@@ -244,6 +248,7 @@ class GatewaySettings(_Model):
     will: WillSettings | None = None
     topic_alias_maximum: Annotated[int, Field(ge=0, le=65535)] = 0
     unknown_session: Literal["refuse", "adopt", "discard"] = "refuse"
+    follow_redirects: bool = False
     journal: JournalLimits = JournalLimits()
     owner_pid: int | None = None
 
