@@ -1,0 +1,66 @@
+"""What the documents claim: each error code has its paragraph, each command and file that is named exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from towline.cli import COMMANDS
+from towline.kafka.options import NAMES as SINK_OPTIONS
+from towline.spark.options import OPTIONS as SOURCE_OPTIONS
+
+ROOT = Path(__file__).parents[2]
+CODE = re.compile(r'"(TL-[A-Z]\d\d)"')
+
+
+def raised() -> set[str]:
+    return {code for path in (ROOT / "src").rglob("*.py") for code in CODE.findall(path.read_text())}
+
+
+def documented() -> set[str]:
+    return set(re.findall(r"^\| (TL-[A-Z]\d\d) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE))
+
+
+def test_every_code_has_a_paragraph() -> None:
+    assert raised() - documented() == set()
+
+
+def test_every_paragraph_has_a_code() -> None:
+    # Warnings carry their code in text, not as an error.
+    text = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert {code for code in documented() if code not in text} == set()
+
+
+def test_every_option_is_documented() -> None:
+    page = (ROOT / "docs" / "options.md").read_text()
+    assert [name for name in (*SOURCE_OPTIONS, *SINK_OPTIONS) if f"`{name}`" not in page] == []
+
+
+def test_links_of_the_documents_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} names {target}"
+
+
+def test_the_readme_names_commands_that_exist() -> None:
+    named = set(re.findall(r"^\$ towline (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    assert named
+    assert named <= set(COMMANDS)
+
+
+def test_the_readmes_bridge_file_is_valid(tmp_path: Path) -> None:
+    from towline.bridge.config import load  # noqa: PLC0415
+
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    text = text.replace("/run/secrets/mqtt", str(secret)).replace("/var/lib/towline", str(tmp_path / "state"))
+    file = tmp_path / "bridge.toml"
+    file.write_text(text)
+    assert load(file).lines[0].name == "telemetry"
+
+
+def test_nothing_names_this_machine() -> None:
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")):
+        assert "/work/" not in path.read_text(), path
