@@ -6,7 +6,6 @@ that break are made anew and the unacknowledged messages resent with their packe
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -14,30 +13,18 @@ from typing import Final, Self
 
 from mqtt5 import PublishPacket
 
-from towline.errors import BrokerError, Unreachable
-from towline.mqtt.codec import Decoder, MalformedPacket
-from towline.mqtt.events import (
-    Acknowledged,
-    Close,
-    Event,
-    Lost,
-    Malformed,
-    Online,
-    Opened,
-    Publish,
-    Received,
-    Send,
-    SessionConfig,
-    Stop,
-    Tick,
-)
+from towline.errors import Unreachable
+from towline.mqtt.connection import Connection, Way
+from towline.mqtt.events import Acknowledged, Action, Online, Publish, SessionConfig
 from towline.mqtt.session import Session
-from towline.mqtt.transport import Endpoint, Proxy, Tls, Transport, connect
+from towline.mqtt.transport import Endpoint, Proxy, Tls
 
 __all__ = ["Sender"]
 
-#: Pause between two connection attempts, in seconds.
+#: Longest pause between two connection attempts, in seconds: its user waits.
 _PAUSE: Final = 0.5
+#: Patience in seconds with the goodbye.
+_GOODBYE: Final = 1.0
 #: Messages handed over before the caller has to wait for acknowledgements.
 _AHEAD: Final = 1000
 
@@ -72,9 +59,8 @@ class Sender:
         patience_s: float = 30.0,
         on_acknowledged: Callable[[int, int], None] = lambda _token, _reason: None,
     ) -> None:
-        self._endpoint = _endpoint(broker, port, encrypted=tls is not None)
-        self._tls, self._proxy = tls, proxy
-        self._where = str(self._endpoint)
+        endpoint = _endpoint(broker, port, encrypted=tls is not None)
+        self._where = str(endpoint)
         self._patience = patience_s
         self._on_acknowledged = on_acknowledged
         config = SessionConfig(
@@ -87,17 +73,17 @@ class Sender:
             durable=False,
             protocol=protocol,
         )
-        self._session = Session(config)
-        self._decoder = Decoder(version=self._session.config.protocol)
-        self._transport: Transport | None = None
+        way = Way((endpoint,), tls, proxy, config.connect_timeout_s, longest_pause_s=_PAUSE)
+        self._connection = Connection(way, lambda _level: Session(config), self._perform, (protocol,))
         self._progress_at = time.monotonic()
         self._token = 0
-        self._problem: BrokerError | None = None
-        #: Why the last connection ended, mendable or not.
-        self._told: BrokerError | None = None
 
     def __enter__(self) -> Self:
-        self.open()
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -108,24 +94,21 @@ class Sender:
     @property
     def waiting(self) -> int:
         """Messages the broker has not acknowledged."""
-        return len(self._session.outbound)
-
-    @property
-    def _unsent(self) -> int:
-        return self._transport.unsent if self._transport is not None else 0
+        return len(self._connection.session.outbound)
 
     def open(self) -> None:
         """Connect.
 
         Raises:
             BrokerError: No connection, or a refusal; not tried again.
+            ConfigError: Files or a proxy that can't be used.
         """
-        self._connect()
-        end = time.monotonic() + self._session.config.connect_timeout_s
-        while self._session.state.value != "online":
-            self._turn(max(0.0, end - time.monotonic()))
-            if self._transport is None and (error := self._problem or self._told):
-                raise error
+        self._progress_at = time.monotonic()
+        self._connection.connect()
+        while not self._connection.online:
+            self._connection.turn(1.0)
+            if self._connection.error is not None:
+                raise self._connection.error
 
     def publish(self, packet: PublishPacket) -> int:
         """Hand over a message and return its token; waits while a window of messages is unacknowledged.
@@ -134,8 +117,8 @@ class Sender:
             BrokerError: The broker refuses us, or nothing moved for `patience_s` seconds.
         """
         self._token += 1
-        self._handle(Publish(self._token, packet))
-        while len(self._session.outbound) > _AHEAD:
+        self._connection.handle(Publish(self._token, packet))
+        while self.waiting > _AHEAD:
             self._step()
         return self._token
 
@@ -145,92 +128,29 @@ class Sender:
         Raises:
             BrokerError: As `publish`.
         """
-        while self._session.outbound or self._unsent:
+        while self.waiting or self._connection.unsent:
             self._step()
 
     def close(self) -> None:
-        """Say goodbye and close; what was not acknowledged is forgotten."""
-        if self._transport is not None:
-            self._handle(Stop())
-        self._drop()
+        """Say goodbye and close, for good; what was not acknowledged is forgotten."""
+        self._connection.leave(_GOODBYE)
+        self._connection.dispose()
 
     def _step(self) -> None:
-        self._turn(0.5)
-        if self._problem is not None:
-            raise self._problem
+        self._connection.turn(0.5)
+        if self._connection.fatal is not None:
+            raise self._connection.fatal
         if time.monotonic() - self._progress_at > self._patience:
+            if not self._connection.connected and self._connection.error is not None:
+                raise self._connection.error
             what = f"no acknowledgement for {self._patience:g} s, {self.waiting:,} messages are open"
-            raise Unreachable("TL-M06", self._where, what, "Is the broker alive? Publish again what was not confirmed.")
+            raise Unreachable("TL-M33", self._where, what, "Is the broker alive? Publish again what was not confirmed.")
 
-    def _turn(self, timeout_s: float) -> None:
-        if self._transport is None:
-            self._reconnect()
-            return
-        deadline = self._session.deadline()
-        if deadline is not None:
-            timeout_s = min(timeout_s, max(0.0, deadline - time.monotonic()))
-        transport = self._transport
-        wanted = [transport] if transport.unsent else []
-        if not transport.decrypted:
-            select.select([transport], wanted, [], timeout_s)
-        self._receive(transport)
-        if self._transport is transport and not transport.flush():
-            self._lost()
-        self._handle(Tick())
-
-    def _receive(self, transport: Transport) -> None:
-        data = transport.read()
-        if data is None:
-            return
-        try:
-            items = self._decoder.feed(data) if data else None
-        except MalformedPacket as error:
-            self._handle(Malformed(str(error), error.reason))
-            return
-        if items is None:
-            self._lost()
-        else:
-            self._handle(Received(items))
-
-    def _lost(self) -> None:
-        told = self._transport.problem if self._transport is not None else None
-        self._told = told or Unreachable("TL-M05", self._where, "the connection broke", "Is this an MQTT listener?")
-        self._handle(Lost())
-        self._drop()
-
-    def _handle(self, event: Event) -> None:
-        for action in self._session.handle(event, time.monotonic()):
-            if isinstance(action, Send):
-                if self._transport is not None:
-                    self._transport.write(action.data)
-            elif isinstance(action, Acknowledged):
-                self._progress_at = time.monotonic()
-                self._on_acknowledged(action.token, action.reason)
-            elif isinstance(action, Online):
-                self._progress_at = time.monotonic()
-            elif isinstance(action, Close):
-                self._problem = action.error if action.fatal else None
-                self._told = action.error
-                self._drop()
-
-    def _connect(self) -> None:
-        self._transport = connect(self._endpoint, tls=self._tls, proxy=self._proxy)
-        self._decoder = Decoder(version=self._session.config.protocol)
-        self._handle(Opened())
-
-    def _reconnect(self) -> None:
-        try:
-            self._connect()
-        except Unreachable as error:
-            if time.monotonic() - self._progress_at > self._patience:
-                raise error from None
-            time.sleep(_PAUSE)
-
-    def _drop(self) -> None:
-        if self._transport is not None:
-            self._transport.drain(1.0)
-            self._transport.close()
-            self._transport = None
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Acknowledged | Online):
+            self._progress_at = time.monotonic()
+        if isinstance(action, Acknowledged):
+            self._on_acknowledged(action.token, action.reason)
 
 
 def _endpoint(broker: Endpoint | str, port: int | None, *, encrypted: bool) -> Endpoint:

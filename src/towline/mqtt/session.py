@@ -319,7 +319,7 @@ class Session:
         elif self.config.durable and packet.session_expiry_interval == 0 and self.config.session_expiry_s:
             what = "the broker keeps no session (Session Expiry Interval 0), so at least once can't hold"
             self._close(Refused("TL-M12", self.config.where, what, "Allow persistent sessions."), actions, fatal=True)
-        elif self._resumed and not self._known_before:
+        elif self.resumed and not self._known_before:
             self._meet_unknown_session(actions)
         else:
             self._enter_session(actions)
@@ -338,7 +338,7 @@ class Session:
         return "answered with an Authentication Method we did not ask for [MQTT-4.12.0-5, -6]"
 
     @property
-    def _resumed(self) -> bool:
+    def resumed(self) -> bool:
         """Whether the broker kept the session. MQTT 3.1 does not say: then what we remember counts."""
         assert self.server is not None
         if self.config.protocol == 3:
@@ -366,7 +366,7 @@ class Session:
 
     def _enter_session(self, actions: list[Action]) -> None:
         assert self.server is not None
-        resumed = self._resumed
+        resumed = self.resumed
         known = dict(self.record.subscriptions) if self.record and resumed else {}
         if not resumed:
             if self.record and self.record.established and not self.config.clean_start:
@@ -484,7 +484,7 @@ class Session:
 
     def _come_online(self, actions: list[Action]) -> None:
         self.state = State.ONLINE
-        actions.append(Online(resumed=self._resumed))
+        actions.append(Online(resumed=self.resumed))
 
     # -- messages --
 
