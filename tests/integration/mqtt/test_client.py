@@ -1,4 +1,4 @@
-"""The public client against a real Mosquitto: what comes, what leaves, and what a crash of either side leaves behind."""
+"""The public client against a real Mosquitto: what comes, what leaves, and what a crash of either side leaves."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_tls(new_mosquitto: NewMosquitto, authority: Authority) -> None:
 
 
 def test_the_example_answers_requests(mosquitto: Mosquitto) -> None:
-    command = [sys.executable, ROOT / "examples" / "mqtt_client.py", mosquitto.uri, "--count", "3"]
+    command = [sys.executable, str(ROOT / "examples" / "mqtt_client.py"), mosquitto.uri, "--count", "3"]
     with Client(mosquitto.uri, client_id="asker", subscribe=["answers/#"]) as asker:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as example:
             assert example.stdout is not None

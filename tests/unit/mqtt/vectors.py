@@ -33,20 +33,33 @@ from towline.mqtt.events import (
 )
 from towline.mqtt.session import Session
 
-__all__ = ["FOLDER", "Case", "load", "plans", "play", "play_in_one_gulp"]
+__all__ = [
+    "ALIVE",
+    "CONNACK",
+    "CONNECT",
+    "FOLDER",
+    "RESUMED",
+    "Case",
+    "expected_bytes",
+    "load",
+    "plans",
+    "play",
+    "play_in_one_gulp",
+    "probe_packet",
+]
 
 #: Beside the checkout, because the vectors carry a licence of their own.
 FOLDER: Final = Path(__file__).parents[4] / "shared" / "vectors" / "mqtt_client"
 
-_CONNACK: Final = {3: "20 02 00 00", 4: "20 02 00 00", 5: "20 06 00 00 03 210014"}
+CONNACK: Final = {3: "20 02 00 00", 4: "20 02 00 00", 5: "20 06 00 00 03 210014"}
 #: The same for a session that the server has kept: the way to make ours unsubscribe is a subscription too many.
-_RESUMED: Final = {4: "20 02 01 00", 5: "20 06 01 00 03 210014"}
-_CONNECT: Final = {
+RESUMED: Final = {4: "20 02 01 00", 5: "20 06 01 00 03 210014"}
+CONNECT: Final = {
     3: "10 15 0006 4D5149736470 03 02 003C 0007 66757A7A697368",
     4: "10 13 0004 4D515454 04 02 003C 0007 66757A7A697368",
     5: "10 17 0004 4D515454 05 02 003C 03 210014 0007 66757A7A697368",
 }
-_ALIVE: Final = bytes.fromhex("40 02 FFFF")
+ALIVE: Final = bytes.fromhex("40 02 FFFF")
 
 _CONFIG: Final = SessionConfig(
     "fuzzish", "vectors", session_expiry_s=0, receive_maximum=20, keep_alive_s=60, durable=False, clean_start=True
@@ -172,10 +185,10 @@ def play(case: Case, plan: Plan) -> None:
     client = Client(*_identity(case))
     client.handle(Opened())
     if case.command != "unsubscribe":
-        assert bytes(client.sent).hex() == bytes.fromhex(_CONNECT[case.version]).hex()
+        assert bytes(client.sent).hex() == bytes.fromhex(CONNECT[case.version]).hex()
     client.sent.clear()
     if case.connack:
-        answer = _RESUMED if case.command == "unsubscribe" else _CONNACK
+        answer = RESUMED if case.command == "unsubscribe" else CONNACK
         client.receive(bytes.fromhex(answer[case.version]))
         assert client.closed is None
         _command(client, case)
@@ -193,9 +206,9 @@ def play_in_one_gulp(case: Case) -> None:
     client = Client(*_identity(case))
     client.handle(Opened())
     client.sent.clear()
-    pieces = [bytes.fromhex(_CONNACK[case.version])] if case.connack else []
+    pieces = [bytes.fromhex(CONNACK[case.version])] if case.connack else []
     pieces += [data for _, data in case.messages]
-    client.receive(b"".join(pieces) + _probe_packet(case))
+    client.receive(b"".join(pieces) + probe_packet(case))
     _judge(client, case)
 
 
@@ -225,17 +238,20 @@ def _message(version: int, qos: int) -> PublishPacket:
     return PublishPacket("test/publish", b"message", qos=QoS(qos), packet_id=1, **(properties if version == 5 else {}))
 
 
-def _expect(client: Client, expected: bytes) -> None:
-    wanted, version = _packet(expected, client.version), client.version
+def expected_bytes(expected: bytes, version: int) -> bytes:
+    """What we have to say where a case expects these bytes."""
+    wanted = _packet(expected, version)
     if isinstance(wanted, PublishPacket) and version == 5:
         # The standard CONNACK allows no topic alias, yet the expected bytes carry one [MQTT-3.3.2-9].
-        wanted = _message(version, int(wanted.qos))
-    elif isinstance(wanted, UnsubscribePacket):
-        wanted = UnsubscribePacket(wanted.packet_id, wanted.patterns)
-    else:
-        assert client.take(len(expected)).hex() == expected.hex(), client.closed
-        return
-    assert client.take(len(encode(wanted, version))).hex() == encode(wanted, version).hex(), client.closed
+        return encode(_message(version, int(wanted.qos)), version)
+    if isinstance(wanted, UnsubscribePacket):
+        return encode(UnsubscribePacket(wanted.packet_id, wanted.patterns), version)
+    return expected
+
+
+def _expect(client: Client, expected: bytes) -> None:
+    wanted = expected_bytes(expected, client.version)
+    assert client.take(len(wanted)).hex() == wanted.hex(), client.closed
 
 
 def _packet(data: bytes, version: int) -> Packet:
@@ -246,11 +262,12 @@ def _packet(data: bytes, version: int) -> Packet:
 def _probe(client: Client, case: Case) -> None:
     unasked = "" if case.must_drop else client.sent.hex(" ")
     assert not unasked, f"sent {unasked} unasked"
-    client.receive(_probe_packet(case))
+    client.receive(probe_packet(case))
     _judge(client, case)
 
 
-def _probe_packet(case: Case) -> bytes:
+def probe_packet(case: Case) -> bytes:
+    """The message a client that has not dropped the connection acknowledges with `ALIVE`."""
     return encode(PublishPacket("alive check", b"payload", qos=QoS(1), packet_id=65535), case.version)
 
 
@@ -259,4 +276,4 @@ def _judge(client: Client, case: Case) -> None:
         assert client.closed is not None, f"must drop, but is alive and sent {client.sent.hex(' ')}"
     else:
         assert client.closed is None, f"must stay, but dropped: {client.closed}"
-        assert bytes(client.sent).hex() == _ALIVE.hex()
+        assert bytes(client.sent).hex() == ALIVE.hex()
