@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mqtt5 import ConnectPacket, DisconnectPacket
 
-from benchmarks.rig import UNLIMITED, Meter, Outcome, header, held, publish, wait
+from benchmarks.rig import UNLIMITED, Meter, Outcome, header, held, machine, publish, wait
+from benchmarks.stub_broker import StubBroker
 from towline.devstack.mosquitto import Mosquitto
 from towline.gateway.settings import GatewaySettings, Subscription
 from towline.prove.load import connect
@@ -21,6 +22,10 @@ from towline.prove.subject import GatewayRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+#: What both announce. 65,535 is MQTT's default: the codec leaves it out, and Mosquitto then takes its own 20.
+WINDOW = 65_534
 
 
 class Subject(NamedTuple):
@@ -108,8 +113,55 @@ def live(subject: Subject, broker: Mosquitto, directory: Path, count: int) -> Ou
     return Outcome(subject.name, count, seconds, meter.used, ["subject"])
 
 
+def raw(count: int, rounds: int) -> None:
+    """Both fed by a stub that costs next to nothing, so that neither waits for a broker."""
+    print(f"intake: {count:,} messages from a stub broker, window {WINDOW:,}\n  {machine()}\n")
+    best: dict[str, Outcome] = {}
+    for number in range(rounds):
+        for name, opened in (("null subscriber (memory)", _raw_null), ("towline gateway (durable)", _raw_gateway)):
+            with tempfile.TemporaryDirectory(prefix="towline-bench-") as place, StubBroker() as stub:
+                outcome = opened(name, stub, Path(place) / str(number), count)
+            print(outcome.line(), flush=True)
+            if name not in best or outcome.rate > best[name].rate:
+                best[name] = outcome
+    null_best, ours = best.values()
+    print(f"\n  ratio gateway : null subscriber   {ours.rate / null_best.rate:.2f}   (aim 0.6)")
+    print(
+        f"  gateway {ours.micros('subject'):.2f} us a message (aim 1.5), null {null_best.micros('subject'):.2f}\n"
+    )
+
+
+def _pushed(name: str, stub: StubBroker, pid: int, count: int) -> Outcome:
+    stub.push(WINDOW)  # warm
+    meter = Meter({"subject": lambda: [pid]})
+    meter.start()
+    seconds = stub.push(count)
+    meter.stop()
+    return Outcome(name, count, seconds, meter.used, ["subject"])
+
+
+def _raw_null(name: str, stub: StubBroker, directory: Path, count: int) -> Outcome:
+    directory.mkdir()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.null_subscriber", str(stub.port), str(count)], stdout=subprocess.DEVNULL
+    )
+    try:
+        stub.accept()
+        return _pushed(name, stub, child.pid, count)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _raw_gateway(name: str, stub: StubBroker, directory: Path, count: int) -> Outcome:
+    with gateway_at(stub.port, directory) as run:
+        stub.accept()
+        return _pushed(name, stub, run.pid, count)
+
+
 def run(count: int = 300_000, rounds: int = 2) -> None:
     """Both subjects in turn, on one broker, and their ratio (the best of each, as noise only slows)."""
+    raw(count, rounds)
     with tempfile.TemporaryDirectory(prefix="towline-bench-") as name:
         directory = Path(name)
         with Mosquitto(directory / "mosquitto", settings=UNLIMITED) as broker:

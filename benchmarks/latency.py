@@ -37,7 +37,6 @@ def acks(rate: float = 5_000.0, seconds: float = 10.0) -> None:
     ):
         stub.accept()
         stub.pace(rate, 2.0)
-        stub.acked = 0
         delays = stub.pace(rate, seconds)
         tell(f"PUBLISH → PUBACK, durable, {rate:,.0f} msg/s", delays, "3 / 10 ms")
         stub.close()

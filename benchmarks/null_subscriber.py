@@ -24,7 +24,7 @@ def subscribe(port: int, client_id: str, pattern: str) -> tuple[socket.socket, b
     sock = socket.create_connection(("127.0.0.1", port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 21)
-    sock.sendall(ConnectPacket(client_id, session_expiry_interval=3600, receive_max=65535).write())
+    sock.sendall(ConnectPacket(client_id, session_expiry_interval=3600, receive_max=65534).write())
     data = sock.recv(4096)
     _, used = mqtt5.read(memoryview(data))
     sock.sendall(SubscribePacket(1, [TopicFilter(pattern, max_qos=QoS.AT_LEAST_ONCE)]).write())

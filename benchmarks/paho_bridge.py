@@ -34,7 +34,7 @@ class Bridge:
         self.client.on_message = self.on_message
         properties = Properties(PacketTypes.CONNECT)
         properties.SessionExpiryInterval = 3600
-        properties.ReceiveMaximum = 65535
+        properties.ReceiveMaximum = 65534
         self.client.connect("127.0.0.1", port, clean_start=False, properties=properties)
 
     def on_connect(self, client: mqtt.Client, *_: Any) -> None:

@@ -137,9 +137,7 @@ def run(count: int = 300_000, rounds: int = 2) -> None:
             cpu = {each.name: sum(each.micros(part) for part in each.own) for each in (best, rival)}
             print(f"\n  ratio towline : paho by hand   {best.rate / rival.rate:.1f}   (aim 12)")
             print(f"  CPU us a message: towline {cpu[best.name]:.1f}, paho by hand {cpu[rival.name]:.1f}")
-            print(
-                f"  gateway {best.micros('gateway'):.2f} (aim 1.5), Spark {best.micros('spark tree'):.2f} (aim 6)\n"
-            )
+            print(f"  gateway {best.micros('gateway'):.2f} (aim 1.5), Spark {best.micros('spark tree'):.2f} (aim 6)\n")
 
 
 def _rounds(measure: Callable[[], Outcome], rounds: int) -> list[Outcome]:

@@ -111,7 +111,8 @@ class CrashBench:
 
     def run(self, injection: Injection) -> Point:
         """Run one point."""
-        directory = self._directory / f"{next(self._numbers):03}-{injection.call}-{injection.when}-{injection.fault}"
+        when = injection.when.replace("+", "-on")  # the name becomes a topic, where + is a wildcard
+        directory = self._directory / f"{next(self._numbers):03}-{injection.call}-{when}-{injection.fault}"
         directory.mkdir(parents=True)
         log = directory / "strace"
         settings = self._settings(directory)
@@ -124,12 +125,13 @@ class CrashBench:
                 code = _end(run)
             else:
                 code = run.wait(5)
-        problem = self._recover(settings, directory, published=listening) if code != 0 else ""
+        hurt = code != 0 or fired(log)  # held back by a full disk, it ends cleanly and leaves the rest at the broker
+        problem = self._recover(settings, directory, published=listening) if hurt else ""
         verdict, recovery = self._judge(settings, directory)
         return Point(injection, _fired(injection, log, code), code, verdict, recovery, problem)
 
     def _settings(self, directory: Path) -> GatewaySettings:
-        name = directory.name.lower().replace("+", "-on")
+        name = directory.name.lower()
         plain = GatewaySettings(
             name=name,
             state_dir=directory / "gateway",

@@ -58,10 +58,8 @@ class Proxy:
 
     def __init__(self, port: int, *, listen: int = 0) -> None:
         self._target = (_LOOPBACK, port)
-        self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._pairs: dict[socket.socket, _Pair] = {}
-        self._wake_in, self._wake_out = socket.socketpair()
         self._lock = threading.Lock()
         self._wanted = self._mode = Mode.FORWARD
         self._cut = False
@@ -79,6 +77,8 @@ class Proxy:
         return self._mode
 
     def __enter__(self) -> Self:
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
         self._listen()
         self._selector.register(self._wake_in, selectors.EVENT_READ)
         self._thread.start()

@@ -111,7 +111,7 @@ class Rig:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.mosquitto)
-            self.mqtt_proxy = stack.enter_context(Proxy(self.mosquitto.port))
+            self.mqtt_proxy = stack.enter_context(Proxy(self.mosquitto.port))  # the port is settled now
             stack.enter_context(self.kafka_proxy)
             stack.enter_context(self.kafka)
             self.kafka.create_topics({TOPIC: self._partitions})

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from towline.prove.load import LoadPlan
     from towline.prove.rig import Trial
 
-__all__ = ["ROLES", "Outcome", "Soak", "SoakPlan"]
+__all__ = ["KEEP_ALL", "ROLES", "Outcome", "Soak", "SoakPlan"]
 
 ROLES = (Role.GATEWAY, Role.JVM, Role.DRIVER, Role.BRIDGE)
 

@@ -20,8 +20,8 @@ def verdict(**changes: int) -> Verdict:
 
 
 def test_a_good_run() -> None:
-    account = Account(verdict(), gateway=Watermarks(112, 112, 112))
-    assert account.ok
+    account = Account(verdict(copies=112, doubled=12), gateway=Watermarks(112, 112, 112))
+    assert account.ok, account.problems()
     assert account.line().endswith("journaled 112   committed 112   waiting 0")
 
 
@@ -32,6 +32,7 @@ def test_a_good_run() -> None:
         (Watermarks(100, 90, 100), "out of order"),
         (Watermarks(90, 90, 90), "only 90 journaled"),
         (Watermarks(100, 100, 100), None),
+        (Watermarks(101, 101, 101), "only 100 records"),
         (Watermarks(150, 150, 120), None),
     ],
 )
@@ -61,3 +62,8 @@ def test_the_account_is_json() -> None:
     assert told["gateway"]["journaled"] == 100
     assert told["verdict"]["stories"] == ["late: publisher 0 number 1 (d0): here"]
     assert told["notes"] == ["killed"]
+
+
+def test_watermarks_of_a_part_are_a_difference() -> None:
+    assert Watermarks(30, 20, 10).since(Watermarks(3, 2, 1)) == Watermarks(27, 18, 9)
+    assert Watermarks(30, 20, 15).waiting == 5

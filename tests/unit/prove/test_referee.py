@@ -138,3 +138,16 @@ def test_counts_agree_with_multisets(case: tuple[int, list[int]]) -> None:
     firsts = list(dict.fromkeys(numbers))
     late = sum(any(b % 2 == n % 2 and b > n for b in firsts[:i]) for i, n in enumerate(firsts))
     assert verdict.late == late
+
+
+def test_verdicts_on_two_parts_of_one_topic_add_up() -> None:
+    second = Claims(plan={"run": "s"})
+    second.add(Record(Claim.ATTEMPTED, 0, 0, 10, 0.0))
+    second.add(Record(Claim.ACKED, 0, 0, 10, 0.0))
+    found = [*arrivals(list(range(10))), *arrivals([0, 1, 1, 2, 3], run="s"), *arrivals([5], run="stranger")]
+    verdict = judge(claims(), found)
+    verdict.merge(judge(second, found))
+    assert verdict.adds_up()
+    assert (verdict.attempted, verdict.delivered, verdict.lost, verdict.doubled) == (20, 14, 6, 1)
+    assert verdict.foreign == 1
+    assert verdict.devices["d0"].delivered == 5 + 2

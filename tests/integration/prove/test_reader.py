@@ -1,0 +1,88 @@
+"""The reader sees what is committed, in order, and nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.conftest import NewTopic
+from tests.helpers import lacking
+from towline.devstack import Kafka
+from towline.errors import KafkaError, SetupError
+from towline.prove.reader import Tail, read_topic
+from towline.prove.referee import Arrival
+
+
+def send(kafka: Kafka, topic: str, values: list[bytes | None], *, partition: int = 0, txn: str = "") -> Producer:
+    settings: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap, "linger.ms": 0}
+    producer = Producer(settings | ({"transactional.id": txn} if txn else {}))
+    if txn:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value, b"key", partition=partition)
+    producer.flush(30)
+    return producer
+
+
+def values(found: list[Arrival]) -> list[bytes | None]:
+    return [arrival.value for arrival in found]
+
+
+def test_everything_is_read_per_partition_in_order(kafka: Kafka, topic: NewTopic) -> None:
+    name = topic("read", 2)
+    send(kafka, name, [b"%d" % number for number in range(500)])
+    send(kafka, name, [b"other"], partition=1)
+    found = read_topic(kafka.bootstrap, name)
+    assert values([arrival for arrival in found if arrival.partition == 0]) == [b"%d" % n for n in range(500)]
+    assert [arrival.offset for arrival in found if arrival.partition == 0] == list(range(500))
+    assert values([arrival for arrival in found if arrival.partition == 1]) == [b"other"]
+
+
+def test_aborted_and_open_transactions_are_not_seen(kafka: Kafka, topic: NewTopic) -> None:
+    name = topic("transactions")
+    send(kafka, name, [b"yes"], txn=f"{name}-1").commit_transaction(30)
+    send(kafka, name, [b"no"], txn=f"{name}-2").abort_transaction(30)
+    still_open = send(kafka, name, [b"not yet"], txn=f"{name}-3")
+    assert values(read_topic(kafka.bootstrap, name)) == [b"yes"]
+    tail = Tail(kafka.bootstrap, name, isolation="read_uncommitted")
+    assert values(tail.pull(20)) == [b"yes", b"no", b"not yet"]
+    tail.close()
+    still_open.commit_transaction(30)
+    assert values(read_topic(kafka.bootstrap, name)) == [b"yes", b"not yet"]
+
+
+def test_a_tail_from_now_leaves_the_past_out(kafka: Kafka, topic: NewTopic) -> None:
+    name = topic("now")
+    send(kafka, name, [b"old"])
+    tail = Tail(kafka.bootstrap, name, from_now=True)
+    assert tail.pull(20) == []
+    assert tail.at_end
+    send(kafka, name, [b"new", None])
+    assert values(tail.until(lambda found: len(found) == 2, seconds=20)) == [b"new", None]
+    send(kafka, name, [b"next"])
+    arrival = next(found for _ in range(100) if (found := tail.next(0.2)))
+    assert (arrival.value, arrival.key) == (b"next", b"key")
+    tail.close()
+
+
+def test_kcat_reads_the_same(kafka: Kafka, topic: NewTopic) -> None:
+    if shutil.which("kcat") is None:
+        lacking("kcat is not installed")
+    name = topic("kcat", 2)
+    send(kafka, name, [b"a b\nc", b"", None, b"x" * 3000])
+    send(kafka, name, [b"0 1 2"], partition=1)
+    assert read_topic(kafka.bootstrap, name, reader="kcat") == sorted(read_topic(kafka.bootstrap, name))
+
+
+def test_no_kafka_no_topic_no_kcat_are_clear_lines(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KafkaError, match=r"TL-K60"):
+        Tail("127.0.0.1:1", "t", timeout=0.5)
+    with pytest.raises(KafkaError, match=r"missing.*TL-K60"):
+        Tail(kafka.bootstrap, "missing")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SetupError, match=r"kcat: not installed.*TL-S60"):
+        read_topic(kafka.bootstrap, "t", reader="kcat")
