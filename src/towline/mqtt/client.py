@@ -236,8 +236,9 @@ class Client:
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name=f"mqtt {self._config.client_id}", daemon=True)
                 self._thread.start()
-            self._changed.wait_for(lambda: self.online or self._connection.rounds or self._ended or self._closing)
-            if self.online:
+            way = self._connection
+            self._changed.wait_for(lambda: way.ever_online or way.rounds or self._ended or self._closing)
+            if way.ever_online and not (self._ended or self._closing):
                 return self
             error = self._ended or self.last_error or self._closed()
         self.close(0)
@@ -343,6 +344,7 @@ class Client:
             thread.join()
         else:
             self._connection.dispose()
+            self._end(self._closed())
 
     # -- on the caller's thread --
 

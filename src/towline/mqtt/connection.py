@@ -106,7 +106,8 @@ class Connection:
         self.count = 0
         #: The session is online on the current connection.
         self.online = False
-        self._ever_online = False
+        #: A session has been online: what fails from now on is tried again.
+        self.ever_online = False
         #: Why the last connection ended, or could not be made; None while one is online.
         self.error: BrokerError | ConfigError | None = None
         #: What no other try will mend; the owner has to stop.
@@ -263,10 +264,10 @@ class Connection:
         try:
             self.connect()
         except (BrokerError, ConfigError) as error:
-            self._failed(error, for_good=isinstance(error, ConfigError) and not self._ever_online)
+            self._failed(error, for_good=isinstance(error, ConfigError) and not self.ever_online)
 
     def _came_online(self) -> None:
-        self.online = self._ever_online = True
+        self.online = self.ever_online = True
         self.error = None
         self._failures = self._index = 0
         self._levels = self._levels[:1]
@@ -279,7 +280,7 @@ class Connection:
         if action.again_at_once or (action.version_refused and self._step_down()):
             self._retry_at = 0.0
         elif action.error is not None:
-            for_good = action.fatal and not self._ever_online
+            for_good = action.fatal and not self.ever_online
             fight = isinstance(action.error, TakenOver) and self._fights()
             self._failed(action.error, for_good=for_good or fight, served=served)
 

@@ -23,7 +23,7 @@ MOST_HOPS: Final = 4
 #: References of one packet that are looked at.
 _MOST_REFERENCES: Final = 8
 #: ``name``, ``name:port``, ``[name with colons]``, ``[...]:port`` (section 4.11), or the same with a scheme before it.
-_REFERENCE: Final = re.compile(r"(?:([a-z]+)://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?/?")
+_REFERENCE: Final = re.compile(r"(?:([a-z]+)://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(?::(\d{1,5}))?/?")
 
 
 def read_references(text: str, like: Endpoint) -> list[Endpoint]:
@@ -34,7 +34,7 @@ def read_references(text: str, like: Endpoint) -> list[Endpoint]:
         like: Gives scheme and path. A reference that names another scheme is left out, and so is what can't be read:
             it would weaken what the operator chose.
     """
-    found = (_endpoint(part, like) for part in text.split()[:_MOST_REFERENCES])
+    found = (_endpoint(part, like) for part in text.split(" ")[:_MOST_REFERENCES])
     return list(dict.fromkeys(endpoint for endpoint in found if endpoint is not None))
 
 

@@ -1,0 +1,364 @@
+"""What MQTT 5 offers a client beside messages: on a real Mosquitto where it can do it, else on a scripted socket."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from mqtt5 import (
+    ConnAckPacket,
+    ConnAckReasonCode,
+    ConnectPacket,
+    DisconnectPacket,
+    PingReqPacket,
+    PingRespPacket,
+    PubAckPacket,
+    PubCompPacket,
+    PublishPacket,
+    PubRecPacket,
+    PubRelPacket,
+    QoS,
+    SubAckPacket,
+    SubAckReasonCode,
+    SubscribePacket,
+)
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import NewGateway, publish
+from tests.integration.mqtt.scripted import Line, Scripted
+from tests.integration.mqtt.test_client import take
+from towline.devstack import Mosquitto
+from towline.errors import ConfigError, Refused
+from towline.mqtt import Client, Filter
+
+AT_LEAST_ONCE, EXACTLY_ONCE = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
+
+
+# Subscription options -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("handling", "first", "second"), [(0, 1, 1), (1, 1, 0), (2, 0, 0)])
+def test_retain_handling(mosquitto: Mosquitto, handling: int, first: int, second: int) -> None:
+    """Retained messages always, only for a new subscription, never; a changed option subscribes again."""
+    with Client(mosquitto.uri, client_id="device") as device:
+        device.publish("t/kept", b"kept", retain=True).wait(5)
+    for qos, expected in ((1, first), (2, second)):
+        filters = [Filter("t/#", qos, retain_handling=handling)]
+        with Client(mosquitto.uri, client_id="reader", subscribe=filters) as reader:
+            reader.publish("t/mark", b"mark").wait(5)
+            taken = take(reader, expected + 1)
+        assert [(m.payload, m.retain) for m in taken] == [(b"kept", True)] * expected + [(b"mark", False)]
+
+
+@pytest.mark.parametrize("no_local", [False, True])
+def test_no_local(mosquitto: Mosquitto, no_local: bool) -> None:
+    filters = [Filter("t", 1, no_local=no_local)]
+    with Client(mosquitto.uri, client_id="both", subscribe=filters) as both:
+        both.publish("t", b"own").wait(5)
+        with Client(mosquitto.uri, client_id="other") as other:
+            other.publish("t", b"other").wait(5)
+        taken = take(both, 1 if no_local else 2)
+        assert [m.payload for m in taken] == ([b"other"] if no_local else [b"own", b"other"])
+
+
+def test_no_local_on_a_shared_subscription_is_refused_before_it_is_sent() -> None:
+    """[MQTT-3.8.3-4]."""
+    with pytest.raises(ConfigError, match="TL-C50"):
+        Client("mqtt://127.0.0.1", client_id="x", subscribe=[Filter("$share/g/t", 1, no_local=True)])
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_retain_as_published(mosquitto: Mosquitto, kept: bool) -> None:
+    filters = [Filter("t", 1, retain_as_published=kept)]
+    with Client(mosquitto.uri, client_id="both", subscribe=filters) as both:
+        both.publish("t", b"1", retain=True).wait(5)
+        assert [m.retain for m in take(both, 1)] == [kept]
+
+
+def test_subscription_identifiers(mosquitto: Mosquitto) -> None:
+    """Each identifier in a SUBSCRIBE of its own; a message that matches two carries both."""
+    filters = [Filter("t/#", 1, identifier=7), Filter("t/1", 1, identifier=268_435_455), Filter("u", 1)]
+    with Client(mosquitto.uri, client_id="both", subscribe=filters) as both:
+        for topic in ("t/2", "t/1", "u"):
+            both.publish(topic).wait(5)
+        found: dict[str, Counter[int]] = {}
+        # Mosquitto sends one message for each subscription that matches.
+        for message in take(both, 4):
+            found.setdefault(message.topic, Counter()).update(message.subscription_ids)
+    assert found == {"t/2": Counter([7]), "t/1": Counter([7, 268_435_455]), "u": Counter()}
+
+
+def test_a_changed_identifier_subscribes_again(mosquitto: Mosquitto) -> None:
+    for identifier in (7, 8, None):
+        filters = [Filter("t", 1, identifier=identifier)]
+        with Client(mosquitto.uri, client_id="both", subscribe=filters) as both:
+            both.publish("t").wait(5)
+            (message,) = take(both, 1)
+            assert message.subscription_ids == ((identifier,) if identifier else ())
+
+
+def test_several_identifiers_in_one_message_reach_the_column(new_gateway: NewGateway) -> None:
+    """In the order they came; the gateway's setting is the SUBSCRIBE's property."""
+    asked: list[int | None] = []
+
+    def script(line: Line) -> None:
+        line.welcome()
+        asked.extend(line.subscribed().subscription_id for _ in range(2))
+        line.send(PublishPacket("t/1", b"1", qos=AT_LEAST_ONCE, packet_id=1, subscription_ids=[9, 3]))
+        assert line.expect(PubAckPacket).packet_id == 1
+        assert line.closed()
+
+    subscriptions = [{"filter": "t/#", "identifier": 3}, {"filter": "t/1", "identifier": 9}]
+    with Scripted(script) as server:
+        gateway = new_gateway(server.uri, subscriptions=subscriptions)
+        gateway.start()
+        gateway.until(journaled=1)
+        gateway.stop()
+    assert asked == [3, 9]
+    assert [row["subscription_ids"] for row in gateway.rows()] == [[9, 3]]
+
+
+def test_a_gateways_identifiers_on_a_real_broker(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(mosquitto, subscriptions=[{"filter": "t/#", "identifier": 4711}])
+    gateway.start()
+    gateway.until(state="online")
+    publish(mosquitto, range(3))
+    gateway.until(journaled=3)
+    gateway.stop()
+    assert [row["subscription_ids"] for row in gateway.rows()] == [[4711]] * 3
+
+
+@pytest.mark.parametrize(
+    ("missing", "wanted"),
+    [
+        ("shared_subscription_available", Filter("$share/g/t")),
+        ("subscription_id_available", Filter("t", identifier=1)),
+        ("wildcard_subscription_available", Filter("t/+")),
+    ],
+)
+def test_what_the_server_has_not_is_not_asked_for(missing: str, wanted: Filter) -> None:
+    def script(line: Line) -> None:
+        line.welcome(**{missing: False})
+        assert isinstance(line.receive(), DisconnectPacket), "no SUBSCRIBE"
+        assert line.closed()
+
+    with Scripted(script) as server, pytest.raises(Refused, match="TL-M17"):
+        Client(server.uri, client_id="x", subscribe=[wanted]).open()
+
+
+# Shared subscriptions -------------------------------------------------------------------------------------------------
+
+
+def test_members_of_a_group_share_the_messages(mosquitto: Mosquitto) -> None:
+    """[MQTT-4.8.2-1, -2]: each message goes to one of them; an ordinary subscriber gets all."""
+    shared = ["$share/group/t/#"]
+    with (
+        Client(mosquitto.uri, client_id="a", subscribe=shared) as first,
+        Client(mosquitto.uri, client_id="b", subscribe=shared) as second,
+        Client(mosquitto.uri, client_id="c", subscribe=["t/#"]) as everything,
+    ):
+        for number in range(100):
+            everything.publish(f"t/{number}", b"%d" % number)
+        got = {id(client): take(client, 50) for client in (first, second)}
+        numbers = sorted(int(m.payload) for taken in got.values() for m in taken)
+        assert numbers == list(range(100))
+        assert len(take(everything, 100)) == 100
+
+
+def test_a_group_with_an_identifier_and_qos_2(mosquitto: Mosquitto) -> None:
+    filters = [Filter("$share/group/t", 2, identifier=5)]
+    with Client(mosquitto.uri, client_id="a", subscribe=filters) as client:
+        client.publish("t", b"1", qos=2).wait(5)
+        (message,) = take(client, 1)
+        assert (message.qos, message.subscription_ids) == (2, (5,))
+
+
+# Topic aliases ----------------------------------------------------------------------------------------------------
+
+
+def test_aliases_towards_mosquitto(new_mosquitto: NewMosquitto) -> None:
+    """Three topics get the three aliases it allows, the fourth none, and every message arrives under its topic."""
+    broker = new_mosquitto(max_topic_alias="3")
+    with Client(broker.uri, client_id="both", subscribe=["t/#"], topic_aliases=100) as client:
+        for number in range(200):
+            client.publish(f"t/{number % 4}", b"%d" % number)
+        taken = take(client, 200)
+    assert [(m.topic, int(m.payload)) for m in taken] == [(f"t/{n % 4}", n) for n in range(200)]
+
+
+def test_aliases_from_mosquitto_are_understood_if_allowed(mosquitto: Mosquitto) -> None:
+    with Client(mosquitto.uri, client_id="both", subscribe=["t/#"], topic_alias_maximum=2) as client:
+        for number in range(50):
+            client.publish(f"t/{number % 5}", b"%d" % number)
+        assert [(m.topic, int(m.payload)) for m in take(client, 50)] == [(f"t/{n % 5}", n) for n in range(50)]
+
+
+def sent(line: Line, count: int) -> list[PublishPacket]:
+    return [line.expect(PublishPacket) for _ in range(count)]
+
+
+def aliases(packets: list[PublishPacket]) -> list[tuple[str, int | None]]:
+    return [(packet.topic, packet.topic_alias) for packet in packets]
+
+
+def test_aliases_belong_to_a_connection_and_resent_messages_have_none() -> None:
+    """[MQTT-3.3.2-7], [MQTT-3.3.2-9], [MQTT-3.3.2-10]."""
+    seen: list[list[tuple[str, int | None]]] = []
+    cut, published = threading.Event(), threading.Event()
+
+    def first(line: Line) -> None:
+        line.welcome(topic_alias_max=2)
+        packets = sent(line, 5)
+        seen.append(aliases(packets))
+        line.send(PubAckPacket(packets[0].packet_id or 0))
+        published.set()
+        cut.wait(5)
+
+    def second(line: Line) -> None:
+        line.welcome(session_present=True, topic_alias_max=1)
+        packets = sent(line, 6)
+        assert [packet.duplicate for packet in packets] == [True] * 4 + [False] * 2
+        seen.append(aliases(packets))
+        line.send(*(PubAckPacket(packet.packet_id or 0) for packet in packets))
+        assert isinstance(line.receive(), DisconnectPacket)
+
+    with Scripted(first, second) as server, Client(server.uri, client_id="x", topic_aliases=10) as client:
+        receipts = [client.publish(topic) for topic in ("a", "b", "a", "c", "b")]
+        assert published.wait(5)
+        wait_until(lambda: receipts[0].done, 5)
+        cut.set()
+        receipts += [client.publish(topic) for topic in ("c", "c")]
+        assert [receipt.wait(5).reason for receipt in receipts] == [0] * 7
+    assert seen[0] == [("a", 1), ("b", 2), ("", 1), ("c", None), ("", 2)]
+    assert seen[1] == [("b", None), ("a", None), ("c", None), ("b", None), ("c", 1), ("", 1)]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(0, 10), (10, 0)])
+def test_no_alias_unless_both_sides_want_it(ours: int, theirs: int) -> None:
+    """[MQTT-3.2.2-17], [MQTT-3.2.2-18]."""
+
+    def script(line: Line) -> None:
+        line.welcome(topic_alias_max=theirs)
+        assert aliases(sent(line, 2)) == [("a", None)] * 2
+
+    with Scripted(script) as server, Client(server.uri, client_id="x", topic_aliases=ours) as client:
+        for receipt in [client.publish("a", qos=0) for _ in range(2)]:
+            receipt.wait(5)
+
+
+# Keep alive, problem information --------------------------------------------------------------------------------------
+
+
+def test_server_keep_alive_on_mosquitto(new_mosquitto: NewMosquitto) -> None:
+    """[MQTT-3.2.2-21]: it gives 1 s to whoever asks for more, drops whoever pings at his own pace, and keeps us."""
+    broker = new_mosquitto(max_keepalive="1")
+    with Client(broker.uri, client_id="x", subscribe=["t"], keep_alive_s=60) as client:
+        assert client.receive(3.5) is None
+        assert client.online
+        assert client._connection.count == 1
+        assert client._connection.session.keep_alive_s == 1
+
+
+def test_server_keep_alive_sets_the_pace_of_pings() -> None:
+    """[MQTT-3.1.2-20], [MQTT-3.2.2-21]: a PINGREQ within the server's second, though we asked for a minute."""
+
+    def script(line: Line) -> None:
+        assert line.welcome(server_keep_alive=1).keep_alive == 60
+        line.sock.settimeout(1.0)
+        for _ in range(2):
+            line.expect(PingReqPacket)
+            line.send(PingRespPacket())
+
+    with Scripted(script) as server, Client(server.uri, client_id="x", keep_alive_s=60) as client:
+        client.receive(1.9)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_request_problem_information(mosquitto: Mosquitto, wanted: bool) -> None:
+    """It leaves in CONNECT; a real broker takes either, and tells its reason in CONNACK and DISCONNECT in any case."""
+
+    def script(line: Line) -> None:
+        assert line.welcome().request_problem_info is wanted
+        assert line.closed()
+
+    with Scripted(script) as server, Client(server.uri, client_id="x", problem_information=wanted):
+        pass
+    with Client(mosquitto.uri, client_id="x", subscribe=["t"], problem_information=wanted) as client:
+        client.publish("t", user_properties=[("a", "b")]).wait(5)
+        (message,) = take(client, 1)
+        assert message.user_properties == (("a", "b"),), "the properties of a PUBLISH are not suppressed"
+
+
+def test_the_brokers_reason_string_is_in_the_error() -> None:
+    def welcome(line: Line) -> None:
+        line.expect(ConnectPacket)
+        line.send(ConnAckPacket(reason_code=ConnAckReasonCode.NOT_AUTHORIZED, reason_str="come back\x7f tomorrow"))
+        assert line.closed()
+
+    with Scripted(welcome) as server, pytest.raises(Refused) as caught:
+        Client(server.uri, client_id="x").open()
+    assert "not authorized (come back? tomorrow) (0x87)" in str(caught.value)
+
+
+# Limits of the server -------------------------------------------------------------------------------------------------
+
+
+def test_the_servers_receive_maximum_bounds_what_is_open() -> None:
+    """[MQTT-4.9.0-2, -3]: with no quota left, SUBSCRIBE's sibling PINGREQ, PUBACK and PUBREC still leave."""
+
+    def script(line: Line) -> None:
+        line.welcome(receive_max=2, server_keep_alive=1)
+        line.subscribed()
+        first, second = sent(line, 2)
+        line.send(PublishPacket("t", b"1", qos=AT_LEAST_ONCE, packet_id=1))
+        line.send(PublishPacket("t", b"2", qos=EXACTLY_ONCE, packet_id=2))
+        assert isinstance(line.receive(), PubAckPacket)
+        assert isinstance(line.receive(), PubRecPacket)
+        assert isinstance(line.receive(), PingReqPacket), "and no third PUBLISH"
+        line.send(PingRespPacket(), PubRelPacket(2))
+        assert isinstance(line.receive(), PubCompPacket)
+        line.send(PubAckPacket(first.packet_id or 0))
+        (third,) = sent(line, 1)
+        line.send(PubAckPacket(second.packet_id or 0), PubAckPacket(third.packet_id or 0))
+        assert isinstance(line.receive(), DisconnectPacket)
+
+    with Scripted(script) as server, Client(server.uri, client_id="x", subscribe=[Filter("t", 2)]) as client:
+        receipts = [client.publish("u", b"%d" % number) for number in range(3)]
+        take(client, 2)
+        assert [receipt.wait(5).reason for receipt in receipts] == [0] * 3
+
+
+def test_a_refused_message_is_told_and_the_next_goes_on(new_mosquitto: NewMosquitto) -> None:
+    broker = new_mosquitto(max_qos="1", retain_available="false", max_packet_size="2000")
+    with Client(broker.uri, client_id="x") as client:
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"qos": 2}, "QoS not supported"),
+            ({"retain": True}, "retain not supported"),
+            ({"payload": bytes(3000)}, "packet too large"),
+        ]
+        for given, words in wrong:
+            with pytest.raises(Refused, match=f"{words}.*TL-M31"):
+                client.publish("t", **given).wait(5)
+        assert client.publish("t", b"fine").wait(5).reason in (0, 0x10)
+        assert client._connection.count == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (SubAckReasonCode.NOT_AUTHORIZED, "not authorized"),
+        (SubAckReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED, "shared subscriptions not supported"),
+    ],
+)
+def test_a_refused_subscription_is_an_error(code: SubAckReasonCode, words: str) -> None:
+    def script(line: Line) -> None:
+        line.welcome()
+        line.send(SubAckPacket(line.expect(SubscribePacket).packet_id, [code]))
+        assert isinstance(line.receive(), DisconnectPacket)
+        assert line.closed()
+
+    with Scripted(script) as server, pytest.raises(Refused, match=f"{words}.*TL-M10"):
+        Client(server.uri, client_id="x", subscribe=["$share/g/t"]).open()

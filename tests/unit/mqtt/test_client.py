@@ -1,0 +1,135 @@
+"""The client without a broker: what it refuses at once, its receipts, its end, and that it is loaded lazily."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+import towline.mqtt
+from towline.errors import ConfigError, Refused, Unreachable
+from towline.mqtt import Client, Filter, Receipt
+from towline.mqtt.events import Acknowledged
+
+URI = "mqtt://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"uri": "http://a"}, '"http://" is not a broker scheme'),
+        ({"uri": "mqtt://me:secret@a"}, "carries no user or password"),
+        ({"uri": []}, "no broker"),
+        ({"protocol": "4"}, 'protocol "4" is none of 5, 3.1.1, 3.1, auto'),
+        ({"subscribe": ["a/#/b"]}, "# stands alone and last"),
+        ({"subscribe": [""]}, "is not empty"),
+        ({"subscribe": ["a", Filter("a", 2)]}, "subscribed twice"),
+        ({"subscribe": [Filter("a", 3)]}, "qos and retain_handling are 0, 1 or 2"),
+        ({"subscribe": [Filter("a", identifier=0)]}, "a number from 1 to 268,435,455"),
+        ({"subscribe": [Filter("a", identifier=268_435_456)]}, "a number from 1 to 268,435,455"),
+        ({"subscribe": [Filter("$share/g/a", no_local=True)]}, "MQTT-3.8.3-4"),
+        ({"subscribe": [Filter("a", no_local=True)], "protocol": "3.1.1"}, "need MQTT 5"),
+        ({"subscribe": [Filter("a", identifier=1)], "protocol": "3.1"}, "needs MQTT 5"),
+        ({"password": "x", "protocol": "3.1.1"}, "a password needs a username"),
+        ({"clean_start": True, "session_expiry_s": 1, "protocol": "3.1.1"}, "a clean start ends with the connection"),
+        ({"receive_maximum": 0}, "0 is not between 1 and 65,535"),
+        ({"topic_aliases": 65_536}, "65,536 is not between 0 and 65,535"),
+        ({"session_expiry_s": -1}, "-1 is not between 0 and 4,294,967,295"),
+    ],
+)
+def test_what_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Client(**{"uri": URI, "client_id": "x", **given})
+    told = str(caught.value)
+    assert words in told
+    assert "\n" not in told
+    assert "secret" not in told
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"topic": "a/+"}, "a topic has no +, no # and no U+0000"),
+        ({"topic": ""}, "1 to 65535 bytes"),
+        ({"topic": "a" * 65_536}, "1 to 65535 bytes"),
+        ({"topic": "a", "qos": 3}, "Invalid QoS value: 3"),
+        ({"topic": "a", "expiry_s": -1}, "TL-C51"),
+        ({"topic": "a", "payload": 7}, "TL-C51"),
+    ],
+)
+def test_a_message_that_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
+    client = Client(URI, client_id="x")
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        client.publish(**given)
+    client.close()
+
+
+def test_a_closed_client_says_so() -> None:
+    client = Client(URI, client_id="x")
+    waiting = client.publish("t", b"never sent")
+    client.close(0)
+    client.close(0)
+    assert client.receive() is None
+    assert list(client) == []
+    with pytest.raises(Unreachable, match=r"the client is closed.*TL-M32"):
+        client.publish("t")
+    with pytest.raises(Unreachable, match="TL-M32"):
+        client.open()
+    with pytest.raises(Unreachable, match="TL-M32"):
+        waiting.wait(1)
+
+
+def test_too_many_unconfirmed_messages_make_publish_wait() -> None:
+    client = Client(URI, client_id="x")
+    for _ in range(1000):
+        client.publish("t")
+    with pytest.raises(Unreachable, match=r"1,000 messages are not confirmed after 0.05 s.*TL-M33"):
+        client.publish("t", timeout_s=0.05)
+    client.close(0)
+
+
+def test_receipts() -> None:
+    client = Client(URI, client_id="x")
+    taken, dropped, weaker, nobody = (client.publish(f"t/{n}", qos=2) for n in range(4))
+    for action in (Acknowledged(1, 0), Acknowledged(2, 0x97), Acknowledged(3, 0, degraded=True)):
+        client._perform(action)
+    assert taken.wait() is taken
+    assert (taken.done, taken.reason, taken.degraded, taken.topic) == (True, 0, False, "t/0")
+    with pytest.raises(Refused, match=r"t/1: the message was dropped: quota exceeded \(0x97\).*TL-M31"):
+        dropped.wait()
+    assert weaker.wait().degraded
+    assert not nobody.done
+    with pytest.raises(Unreachable, match="no answer within 0 s"):
+        nobody.wait(0)
+    client.close(0)
+    assert nobody.done
+
+
+def test_a_receipt_wakes_who_waits() -> None:
+    client = Client(URI, client_id="x")
+    receipt = client.publish("t")
+    got: list[Receipt] = []
+    thread = threading.Thread(target=lambda: got.append(receipt.wait(10)))
+    thread.start()
+    client._perform(Acknowledged(1, 0x10))
+    thread.join(10)
+    assert got == [receipt]
+    client.close(0)
+
+
+def test_the_session_never_shows_its_password() -> None:
+    client = Client(URI, client_id="x", username="me", password="opensesame")
+    assert "opensesame" not in repr(client._config)
+    client.close()
+
+
+def test_every_exported_name_is_there_and_the_client_is_loaded_lazily() -> None:
+    assert all(getattr(towline.mqtt, name) for name in towline.mqtt.__all__)
+    with pytest.raises(AttributeError):
+        _ = towline.mqtt.Klient
+    script = "import sys, towline.mqtt; sys.exit(any(m.startswith('towline.mqtt.client') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 0
