@@ -28,7 +28,7 @@ def demo(
     guarantee: Annotated[str, typer.Option(help="at_least_once or at_most_once.")] = "at_least_once",
     messages: Annotated[int, typer.Option(min=100, max=1_000_000, help="Numbered messages.")] = 20_000,
     devices: Annotated[int, typer.Option(min=8, max=1000, help="Publishing devices.")] = 50,
-    rate: Annotated[float, typer.Option(min=1, help="Messages a second.")] = 2000,
+    rate: Annotated[float, typer.Option(min=1, help="Messages a second.")] = 1000,
     kills: Annotated[bool, typer.Option(help="Kill the gateway and Spark on the way.")] = True,
     keep: Annotated[Path | None, typer.Option(help="Keep logs, configuration and data in this directory.")] = None,
 ) -> None:

@@ -117,7 +117,7 @@ class Demo:
     guarantee: str = "at_least_once"
     messages: int = 20_000
     devices: int = 50
-    rate: float = 2000.0
+    rate: float = 1000.0
     directory: Path | None = None
     kills: bool = True
     _moment: Moment = field(default_factory=Moment, init=False)
