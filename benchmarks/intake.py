@@ -126,9 +126,7 @@ def raw(count: int, rounds: int) -> None:
                 best[name] = outcome
     null_best, ours = best.values()
     print(f"\n  ratio gateway : null subscriber   {ours.rate / null_best.rate:.2f}   (aim 0.6)")
-    print(
-        f"  gateway {ours.micros('subject'):.2f} us a message (aim 1.5), null {null_best.micros('subject'):.2f}\n"
-    )
+    print(f"  gateway {ours.micros('subject'):.2f} us a message (aim 1.5), null {null_best.micros('subject'):.2f}\n")
 
 
 def _pushed(name: str, stub: StubBroker, pid: int, count: int) -> Outcome:

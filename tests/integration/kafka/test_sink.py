@@ -213,7 +213,7 @@ class Failing(KafkaTransactional):
     def name(cls) -> str:
         return "failing"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802, FBT001
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802
         return FailsOnceWritten(self._delivery(schema))
 
 

@@ -57,4 +57,4 @@ def _online(directory: Path) -> bool:
     if client is None:
         return False
     with client:
-        return client.status()["state"] == "online"
+        return bool(client.status()["state"] == "online")

@@ -131,7 +131,7 @@ def test_any_text_can_be_written_as_a_template(text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "legal"), [("a.b-c_9", True), ("", False), ("..", False), ("a b", False)])
-def test_kafka_names(name: str, legal: bool) -> None:  # noqa: FBT001
+def test_kafka_names(name: str, legal: bool) -> None:
     assert (kafka_name_problem(name) is None) is legal
 
 

@@ -110,7 +110,7 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self.end > 0)
     @rule(keep=st.floats(0, 0.99), noise=st.booleans(), seed=st.integers(0, 1000))
-    def kill_in_a_write(self, keep: float, noise: bool, seed: int) -> None:  # noqa: FBT001 drawn
+    def kill_in_a_write(self, keep: float, noise: bool, seed: int) -> None:
         """The next frame reaches the disk in part; the blocks behind it may hold anything."""
         crash(self.journal)
         last = segments(self.directory)[-1]
