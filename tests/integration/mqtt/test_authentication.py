@@ -82,7 +82,7 @@ def refused(script: Callable[[Line], object], **options: Any) -> TowlineError:
 
 
 def test_scram_sha_256() -> None:
-    """[MQTT-4.12.0-3]: AUTH is answered with AUTH and reason 0x18; [MQTT-4.12.0-5]: the method is in all of them."""
+    """[MQTT-4.12.0-3], [MQTT-3.15.2-1], [MQTT-4.12.0-5]: AUTH is answered with AUTH, reason 0x18 and the method."""
     with Scripted(honest) as server, Client(server.uri, client_id="x", authenticator=scram()) as client:
         assert client.online
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mqtt5 import Will
@@ -20,7 +21,7 @@ from tests.integration.mqtt.conftest import Authority
 from towline.devstack import Mosquitto
 from towline.devstack.ports import free_port
 from towline.errors import Refused, TakenOver, TowlineError, Unreachable
-from towline.mqtt import Client, Filter, Message, SessionRecord, Tls
+from towline.mqtt import Client, Filter, Memory, Message, SessionRecord, Tls
 from towline.mqtt.events import Held
 
 ROOT = Path(__file__).parents[3]
@@ -41,9 +42,13 @@ def take(client: Client, count: int, *, ack: bool = True) -> list[Message]:
 
 @pytest.mark.parametrize("protocol", ["5", "3.1.1", "3.1", "auto"])
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_there_and_back(mosquitto: Mosquitto, protocol: str, qos: int) -> None:
+def test_there_and_back(mosquitto: Mosquitto, protocol: Any, qos: int) -> None:
+    """Over TCP with what the standard has and nothing else.
+
+    [MQTT-4.2.0-1], [MQTT-7.0.0-2 of 3.1.1], [MQTT-7.1.2-1 of 3.1.1].
+    """
     subscribe = [Filter("t/#", qos)]
-    with Client(mosquitto.uri, client_id="both", subscribe=subscribe, protocol=protocol) as client:  # type: ignore[arg-type]
+    with Client(mosquitto.uri, client_id="both", subscribe=subscribe, protocol=protocol) as client:
         receipts = [client.publish(f"t/{n}", b"%d" % n, qos=qos) for n in range(200)]
         taken = take(client, 200)
         assert [receipt.wait(5).reason for receipt in receipts] == [0] * 200
@@ -210,6 +215,27 @@ def test_with_a_store_qos_2_is_exactly_once_across_kill_9(
         taken = take(reader, 1 + len(again))
         wait_until(lambda: not store.load()[1], 5, "every id released")
     assert [m.payload for m in taken] == [*again, b"next"]
+
+
+class Failing(Memory):
+    """A disk that takes nothing any more."""
+
+    def release(self, packet_ids: Sequence[int]) -> None:
+        raise OSError(28, f"No space left on device for {packet_ids}")
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_a_store_that_fails_ends_the_connection_and_is_told(mosquitto: Mosquitto, protocol: Any) -> None:
+    """[MQTT-4.8.0-2 of 3.1.1]: PUBREL can't be carried out, so the connection on which it came is closed."""
+    options = {"client_id": "x", "subscribe": [Filter("t", 2)], "protocol": protocol}
+    with Client(mosquitto.uri, store=Failing(), **options) as client:
+        client.publish("t", b"1", qos=2)
+        take(client, 1)
+        with pytest.raises(OSError, match="No space left"):
+            client.receive(10)
+        assert not client.online
+    with Client(mosquitto.uri, **options) as client:
+        assert client.receive(0.2) is None, "PUBREL came again to an unknown id and is complete"
 
 
 def test_a_will_is_published_when_the_process_dies(mosquitto: Mosquitto) -> None:

@@ -6,14 +6,15 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 import towline.mqtt
 from towline.errors import ConfigError, Refused, Unreachable
-from towline.mqtt import Client, Filter, Receipt
-from towline.mqtt.events import Acknowledged
+from towline.mqtt import Client, Filter, Memory, Receipt, SessionRecord
+from towline.mqtt.events import Acknowledged, Held
 
 URI = "mqtt://127.0.0.1:1"
 
@@ -119,6 +120,22 @@ def test_a_receipt_wakes_who_waits() -> None:
     thread.join(10)
     assert got == [receipt]
     client.close(0)
+
+
+class Stored(Memory):
+    def load(self) -> tuple[SessionRecord | None, Mapping[int, Held]]:
+        return SessionRecord("x", established=True, subscriptions={"a": 1}), {5: Held(7, 0)}
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_state_belongs_to_a_client_id(protocol: Any) -> None:
+    """[MQTT-3.1.3-2], [MQTT-3.1.3-2 of 3.1.1]: with another id the session of before is not ours."""
+    for client_id, known in (("x", True), ("y", False)):
+        client = Client(URI, client_id=client_id, store=Stored(), protocol=protocol)
+        session = client._connection.session
+        assert (session.record is not None, bool(session.inbound.held)) == (known, known)
+        assert session.inbound.next_number == (8 if known else 0)
+        client.close(0)
 
 
 def test_the_session_never_shows_its_password() -> None:

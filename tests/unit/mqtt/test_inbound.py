@@ -169,6 +169,8 @@ def test_all_qos_mixed_keep_one_order() -> None:
 
 
 def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
+    """[MQTT-3.3.2-7], [MQTT-3.3.2-10]: from 1 to the maximum we named."""
+
     def aliased(topic: str, alias: int) -> PublishRun:
         packet = PublishPacket(topic, b"", topic_alias=alias)
         return PublishRun([packet], packet.write()[:1])

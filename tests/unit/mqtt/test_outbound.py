@@ -94,7 +94,7 @@ def test_a_lost_session_publishes_what_was_not_released_as_new() -> None:
 
 
 def test_a_negative_pubrec_is_final() -> None:
-    """[MQTT-4.3.3-9], [MQTT-4.4.0-2]."""
+    """[MQTT-4.4.0-2]."""
     outbound = connected()
     packet_id = first_id(publish(outbound, 1))
     refusal = PubRecPacket(packet_id, reason_code=PubRecReasonCode.QUOTA_EXCEEDED)
@@ -132,7 +132,7 @@ def test_an_answer_out_of_turn_is_a_protocol_error(qos: int, wrong: type[PubRecP
 
 
 def test_the_window_counts_until_the_last_answer() -> None:
-    """[MQTT-4.9.0-1], [MQTT-3.3.4-9]: PUBREC gives nothing back, PUBCOMP does."""
+    """[MQTT-4.9.0-1], [MQTT-3.3.4-7]: PUBREC gives nothing back, PUBCOMP does."""
     outbound = connected(window=1)
     packet_id = first_id(publish(outbound, 1))
     assert publish(outbound, 2) == []

@@ -60,7 +60,7 @@ def taken(framing: Framing, pieces: Iterable[bytes]) -> Taken:
 
 
 def test_the_request_names_host_path_and_subprotocol() -> None:
-    """[MQTT-6.0.0-3]."""
+    """[MQTT-6.0.0-3], [MQTT-6.0.0-3 of 3.1.1]."""
     request = Server(Framing(WHERE)).request
     assert isinstance(request, Request)
     assert (request.host, request.target, request.subprotocols) == ("broker:9001", "/mqtt", ["mqtt"])
@@ -154,7 +154,7 @@ def test_another_subprotocol_is_refused() -> None:
 def test_packets_and_frames_have_nothing_to_do_with_each_other(
     messages: list[bytes], cut: int, chunk: int, ping: bytes
 ) -> None:
-    """[MQTT-6.0.0-2]: frames in fragments, pings between them, reads that end anywhere."""
+    """[MQTT-6.0.0-2], [MQTT-6.0.0-2 of 3.1.1]: frames in fragments, pings between them, reads that end anywhere."""
     framing, server = opened()
     wire = b""
     for message in messages:
@@ -172,7 +172,7 @@ def test_packets_and_frames_have_nothing_to_do_with_each_other(
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 1_000_000])
 def test_what_we_send_is_one_masked_binary_frame(size: int) -> None:
-    """[MQTT-6.0.0-1]; RFC 6455 section 5.3."""
+    """[MQTT-6.0.0-1], [MQTT-6.0.0-1 of 3.1.1]; RFC 6455 section 5.3."""
     framing, server = opened()
     frame = framing.frame(b"\x30" * size)
     assert frame[0] == 0x82
@@ -189,7 +189,7 @@ def test_a_long_frame_is_handed_on_as_it_arrives() -> None:
 
 
 def test_a_text_frame_ends_it() -> None:
-    """[MQTT-6.0.0-1]."""
+    """[MQTT-6.0.0-1], [MQTT-6.0.0-1 of 3.1.1]."""
     framing, server = opened()
     got = framing.take(server.says(BytesMessage(data=b"good"), TextMessage(data="bad"), BytesMessage(data=b"late")))
     assert (got.data, got.ended) == (b"good", "the server sent a text frame [MQTT-6.0.0-1]")

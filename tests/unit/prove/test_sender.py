@@ -61,7 +61,7 @@ def test_the_shares_add_up(messages: int) -> None:
 
 
 def test_the_servers_receive_maximum_is_kept() -> None:
-    """[MQTT-3.3.4-9]."""
+    """[MQTT-3.3.4-7]."""
     sender = make(total=100)
     sender.connected(ConnAckPacket(receive_max=4))
     data, _, count = sender.burst(100)

@@ -1,0 +1,418 @@
+"""Statements that MQTT 5.0 and 3.1.1 share, on the session in both versions: bytes in, bytes out.
+
+Each test carries the labels of both standards, which number the same rule differently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from mqtt5 import (
+    AuthPacket,
+    AuthReasonCode,
+    ConnAckPacket,
+    ConnAckReasonCode,
+    ConnectPacket,
+    DisconnectPacket,
+    DisconnectReasonCode,
+    PingReqPacket,
+    PubAckPacket,
+    PubCompPacket,
+    PublishPacket,
+    PubRecPacket,
+    PubRelPacket,
+    QoS,
+    SubAckPacket,
+    SubAckReasonCode,
+    SubscribePacket,
+    UnsubscribePacket,
+    Will,
+)
+
+from towline.mqtt.codec import Decoder, Packet, PublishRun, encode
+from towline.mqtt.events import (
+    Acknowledged,
+    Action,
+    Close,
+    Deliver,
+    Event,
+    Filter,
+    Held,
+    Lost,
+    Opened,
+    Publish,
+    Received,
+    Send,
+    SessionConfig,
+    SessionRecord,
+    Settled,
+    Stop,
+    Stored,
+    Tick,
+)
+from towline.mqtt.session import Session
+
+VERSIONS = pytest.mark.parametrize("version", [5, 4])
+BOTH_QOS = pytest.mark.parametrize("qos", [1, 2])
+CONFIG = SessionConfig("plant-7", "line")
+RECORD = SessionRecord("plant-7", established=True)
+
+
+class Peer:
+    """A session and the server's view of it: what it sent, packet by packet."""
+
+    def __init__(self, version: int, config: SessionConfig = CONFIG, held: dict[int, Held] | None = None) -> None:
+        self.version = version
+        self.session = Session(replace(config, protocol=version), RECORD, 10, held)
+        self.now = 0.0
+        self.actions: list[Action] = []
+
+    def does(self, event: Event) -> list[Packet]:
+        self.actions = self.session.handle(event, self.now)
+        self.session.validate()
+        data = b"".join(action.data for action in self.actions if isinstance(action, Send))
+        packets: list[Packet] = []
+        decoder = Decoder(version=self.version)
+        for item in decoder.feed(data):
+            packets += item.packets if isinstance(item, PublishRun) else [item]
+        assert not decoder.held_bytes
+        return packets
+
+    def gets(self, *packets: Packet) -> list[Packet]:
+        data = b"".join(encode(packet, self.version) for packet in packets)
+        return self.does(Received(Decoder(version=self.version).feed(data)))
+
+    def connects(self, *, kept: bool = True) -> list[Packet]:
+        """What leaves after CONNACK."""
+        (connect,) = self.does(Opened())
+        assert isinstance(connect, ConnectPacket)
+        return self.gets(ConnAckPacket(session_present=kept))
+
+    @property
+    def closes(self) -> bool:
+        return isinstance(self.actions[-1], Close)
+
+
+def online(version: int, config: SessionConfig = CONFIG) -> Peer:
+    peer = Peer(version, config)
+    assert peer.connects() == []
+    return peer
+
+
+def message(qos: int, packet_id: int = 1, *, topic: str = "t", duplicate: bool = False) -> PublishPacket:
+    return PublishPacket(topic, b"x", qos=QoS(qos), packet_id=packet_id if qos else None, duplicate=duplicate)
+
+
+def published(packets: list[Packet]) -> list[PublishPacket]:
+    found = [packet for packet in packets if isinstance(packet, PublishPacket)]
+    assert len(found) == len(packets)
+    return found
+
+
+# Publishing
+
+
+@VERSIONS
+def test_each_new_message_has_an_unused_id_its_qos_and_no_dup(version: int) -> None:
+    """[MQTT-4.3.2-1], [MQTT-4.3.2-2], [MQTT-4.3.3-1], [MQTT-4.3.1-1 of 3.1.1], [MQTT-2.3.1-2 of 3.1.1]."""
+    config = replace(CONFIG, filters=(Filter("a"),), window_3=100)
+    peer = Peer(version, config)
+    (subscribe,) = peer.connects()
+    assert isinstance(subscribe, SubscribePacket)
+    packets = [published(peer.does(Publish(n, message(n % 3))))[0] for n in range(30)]
+    assert [int(packet.qos) for packet in packets] == [n % 3 for n in range(30)]
+    assert not any(packet.duplicate for packet in packets)
+    ids = [packet.packet_id for packet in packets if int(packet.qos)] + [subscribe.packet_id]
+    assert None not in ids
+    assert len(set(ids)) == len(ids) == 21
+
+
+@VERSIONS
+@BOTH_QOS
+def test_until_it_is_answered_a_message_is_sent_again_with_its_id_and_dup_in_order(version: int, qos: int) -> None:
+    """[MQTT-3.3.1-1], [MQTT-4.3.2-3], [MQTT-4.3.3-3].
+
+    [MQTT-3.3.1-1 of 3.1.1], [MQTT-4.4.0-1 of 3.1.1], [MQTT-4.6.0-1 of 3.1.1], [MQTT-2.3.1-3 of 3.1.1],
+    [MQTT-4.3.2-1 of 3.1.1], [MQTT-4.3.3-1 of 3.1.1].
+    """
+    peer = online(version)
+    first = [published(peer.does(Publish(n, message(qos))))[0] for n in range(3)]
+    assert not any(packet.duplicate for packet in first)
+    done = PubAckPacket(first[1].packet_id or 0) if qos == 1 else PubRecPacket(first[1].packet_id or 0)
+    answer = peer.gets(done)
+    assert [type(packet) for packet in answer] == ([] if qos == 1 else [PubRelPacket])
+    for _ in range(2):
+        peer.does(Lost())
+        again = peer.connects()
+        resent = [packet for packet in again if isinstance(packet, PublishPacket)]
+        assert [packet.packet_id for packet in resent] == [first[0].packet_id, first[2].packet_id]
+        assert all(packet.duplicate for packet in resent)
+        released = [packet.packet_id for packet in again if isinstance(packet, PubRelPacket)]
+        assert released == ([] if qos == 1 else [first[1].packet_id]), "PUBREL until PUBCOMP, and no PUBLISH"
+    if qos == 2:
+        peer.gets(PubCompPacket(first[1].packet_id or 0))
+        assert isinstance(peer.actions[0], Acknowledged)
+        assert first[1].packet_id not in peer.session.outbound.in_flight
+
+
+@VERSIONS
+@BOTH_QOS
+def test_dup_of_what_was_received_is_not_passed_on(version: int, qos: int) -> None:
+    """[MQTT-3.3.1-3], [MQTT-3.3.1-3 of 3.1.1]: whoever hands on a repeated message sends it for the first time."""
+    peer = online(version)
+    peer.gets(message(qos, duplicate=True))
+    (delivery,) = [action for action in peer.actions if isinstance(action, Deliver)]
+    (received,) = delivery.messages.packets
+    assert received.duplicate
+    (packet,) = published(peer.does(Publish(1, received)))
+    assert not packet.duplicate
+
+
+def test_a_message_handed_on_has_no_subscription_identifier() -> None:
+    """[MQTT-3.3.4-6]."""
+    peer = online(5)
+    given = PublishPacket("t", b"x", qos=QoS.AT_LEAST_ONCE, packet_id=1, subscription_ids=[1, 2])
+    (packet,) = published(peer.does(Publish(1, given)))
+    assert not packet.subscription_ids
+
+
+@VERSIONS
+def test_pubrels_leave_in_the_order_of_the_pubrecs_with_their_ids_and_a_known_reason(version: int) -> None:
+    """[MQTT-4.6.0-4], [MQTT-3.6.2-1], [MQTT-2.2.1-5], [MQTT-4.6.0-4 of 3.1.1]."""
+    peer = online(version)
+    ids = [published(peer.does(Publish(n, message(2))))[0].packet_id or 0 for n in range(4)]
+    order = [ids[2], ids[0], ids[3]]
+    released = peer.gets(*(PubRecPacket(packet_id) for packet_id in order), PubRecPacket(4711))
+    assert all(isinstance(packet, PubRelPacket) for packet in released)
+    answers = [(packet.packet_id, int(packet.reason_code)) for packet in released if isinstance(packet, PubRelPacket)]
+    assert answers == [*((packet_id, 0) for packet_id in order), (4711, 0x92 if version == 5 else 0)]
+
+
+# Receiving
+
+
+@VERSIONS
+def test_each_qos_has_its_answer_with_the_same_id_and_a_known_reason(version: int) -> None:
+    """[MQTT-3.3.4-1], [MQTT-4.3.2-4], [MQTT-4.3.3-8], [MQTT-2.2.1-5].
+
+    [MQTT-3.4.2-1], [MQTT-3.5.2-1], [MQTT-3.7.2-1], [MQTT-3.3.4-1 of 3.1.1].
+    """
+    peer = online(version)
+    assert peer.gets(message(0), message(1, 77), message(2, 78)) == [], "not before it is settled"
+    answers = peer.does(Settled(13))
+    assert answers == [PubAckPacket(77), PubRecPacket(78)]
+    assert peer.gets(PubRelPacket(78)) == []
+    (delivery,) = peer.actions
+    assert isinstance(delivery, Deliver)
+    assert peer.does(Stored(delivery.ticket)) == [PubCompPacket(78)]
+    unknown = peer.gets(PubRelPacket(79))
+    assert [type(packet) for packet in unknown] == [PubCompPacket]
+    assert [int(packet.reason_code) for packet in unknown if isinstance(packet, PubCompPacket)] == [
+        0x92 if version == 5 else 0
+    ]
+
+
+@VERSIONS
+def test_qos_1_after_puback_is_a_new_message_whatever_dup_says(version: int) -> None:
+    """[MQTT-4.3.2-5], [MQTT-4.3.2-2 of 3.1.1]: PUBACK with the id, then the same id is new."""
+    peer = online(version)
+    for number, duplicate in enumerate((False, True, False)):
+        peer.gets(message(1, 5, duplicate=duplicate))
+        (delivery,) = peer.actions
+        assert isinstance(delivery, Deliver)
+        assert delivery.first == 10 + number
+        assert peer.does(Settled(11 + number)) == [PubAckPacket(5)]
+
+
+@VERSIONS
+def test_qos_2_is_taken_once_until_its_release_is_complete(version: int) -> None:
+    """[MQTT-4.3.3-10], [MQTT-4.3.3-11], [MQTT-4.3.3-12], [MQTT-4.3.3-2 of 3.1.1]."""
+    peer = online(version)
+    peer.gets(message(2, 5))
+    assert peer.does(Settled(11)) == [PubRecPacket(5)]
+    assert peer.gets(message(2, 5, duplicate=True)) == [PubRecPacket(5)]
+    assert not [action for action in peer.actions if isinstance(action, Deliver)]
+    peer.gets(PubRelPacket(5))
+    (release,) = [action for action in peer.actions if isinstance(action, Deliver)]
+    assert peer.does(Stored(release.ticket)) == [PubCompPacket(5)]
+    peer.gets(message(2, 5))
+    (delivery,) = [action for action in peer.actions if isinstance(action, Deliver)]
+    assert len(delivery.messages) == 1
+
+
+@VERSIONS
+@BOTH_QOS
+def test_acknowledgements_leave_in_the_order_of_arrival(version: int, qos: int) -> None:
+    """[MQTT-4.6.0-2], [MQTT-4.6.0-3], [MQTT-4.6.0-2 of 3.1.1], [MQTT-4.6.0-3 of 3.1.1]."""
+    peer = online(version)
+    ids = [9, 3, 77, 4, 1]
+    for packet_id in ids:
+        peer.gets(message(qos, packet_id, topic=f"t/{packet_id}"))
+    answers = peer.does(Settled(12)) + peer.does(Settled(15))
+    kind = PubAckPacket if qos == 1 else PubRecPacket
+    assert answers == [kind(packet_id) for packet_id in ids]
+
+
+@VERSIONS
+def test_a_message_to_no_subscription_of_ours_is_taken_and_acknowledged(version: int) -> None:
+    """[MQTT-4.5.0-2], [MQTT-4.5.0-2 of 3.1.1]."""
+    peer = online(version)
+    peer.gets(message(1, 1, topic="nobody/asked"), message(2, 2, topic="nobody/asked"))
+    assert peer.does(Settled(12)) == [PubAckPacket(1), PubRecPacket(2)]
+
+
+# The session
+
+
+@VERSIONS
+def test_state_of_both_directions_outlives_the_connection(version: int) -> None:
+    """[MQTT-3.1.2-23], [MQTT-4.1.0-1], [MQTT-3.1.2-4 of 3.1.1], [MQTT-4.1.0-1 of 3.1.1], [MQTT-4.1.0-2 of 3.1.1]."""
+    peer = online(version)
+    peer.gets(message(2, 5))
+    peer.does(Settled(11))
+    for n in range(2):
+        peer.does(Publish(n, message(1 + n)))
+    before = (dict(peer.session.inbound.held), peer.session.outbound.in_flight)
+    assert [len(part) for part in before] == [1, 2]
+    peer.now = 3600.0
+    peer.does(Tick())  # whatever time does while the connection is open
+    peer.does(Lost())
+    assert (peer.session.inbound.held, peer.session.outbound.in_flight) == before
+    peer.connects()
+    assert (peer.session.inbound.held, peer.session.outbound.in_flight) == before
+    assert peer.gets(message(2, 5, duplicate=True)) == [PubRecPacket(5)]
+
+
+@VERSIONS
+def test_a_clean_start_begins_with_nothing(version: int) -> None:
+    """[MQTT-3.1.2-4], [MQTT-3.1.2-6 of 3.1.1]: no id of before means anything."""
+    config = replace(CONFIG, clean_start=True, session_expiry_s=0, durable=False)
+    peer = Peer(version, config, held={5: Held(3, 0)})
+    (connect,) = peer.does(Opened())
+    assert isinstance(connect, ConnectPacket)
+    assert connect.clean_start
+    peer.gets(ConnAckPacket(session_present=False))
+    assert not peer.session.inbound.held
+    (forgotten,) = [action for action in peer.actions if isinstance(action, Deliver)]
+    assert forgotten.released == (5,), "durably"
+    peer.gets(message(2, 5, duplicate=True))
+    (delivery,) = [action for action in peer.actions if isinstance(action, Deliver)]
+    assert len(delivery.messages) == 1
+
+
+@VERSIONS
+def test_a_session_ends_with_its_connection_only_if_told_so(version: int) -> None:
+    """[MQTT-3.1.2-6 of 3.1.1]: CleanSession says both that there is no old state and that none stays."""
+    (connect,) = Peer(version, replace(CONFIG, session_expiry_s=0, durable=False)).does(Opened())
+    assert isinstance(connect, ConnectPacket)
+    assert connect.clean_start is (version == 4)
+
+
+@VERSIONS
+def test_pingreq_when_nothing_else_was_sent(version: int) -> None:
+    """[MQTT-3.1.2-20], [MQTT-3.1.2-23 of 3.1.1]."""
+    peer = online(version, replace(CONFIG, keep_alive_s=60))
+    peer.now = 30.0
+    assert peer.does(Tick()) == []
+    due = peer.session.deadline()
+    assert due is not None
+    assert due < 60
+    peer.now = due
+    assert peer.does(Tick()) == [PingReqPacket()]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@VERSIONS
+def test_the_wills_qos(version: int, qos: int) -> None:
+    """[MQTT-3.1.2-12]: 0, 1 or 2; the codec has no other."""
+    will = Will("state", payload=b"gone", qos=QoS(qos))
+    (connect,) = Peer(version, replace(CONFIG, will=will)).does(Opened())
+    assert isinstance(connect, ConnectPacket)
+    flags = encode(connect, version)[9]
+    assert (flags >> 3 & 3, flags >> 2 & 1) == (qos, 1)
+    with pytest.raises(ValueError, match="QoS"):
+        QoS(3)
+
+
+# The end
+
+
+@VERSIONS
+def test_nothing_follows_our_disconnect_but_the_end_of_the_connection(version: int) -> None:
+    """[MQTT-3.14.4-1], [MQTT-3.14.4-2], [MQTT-3.14.4-1 of 3.1.1], [MQTT-3.14.4-2 of 3.1.1]."""
+    peer = online(version)
+    peer.gets(message(1, 1))
+    assert peer.does(Stop()) == [DisconnectPacket()]
+    assert peer.closes
+    for event in (Settled(11), Publish(1, message(1)), Tick(), Stop()):
+        assert peer.does(event) == []
+
+
+@VERSIONS
+def test_a_violation_ends_the_connection(version: int) -> None:
+    """[MQTT-4.13.2-1], [MQTT-4.8.0-1 of 3.1.1]: with its reason where the version has one."""
+    peer = online(version)
+    wrong = SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE])
+    said = peer.gets(wrong)
+    assert peer.closes
+    if version == 5:
+        assert said == [DisconnectPacket(reason_code=DisconnectReasonCode.PROTOCOL_ERROR)]
+    else:
+        assert said == []
+    assert peer.does(Publish(1, message(1))) == []
+
+
+@pytest.mark.parametrize("code", [ConnAckReasonCode.NOT_AUTHORIZED, ConnAckReasonCode.SERVER_BUSY])
+def test_a_negative_connack_ends_the_connection(code: ConnAckReasonCode) -> None:
+    """[MQTT-4.13.2-1]."""
+    peer = Peer(5)
+    peer.does(Opened())
+    assert peer.gets(ConnAckPacket(reason_code=code)) == []
+    assert peer.closes
+
+
+def test_a_negative_disconnect_ends_the_connection_and_is_not_answered() -> None:
+    """[MQTT-4.13.2-1]."""
+    peer = online(5)
+    assert peer.gets(DisconnectPacket(reason_code=DisconnectReasonCode.SERVER_BUSY)) == []
+    assert peer.closes
+
+
+# Authentication
+
+
+class Method:
+    method = "X"
+
+    def start(self) -> bytes:
+        return b"1"
+
+    def challenge(self, data: bytes) -> bytes:
+        return data + b"!"
+
+    def finish(self, data: bytes) -> None:
+        assert data == b"last"
+
+
+def test_with_a_method_only_auth_leaves_before_connack() -> None:
+    """[MQTT-3.1.2-30], [MQTT-3.15.2-1], [MQTT-4.12.0-3]: however much waits to be published."""
+    peer = Peer(5, replace(CONFIG, authenticator=Method(), filters=(Filter("a"),)))
+    peer.does(Publish(1, message(1)))
+    (connect,) = peer.does(Opened())
+    assert isinstance(connect, ConnectPacket)
+    assert (connect.authentication_method, connect.authentication_data) == ("X", b"1")
+    assert peer.does(Publish(2, message(0))) == []
+    more = AuthReasonCode.CONTINUE_AUTHENTICATION
+    for data in (b"2", b"3"):
+        asked = AuthPacket(reason_code=more, authentication_method="X", authentication_data=data)
+        answer = AuthPacket(reason_code=more, authentication_method="X", authentication_data=data + b"!")
+        assert peer.gets(asked) == [answer]
+    kinds = [
+        type(packet)
+        for packet in peer.gets(
+            ConnAckPacket(session_present=True, authentication_method="X", authentication_data=b"last")
+        )
+    ]
+    assert kinds == [PublishPacket, PublishPacket, SubscribePacket]
+    assert UnsubscribePacket not in kinds
