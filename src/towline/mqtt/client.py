@@ -159,6 +159,8 @@ class Client:
         self._token = 0
         #: Came and not handed out, in order.
         self._waiting: deque[Message] = deque()
+        #: Number of each message handed out and not acknowledged → its QoS.
+        self._taken: dict[int, int] = {}
         #: Everything below is acknowledged; a prefix, because acknowledgements leave in order.
         self._settled = self._connection.session.inbound.next_number
         #: Acknowledged out of turn; all above `_settled`.
@@ -259,6 +261,8 @@ class Client:
                 return None
             if self._waiting:
                 message = self._waiting.popleft()
+                if message.qos:
+                    self._taken[message.number] = message.qos
                 if self._holding_back:
                     self._connection.wake()
                 return message
@@ -361,6 +365,7 @@ class Client:
             self._connection.wake()
 
     def _settle(self, number: int) -> None:
+        self._taken.pop(number, None)
         self._early.add(number)
         while self._settled in self._early:
             self._early.remove(self._settled)
@@ -405,7 +410,9 @@ class Client:
                 self._changed.notify_all()
 
     def _carry_out(self) -> None:
-        """Give the session what other threads have asked for."""
+        """Give the session what other threads have asked for; not before it is sure which session it will be."""
+        if not self._connection.ever_online:
+            return
         with self._changed:
             orders, self._orders = self._orders, deque()
             settled = self._settled
@@ -446,11 +453,18 @@ class Client:
             self._waiting.append(self._message(packet, topic, number))
 
     def _sort_out(self) -> None:
-        """A kept session sends again what is not acknowledged: of QoS 1 forget what nobody has taken yet."""
+        """On a new connection, settle what can't be acknowledged any more.
+
+        A kept session sends QoS 1 again under new numbers, so what nobody has taken is not handed out twice. A lost one
+        has no name for anything. QoS 2 in a kept session still waits for its acknowledgement: PUBREC to the repeat.
+        """
         session, count = self._connection.session, self._connection.count
         if self._sorted_out == count or session.server is None:
             return
         self._sorted_out = count
+        for number, qos in list(self._taken.items()):
+            if qos == 1 or not session.resumed:
+                self._settle(number)
         if session.resumed:
             waiting, self._waiting = self._waiting, deque()
             for message in waiting:
