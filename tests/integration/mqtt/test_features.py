@@ -254,13 +254,13 @@ def test_no_alias_unless_both_sides_want_it(ours: int, theirs: int) -> None:
 
 
 def test_server_keep_alive_on_mosquitto(new_mosquitto: NewMosquitto) -> None:
-    """[MQTT-3.2.2-21]: it gives 1 s to whoever asks for more, drops whoever pings at his own pace, and keeps us."""
-    broker = new_mosquitto(max_keepalive="1")
+    """[MQTT-3.2.2-21]: it gives 3 s to whoever asks for more, drops whoever pings at his own pace, and keeps us."""
+    broker = new_mosquitto(max_keepalive="3")
     with Client(broker.uri, client_id="x", subscribe=["t"], keep_alive_s=60) as client:
-        assert client.receive(3.5) is None
+        assert client.receive(5.5) is None  # it drops after 4.5 s of silence
         assert client.online
         assert client._connection.count == 1
-        assert client._connection.session.keep_alive_s == 1
+        assert client._connection.session.keep_alive_s == 3
 
 
 def test_server_keep_alive_sets_the_pace_of_pings() -> None:
@@ -268,13 +268,15 @@ def test_server_keep_alive_sets_the_pace_of_pings() -> None:
 
     def script(line: Line) -> None:
         assert line.welcome(server_keep_alive=1).keep_alive == 60
-        line.sock.settimeout(1.0)
         for _ in range(2):
             line.expect(PingReqPacket)
             line.send(PingRespPacket())
+        pinged.set()
+        assert line.closed()
 
-    with Scripted(script) as server, Client(server.uri, client_id="x", keep_alive_s=60) as client:
-        client.receive(1.9)
+    pinged = threading.Event()
+    with Scripted(script) as server, Client(server.uri, client_id="x", keep_alive_s=60):
+        assert pinged.wait(10)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -311,7 +313,7 @@ def test_the_servers_receive_maximum_bounds_what_is_open() -> None:
     """[MQTT-4.9.0-2, -3], [MQTT-3.3.4-7], [MQTT-3.3.4-8]: with no quota left all but PUBLISH still leaves."""
 
     def script(line: Line) -> None:
-        line.welcome(receive_max=2, server_keep_alive=1)
+        line.welcome(receive_max=2, server_keep_alive=3)
         line.subscribed()
         first, second = sent(line, 2)
         line.send(PublishPacket("t", b"1", qos=AT_LEAST_ONCE, packet_id=1))
