@@ -217,8 +217,10 @@ class Outbound:
     def _send_again(self) -> Iterator[Action]:
         while self._again:
             packet_id = self._again[0]
-            message = self._unfinished[packet_id]
-            if message.phase is Phase.RELEASED:
+            message = self._unfinished.get(packet_id)
+            if message is None:
+                pass  # finished by a late answer before its turn came
+            elif message.phase is Phase.RELEASED:
                 yield Send(self._encode(PubRelPacket(packet_id)))
             elif len(self._open) < self._window:
                 self._open.add(packet_id)

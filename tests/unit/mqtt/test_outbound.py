@@ -157,6 +157,18 @@ def test_a_smaller_window_after_a_reconnect_is_kept_to() -> None:
     assert (third.topic, third.duplicate) == ("t/2", True)
 
 
+def test_an_answer_before_the_resend_finishes_a_message_that_still_waits_for_the_window() -> None:
+    outbound = connected(window=5)
+    ids = [first_id(publish(outbound, token, 1)) for token in range(3)]
+    outbound.disconnected()
+    outbound.connected(ConnAckPacket(session_present=True), 1, resumed=True)
+    assert len(sent(outbound.actions())) == 1
+    assert done(answer(outbound, PubAckPacket(ids[2]))) == [(2, 0, False)]
+    answer(outbound, PubAckPacket(ids[0]))
+    answer(outbound, PubAckPacket(ids[1]))
+    assert len(outbound) == 0
+
+
 @pytest.mark.parametrize(
     ("connack", "qos", "retain", "reason"),
     [
