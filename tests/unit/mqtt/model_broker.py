@@ -1,0 +1,527 @@
+"""An MQTT broker as a pure object, written from the statements of the standard, that judges the client it serves.
+
+Bytes go in and out; there is no socket and no clock. It keeps the client's session [MQTT-4.1.0-1], sends at QoS 0, 1
+and 2 within the client's Receive Maximum [MQTT 5 section 4.9], sends again after a resume [MQTT-4.4.0-1], and takes
+what the client publishes. Where brokers differ, `Habits` says how this one does it. A client that breaks a statement
+is met with an AssertionError that names it. Labels are those of MQTT 5.0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from typing import Any, Final
+
+from mqtt5 import (
+    ConnAckPacket,
+    ConnectPacket,
+    DisconnectPacket,
+    Packet,
+    PingReqPacket,
+    PingRespPacket,
+    PubAckPacket,
+    PubCompPacket,
+    PubCompReasonCode,
+    PublishPacket,
+    PubRecPacket,
+    PubRelPacket,
+    QoS,
+    SubAckPacket,
+    SubAckReasonCode,
+    SubscribePacket,
+    UnsubAckPacket,
+    UnsubAckReasonCode,
+    UnsubscribePacket,
+)
+
+from towline.mqtt.codec import Decoder, PublishRun, encode
+
+__all__ = ["Dup", "Habits", "Message", "ModelBroker", "Phase"]
+
+TOPIC: Final = "t"
+_GRANTED: Final = (
+    SubAckReasonCode.GRANTED_QOS_AT_MOST_ONCE,
+    SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE,
+    SubAckReasonCode.GRANTED_QOS_EXACTLY_ONCE,
+)
+
+
+class Dup(Enum):
+    """When a broker sets DUP on what it sends at QoS > 0."""
+
+    STANDARD = "again"  # on what it sends again [MQTT-3.3.1-1]
+    NEVER = "never"  # aedes
+    ALWAYS = "always"  # RabbitMQ after a crash: also on what was never sent before
+
+
+class Phase(Enum):
+    """How far a message to the client has come."""
+
+    QUEUED = "queued"
+    SENT = "sent"  # PUBLISH written, no PUBACK or PUBREC
+    RECEIVED = "received"  # PUBREC came, PUBREL not written yet
+    RELEASED = "released"  # PUBREL written, no PUBCOMP
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One message for the client.
+
+    Attributes:
+        serial: Grows by one with each; the payload is this number in ASCII.
+        qos: As it is delivered.
+        phase: How far it is.
+        publishes: Times its PUBLISH was written in this session.
+        releases: Times its PUBREL was written in this session.
+        promised: The broker owes it to the client: neither lost with a session nor dropped at QoS 0.
+        may_double: A fault of this broker makes more than one copy unavoidable.
+    """
+
+    serial: int
+    qos: int
+    phase: Phase = Phase.QUEUED
+    publishes: int = 0
+    releases: int = 0
+    promised: bool = True
+    may_double: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """Where brokers differ.
+
+    Attributes:
+        version: 5, 4 (MQTT 3.1.1) or 3 (MQTT 3.1).
+        dup: When DUP is set.
+        new_ids: A QoS 1 message that comes again has a new packet id: RabbitMQ.
+        lowest_id: The lowest free packet id instead of the next: HiveMQ.
+        both_again: After PUBREC and before PUBREL, a resume brings PUBLISH and PUBREL: mochi.
+        republishes: A fault: after PUBREL too, against [MQTT-4.3.3-6]: Mosquitto restored from an old database.
+        reuses_ids: A fault: a QoS 2 packet id is used for a new message before PUBCOMP: Mosquitto 2.0.11.
+        receive_maximum: Announced to the client.
+        window_3: Messages open at once towards a 3.x client, which can't say.
+    """
+
+    version: int = 5
+    dup: Dup = Dup.STANDARD
+    new_ids: bool = False
+    lowest_id: bool = False
+    both_again: bool = False
+    republishes: bool = False
+    reuses_ids: bool = False
+    receive_maximum: int = 5
+    window_3: int = 4
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What ends with a network connection: quotas, answers owed, what is to be sent again."""
+
+    decoder: Decoder
+    greeted: bool = False
+    #: The client's Receive Maximum.
+    quota: int = 0
+    #: Packet ids of PUBLISHes that count against it [MQTT 5 section 4.9].
+    open: set[int] = field(default_factory=set)
+    #: To be sent again, in order.
+    again: deque[tuple[int, Message]] = field(default_factory=deque)
+    #: PUBACK or PUBREC the client owes, in order.
+    owed: deque[tuple[type, int, Message]] = field(default_factory=deque)
+    #: PUBRELs written and not answered.
+    completions: Counter[int] = field(default_factory=Counter)
+    #: What the client has open: ids of its PUBLISHes without a final answer.
+    client_open: set[int] = field(default_factory=set)
+    #: Ids of its SUBSCRIBEs and UNSUBSCRIBEs without an answer.
+    asked: set[int] = field(default_factory=set)
+    #: PUBRECs written, in order: its PUBRELs must follow them.
+    to_release: deque[int] = field(default_factory=deque)
+    #: Answers to the client not written yet.
+    answers: deque[Packet] = field(default_factory=deque)
+    last_serial: int = -1
+
+
+class ModelBroker:
+    """A broker with one client.
+
+    Args:
+        habits: How it does what the standard leaves open.
+        on_accepted: Called with each message when the client's PUBACK or PUBREC has come: now it may be forgotten.
+    """
+
+    def __init__(self, habits: Habits, on_accepted: Callable[[Message], None] = lambda _message: None) -> None:
+        self.habits = habits
+        self._on_accepted = on_accepted
+        #: Announced to the client; another one counts from the next connection on.
+        self.receive_maximum = habits.receive_maximum
+        #: Written and not taken by the client.
+        self.out = bytearray()
+        self.connection: _Connection | None = None
+        # Session state of the server, section 4.1.
+        self.has_session = False
+        self.subscriptions: dict[str, int] = {}
+        self.queue: deque[Message] = deque()
+        self.in_flight: dict[int, Message] = {}
+        #: The client's QoS 2 packet ids between PUBLISH and PUBREL → serial.
+        self.incoming: dict[int, int] = {}
+        self.messages: list[Message] = []
+        #: Serials the client published, in order of arrival.
+        self.taken: list[int] = []
+        self.sessions_lost = 0
+        self._seen: set[int] = set()
+        self._released: set[int] = set()
+        self._last_id = 0
+
+    # -- the application behind the broker --
+
+    def offer(self, qos: int) -> Message:
+        """A message comes for the client. It is promised if a subscription is there to take it."""
+        message = Message(len(self.messages), qos, promised=bool(self.subscriptions) and qos > 0)
+        self.messages.append(message)
+        if self.subscriptions and (qos or self.connection is not None):
+            self.queue.append(message)
+        return message
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is left to send or to wait for."""
+        c = self.connection
+        quiet = c is not None and c.greeted and not (c.again or c.owed or c.answers or +c.completions)
+        return quiet and not self.queue and not self.in_flight and not self.out
+
+    # -- the network --
+
+    def connect(self) -> None:
+        """A client has opened a connection."""
+        assert self.connection is None
+        self.connection = _Connection(Decoder(version=self.habits.version))
+        self.out.clear()
+
+    def lost(self) -> None:
+        """The connection is gone, with every byte on its way. Messages of QoS 0 are not kept."""
+        self.connection = None
+        self.out.clear()
+        self.queue = deque(m for m in self.queue if m.qos)
+
+    def lose_session(self) -> None:
+        """A restart without its store: connection and session are gone."""
+        self.lost()
+        self._end_session()
+        self.sessions_lost += 1
+
+    def restore_before_release(self) -> None:
+        """The fault `Habits.republishes`: what was released comes back as published."""
+        for message in self.in_flight.values():
+            if message.phase is Phase.RELEASED:
+                message.phase, message.may_double = Phase.SENT, True
+
+    def forget_publisher(self) -> None:
+        """The client has lost its half of its own publishes: a harness without an outbox says so."""
+        self.incoming.clear()
+        self._seen.clear()
+        self._released.clear()
+        if self.connection is not None:
+            self.connection.client_open.clear()
+            self.connection.answers.clear()
+
+    def take(self, count: int) -> bytes:
+        """Up to `count` bytes on their way to the client."""
+        data = bytes(self.out[:count])
+        del self.out[:count]
+        return data
+
+    def receive(self, data: bytes) -> None:
+        """Bytes of the client; they may end anywhere."""
+        connection = self._c
+        for item in connection.decoder.feed(data):
+            for packet in item.packets if isinstance(item, PublishRun) else [item]:
+                if self.connection is connection:  # until it says DISCONNECT
+                    self._on_packet(packet)
+
+    def _on_packet(self, packet: Packet) -> None:
+        assert self.connection is not None
+        first = not self.connection.greeted
+        assert isinstance(packet, ConnectPacket) == first, "CONNECT comes first and once [MQTT-3.1.0-1, -2]"
+        _HANDLERS[type(packet)](self, packet)
+
+    def _write(self, packet: Packet) -> None:
+        self.out += encode(packet, self.habits.version)
+
+    @property
+    def _c(self) -> _Connection:
+        assert self.connection is not None
+        return self.connection
+
+    # -- connecting and subscribing --
+
+    def _on_connect(self, packet: ConnectPacket) -> None:
+        c = self._c
+        c.greeted = True
+        assert not packet.clean_start, "a durable line never begins with Clean Start"
+        assert packet.session_expiry_interval > 0
+        present = self.has_session
+        self.has_session = True
+        c.quota = packet.receive_max if self.habits.version == 5 else self.habits.window_3
+        if self.habits.version == 5:
+            self._write(ConnAckPacket(session_present=present, receive_max=self.receive_maximum))
+        else:
+            self._write(ConnAckPacket(session_present=present))
+        self._prepare_resend()
+
+    def _prepare_resend(self) -> None:
+        """[MQTT-4.4.0-1]: what is unacknowledged is sent again, with its packet id; RabbitMQ gives new ones."""
+        if self.habits.new_ids:
+            kept = frozenset(i for i, m in self.in_flight.items() if m.qos == 2)
+            before, self.in_flight = self.in_flight, {}
+            for packet_id, message in before.items():
+                self.in_flight[packet_id if message.qos == 2 else self._new_id(kept)] = message
+        self._c.again = deque(self.in_flight.items())
+
+    def _end_session(self) -> None:
+        for message in (*self.queue, *self.in_flight.values()):
+            message.promised = False
+        self.has_session = False
+        self.subscriptions.clear()
+        self.queue.clear()
+        self.in_flight.clear()
+        self.incoming.clear()
+        self._seen.clear()
+        self._released.clear()
+
+    def _on_subscribe(self, packet: SubscribePacket) -> None:
+        c = self._c
+        self._check_unused(packet.packet_id)
+        self.subscriptions |= {f.pattern: int(f.max_qos) for f in packet.topic_filters}
+        granted = [_GRANTED[int(f.max_qos)] for f in packet.topic_filters]
+        c.asked.add(packet.packet_id)
+        c.answers.append(SubAckPacket(packet.packet_id, granted))
+
+    def _on_unsubscribe(self, packet: UnsubscribePacket) -> None:
+        c = self._c
+        self._check_unused(packet.packet_id)
+        for pattern in packet.patterns:
+            self.subscriptions.pop(pattern, None)
+        c.asked.add(packet.packet_id)
+        codes = [UnsubAckReasonCode.SUCCESS] * len(packet.patterns)
+        c.answers.append(UnsubAckPacket(packet.packet_id, codes))
+
+    def _on_ping(self, _packet: PingReqPacket) -> None:
+        self._write(PingRespPacket())
+
+    def _on_disconnect(self, packet: DisconnectPacket) -> None:
+        assert int(packet.reason_code) == 0, f"the client complains: 0x{int(packet.reason_code):02x}"
+        self.lost()
+
+    # -- to the client --
+
+    def flow(self, limit: int) -> int:
+        """Write up to `limit` packets that may leave now; return how many did."""
+        c = self.connection
+        if c is None or not c.greeted:
+            return 0
+        written = 0
+        while written < limit and (c.again or self.queue):
+            if not (self._resend_next(c) if c.again else self._send_next(c)):
+                break
+            written += 1
+        return written
+
+    def release(self, limit: int) -> int:
+        """Write up to `limit` PUBRELs that wait [MQTT-4.3.3-4]."""
+        c = self.connection
+        if c is None or not c.greeted or c.again:
+            return 0
+        waiting = [(i, m) for i, m in self.in_flight.items() if m.phase is Phase.RECEIVED]
+        for packet_id, message in islice(waiting, limit):
+            self._pubrel(packet_id, message)
+        return min(limit, len(waiting))
+
+    def _resend_next(self, c: _Connection) -> bool:
+        packet_id, message = c.again[0]
+        if self.in_flight.get(packet_id) is not message:
+            c.again.popleft()
+            return True
+        publish = message.phase is Phase.SENT or (message.phase is Phase.RECEIVED and self.habits.both_again)
+        if publish:
+            if len(c.open) >= c.quota:
+                return False  # [MQTT-3.3.4-9], also for what comes again
+            self._publish(packet_id, message)
+        if message.phase in {Phase.RECEIVED, Phase.RELEASED}:
+            self._pubrel(packet_id, message)
+        c.again.popleft()
+        return True
+
+    def _send_next(self, c: _Connection) -> bool:
+        message = self.queue[0]
+        if not message.qos:
+            self.queue.popleft()
+            self._write(PublishPacket(TOPIC, b"%d" % message.serial))
+            return True
+        if len(c.open) >= c.quota:
+            return False
+        packet_id = self._reusable_id(message) or self._new_id()
+        self.queue.popleft()
+        before = self.in_flight.pop(packet_id, None)
+        self.in_flight[packet_id] = message
+        message.phase = Phase.SENT
+        self._publish(packet_id, message)
+        if before is not None:  # the fault `reuses_ids`: one PUBREL for two messages, or none
+            if before.phase is Phase.RECEIVED:
+                self._pubrel(packet_id, before)
+                message.may_double = True  # released before it was acknowledged
+            before.phase = Phase.DONE
+        return True
+
+    def _publish(self, packet_id: int, message: Message) -> None:
+        c, dup = self._c, self.habits.dup
+        again = message.publishes > 0
+        message.publishes += 1
+        c.open.add(packet_id)
+        c.owed.append((PubAckPacket if message.qos == 1 else PubRecPacket, packet_id, message))
+        self._write(
+            PublishPacket(
+                TOPIC,
+                b"%d" % message.serial,
+                qos=QoS(message.qos),
+                packet_id=packet_id,
+                duplicate=dup is Dup.ALWAYS or (dup is Dup.STANDARD and again),
+            )
+        )
+
+    def _pubrel(self, packet_id: int, message: Message) -> None:
+        message.phase = Phase.RELEASED
+        message.releases += 1
+        self._c.completions[packet_id] += 1
+        self._write(PubRelPacket(packet_id))
+
+    def _new_id(self, taken: set[int] | frozenset[int] = frozenset()) -> int:
+        """An unused packet id [MQTT-2.2.1-4]."""
+        used = self.in_flight.keys() | taken
+        if self.habits.lowest_id:
+            return next(i for i in range(1, 65536) if i not in used)
+        while True:
+            self._last_id = self._last_id % 65535 + 1
+            if self._last_id not in used:
+                return self._last_id
+
+    def _reusable_id(self, message: Message) -> int:
+        """The fault of Mosquitto 2.0.11: an id whose release the client has not confirmed."""
+        if not self.habits.reuses_ids or message.qos != 2:
+            return 0
+        return next((i for i, m in self.in_flight.items() if m.phase in {Phase.RECEIVED, Phase.RELEASED}), 0)
+
+    def _owed(self, packet: PubAckPacket | PubRecPacket) -> Message:
+        """[MQTT-4.6.0-2, -3]: acknowledgements come in the order of the PUBLISHes; ours across both kinds."""
+        c, kind = self._c, type(packet)
+        assert c.owed, f"{kind.__name__} {packet.packet_id} answers nothing"
+        wanted, packet_id, message = c.owed.popleft()
+        assert (kind, packet.packet_id) == (wanted, packet_id), (
+            f"{kind.__name__} {packet.packet_id} instead of {wanted.__name__} {packet_id} [MQTT-4.6.0-2, -3]"
+        )
+        assert int(packet.reason_code) == 0
+        self._on_accepted(message)
+        return message
+
+    def _on_puback(self, packet: PubAckPacket) -> None:
+        message = self._owed(packet)
+        message.phase = Phase.DONE
+        self._free(packet.packet_id, message)
+
+    def _on_pubrec(self, packet: PubRecPacket) -> None:
+        message = self._owed(packet)
+        if message.phase is Phase.SENT:
+            message.phase = Phase.RECEIVED
+        elif message.phase is Phase.RELEASED and self.in_flight.get(packet.packet_id) is message:
+            self._pubrel(packet.packet_id, message)
+
+    def _on_pubcomp(self, packet: PubCompPacket) -> None:
+        c, packet_id = self._c, packet.packet_id
+        assert c.completions[packet_id] > 0, f"PUBCOMP {packet_id} answers no PUBREL [MQTT-4.3.3-11]"
+        c.completions[packet_id] -= 1
+        message = self.in_flight.get(packet_id)
+        if message is None or message.phase is not Phase.RELEASED:
+            return
+        message.phase = Phase.DONE
+        self._free(packet_id, message)
+
+    def _free(self, packet_id: int, message: Message) -> None:
+        self._c.open.discard(packet_id)
+        if self.in_flight.get(packet_id) is message:
+            del self.in_flight[packet_id]
+
+    # -- from the client --
+
+    def _on_publish(self, packet: PublishPacket) -> None:
+        c, serial, qos = self._c, int(packet.payload), int(packet.qos)
+        assert serial > c.last_serial, "sent again out of the original order [MQTT-4.6.0-1]"
+        c.last_serial = serial
+        if not qos:
+            self.taken.append(serial)
+            return
+        packet_id = packet.packet_id or 0
+        assert serial not in self._released, f"PUBLISH of {serial} after its PUBREL [MQTT-4.3.3-6]"
+        self._check_unused(packet_id)
+        assert packet.duplicate or serial not in self._seen, f"{serial} sent again without DUP [MQTT-3.3.1-1]"
+        c.client_open.add(packet_id)
+        window = self.receive_maximum if self.habits.version == 5 else 20
+        assert len(c.client_open) <= window, "more than Receive Maximum allows [MQTT-3.3.4-9]"
+        self._seen.add(serial)
+        if qos == 1:
+            assert packet_id not in self.incoming, f"packet id {packet_id} is in use [MQTT-2.2.1-3]"
+            self.taken.append(serial)
+            c.answers.append(PubAckPacket(packet_id))
+            return
+        if packet_id not in self.incoming:
+            self.taken.append(serial)  # [MQTT-4.3.3-8]: from here on it is the broker's
+            self.incoming[packet_id] = serial
+        assert self.incoming[packet_id] == serial, f"packet id {packet_id} is in use [MQTT-2.2.1-3]"
+        c.answers.append(PubRecPacket(packet_id))
+
+    def _on_pubrel(self, packet: PubRelPacket) -> None:
+        c, packet_id = self._c, packet.packet_id
+        if c.to_release and packet_id in c.to_release:
+            assert c.to_release.popleft() == packet_id, "PUBRELs out of the order of the PUBRECs [MQTT-4.6.0-4]"
+        serial = self.incoming.pop(packet_id, None)
+        if serial is not None:
+            self._released.add(serial)
+            c.answers.append(PubCompPacket(packet_id))
+        else:
+            unknown = PubCompReasonCode.PACKET_ID_NOT_FOUND if self.habits.version == 5 else PubCompReasonCode.SUCCESS
+            c.answers.append(PubCompPacket(packet_id, reason_code=unknown))
+
+    def answer(self, limit: int) -> int:
+        """Write up to `limit` answers to what the client sent."""
+        c = self.connection
+        if c is None:
+            return 0
+        count = min(limit, len(c.answers))
+        for _ in range(count):
+            packet: Any = c.answers.popleft()
+            if isinstance(packet, PubRecPacket):
+                c.to_release.append(packet.packet_id)
+            else:
+                c.client_open.discard(packet.packet_id)
+                c.asked.discard(packet.packet_id)
+            self._write(packet)
+        return count
+
+    def _check_unused(self, packet_id: int) -> None:
+        used = packet_id in self._c.client_open or packet_id in self._c.asked
+        assert not used, f"packet id {packet_id} is in use [MQTT-2.2.1-3]"
+
+
+_HANDLERS: Final[dict[type, Callable[..., None]]] = {
+    ConnectPacket: ModelBroker._on_connect,
+    SubscribePacket: ModelBroker._on_subscribe,
+    UnsubscribePacket: ModelBroker._on_unsubscribe,
+    PublishPacket: ModelBroker._on_publish,
+    PubAckPacket: ModelBroker._on_puback,
+    PubRecPacket: ModelBroker._on_pubrec,
+    PubRelPacket: ModelBroker._on_pubrel,
+    PubCompPacket: ModelBroker._on_pubcomp,
+    PingReqPacket: ModelBroker._on_ping,
+    DisconnectPacket: ModelBroker._on_disconnect,
+}

@@ -1,0 +1,676 @@
+"""A line in a bottle: the real Session and a real Journal against the model broker, with everything that may go wrong.
+
+`World.do` carries out one step; the same steps give the same world, whoever draws them: hypothesis (`test_machine`)
+or a plain random number generator (`tests.fuzz`). After each step `World.check` asserts what must hold [I1]-[I3]:
+
+- nothing that the broker may forget is missing from what is durable; QoS 2 is there once, QoS 0 at most once;
+- first occurrences are in the order in which they were offered [MQTT-4.6.0-5];
+- watermarks only grow, and a row's own offset is its place in the journal;
+- what the session holds of QoS 2 packet ids is what the journal holds.
+
+`_Driver` does with the session's actions what the gateway's pump does, one thread and no sockets. A crash is an
+exception at a boundary: before or after each write, sync and send. It loses what was not synced and what is on its way.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from random import Random
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+from mqtt5 import PublishPacket, QoS
+
+from tests.unit.mqtt.model_broker import Dup, Habits, Message, ModelBroker
+from towline.errors import JournalFull, Unreachable
+from towline.journal import Disk, Journal, Limits
+from towline.journal.frames import Bytes
+from towline.mqtt.codec import Decoder
+from towline.mqtt.events import (
+    Acknowledged,
+    Action,
+    Close,
+    Deliver,
+    Event,
+    Filter,
+    Held,
+    Lost,
+    Online,
+    Opened,
+    Publish,
+    Received,
+    Remember,
+    Resumed,
+    Send,
+    SessionConfig,
+    SessionRecord,
+    Settled,
+    Stop,
+    Stored,
+    Suspended,
+    Tick,
+)
+from towline.mqtt.session import Session, State
+
+__all__ = ["STEPS", "Acks", "Crash", "Plan", "Step", "World", "draw_plan", "draw_steps", "live"]
+
+Step: TypeAlias = tuple[Any, ...]
+"""Name of a method of `World` and its arguments."""
+
+_SCHEMA: Final = pa.schema([("offset", pa.int64()), ("payload", pa.binary())])
+_FAST: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # only its speed is wanted
+#: Small, so that a life sees several segments, and so their snapshots.
+_LIMITS: Final = Limits(min_free_bytes=0, segment_bytes=1600)
+_PLENTY: Final = 1 << 40
+#: Rounds in which everything must come to rest when nothing goes wrong any more.
+_PATIENCE: Final = 400
+
+
+class Acks(Enum):
+    """Which watermark drives PUBACK and PUBREC."""
+
+    RECEIVED = "received"
+    JOURNAL = "journal"
+    KAFKA = "kafka"
+
+
+class Crash(BaseException):  # nothing may catch it on its way
+    """The process ends here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What does not change during a life."""
+
+    habits: Habits = field(default_factory=Habits)
+    acks: Acks = Acks.JOURNAL
+    receive_maximum: int = 4
+
+
+class _VolatileDisk(Disk):
+    """The real file system, of which a power failure leaves what was synced; waits for no device.
+
+    Args:
+        boundary: Called where the process may end.
+    """
+
+    def __init__(self, boundary: Callable[[], None]) -> None:
+        self.no_room = False
+        #: After a crash nothing happens any more, however much the journal still tidies up.
+        self.off = False
+        self._boundary = boundary
+        self._paths: dict[int, Path] = {}
+        #: Bytes written and bytes synced of each file.
+        self._written: dict[Path, int] = {}
+        self._synced: dict[Path, int] = {}
+        self._unsynced_names: set[Path] = set()
+
+    def power_loss(self, keep: float) -> None:
+        """Lose what was not synced, but for a share `keep` of its bytes that had reached the disk by themselves."""
+        self.off = True
+        for path, written in self._written.items():
+            if path in self._unsynced_names:
+                path.unlink(missing_ok=True)
+            elif path.exists():
+                synced = self._synced.get(path, 0)
+                os.truncate(path, synced + int((written - synced) * keep))
+
+    def create(self, path: Path) -> int:
+        descriptor = super().create(path)
+        self._paths[descriptor] = path
+        self._written[path] = self._synced[path] = 0
+        return descriptor
+
+    def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
+        self._boundary()
+        if self.no_room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        count = super().write(descriptor, buffers)
+        self._written[self._paths[descriptor]] += count
+        self._boundary()
+        return count
+
+    def sync_data(self, descriptor: int) -> None:
+        self._boundary()
+        path = self._paths[descriptor]
+        self._synced[path] = self._written[path]
+
+    def sync(self, descriptor: int) -> None:
+        self.sync_data(descriptor)
+
+    def sync_directory(self, directory: Path) -> None:  # noqa: ARG002  # the signature is the port's
+        self._boundary()
+        self._unsynced_names.clear()
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        super().truncate(descriptor, size)
+        path = self._paths[descriptor]
+        self._written[path] = size
+        self._synced[path] = min(size, self._synced[path])
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._boundary()
+        super().rename(old, new)
+        self._written[new], self._synced[new] = self._written.pop(old), self._synced.pop(old)
+        self._paths = {d: new if p == old else p for d, p in self._paths.items()}
+        self._unsynced_names.add(new)
+
+    def remove(self, path: Path) -> None:
+        if not self.off:
+            super().remove(path)
+
+    def free(self, directory: Path) -> int:  # noqa: ARG002
+        return _PLENTY
+
+    def allocate(self, path: Path, size: int) -> None:  # noqa: ARG002
+        path.touch()
+
+
+class _Driver:
+    """The client's process: carries out what the session decides, as `towline.gateway.pump` does."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._boundary = world.boundary
+        self._acks = world.plan.acks
+        self.disk = _VolatileDisk(world.boundary)
+        self.journal = Journal.open(world.directory, schema=_SCHEMA, limits=_LIMITS, disk=self.disk)
+        self.connected = False
+        self.decoder = Decoder()
+        self.waiting: deque[Deliver] = deque()
+        self.reading = True
+        self.session = self._new_session()
+
+    def _new_session(self) -> Session:
+        plan, stored = self._world.plan, self.journal.session
+        record = SessionRecord(**stored) if stored else None  # type: ignore[arg-type]
+        config = SessionConfig(
+            "line",
+            "model",
+            self._world.filters,
+            receive_maximum=plan.receive_maximum,
+            protocol=plan.habits.version,
+            keep_alive_s=60,
+        )
+        held = {packet_id: Held(*entry) for packet_id, entry in self.journal.held.items()}
+        session = Session(config, record, self.journal.end, held)
+        if self._acks is Acks.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
+            session.inbound.settled = self.journal.committed
+        return session
+
+    def connect(self) -> None:
+        self.decoder = Decoder(version=self._world.plan.habits.version)
+        self.connected = self.reading = True
+        self.handle(Opened())
+
+    def read(self, data: bytes) -> None:
+        self.handle(Received(self.decoder.feed(data)))
+
+    def line_broke(self) -> None:
+        self.handle(Lost())
+        self.connected = False
+
+    def adjust_reading(self) -> None:
+        ready = not self.waiting and not self.session.window_full
+        if self.connected and ready != self.reading:
+            self.reading = ready
+            self.handle(Resumed() if ready else Suspended())
+
+    def handle(self, event: Event) -> None:
+        session = self.session
+        for action in session.handle(event, self._world.now):
+            if self.session is not session:
+                return  # what it decided is void: the journal could not be told
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        self._boundary()
+        if isinstance(action, Send):
+            self._send(action.data)
+        elif isinstance(action, Deliver):
+            self._deliver(action)
+        elif isinstance(action, Remember):
+            self._remember(action)
+        elif isinstance(action, Close):
+            assert isinstance(action.error, Unreachable | None), action.error
+            assert not action.fatal
+            self._drop()
+        elif isinstance(action, Online):
+            self._world.online()
+        elif isinstance(action, Acknowledged):
+            self._world.acknowledged(action)
+        self._boundary()
+
+    def _send(self, data: bytes) -> None:
+        if not self.connected:
+            return
+        if self._world.line_up:
+            self._world.to_broker += data
+        else:
+            self.line_broke()
+
+    def _remember(self, action: Remember) -> None:
+        try:
+            self.journal.set_session(asdict(action.record) if action.record else {})
+        except JournalFull:
+            self.session = self._new_session()
+            self._world.forget_publishes()
+            self._drop()
+
+    def _drop(self) -> None:
+        """Close the connection; what was written before leaves."""
+        if self.connected:
+            self.connected = False
+            self._world.hang_up()
+
+    def _deliver(self, action: Deliver) -> None:
+        if self._acks is Acks.RECEIVED:
+            self._settle(action.first + len(action.messages))
+        self.waiting.append(action)
+        self.store()
+
+    def store(self) -> None:
+        try:
+            while self.waiting:
+                delivery = self.waiting[0]
+                payloads = [packet.payload for packet in delivery.messages.packets]
+                offsets = range(delivery.first, delivery.first + len(payloads))
+                rows = pa.record_batch([pa.array(offsets, pa.int64()), pa.array(payloads, pa.binary())], schema=_SCHEMA)
+                end = self.journal.append(rows, held=delivery.held, released=delivery.released)
+                self.waiting.popleft()
+                self._world.stored(delivery.first, [int(payload) for payload in payloads])
+                if self._acks is Acks.JOURNAL:
+                    self._settle(end)
+                self.handle(Stored(delivery.ticket))
+        except JournalFull:
+            assert self.disk.no_room
+
+    def settle_committed(self) -> None:
+        if self._acks is Acks.KAFKA:
+            self._settle(self.journal.committed)
+
+    def _settle(self, upto: int) -> None:
+        if upto > self.session.inbound.settled:
+            self.handle(Settled(upto))
+
+    def die(self, keep: float) -> None:
+        self.disk.power_loss(keep)
+        self.journal._active.close()
+        self.journal._lock.release()
+
+
+class World:
+    """One life of a line, from the first connection to the last account.
+
+    Args:
+        plan: What does not change.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.now = 0.0
+        self.directory = Path(tempfile.mkdtemp(dir=_FAST))
+        self.broker = ModelBroker(plan.habits, self._accepted)
+        self.filters: tuple[Filter, ...] = (Filter("t", qos=2),)
+        #: Bytes on their way to the broker.
+        self.to_broker = bytearray()
+        #: Both ends hold the connection; the client learns that it is gone when it reads or writes.
+        self.line_up = False
+        #: Boundaries left until the process ends, negative for never.
+        self._fuse = -1
+        #: Serial of each durable row.
+        self.rows: list[int] = []
+        #: The consumer has committed the rows below; the journal's own mark may fall behind in a power failure.
+        self._committed = 0
+        self._copies: Counter[int] = Counter()
+        self._last_first = -1
+        self._marks = (0, 0, 0)
+        #: What the client published and was not told the end of: token → QoS.
+        self.open_publishes: dict[int, int] = {}
+        self._publishes: list[int] = []
+        #: Tokens whose fate nobody can know: the sender's memory or the broker's session was lost meanwhile.
+        self._excused: set[int] = set()
+        self.crashes = 0
+        self._driver = _Driver(self)
+
+    # -- called by the two sides --
+
+    def boundary(self) -> None:
+        if self._fuse > 0:
+            self._fuse -= 1
+        elif self._fuse == 0:
+            self._driver.disk.off = True
+            raise Crash
+
+    def stored(self, first: int, serials: list[int]) -> None:
+        """Rows became durable."""
+        assert first == len(self.rows), f"rows that call themselves {first} are at {len(self.rows)}"
+        for serial in serials:
+            self._row(serial)
+
+    def _row(self, serial: int) -> None:
+        message = self.broker.messages[serial]
+        self.rows.append(serial)
+        self._copies[serial] += 1
+        if self._copies[serial] == 1:
+            assert serial > self._last_first, f"{serial} came first after {self._last_first} [MQTT-4.6.0-5]"
+            self._last_first = serial
+        else:
+            doubled_at_will = message.qos == 1 or message.may_double
+            assert doubled_at_will, f"QoS {message.qos} message {serial} is in the journal twice [MQTT-4.3.3-10]"
+
+    def _accepted(self, message: Message) -> None:
+        """The broker has an acknowledgement and may forget the message [MQTT-4.3.2-4, MQTT-4.3.3-8]."""
+        if self.plan.acks is not Acks.RECEIVED:
+            what = f"QoS {message.qos} message {message.serial} was acknowledged, but is not durable [I2]"
+            assert self._copies[message.serial], what
+        if self.plan.acks is Acks.KAFKA:
+            done = self.rows[: self._committed]
+            assert message.serial in done, f"{message.serial} was acknowledged before its commit [I1]"
+
+    def online(self) -> None:
+        wanted = {f.pattern: f.qos for f in self.filters}
+        assert self.broker.subscriptions == wanted, f"online with {self.broker.subscriptions} instead of {wanted}"
+
+    def acknowledged(self, action: Acknowledged) -> None:
+        qos = self.open_publishes.pop(action.token)
+        assert not action.reason
+        copies = self.broker.taken.count(action.token)
+        if action.token not in self._excused and qos:
+            assert copies == 1 or (qos == 1 and copies), f"publish {action.token} at QoS {qos}: {copies} copies"
+
+    def forget_publishes(self) -> None:
+        """The sender's memory is gone: an outbox is not part of the session."""
+        self._excused |= self.open_publishes.keys()
+        self.open_publishes.clear()
+        self.broker.forget_publisher()
+
+    def hang_up(self) -> None:
+        """The client closes: what it wrote before arrives."""
+        if self.line_up:
+            self._to_broker(len(self.to_broker))
+            self.broker.lost()
+        self.line_up = False
+        self.to_broker.clear()
+
+    # -- steps --
+
+    def do(self, step: Step) -> None:
+        """Carry out one step; a crash on the way is followed by a restart."""
+        try:
+            getattr(self, step[0])(*step[1:])
+            self._driver.adjust_reading()
+            self._driver.settle_committed()
+        except Crash:
+            self._restart(1.0)
+        self.check()
+
+    def offer(self, *qos: int) -> None:
+        for level in qos:
+            self.broker.offer(level)
+
+    def flow(self, limit: int) -> None:
+        self.broker.flow(limit)
+
+    def release(self, limit: int) -> None:
+        self.broker.release(limit)
+
+    def answer(self, limit: int) -> None:
+        self.broker.answer(limit)
+
+    def connect(self) -> None:
+        # Not while rows wait: a session made anew would give their numbers to others.
+        if not self._driver.connected and not self._driver.waiting:
+            self.broker.connect()
+            self.line_up = True
+            self._driver.connect()
+
+    def read(self, count: int) -> None:
+        """The client reads what came, or learns that the line is gone."""
+        driver = self._driver
+        if not driver.connected:
+            return
+        if not self.line_up:
+            driver.line_broke()
+        elif driver.reading:
+            data = self.broker.take(count)
+            if data:
+                driver.read(data)
+
+    def carry(self, count: int) -> None:
+        """The broker reads what came."""
+        if self.line_up:
+            self._to_broker(count)
+
+    def _to_broker(self, count: int) -> None:
+        data = bytes(self.to_broker[:count])
+        del self.to_broker[:count]
+        if self.broker.connection is not None:
+            self.broker.receive(data)
+
+    def exchange(self) -> None:
+        """Everything that can move does, once."""
+        self.carry(1 << 20)
+        self.broker.answer(1 << 20)
+        self.broker.release(1 << 20)
+        self.broker.flow(1 << 20)
+        self.read(1 << 20)
+        self.carry(1 << 20)
+
+    def cut(self, arrives: int) -> None:
+        """The line breaks; the first bytes towards the broker arrive, the others and those towards us don't."""
+        if self.line_up:
+            self._to_broker(arrives)
+            self.broker.lost()
+            self.line_up = False
+            self.to_broker.clear()
+
+    def crash(self, arrives: int, keep: float) -> None:
+        """Power failure: a share `keep` of what was not synced has reached the disk."""
+        self.cut(arrives)
+        self._restart(keep)
+
+    def arm(self, boundaries: int) -> None:
+        """The process ends when so many boundaries have been passed."""
+        self._fuse = boundaries
+
+    def _restart(self, keep: float) -> None:
+        self._fuse = -1
+        self.crashes += 1
+        self._marks = (0, *self._marks[1:])
+        self._driver.die(keep)
+        self.hang_up()
+        self.forget_publishes()
+        self._driver = _Driver(self)
+        journal = self._driver.journal
+        self._committed = max(self._committed, journal.committed)
+        found = [row for batch in journal.read(journal.first, journal.end) for row in batch.to_pylist()]
+        assert [row["offset"] for row in found] == list(range(journal.first, journal.end)), "a row at another's place"
+        serials = [int(row["payload"]) for row in found]
+        known = self.rows[journal.first :]
+        assert serials[: len(known)] == known, "durable rows are gone after a crash"
+        for serial in serials[len(known) :]:
+            self._row(serial)
+
+    def lose_session(self) -> None:
+        """The broker restarts without its store."""
+        self.line_up = False
+        self.to_broker.clear()
+        self.broker.lose_session()
+        self._excused |= self.open_publishes.keys()
+
+    def restart_broker(self) -> None:
+        """The broker restarts with its store; with the fault `republishes`, an older one."""
+        self.cut(0)
+        if self.plan.habits.republishes:
+            self.broker.restore_before_release()
+
+    def change_window(self, receive_maximum: int) -> None:
+        """The broker comes back with another configuration."""
+        self.cut(0)
+        self.broker.receive_maximum = receive_maximum
+
+    def fill_disk(self) -> None:
+        self._driver.disk.no_room = True
+
+    def free_disk(self) -> None:
+        self._driver.disk.no_room = False
+        self._driver.store()
+
+    def commit(self, share: float) -> None:
+        """The consumer commits a share of what it has not committed; segments below go away [I5]."""
+        journal = self._driver.journal
+        if self.plan.acks is Acks.KAFKA and not self._driver.disk.no_room:
+            journal.commit("c", journal.committed + round((journal.end - journal.committed) * share))
+            self._committed = max(self._committed, journal.committed)
+
+    def publish(self, qos: int) -> None:
+        token = len(self._publishes)
+        self._publishes.append(qos)
+        self.open_publishes[token] = qos
+        self._driver.handle(Publish(token, PublishPacket("o", b"%d" % token, qos=QoS(qos), packet_id=qos or None)))
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        deadline = self._driver.session.deadline()
+        if deadline is not None and self.now >= deadline:
+            self._driver.handle(Tick())
+
+    def change_filters(self, more: bool) -> None:
+        """Stop, and start again with another configuration."""
+        self._driver.handle(Stop())
+        self.filters = (Filter("t", qos=2), Filter("u", qos=1)) if more else (Filter("t", qos=2),)
+        self._restart(1.0)
+
+    # -- accounts --
+
+    def check(self) -> None:
+        driver = self._driver
+        session, journal = driver.session, driver.journal
+        session.validate()
+        inbound = session.inbound
+        marks = (journal.committed if self.plan.acks is Acks.KAFKA else 0, journal.end, inbound.next_number)
+        assert journal.end == len(self.rows)
+        assert marks[0] <= marks[1] <= marks[2], f"committed, journaled, received: {marks} [I1]"
+        assert marks[0] >= self._marks[0], "a watermark went back [I1]"
+        assert marks[1] >= self._marks[1], "a watermark went back [I1]"
+        self._marks = marks
+        if self.plan.acks is Acks.JOURNAL:
+            assert inbound.settled <= journal.end
+        elif self.plan.acks is Acks.KAFKA:
+            assert inbound.settled <= journal.committed
+        if not driver.waiting:
+            assert marks[1] == marks[2], "a message that is neither stored nor waits"
+            # A session found lost frees its ids with the next delivery; until then the journal holds more.
+            held = {i: tuple(h) for i, h in inbound.held.items()}
+            released = set(inbound._gulp.released)
+            assert held == {i: h for i, h in journal.held.items() if i not in released}, "held ids differ [I3]"
+
+    def finish(self) -> None:
+        """Nothing goes wrong any more: everything comes to rest, and the account is drawn up."""
+        self._fuse = -1
+        self.do(("free_disk",))
+        for _ in range(_PATIENCE):
+            if not self._driver.connected:
+                self.do(("connect",))
+            self.do(("exchange",))
+            self.do(("commit", 1.0))
+            if self._at_rest():
+                break
+        else:
+            raise AssertionError(f"no rest: {self._driver.session.state}, {self.broker.connection}")
+        self._account()
+
+    def _at_rest(self) -> bool:
+        online = self._driver.connected and self._driver.session.state is State.ONLINE
+        return online and self.broker.idle and not self.open_publishes and not self.to_broker
+
+    def _account(self) -> None:
+        for message in self.broker.messages:
+            copies = self._copies[message.serial]
+            if message.promised and (self.plan.acks is not Acks.RECEIVED or not self.crashes):
+                assert copies, f"QoS {message.qos} message {message.serial} is lost"
+        for token, qos in enumerate(self._publishes):
+            copies = self.broker.taken.count(token)
+            if token not in self._excused:
+                assert copies == 1 or (qos == 1 and copies) or not qos, f"publish {token} at QoS {qos}: {copies} copies"
+
+    def close(self) -> None:
+        """Give back what the life took from the machine."""
+        try:
+            self._driver.die(1.0)
+        finally:
+            shutil.rmtree(self.directory)
+
+
+def live(plan: Plan, steps: Sequence[Step]) -> None:
+    """Lead one life to its end.
+
+    Raises:
+        AssertionError: Something did not hold.
+    """
+    world = World(plan)
+    try:
+        for step in steps:
+            world.do(step)
+        world.finish()
+    finally:
+        world.close()
+
+
+def draw_plan(choose: Callable[[Sequence[Any]], Any]) -> Plan:
+    """A plan, every part of it chosen from a sequence; faults of the broker in one life of four."""
+    rarely = (False, False, False, True)
+    habits = Habits(
+        version=choose((5, 5, 4, 3)),
+        dup=choose(tuple(Dup)),
+        new_ids=choose(rarely),
+        lowest_id=choose(rarely),
+        both_again=choose(rarely),
+        republishes=choose(rarely),
+        reuses_ids=choose(rarely),
+        receive_maximum=choose((1, 3, 8)),
+        window_3=choose((1, 4, 20)),
+    )
+    return Plan(habits, choose(tuple(Acks)), choose((1, 3, 10)))
+
+
+#: Every step, as (weight, name, how its arguments are drawn); `tests.fuzz` and `test_machine` draw from this one list.
+STEPS: Final[tuple[tuple[int, str, tuple[tuple[Any, ...], ...]], ...]] = (
+    (4, "offer", ((0, 1, 2), (1, 2))),
+    (2, "offer", ((2,), (2,), (2,), (2,), (2,))),
+    (4, "flow", ((1, 2, 3, 9),)),
+    (3, "release", ((1, 2, 9),)),
+    (3, "answer", ((1, 2, 9),)),
+    (5, "connect", ()),
+    (6, "read", ((1, 2, 3, 5, 8, 13, 30, 100),)),
+    (6, "carry", ((1, 2, 4, 5, 8, 40, 100),)),
+    (8, "exchange", ()),
+    (2, "cut", ((0, 1, 4, 6, 8, 100),)),
+    (1, "crash", ((0, 4, 9, 100), (0.0, 0.5, 1.0))),
+    (2, "arm", (tuple(range(25)),)),
+    (1, "lose_session", ()),
+    (1, "restart_broker", ()),
+    (1, "change_window", ((1, 2, 9),)),
+    (1, "fill_disk", ()),
+    (2, "free_disk", ()),
+    (3, "commit", ((0.0, 0.3, 1.0),)),
+    (3, "publish", ((0, 1, 2, 2),)),
+    (1, "wait", ((1.0, 20.0, 50.0),)),
+    (1, "change_filters", ((False, True),)),
+)
+
+
+def draw_steps(random: Random, count: int) -> list[Step]:
+    """Steps of one life, by their weights."""
+    weights = [weight for weight, _, _ in STEPS]
+    kinds = random.choices(STEPS, weights, k=count)
+    return [(name, *(random.choice(domain) for domain in domains)) for _, name, domains in kinds]

@@ -1,0 +1,247 @@
+"""Random lives of Session and Journal against the model broker: `model_world` tells what may happen and what must hold.
+
+The suite lives 100,000 steps; `make fuzz` as many as one likes, from the same list of steps. What was found once is
+named in `FINDINGS` and lived again each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+import pytest
+from hypothesis import (
+    HealthCheck,
+    Phase,  # _OPEN
+    settings,
+)
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from mqtt5 import PubCompPacket, PublishPacket, PubRecPacket
+
+from tests.unit.mqtt.model_broker import Dup, Habits, ModelBroker
+from tests.unit.mqtt.model_world import STEPS, Acks, Plan, Step, World, draw_plan, draw_steps, live
+from towline.mqtt import outbound
+from towline.mqtt.inbound import Inbound
+from towline.mqtt.outbound import Outbound
+
+_OPEN = pytest.mark.xfail(strict=True, reason="findings that are open: see FINDINGS")
+FIVE: Final[Step] = ("offer", 2, 2, 2, 2, 2)
+ONLINE: Final[tuple[Step, ...]] = (("connect",), ("exchange",), ("exchange",))
+
+FINDINGS: Final[dict[str, tuple[Plan, tuple[Step, ...]]]] = {
+    # The broker's session was taken for a foreign one, and the line stopped for good (TL-M20) [MQTT-3.2.2-4].
+    "the very first CONNACK is lost": (Plan(), (("connect",), ("cut", 100))),
+    # Session Present 1 meant a session that our own CONNECT had made: without a subscription, silent for ever.
+    "the CONNACK that tells of a lost session is lost": (
+        Plan(),
+        (*ONLINE, ("lose_session",), ("read", 1), ("connect",), ("cut", 100)),
+    ),
+    "the process ends before it notes that the session is lost": (
+        Plan(),
+        (*ONLINE, ("lose_session",), ("read", 1), ("connect",), ("crash", 100, 0.0)),
+    ),
+    # A filter whose SUBACK never came was not known when it was to be taken back.
+    "a filter is given up before its SUBACK came": (
+        Plan(),
+        (("change_filters", True), ("connect",), ("exchange",), ("change_filters", False)),
+    ),
+    "a filter is given up on MQTT 3.1": (
+        Plan(Habits(version=3)),
+        (("change_filters", True), *ONLINE, ("change_filters", False)),
+    ),
+    # PUBCOMP 0x92 on a PUBREL sent again is no error [MQTT 5 section 3.7.2.1]; it was told as a message dropped.
+    "our PUBREL comes again to a broker that had finished": (
+        Plan(),
+        (("publish", 2), ("connect",), ("exchange",), ("exchange",), ("restart_broker",)),
+    ),
+    # PUBRECs of repeats left behind those of the new messages of the same gulp [MQTT-4.6.0-3].
+    "repeats and new messages come in one gulp": (
+        Plan(Habits(version=4, window_3=20), receive_maximum=10),
+        (*ONLINE, FIVE, ("flow", 9), ("read", 100), ("cut", 0), ("read", 1), ("offer", 2, 2)),
+    ),
+    "repeats and new messages come in one gulp after a crash": (
+        Plan(Habits(version=4, dup=Dup.NEVER), receive_maximum=1),
+        (
+            *ONLINE,
+            FIVE,
+            ("exchange",),
+            ("cut", 1),
+            ("arm", 13),
+            ("exchange",),
+            ("offer", 2, 2),
+            *ONLINE,
+            ("offer", 0, 2),
+        ),
+    ),
+    # An id of the old session was held, and DUP made a new message its repeat: acknowledged and not stored.
+    "a session is lost unseen on MQTT 3.1 and DUP says nothing": (
+        Plan(Habits(version=3, dup=Dup.ALWAYS, lowest_id=True, window_3=1), receive_maximum=10),
+        (*ONLINE, FIVE, ("exchange",), ("lose_session",), ("exchange",), ("connect",), ("exchange",), FIVE),
+    ),
+    # The journal went on to hold the id of the older message: lost memory, then a repeat that is none.
+    "an id is used again and released in one gulp": (
+        Plan(Habits(reuses_ids=True), receive_maximum=10),
+        (*ONLINE, ("offer", 2, 2), ("exchange",), ("offer", 2, 2), ("flow", 1)),
+    ),
+}
+
+
+@_OPEN
+@pytest.mark.parametrize("name", FINDINGS)
+def test_what_was_found_once_does_not_come_again(name: str) -> None:
+    live(*FINDINGS[name])
+
+
+class Life(RuleBasedStateMachine):
+    """One rule a step; a step of more weight has more rules."""
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        self.world = World(draw_plan(lambda domain: data.draw(st.sampled_from(domain))))
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            try:
+                self.world.finish()
+            finally:
+                self.world.close()
+
+
+def _rule(name: str, domains: tuple[tuple[Any, ...], ...]) -> Callable[..., None]:
+    def step(self: Life, **arguments: Any) -> None:
+        self.world.do((name, *arguments.values()))
+
+    drawn: Any = {f"a{index}": st.sampled_from(domain) for index, domain in enumerate(domains)}
+    decorate: Callable[[Callable[..., None]], Callable[..., None]] = rule(**drawn)
+    return decorate(step)
+
+
+for index, (weight, name, domains) in enumerate(STEPS):
+    for copy in range(weight):
+        setattr(Life, f"{name}_{index}_{copy}", _rule(name, domains))
+
+TestLife = Life.TestCase
+TestLife.settings = settings(
+    max_examples=2000,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
+TestLife.settings = settings(TestLife.settings, phases=[Phase.generate])  # _OPEN: what fails is known
+TestLife = _OPEN(TestLife)
+TestLife = pytest.mark.timeout(900)(TestLife)  # 25 s of CPU, on a machine that has other things to do
+
+
+def test_the_same_steps_are_the_same_life() -> None:
+    """What the long runs print as steps can be lived again."""
+
+    def lived() -> list[int]:
+        random = Random(5)
+        world = World(draw_plan(random.choice))
+        try:
+            for step in draw_steps(random, 60):
+                world.do(step)
+            world.finish()
+            return world.rows
+        finally:
+            world.close()
+
+    assert lived() == lived()
+
+
+# The model itself: a referee that sees nothing would let everything pass. --------------------------------------------
+
+
+def _broken(monkeypatch: pytest.MonkeyPatch, target: str, substitute: Any) -> None:
+    monkeypatch.setattr(target, substitute)
+    random = Random(1)
+    for _ in range(300):
+        live(draw_plan(random.choice), draw_steps(random, 60))
+
+
+def test_the_model_sees_an_ack_before_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    settle = Inbound.settle
+    with pytest.raises(AssertionError, match=r"\[I[123]\]|is lost|settled"):
+        _broken(monkeypatch, "towline.mqtt.inbound.Inbound.settle", lambda self, _upto: settle(self, self.next_number))
+
+
+def test_the_model_sees_a_pubcomp_before_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def release(self: Inbound, packet_id: int) -> bytes:
+        self.held.pop(packet_id, None)
+        return b"\x70\x02" + packet_id.to_bytes(2)
+
+    with pytest.raises(AssertionError, match="held ids differ"):
+        _broken(monkeypatch, "towline.mqtt.inbound.Inbound.release", release)
+
+
+@_OPEN
+def test_the_model_sees_a_receiver_that_trusts_dup(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_repeat = Inbound._is_repeat
+
+    def trusting(self: Inbound, packet: PublishPacket, *rest: Any) -> bool:
+        if not packet.duplicate:
+            self.held.pop(packet.packet_id or 0, None)
+        return is_repeat(self, packet, *rest)
+
+    with pytest.raises(AssertionError, match=r"twice \[MQTT-4.3.3-10\]"):
+        _broken(monkeypatch, "towline.mqtt.inbound.Inbound._is_repeat", trusting)
+
+
+@_OPEN
+def test_the_model_sees_a_publish_after_pubrel(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = Outbound._received
+
+    def forgetful(self: Any, packet: Any, message: Any) -> Any:
+        yield from received(self, packet, message)
+        message.phase = outbound.Phase.PUBLISHED
+
+    steps = {**outbound._STEPS, (2, outbound.Phase.PUBLISHED, PubRecPacket): forgetful}
+    steps[2, outbound.Phase.PUBLISHED, PubCompPacket] = Outbound._finish
+    with pytest.raises(AssertionError, match=r"\[MQTT-4.3.3-6\]"):
+        _broken(monkeypatch, "towline.mqtt.outbound._STEPS", steps)
+
+
+@_OPEN
+def test_the_model_sees_a_window_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected = Outbound.connected
+
+    def greedy(self: Outbound, server: Any, window: int, *, resumed: bool) -> None:
+        connected(self, server, window + 1, resumed=resumed)
+
+    with pytest.raises(AssertionError, match=r"\[MQTT-3.3.4-9\]"):
+        _broken(monkeypatch, "towline.mqtt.outbound.Outbound.connected", greedy)
+
+
+@_OPEN
+def test_the_model_keeps_to_our_receive_maximum() -> None:
+    """[MQTT-3.3.4-9]: what the session counts as an overrun is a fault of other brokers."""
+    random = Random(2)
+    for _ in range(200):
+        world = World(draw_plan(random.choice))
+        try:
+            for step in draw_steps(random, 40):
+                world.do(step)
+                habits = world.plan.habits
+                if habits.version == 5 and not habits.reuses_ids:  # there two messages may count as one
+                    assert world._driver.session.inbound.overruns == 0
+        finally:
+            world.close()
+
+
+def test_acks_after_the_commit_are_acks_after_the_commit() -> None:
+    world = World(Plan(acks=Acks.KAFKA))
+    try:
+        for step in (*ONLINE, ("offer", 1, 2), ("exchange",), ("exchange",)):
+            world.do(step)
+        assert isinstance(world.broker, ModelBroker)
+        assert len(world.rows) == 2
+        assert len(world.broker.in_flight) == 2
+        world.do(("commit", 1.0))
+        world.do(("exchange",))
+        assert not any(m.qos == 1 for m in world.broker.in_flight.values())
+        world.finish()
+    finally:
+        world.close()
