@@ -5,11 +5,13 @@ PYTHON ?= python3
 GUARANTEE ?= at_least_once
 BIN := .venv/bin
 TESTS ?= tests
+MINUTES ?= 10
+STEPS ?= 10000000
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench soak clean
+.PHONY: help setup demo test check lint bench soak fuzz clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -40,6 +42,10 @@ bench: setup ## the benchmarks, with their ratios
 
 soak: setup ## kill -9 of every process at random moments of long runs
 	@$(BIN)/python -m towline.prove soak
+
+fuzz: setup ## any bytes for the decoders, then long random lives of Session and journal; MINUTES=10 STEPS=10000000
+	@$(BIN)/python -m pip install --quiet --group fuzz
+	@$(BIN)/python -m tests.fuzz all --minutes $(MINUTES) --steps $(STEPS)
 
 clean: ## remove what was built; .venv and the caches too
 	@rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis src/*.egg-info
