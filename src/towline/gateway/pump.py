@@ -225,7 +225,8 @@ class Pump:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        if self._transport is None and now >= self._retry_at:
+        # Not while rows wait: a session made anew would give their numbers to others, and nothing could be read anyway.
+        if self._transport is None and not self._waiting_for_room and now >= self._retry_at:
             self._connect()
         self._find_room(now)
         self._adjust_reading()
@@ -252,7 +253,7 @@ class Pump:
     def _patience(self) -> float:
         """Seconds until something is due by the clock."""
         if self._transport is None:
-            due = self._retry_at
+            due = self._room_at if self._waiting_for_room else self._retry_at
         elif self._reading and self._transport.decrypted:
             return 0.0
         else:
@@ -348,7 +349,10 @@ class Pump:
             record = None
         held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
         config = _session_config(self._settings, self._password, self._level)
-        return Session(config, record, self._inbox.end, held)
+        session = Session(config, record, self._inbox.end, held)
+        if self._settings.acks is AckAfter.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
+            session.inbound.settled = self._inbox.committed
+        return session
 
     def _line_broke(self) -> None:
         told = self._transport.problem if self._transport is not None else None
@@ -358,7 +362,10 @@ class Pump:
     # -- the session's actions --
 
     def _handle(self, event: Event) -> None:
-        for action in self._session.handle(event, time.monotonic()):
+        session = self._session
+        for action in session.handle(event, time.monotonic()):
+            if self._session is not session:
+                break  # what it decided is void: its record could not be stored, and its numbers are those of no row
             self._perform(action)
         self._shown["state"] = self._session.state.value
 

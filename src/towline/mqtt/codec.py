@@ -212,6 +212,8 @@ class Decoder:
             length |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
+                if not byte and index:
+                    raise MalformedPacket("a variable byte integer longer than needed [MQTT-1.5.5-1]")
                 total = 2 + index + length
                 self._check_size(total)
                 return total

@@ -6,13 +6,13 @@ of four bytes that wait here until the watermark passes their number, and leave 
 
     packet id   event                              does
     free        PUBLISH                            store the message with its id; PUBREC when it is settled
-    held        PUBLISH, DUP or the same content   store nothing; PUBREC again               [MQTT-4.3.3-10]
-    held        PUBLISH, new content without DUP   the broker's fault: store as new, count it
+    held        PUBLISH, the same content          store nothing; PUBREC again               [MQTT-4.3.3-10]
+    held        PUBLISH, other content             the broker's fault: store as new, count it
     held        PUBREL                             free the id; PUBCOMP when that is durable [MQTT-4.3.3-11]
     free        PUBREL                             PUBCOMP with 0x92 at once                 [MQTT-4.3.3-11]
 
-The id is the rule and DUP is only a hint, because brokers differ in when they set it. A message and its id are stored
-in one step, and so is an id that is freed: both travel in the same `Deliver` [I3].
+DUP says nothing here: brokers differ in when they set it, and what comes again has the same content. A message and its
+id are stored in one step, and so is an id that is freed: both travel in the same `Deliver` [I3].
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ __all__ = ["AliasError", "Inbound"]
 #: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
 _ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
 _PUBCOMP_WORD: Final = 0x70020000
-_DUP: Final = 0x08
 
 
 class AliasError(ValueError):
@@ -207,7 +206,7 @@ class Inbound:
         words: list[int] = []
         numbers: list[int] = []
         for packet, header, level, topic in zip(run.packets, run.headers, qos, topics, strict=True):
-            repeated = level == 2 and self._is_repeat(packet, header, topic)
+            repeated = level == 2 and self._is_repeat(packet, topic)
             if not repeated:
                 gulp.packets.append(packet)
                 gulp.headers.append(header)
@@ -219,16 +218,18 @@ class Inbound:
                 numbers.append(self.next_number - 1)
         self._owe(words, numbers)
 
-    def _is_repeat(self, packet: PublishPacket, header: int, topic: str) -> bool:
+    def _is_repeat(self, packet: PublishPacket, topic: str) -> bool:
         """Whether a QoS 2 message is held already; if not, hold it under the number it is about to get."""
         packet_id = packet.packet_id or 0
         digest = zlib.crc32(packet.payload, zlib.crc32(topic.encode()))
         known = self.held.get(packet_id)
         if known is not None:
-            if header & _DUP or known.digest == digest:
+            if known.digest == digest:
                 self.repeats += 1
                 return True
             self.reused_ids += 1
+            if packet_id not in self._gulp.held:
+                self._gulp.released.append(packet_id)  # a PUBREL of this gulp must find nothing of the older one
         self.held[packet_id] = self._gulp.held[packet_id] = Held(self.next_number, digest)
         return False
 

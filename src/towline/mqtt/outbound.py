@@ -219,7 +219,7 @@ class Outbound:
             packet_id = self._again[0]
             message = self._unfinished.get(packet_id)
             if message is None:
-                pass  # finished by a late answer before its turn came
+                pass  # answered before it was sent again
             elif message.phase is Phase.RELEASED:
                 yield Send(self._encode(PubRelPacket(packet_id)))
             elif len(self._open) < self._window:
@@ -233,7 +233,9 @@ class Outbound:
         del self._unfinished[packet.packet_id]
         self._open.discard(packet.packet_id)
         degraded = message.packet.qos == QoS.EXACTLY_ONCE and isinstance(packet, PubAckPacket)
-        yield Acknowledged(message.token, int(packet.reason_code), degraded=degraded)
+        # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already.
+        reason = 0 if message.phase is Phase.RELEASED else int(packet.reason_code)
+        yield Acknowledged(message.token, reason, degraded=degraded)
 
     def _received(self, packet: Answer, message: _Message) -> Iterator[Action]:
         if int(packet.reason_code) >= 0x80:

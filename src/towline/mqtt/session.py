@@ -87,6 +87,8 @@ class State(Enum):
 #: PUBACK, PUBREC, PUBREL and PUBCOMP in their short form.
 _SMALLEST_ANSWER: Final = 4
 _PINGREQ: Final = PingReqPacket().write()
+#: Options byte in the record of a filter that was asked for and never confirmed: matches none.
+_UNCONFIRMED: Final = -1
 #: Share of the keep alive after which we send PINGREQ when nothing else went out: early enough for a slow link.
 _PING_AFTER: Final = 0.75
 #: A silent peer is found within 1.5 × keep alive: 0.75 until the PINGREQ and as much for its answer.
@@ -132,6 +134,10 @@ class Session:
         #: Packet id of each SUBSCRIBE or UNSUBSCRIBE without an answer → what it asked for.
         self._requests: dict[int, tuple[Filter, ...] | tuple[str, ...]] = {}
         self._known_before = record is not None
+        #: A CONNECT has left and no CONNACK has come.
+        self._unanswered = False
+        #: Subscriptions of the session that was there before this CONNECT.
+        self._confirmed: dict[str, int] = {}
         self._discarding = False
         self._suspended = False
         self._opened_at = 0.0
@@ -194,6 +200,11 @@ class Session:
         if self.record is None:
             # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
             self._remember(SessionRecord(self.config.client_id), actions)
+        self._confirmed = dict(self.record.subscriptions) if self.record else {}
+        if self.record and self._confirmed:
+            # This CONNECT may find our session lost and make an empty one. Unless we live to see its CONNACK, the next
+            # one says Session Present 1 of it: from here on nothing is subscribed for sure.
+            self._remember(replace(self.record, subscriptions=dict.fromkeys(self._confirmed, _UNCONFIRMED)), actions)
         method = self.config.authenticator
         if method is None:
             self._send(self._connect_packet(None), actions)
@@ -202,6 +213,7 @@ class Session:
 
     def _connect_packet(self, first: bytes | None) -> ConnectPacket:
         config, method = self.config, self.config.authenticator
+        self._unanswered = True
         # Clean Start 0 always, also the first time: Mosquitto saves only sessions whose last CONNECT had it.
         clean = self._discarding or config.clean_start
         if config.protocol < 5:  # one flag says both: no session at the start, none after the end
@@ -237,10 +249,11 @@ class Session:
 
     def _hand_over(self, actions: list[Action]) -> None:
         delivery = self.inbound.hand_over()
+        if self.state is not State.OFFLINE:
+            # Repeats of what is settled; before the delivery, whose own acknowledgements come after [MQTT-4.6.0-3].
+            self._send_bytes(self.inbound.settle(self.inbound.settled), actions)
         if delivery:
             actions.append(delivery)
-        if self.state is not State.OFFLINE:
-            self._send_bytes(self.inbound.settle(self.inbound.settled), actions)  # repeats of what is settled
 
     def _on_settled(self, event: Settled, _now: float, actions: list[Action]) -> None:
         self._send_bytes(self.inbound.settle(event.upto), actions)
@@ -290,7 +303,10 @@ class Session:
     # -- connecting --
 
     def _on_connack(self, packet: ConnAckPacket, _now: float, actions: list[Action]) -> None:
+        self._unanswered = False
         if int(packet.reason_code):
+            if self.record:  # no session was touched
+                self._remember(replace(self.record, subscriptions=self._confirmed), actions)
             self._go_offline()
             actions.append(connection_refused(packet, self.config.where))
             return
@@ -367,15 +383,17 @@ class Session:
     def _enter_session(self, actions: list[Action]) -> None:
         assert self.server is not None
         resumed = self.resumed
-        known = dict(self.record.subscriptions) if self.record and resumed else {}
+        known = dict(self._confirmed) if resumed else {}
         if not resumed:
             if self.record and self.record.established and not self.config.clean_start:
                 actions.append(SessionLost())
             self.inbound.forget()
         if self.config.protocol == 3:
-            known = {}  # without Session Present, subscribing again is the only way to be sure
+            known = dict.fromkeys(known, _UNCONFIRMED)  # without Session Present nothing else is sure
         self._known_before = True
-        self._remember(SessionRecord(self.config.client_id, established=True, subscriptions=known), actions)
+        # Durable before SUBSCRIBE leaves: one whose SUBACK is never seen may be in place all the same.
+        asked = {f.pattern: _UNCONFIRMED for f in self.config.filters if known.get(f.pattern) != f.options}
+        self._remember(SessionRecord(self.config.client_id, established=True, subscriptions=known | asked), actions)
         window = self.server.receive_max if self.config.protocol == 5 else self.config.window_3
         self.outbound.connected(self.server, window, resumed=resumed)
         actions += self.outbound.actions()
@@ -544,6 +562,8 @@ class Session:
         actions.append(Close(error, fatal, again_at_once))
 
     def _go_offline(self) -> None:
+        if self._unanswered:
+            self._unanswered, self._known_before = False, True  # the session it may have made is ours
         self.state = State.OFFLINE
         self.server = None
         self._ping_at = None

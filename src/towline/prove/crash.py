@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from towline.devstack.process import wait_for
 from towline.gateway.rows import ROW_SCHEMA
-from towline.gateway.settings import GatewaySettings, JournalLimits, Subscription
+from towline.gateway.settings import GatewaySettings, Guarantee, JournalLimits, Subscription
 from towline.journal import Journal
 from towline.prove.history import read_history
 from towline.prove.load import LoadPlan, run_load
@@ -51,6 +51,7 @@ class Point:
         verdict: The senders' claims against the journal, after recovery.
         recovery: What the journal said it repaired, if anything.
         problem: Something that went wrong beside the verdict; empty when nothing did.
+        guarantee: What the verdict is held against.
     """
 
     injection: Injection
@@ -59,11 +60,12 @@ class Point:
     verdict: Verdict
     recovery: str
     problem: str = ""
+    guarantee: str = "at_least_once"
 
     @property
     def ok(self) -> bool:
         """Nothing lost, nothing invented, order kept, and a failed sync ended the process [I6]."""
-        return not self.problem and self.verdict.ok("at_least_once") and self.verdict.adds_up() and self._ended_well
+        return not self.problem and self.verdict.ok(self.guarantee) and self.verdict.adds_up() and self._ended_well
 
     @property
     def _ended_well(self) -> bool:
@@ -90,15 +92,18 @@ class CrashBench:
         directory: For state directories, histories and strace logs; one subdirectory a point.
         messages: How many messages a point takes in.
         segment_bytes: Size of the journal's segments; small ones make the run cross from one to the next.
+        qos: 1 for at least once; 2 for exactly once, where nothing may come twice either [I3].
     """
 
     def __init__(
-        self, broker: Mosquitto, directory: Path, *, messages: int = 60, segment_bytes: int = 64 << 10
+        self, broker: Mosquitto, directory: Path, *, messages: int = 60, segment_bytes: int = 64 << 10, qos: int = 1
     ) -> None:
         self._broker = broker
         self._directory = directory
         self._messages = messages
         self._segment_bytes = segment_bytes
+        self._qos = qos
+        self._guarantee = Guarantee.EXACTLY_ONCE if qos == 2 else Guarantee.AT_LEAST_ONCE
         self._numbers = count(1)
 
     def every(self, call: str, fault: Literal["KILL", "EIO", "ENOSPC"]) -> Iterator[Point]:
@@ -128,7 +133,7 @@ class CrashBench:
         hurt = code != 0 or fired(log)  # held back by a full disk, it ends cleanly and leaves the rest at the broker
         problem = self._recover(settings, directory, published=listening) if hurt else ""
         verdict, recovery = self._judge(settings, directory)
-        return Point(injection, _fired(injection, log, code), code, verdict, recovery, problem)
+        return Point(injection, _fired(injection, log, code), code, verdict, recovery, problem, self._guarantee)
 
     def _settings(self, directory: Path) -> GatewaySettings:
         name = directory.name.lower()
@@ -136,7 +141,8 @@ class CrashBench:
             name=name,
             state_dir=directory / "gateway",
             brokers=(self._broker.uri,),  # type: ignore[arg-type] # the validator reads a URI
-            subscriptions=(Subscription(filter=f"{name}/#"),),
+            subscriptions=(Subscription(filter=f"{name}/#", qos=self._qos),),
+            guarantee=self._guarantee,
         )
         return plain.model_copy(update={"journal": JournalLimits(segment_bytes=self._segment_bytes)})
 
@@ -150,6 +156,7 @@ class CrashBench:
             rate=self._messages * 33,  # six ticks: a few gulps more, so a few more syncs
             size=1500,  # enough to cross from one segment to the next
             topic=f"{directory.name.lower()}/{{device}}",
+            qos=self._qos,
             seconds=30,
         )
         run_load(plan, directory / "claims")

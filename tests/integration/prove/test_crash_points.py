@@ -45,6 +45,27 @@ def test_every_crash_point_loses_nothing(bench: CrashBench, call: str, fault: Li
     assert not points[-1].fired, "the enumeration did not reach its end"
 
 
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        ("fdatasync", "KILL"),  # before PUBREC and before PUBCOMP
+        ("sendto", "KILL"),  # durable, PUBREC or PUBCOMP not sent
+        ("writev", "KILL"),
+        ("fdatasync", "EIO"),
+    ],
+)
+def test_every_crash_point_of_qos_2_neither_loses_nor_doubles(
+    new_mosquitto: NewMosquitto, tmp_path: Path, call: str, fault: Literal["KILL", "EIO", "ENOSPC"]
+) -> None:
+    """[I3]: message and packet id are durable in one step before PUBREC, the release before PUBCOMP."""
+    bench = CrashBench(new_mosquitto(max_queued_messages="0"), tmp_path / "points", qos=2)
+    points = list(bench.every(call, fault))
+    bad = [str(point) for point in points if not point.ok]
+    assert not bad, "\n".join(bad)
+    assert sum(point.fired for point in points) >= LEAST[call]
+    assert not points[-1].fired, "the enumeration did not reach its end"
+
+
 def test_a_disk_that_stays_full_holds_the_line_back_and_loses_nothing(bench: CrashBench) -> None:
     """[I7] From the eighth write on nothing fits any more: no ack, no drop; with room again everything comes."""
     point = bench.run(Injection("writev", "8+", "ENOSPC"))

@@ -37,7 +37,6 @@ from towline.mqtt.events import (
 )
 from towline.mqtt.session import Session, State
 
-_OPEN = pytest.mark.xfail(strict=True, reason="KeyError out of Outbound._send_again")
 CONFIG: Final = SessionConfig("line", "proxy", (Filter("t", qos=2),), receive_maximum=20, topic_alias_maximum=3)
 SEEDS: Final = range(60)
 LIMIT: Final = 1 << 20
@@ -146,7 +145,6 @@ def test_every_bit_of_an_exchange_flipped_alone(version: int) -> None:
         client.wait_for_close()
 
 
-@_OPEN
 def test_an_answer_to_a_publish_that_still_waits_to_be_sent_again() -> None:
     """A smaller Receive Maximum holds it back [MQTT-3.3.4-9]; the broker says it has it."""
     client = Client(5)

@@ -56,10 +56,11 @@ def test_a_repeated_id_is_answered_and_not_stored_again() -> None:
     assert inbound.repeats == 2
 
 
-def test_a_repeat_with_dup_and_other_content_is_a_repeat() -> None:
+def test_other_content_is_a_new_message_whatever_dup_says() -> None:
     inbound = Inbound()
     stored(inbound, take(inbound, publish(7)))
-    assert take(inbound, publish(7, b"other", dup=True)) is None
+    assert take(inbound, publish(7, b"other", dup=True)) is not None
+    assert inbound.reused_ids == 1
 
 
 def test_an_unreleased_id_with_new_content_is_stored_and_told_as_the_brokers_fault() -> None:

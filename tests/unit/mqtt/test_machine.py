@@ -13,7 +13,6 @@ from typing import Any, Final
 import pytest
 from hypothesis import (
     HealthCheck,
-    Phase,  # _OPEN
     settings,
 )
 from hypothesis import strategies as st
@@ -26,7 +25,6 @@ from towline.mqtt import outbound
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.outbound import Outbound
 
-_OPEN = pytest.mark.xfail(strict=True, reason="findings that are open: see FINDINGS")
 FIVE: Final[Step] = ("offer", 2, 2, 2, 2, 2)
 ONLINE: Final[tuple[Step, ...]] = (("connect",), ("exchange",), ("exchange",))
 
@@ -88,7 +86,6 @@ FINDINGS: Final[dict[str, tuple[Plan, tuple[Step, ...]]]] = {
 }
 
 
-@_OPEN
 @pytest.mark.parametrize("name", FINDINGS)
 def test_what_was_found_once_does_not_come_again(name: str) -> None:
     live(*FINDINGS[name])
@@ -130,8 +127,6 @@ TestLife.settings = settings(
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )
-TestLife.settings = settings(TestLife.settings, phases=[Phase.generate])  # _OPEN: what fails is known
-TestLife = _OPEN(TestLife)
 TestLife = pytest.mark.timeout(900)(TestLife)  # 25 s of CPU, on a machine that has other things to do
 
 
@@ -177,7 +172,6 @@ def test_the_model_sees_a_pubcomp_before_the_disk(monkeypatch: pytest.MonkeyPatc
         _broken(monkeypatch, "towline.mqtt.inbound.Inbound.release", release)
 
 
-@_OPEN
 def test_the_model_sees_a_receiver_that_trusts_dup(monkeypatch: pytest.MonkeyPatch) -> None:
     is_repeat = Inbound._is_repeat
 
@@ -190,7 +184,6 @@ def test_the_model_sees_a_receiver_that_trusts_dup(monkeypatch: pytest.MonkeyPat
         _broken(monkeypatch, "towline.mqtt.inbound.Inbound._is_repeat", trusting)
 
 
-@_OPEN
 def test_the_model_sees_a_publish_after_pubrel(monkeypatch: pytest.MonkeyPatch) -> None:
     received = Outbound._received
 
@@ -204,7 +197,6 @@ def test_the_model_sees_a_publish_after_pubrel(monkeypatch: pytest.MonkeyPatch) 
         _broken(monkeypatch, "towline.mqtt.outbound._STEPS", steps)
 
 
-@_OPEN
 def test_the_model_sees_a_window_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
     connected = Outbound.connected
 
@@ -215,7 +207,6 @@ def test_the_model_sees_a_window_overrun(monkeypatch: pytest.MonkeyPatch) -> Non
         _broken(monkeypatch, "towline.mqtt.outbound.Outbound.connected", greedy)
 
 
-@_OPEN
 def test_the_model_keeps_to_our_receive_maximum() -> None:
     """[MQTT-3.3.4-9]: what the session counts as an overrun is a fault of other brokers."""
     random = Random(2)

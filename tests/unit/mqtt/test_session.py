@@ -122,7 +122,8 @@ def test_a_new_session_subscribes_to_everything_and_is_remembered_when_confirmed
     session = Session(CONFIG)
     session.handle(Opened(), 0.0)
     actions = receive(session, ConnAckPacket())
-    assert only(actions, Remember).record == SessionRecord("plant-7", established=True)
+    unconfirmed = dict.fromkeys(KNOWN.subscriptions, -1)
+    assert only(actions, Remember).record == SessionRecord("plant-7", established=True, subscriptions=unconfirmed)
     (subscribe,) = sent(actions)
     assert isinstance(subscribe, SubscribePacket)
     assert [(f.pattern, f.max_qos) for f in subscribe.topic_filters] == [("a/#", 1), ("b", 1)]

@@ -1,0 +1,139 @@
+"""What a broker can throw at a gateway at once: long backlogs, large payloads, many topics, cut and stormy lines."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from mqtt5 import PublishPacket, QoS
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import Gateway, NewGateway, publish
+from towline.devstack import Mosquitto
+from towline.mqtt.sender import Sender
+from towline.prove.load import LoadPlan, run_load
+from towline.prove.proxy import Proxy
+
+
+def online(gateway: Gateway) -> None:
+    gateway.start()
+    gateway.until(state="online")
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_backlog_of_100k_arrives_whole_and_in_order(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, tmp_path: Path, qos: int
+) -> None:
+    broker = new_mosquitto(max_queued_messages="0", max_inflight_messages="0")
+    guarantee = "exactly_once" if qos == 2 else "at_least_once"
+    gateway = new_gateway(broker, guarantee=guarantee, subscriptions=[{"filter": "t/#", "qos": qos}])
+    online(gateway)
+    gateway.stop()
+    plan = LoadPlan(port=broker.port, messages=100_000, devices=8, qos=qos, topic="t/{device}", size=150)
+    assert run_load(plan, tmp_path / "history").acked == 100_000
+    gateway.start()
+    gateway.until(60, journaled=100_000)
+    status = gateway.until(30, unacknowledged=0, qos2_held=0)
+    assert status["received"] == 100_000
+
+
+def test_payloads_of_every_size_come_byte_for_byte(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(mosquitto)
+    online(gateway)
+    sizes = [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 20_000_000]
+    digests = []
+    with Sender("127.0.0.1", mosquitto.port, client_id="device") as sender:
+        for size in sizes:
+            payload = hashlib.shake_128(b"%d" % size).digest(size)
+            digests.append(hashlib.sha256(payload).digest())
+            sender.publish(PublishPacket("t/1", payload, qos=QoS(1), packet_id=1))
+        sender.drain()
+    gateway.until(60, journaled=len(sizes))
+    gateway.stop()
+    assert [hashlib.sha256(row["payload"]).digest() for row in gateway.rows()] == digests
+
+
+def test_a_payload_above_the_limit_ends_the_connection_and_is_told(
+    mosquitto: Mosquitto, new_gateway: NewGateway
+) -> None:
+    gateway = new_gateway(mosquitto, max_packet_bytes=10_000)
+    online(gateway)
+    with Sender("127.0.0.1", mosquitto.port, client_id="device") as sender:
+        sender.publish(PublishPacket("t/1", bytes(20_000), qos=QoS(0)))
+        sender.drain()
+    wait_until(lambda: "more than max_packet_bytes = 10,000" in gateway.log.read_text())
+    gateway.until(state="online", timeout=30)
+
+
+def test_10k_topics_and_repeated_property_keys(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
+    mosquitto = new_mosquitto(max_queued_messages="0")
+    gateway = new_gateway(mosquitto)
+    online(gateway)
+    keys = [("k", "1"), ("k", "2"), ("", ""), ("k", "1"), ("ü", "日本")]
+    with Sender("127.0.0.1", mosquitto.port, client_id="device") as sender:
+        for number in range(10_000):
+            packet = PublishPacket(f"t/{number}/x", b"", qos=QoS(1), packet_id=1, user_properties=keys)
+            sender.publish(packet)
+        sender.drain()
+    gateway.until(60, journaled=10_000)
+    gateway.stop()
+    rows = gateway.rows()
+    assert [row["topic"] for row in rows] == [f"t/{number}/x" for number in range(10_000)]
+    wanted = [{"key": key, "value": value} for key, value in keys]
+    assert all(row["user_properties"] == wanted for row in rows)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_line_cut_at_every_packet_keeps_the_promise(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, qos: int
+) -> None:
+    """The connection ends after each number of bytes from the broker: at every packet, and inside every packet."""
+    broker = new_mosquitto(max_queued_messages="0")
+    guarantee = "exactly_once" if qos == 2 else "at_least_once"
+    with Proxy(broker.port) as line:
+        gateway = new_gateway(
+            f"mqtt://127.0.0.1:{line.port}",
+            guarantee=guarantee,
+            subscriptions=[{"filter": "t/#", "qos": qos}],
+        )
+        online(gateway)
+        for cut in range(60):
+            line.cut_after(1 + cut)  # a PUBLISH has some 12 bytes here, a PUBREL 4, a CONNACK up to 20
+            publish(broker, range(cut * 5, cut * 5 + 5), qos=qos)
+        wait_until(lambda: len(set(gateway.seen())) == 300, 60, "all 300")
+        gateway.until(30, qos2_held=0)
+        seen = gateway.seen()
+        assert list(dict.fromkeys(seen)) == list(range(300))
+        assert qos == 1 or len(seen) == 300
+        assert gateway.status()["connects"] > 10
+
+
+def test_a_storm_of_reconnects_ends_in_order(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
+    broker = new_mosquitto(max_queued_messages="0")
+    with Proxy(broker.port) as line:
+        gateway = new_gateway(f"mqtt://127.0.0.1:{line.port}")
+        online(gateway)
+        for round_ in range(40):
+            line.cut()
+            publish(broker, range(round_ * 10, round_ * 10 + 10))
+        wait_until(lambda: len(set(gateway.seen())) == 400, 60, "all 400")
+        assert list(dict.fromkeys(gateway.seen())) == list(range(400))
+
+
+def test_qos_2_through_a_broker_killed_with_its_store(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
+    """Lost 0 of what the publisher saw acknowledged, doubled 0."""
+    broker = new_mosquitto(
+        persistence="true", autosave_interval="1", autosave_on_changes="true", max_queued_messages="0"
+    )
+    gateway = new_gateway(broker, guarantee="exactly_once", subscriptions=[{"filter": "t/#", "qos": 2}])
+    online(gateway)
+    for round_ in range(5):
+        publish(broker, range(round_ * 20, round_ * 20 + 20), qos=2)
+        broker.kill()
+        broker.start()
+    wait_until(lambda: len(set(gateway.seen())) == 100, 60, "all 100")
+    gateway.until(30, qos2_held=0)
+    assert gateway.seen() == list(range(100))
+    assert gateway.status()["sessions_lost"] == 0
