@@ -84,7 +84,7 @@ class _Gateway:
 
     def run(self) -> None:
         stopped = threading.Event()
-        with _signals(self._pump.stop):
+        with _signals(self._pump.stop, self._pump.wake_fd):
             if self._settings.owner_pid is not None:
                 _watch_owner(self._settings.owner_pid, self._owner_gone)
             serving = threading.Thread(target=self._serve, args=(stopped,), name="serve", daemon=True)
@@ -180,17 +180,21 @@ def _leave_word(state_dir: Path, error: TowlineError) -> None:
 class _signals:  # noqa: N801  # a context manager used as a verb
     """SIGTERM and SIGINT ask for a clean end; a second one ends at once, which loses nothing acknowledged."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
+    def __init__(self, stop: Callable[[], None], wake_fd: int) -> None:
         self._stop = stop
+        self._wake_fd = wake_fd
         self._asked = False
 
     def __enter__(self) -> None:
+        # The kernel may hand the signal to a thread of Arrow's; the pump must wake up all the same.
+        signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if self._asked:

@@ -178,6 +178,11 @@ class Pump:
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
             os.write(self._wake_write, b"w")
 
+    @property
+    def wake_fd(self) -> int:
+        """A descriptor that wakes the loop when a byte is written to it."""
+        return self._wake_write
+
     def status(self) -> Mapping[str, Any]:
         """The MQTT side as `towline status` shows it; counters are totals over the journal's life."""
         ledger, inbound = self._inbox.ledger, self._session.inbound

@@ -211,7 +211,9 @@ class GatewaySettings(_Model):
         guarantee: Sets ``ack_after`` unless it is given.
         keep_alive_s: MQTT keep alive in seconds; the server's own value wins [MQTT-3.2.2-21].
         session_expiry_s: How long the broker keeps the session while we are away; 0xFFFFFFFF for ever.
-        receive_maximum: Unacknowledged messages we allow the broker [MQTT 5 section 3.1.2.11.3].
+        receive_maximum: Unacknowledged messages we allow the broker [MQTT 5 section 3.1.2.11.3]. At most 65534: 65535
+            is the standard's default and so not sent, and a Mosquitto that is told nothing keeps to 20, queues 1,000
+            more and drops the rest.
         max_packet_bytes: Larger packets close the connection. It is not announced to the broker, which would
             silently drop larger messages [MQTT-3.1.2-25].
         linger_ms: How long a gulp may wait for more bytes before it is made durable.
@@ -240,7 +242,7 @@ class GatewaySettings(_Model):
     ack_after: AckAfter | None = None
     keep_alive_s: Annotated[int, Field(ge=5, le=65535)] = 60
     session_expiry_s: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] = 0xFFFFFFFF
-    receive_maximum: Annotated[int, Field(ge=1, le=65535)] = 65535
+    receive_maximum: Annotated[int, Field(ge=1, le=65534)] = 65534
     max_packet_bytes: Annotated[int, Field(ge=1024, le=268_435_460)] = 64 << 20
     linger_ms: Annotated[float, Field(ge=0, le=1000)] = 1.0
     connect_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0

@@ -185,7 +185,7 @@ class SessionConfig:
     username: str | None = None
     password: bytes | None = None
     session_expiry_s: int = 0xFFFFFFFF
-    receive_maximum: int = 65535
+    receive_maximum: int = 65534
     keep_alive_s: int = 60
     connect_timeout_s: float = 10.0
     unknown_session: str = "refuse"

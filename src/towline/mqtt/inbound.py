@@ -81,7 +81,7 @@ class Inbound:
         next_number: int = 0,
         held: Mapping[int, Held] | None = None,
         *,
-        receive_maximum: int = 65535,
+        receive_maximum: int = 65534,
         topic_alias_maximum: int = 0,
         reasons: bool = True,
     ) -> None:

@@ -9,8 +9,6 @@ has forgotten it [I2].
 
 from __future__ import annotations
 
-import ctypes
-import signal
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
@@ -186,12 +184,8 @@ def _fired(injection: Injection, log: Path, code: int | None) -> bool:
 
 
 def _end(run: GatewayRun) -> int | None:
-    """SIGTERM, to the process and then to its main thread: ptrace makes the kernel choose any thread for the first."""
-    code = run.stop(2)
-    if code is None:
-        ctypes.CDLL(None).tgkill(run.pid, run.pid, signal.SIGTERM)
-        code = run.wait(10)
-    return code
+    """SIGTERM; under ptrace the kernel may hand it to any thread, and the gateway has to end all the same."""
+    return run.stop(15)
 
 
 def _ready(run: GatewayRun) -> bool:

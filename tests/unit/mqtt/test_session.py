@@ -111,7 +111,7 @@ def test_connect_keeps_the_session_from_the_first_time_on() -> None:
     (connect,) = sent(actions)
     assert isinstance(connect, ConnectPacket)
     assert (connect.clean_start, connect.session_expiry_interval) == (False, 0xFFFFFFFF)
-    assert (connect.client_id, connect.receive_max, connect.keep_alive) == ("plant-7", 65535, 60)
+    assert (connect.client_id, connect.receive_max, connect.keep_alive) == ("plant-7", 65534, 60)
 
 
 def test_the_password_is_not_shown() -> None:
@@ -502,3 +502,9 @@ def test_unknown_items_cannot_be_forgotten_in_the_tables() -> None:
     session = online()
     items: list[Item] = [mqtt5.AuthPacket()]
     assert isinstance(only(session.handle(Received(items), 1.0), Close).error, ProtocolViolation)
+
+
+def test_receive_maximum_is_always_announced() -> None:
+    """65535 is the standard's default and is not sent; a Mosquitto that is told nothing keeps to 20 and drops."""
+    (connect,) = [a for a in Session(CONFIG).handle(Opened(), 0.0) if isinstance(a, Send)]
+    assert b"\x21\xff\xfe" in connect.data
