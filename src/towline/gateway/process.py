@@ -8,6 +8,7 @@ end.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -31,6 +32,8 @@ from towline.journal import Journal, Limits
 
 __all__ = ["EXIT_CONFIG", "EXIT_FAILED", "configure_logging", "run"]
 
+#: Allocations between two collections: a few dozen gulps instead of a fraction of one.
+_GULPS_OF_GARBAGE = 200_000
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
@@ -83,6 +86,9 @@ class _Gateway:
         self._pump = Pump(settings, self._journal, password=password, on_rows=self._on_rows)
 
     def run(self) -> None:
+        # A gulp makes some ten thousand lists that die with it: collecting among them cost a tenth of the CPU.
+        gc.freeze()
+        gc.set_threshold(_GULPS_OF_GARBAGE)
         stopped = threading.Event()
         with _signals(self._pump.stop, self._pump.wake_fd):
             if self._settings.owner_pid is not None:

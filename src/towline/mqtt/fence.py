@@ -242,7 +242,7 @@ def check_run(run: list[PublishPacket], headers: bytes) -> None:
         raise ValueError(_DUP)
     if 0 in [packet.packet_id for packet in run]:
         raise ValueError(_ID_ZERO)
-    _check_topics(packet.topic for packet in run)
+    _check_topics([packet.topic for packet in run])
     _check_topics(filter(None, [packet.response_topic for packet in run]))
     texts = list(filter(None, [packet.content_type for packet in run]))
     for pairs in filter(None, [packet.user_properties for packet in run]):
