@@ -552,7 +552,7 @@ def _session_config(settings: GatewaySettings, password: bytes | None, level: in
         username=settings.username,
         password=password,
         session_expiry_s=settings.session_expiry_s,
-        receive_maximum=settings.receive_maximum,
+        receive_maximum=settings.window,
         keep_alive_s=settings.keep_alive_s,
         connect_timeout_s=settings.connect_timeout_s,
         unknown_session=settings.unknown_session,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,7 @@ def test_a_storm_of_reconnects_ends_in_order(new_mosquitto: NewMosquitto, new_ga
 
 
 def test_qos_2_through_a_broker_killed_with_its_store(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
-    """Lost 0 of what the publisher saw acknowledged, doubled 0."""
+    """Nothing twice, though Mosquitto publishes again what we had received; handshakes are cut wherever they are."""
     broker = new_mosquitto(
         persistence="true", autosave_interval="1", autosave_on_changes="true", max_queued_messages="0"
     )
@@ -133,9 +134,15 @@ def test_qos_2_through_a_broker_killed_with_its_store(new_mosquitto: NewMosquitt
     online(gateway)
     for round_ in range(5):
         publish(broker, range(round_ * 20, round_ * 20 + 20), qos=2)
+        # What Mosquitto has not saved yet when it is killed is lost in Mosquitto: only what arrived can be judged.
+        wait_until(partial(_has, gateway, 20 * (round_ + 1)), 30)
         broker.kill()
         broker.start()
     wait_until(lambda: len(set(gateway.seen())) == 100, 60, "all 100")
     gateway.until(30, qos2_held=0)
     assert gateway.seen() == list(range(100))
     assert gateway.status()["sessions_lost"] == 0
+
+
+def _has(gateway: Gateway, count: int) -> bool:
+    return len(set(gateway.seen())) == count
