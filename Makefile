@@ -41,6 +41,7 @@ bench: setup ## the benchmarks, with their ratios
 	@$(BIN)/python -m benchmarks
 
 soak: setup ## kill -9 of every process at random moments of long runs
+	@$(BIN)/pytest -q -m long $(TESTS)
 	@$(BIN)/python -m towline.prove soak
 
 fuzz: setup ## any bytes for the decoders, then long random lives of Session and journal; MINUTES=10 STEPS=10000000
