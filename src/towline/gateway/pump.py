@@ -17,7 +17,7 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
@@ -79,6 +79,10 @@ _LONGEST_PAUSE: Final = 30.0
 _LEVELS: Final = {"5": (5,), "3.1.1": (4,), "3.1": (3,), "auto": (5, 4)}
 #: A taken-over client id is given up when it happens twice in this many seconds.
 _TAKEOVER_WINDOW: Final = 60.0
+#: A limit of the journal has room for so many frames at least.
+_FRAMES_BELOW_LIMIT: Final = 16
+#: Above this a gulp is stored in several frames; one packet is never parted.
+_LARGEST_FRAME: Final = 16 << 20
 #: How often a full journal is tried again, in seconds.
 _ROOM_RETRY: Final = 0.5
 #: Patience with the broker when we leave, in seconds.
@@ -86,8 +90,13 @@ _GOODBYE: Final = 2.0
 
 
 class _Unstored(NamedTuple):
+    """One frame to be: rows with the packet ids that come and go with them."""
+
     rows: pa.RecordBatch
-    delivery: Deliver
+    held: Mapping[int, Held]
+    released: tuple[int, ...]
+    #: Of the delivery that is whole with this frame; 0 while more of it follows.
+    ticket: int
 
 
 class Pump:
@@ -134,6 +143,9 @@ class Pump:
         #: Set from the service's threads: the consumers' watermark for ``ack_after = kafka``.
         self._committed = inbox.committed
         self._where = settings.name
+        most = settings.journal.max_bytes
+        #: A larger gulp is stored in pieces, or it might never fit below a small limit.
+        self._frame_bytes = _LARGEST_FRAME if most is None else min(_LARGEST_FRAME, most // _FRAMES_BELOW_LIMIT)
         self._broker_index = 0
         self._redirects = Redirects(follow=settings.follow_redirects)
         #: The server in use or last tried, which may be one that a broker of the list has named.
@@ -405,7 +417,7 @@ class Pump:
         if self._settings.acks is AckAfter.RECEIVED:
             self._settle(action.first + len(action.messages))
         batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._settings.name)
-        self._waiting_for_room.append(_Unstored(batch, action))
+        self._waiting_for_room += _frames(batch, action, self._frame_bytes)
         self._store()
 
     def _find_room(self, now: float) -> None:
@@ -416,13 +428,14 @@ class Pump:
         """Append what waits, in order; each batch is durable before its acknowledgements leave [I2]."""
         try:
             while self._waiting_for_room:
-                rows, delivery = self._waiting_for_room[0]
-                end = self._inbox.append(rows, held=delivery.held, released=delivery.released)
+                frame = self._waiting_for_room[0]
+                end = self._inbox.append(frame.rows, held=frame.held, released=frame.released)
                 self._waiting_for_room.popleft()
                 self._on_rows()
                 if self._settings.acks is AckAfter.JOURNAL:
                     self._settle(end)
-                self._handle(Stored(delivery.ticket))
+                if frame.ticket:
+                    self._handle(Stored(frame.ticket))
         except JournalFull as error:
             self._room_at = time.monotonic() + _ROOM_RETRY
             if self._shown["held_back"] is None:
@@ -539,6 +552,20 @@ class Pump:
             if isinstance(action, Send):
                 transport.write(action.data)
         transport.drain(_GOODBYE)
+
+
+def _frames(rows: pa.RecordBatch, delivery: Deliver, most: int) -> Iterator[_Unstored]:
+    """Part a delivery into frames of about `most` bytes; each packet id stays with its row [I3]."""
+    pieces = min(max(1, rows.num_rows), -(-rows.nbytes // most))
+    if pieces <= 1:
+        yield _Unstored(rows, delivery.held, delivery.released, delivery.ticket)
+        return
+    step = -(-rows.num_rows // pieces)
+    for start in range(0, rows.num_rows, step):
+        first, last = delivery.first + start, delivery.first + start + step
+        held = {packet_id: entry for packet_id, entry in delivery.held.items() if first <= entry.number < last}
+        ticket = delivery.ticket if start + step >= rows.num_rows else 0
+        yield _Unstored(rows.slice(start, step), held, () if start else delivery.released, ticket)
 
 
 def _session_config(settings: GatewaySettings, password: bytes | None, level: int) -> SessionConfig:
