@@ -38,6 +38,7 @@ from towline.gateway.inbox import Inbox
 from towline.gateway.intake import to_rows
 from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee, WillSettings
 from towline.mqtt.codec import Decoder, MalformedPacket
+from towline.mqtt.connection import LEVELS
 from towline.mqtt.events import (
     Action,
     Close,
@@ -75,8 +76,6 @@ _LINGER_REST: Final = 15
 #: First pause between two connection attempts in seconds; doubles up to the longest, with full jitter.
 _FIRST_PAUSE: Final = 0.25
 _LONGEST_PAUSE: Final = 30.0
-#: Setting → protocol levels to try, in this order.
-_LEVELS: Final = {"5": (5,), "3.1.1": (4,), "3.1": (3,), "auto": (5, 4)}
 #: A taken-over client id is given up when it happens twice in this many seconds.
 _TAKEOVER_WINDOW: Final = 60.0
 #: A limit of the journal has room for so many frames at least.
@@ -122,7 +121,7 @@ class Pump:
         self._inbox = inbox
         self._on_rows = on_rows
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
-        self._levels = _LEVELS[settings.protocol]
+        self._levels = LEVELS[settings.protocol]
         #: The one in use; it changes only while nothing is connected.
         self._level = self._levels[0]
         self._session = self._new_session()
