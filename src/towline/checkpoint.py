@@ -1,0 +1,315 @@
+"""What Spark keeps in a query's checkpoint, and making it durable: Spark itself never calls fsync on a local disk.
+
+    offsets/N   written before batch N runs: what it holds
+    commits/N   written after batch N: it is done
+    metadata    the query's id, written once
+
+A batch whose records are in Kafka must never be forgotten, and rows whose batch is not surely in the commit log must
+never be removed [I5]. So `sync` is called before the tasks of a batch (offsets/N) and before the inbox is cut
+(commits/N). Object stores and HDFS are durable by themselves: there everything here does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from towline.errors import JournalDamaged, JournalError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Checkpoint"]
+
+_OFFSETS: Final = "offsets"
+_COMMITS: Final = "commits"
+_METADATA: Final = "metadata"
+
+#: A query that starts again reads the two newest entries of the offset log (MicroBatchExecution.populateStartOffsets).
+_READ_AT_START: Final = 2
+
+#: ``crc\0`` and the bytes per checksum, then one CRC-32 per chunk (org.apache.hadoop.fs.ChecksumFileSystem).
+_CRC_HEAD: Final = b"crc\0"
+
+
+@dataclass(slots=True)
+class _Known:
+    """What this process has made durable of one checkpoint.
+
+    Attributes:
+        metadata: Content of ``metadata``: a checkpoint that was removed and made again is another one.
+        upto: Newest synced batch of each log.
+    """
+
+    metadata: bytes
+    upto: dict[str, int] = field(default_factory=dict)
+
+
+#: By directory; `Checkpoint` objects come and go with every batch, the process stays.
+_KNOWN: dict[str, _Known] = {}
+
+
+class Checkpoint:
+    """The checkpoint directory of one streaming query.
+
+    Args:
+        location: As the query's ``checkpointLocation`` has it: a path, or a URI such as ``file:/ck``, ``hdfs://...``.
+    """
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._path = _local_path(location)
+
+    @property
+    def local(self) -> bool:
+        """Whether it lies on a file system of this machine, where Spark leaves it unsynced.
+
+        A path without a scheme belongs to Hadoop's ``fs.defaultFS``; it is local when it is there.
+        """
+        return self._path is not None
+
+    def last_offsets_batch(self) -> int | None:
+        """The newest batch in the offset log; None when there is none, or the checkpoint is not local."""
+        return max(self._batches(_OFFSETS), default=None)
+
+    def last_commit_batch(self) -> int | None:
+        """The newest batch in the commit log; None when there is none, or the checkpoint is not local."""
+        return max(self._batches(_COMMITS), default=None)
+
+    def offsets_hash(self, batch: int) -> str | None:
+        """SHA-256, as hex digits, of what the offset log says about a batch; None where that can't be read.
+
+        Spark writes an entry once and reads it back for a replay, so the same batch of the same checkpoint always has
+        the same hash, and the same number in a restored older checkpoint another one.
+        """
+        if self._path is None:
+            return None
+        try:
+            return hashlib.sha256((self._path / _OFFSETS / str(batch)).read_bytes()).hexdigest()
+        except OSError:
+            return None
+
+    def sync(self) -> None:
+        """Make all that Spark has written of both logs durable; what this process synced before costs nothing.
+
+        Raises:
+            JournalError: TL-J20, the disk did not take it: the batch must not run, the inbox must not be cut.
+        """
+        if self._path is None:
+            return
+        try:
+            self._sync(self._path)
+        except OSError as error:
+            _KNOWN.pop(str(self._path), None)
+            raise JournalError(
+                "TL-J20",
+                error.filename or self._location,
+                f"Spark's checkpoint can't be made durable ({error.strerror}), so a power failure could undo a batch",
+                "Nothing was written and nothing removed. Check this disk, then start the query again.",
+            ) from error
+
+    def mend(self) -> list[str]:
+        """Remove newest entries that a power failure tore; call it before the query starts, with no other one running.
+
+        `sync` comes before the tasks of a batch, so a torn entry of the offset log is a batch that never ran, and one
+        of the commit log is a batch that runs again. Spark would refuse to start with either.
+
+        Returns:
+            A line for each entry removed.
+
+        Raises:
+            JournalDamaged: TL-J21, an entry is torn that was durable; nothing was changed.
+        """
+        if self._path is None:
+            return []
+        torn = self._torn(self._path)
+        for path in torn:
+            for name in (path, _checksums(path)):
+                with contextlib.suppress(FileNotFoundError):
+                    name.unlink()
+        for directory in {path.parent for path in torn}:
+            _sync_directory(directory)
+        return [f"{path}: removed, a power failure had torn it" for path in torn]
+
+    # -- helpers ---------------------------------------------------------------------------------------------------
+
+    def _batches(self, log: str) -> list[int]:
+        try:
+            paths = list((self._path / log).iterdir()) if self._path else []
+        except OSError:
+            return []
+        return sorted(int(path.name) for path in paths if path.name.isdecimal())
+
+    def _sync(self, path: Path) -> None:
+        metadata = _content(path / _METADATA)
+        known = _KNOWN.get(str(path))
+        if known is None or known.metadata != metadata:
+            _sync_place(path)
+            known = _Known(metadata)
+        for log in (_OFFSETS, _COMMITS):
+            self._sync_log(path / log, known)
+        _KNOWN[str(path)] = known
+
+    def _sync_log(self, directory: Path, known: _Known) -> None:
+        batches = self._batches(directory.name)
+        before = known.upto.get(directory.name)
+        if not batches or batches[-1] == before:
+            return
+        if before is None:
+            for batch in batches[-_READ_AT_START:]:
+                _rewrite(directory / str(batch))
+        else:
+            for batch in [batch for batch in batches if batch > before]:
+                _sync_file(directory / str(batch))
+                _sync_file(_checksums(directory / str(batch)))
+        _sync_directory(directory)
+        known.upto[directory.name] = batches[-1]
+
+    def _torn(self, path: Path) -> list[Path]:
+        """The entries to remove, newest first."""
+        offsets, commits = self._batches(_OFFSETS), self._batches(_COMMITS)
+        if offsets and not _whole(path / _METADATA):
+            if commits:
+                raise _damaged(path / _METADATA, f"batch {commits[-1]} is done")
+            return [*(path / _OFFSETS / str(batch) for batch in offsets[::-1]), path / _METADATA]
+        torn = [*_tail(path / _COMMITS, commits)]
+        done = max((batch for batch in commits if path / _COMMITS / str(batch) not in torn), default=-1)
+        for entry in _tail(path / _OFFSETS, offsets):
+            if int(entry.name) <= done:
+                raise _damaged(entry, f"batch {done} is done")
+            torn.append(entry)
+        return torn
+
+
+def _tail(directory: Path, batches: list[int]) -> Iterator[Path]:
+    """The torn entries at the end of a log."""
+    for batch in reversed(batches):
+        if _whole(directory / str(batch)):
+            return
+        yield directory / str(batch)
+
+
+def _damaged(path: Path, why: str) -> JournalDamaged:
+    return JournalDamaged(
+        "TL-J21",
+        str(path),
+        f"this part of the checkpoint no longer reads as Spark wrote it, though {why}",
+        "Restore the checkpoint together with the gateway's state directory, or start with a new checkpoint directory: "
+        "what waits in the inbox is then carried again.",
+    )
+
+
+def _local_path(location: str) -> Path | None:
+    """The directory on this machine; Hadoop's paths know no percent signs, so nothing is decoded."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", location, re.DOTALL)
+    if match is None:
+        return Path(location).absolute() if location and Path(location).is_dir() else None
+    if match[1].lower() != "file":
+        return None
+    return Path(re.sub(r"^//[^/]*(?=/)", "", match[2])).absolute()
+
+
+def _checksums(path: Path) -> Path:
+    return path.with_name(f".{path.name}.crc")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _whole(path: Path) -> bool:
+    """Whether a file of the checkpoint is all there: as its checksums say, and in its form."""
+    try:
+        content = path.read_bytes()
+        sums = _content(_checksums(path))
+        return _in_form(path, content) and (not _checksums(path).exists() or sums == _summed(content, sums))
+    except OSError:
+        return False
+
+
+def _in_form(path: Path, content: bytes) -> bool:
+    """``v1`` and lines of JSON (or ``-``): the query's facts, in the offset log then one line a source."""
+    head, *lines = content.decode(errors="replace").split("\n")
+    if path.name == _METADATA:
+        return _is_json(head)
+    least = 2 if path.parent.name == _OFFSETS else 1
+    return bool(re.fullmatch(r"v\d+", head)) and len(lines) >= least and all(map(_is_json, lines))
+
+
+def _is_json(line: str) -> bool:
+    try:
+        return line == "-" or isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _summed(content: bytes, sums: bytes) -> bytes:
+    """The checksum file that `content` would have, with the chunk size that `sums` names."""
+    size = int.from_bytes(sums[4:8], "big") or 512
+    chunks = [content[at : at + size] for at in range(0, len(content), size)]
+    return _CRC_HEAD + size.to_bytes(4, "big") + b"".join(zlib.crc32(chunk).to_bytes(4, "big") for chunk in chunks)
+
+
+def _sync_place(path: Path) -> None:
+    """Sync the metadata and every directory from the checkpoint up: Spark may have made any of them just now."""
+    _rewrite(path / _METADATA)
+    for directory in (path, *path.parents):
+        with contextlib.suppress(PermissionError):  # a directory that we can't even list is none that we made
+            _sync_directory(directory)
+
+
+def _rewrite(path: Path) -> None:
+    """Write a file and its checksums anew, synced, under the same name.
+
+    A process that starts can't know whether a sync failed before: the kernel reports that once, keeps the pages, and
+    answers later syncs with "ok" [I6]. So what was there already is not synced, but written again.
+    """
+    for one in (path, _checksums(path)):
+        try:
+            content, mode = one.read_bytes(), one.stat().st_mode & 0o7777
+        except FileNotFoundError:
+            continue
+        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".towline", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            Path(scratch).replace(one)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(scratch).unlink()
+            raise
+
+
+def _sync_file(path: Path) -> None:
+    """Make a file's content durable; one that Spark has removed meanwhile needs it no more."""
+    with contextlib.suppress(FileNotFoundError):
+        _sync_descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    _sync_descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+
+
+def _sync_descriptor(descriptor: int, path: Path) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,285 @@
+"""Spark's checkpoint made durable, as Spark 4.3 writes it on a local disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from towline import checkpoint
+from towline.checkpoint import Checkpoint
+from towline.errors import JournalDamaged, JournalError
+
+OFFSETS = 'v1\n{{"batchWatermarkMs":0}}\n{{"offset":{0}}}'
+COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
+
+
+def put(path: Path, text: str) -> None:
+    """Write a file and its checksums as Hadoop does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = text.encode()
+    path.write_bytes(content)
+    sums = b"".join(
+        zlib.crc32(content[at : at + 512]).to_bytes(4, "big")  # Hadoop's DataChecksum.Type.CRC32
+        for at in range(0, len(content), 512)
+    )
+    path.with_name(f".{path.name}.crc").write_bytes(b"crc\0" + (512).to_bytes(4, "big") + sums)
+
+
+class Spark:
+    """Writes a checkpoint as the query's thread does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        put(path / "metadata", json.dumps({"id": str(path)}))
+        (path / "offsets").mkdir()
+        (path / "commits").mkdir()
+
+    def plan(self, batch: int) -> None:
+        put(self.path / "offsets" / str(batch), OFFSETS.format(batch))
+
+    def commit(self, batch: int) -> None:
+        put(self.path / "commits" / str(batch), COMMIT)
+
+    def run(self, *batches: int) -> None:
+        for batch in batches:
+            self.plan(batch)
+            self.commit(batch)
+
+    def names(self, log: str) -> list[str]:
+        return sorted(path.name for path in (self.path / log).iterdir())
+
+
+@pytest.fixture
+def spark(tmp_path: Path) -> Spark:
+    return Spark(tmp_path / "above" / "ck")
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The paths of every fsync, in order; a process that has synced nothing yet."""
+    monkeypatch.setattr(checkpoint, "_KNOWN", {})
+    seen: list[Path] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        seen.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return seen
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Path], bool]) -> None:
+    def fsync(descriptor: int) -> None:
+        if fails(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+# -- where it is -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}", "FILE://localhost{}"])
+def test_a_path_of_this_machine_is_local(spark: Spark, form: str) -> None:
+    spark.run(0, 1)
+    found = Checkpoint(form.format(spark.path))
+    assert found.local
+    assert found.last_commit_batch() == 1
+
+
+@pytest.mark.parametrize("location", ["hdfs://n/ck", "s3a://b/ck", "dbfs:/ck", "/not/there", ""])
+def test_elsewhere_everything_is_a_no_op(location: str) -> None:
+    found = Checkpoint(location)
+    found.sync()
+    assert (found.local, found.last_offsets_batch(), found.last_commit_batch()) == (False, None, None)
+    assert (found.offsets_hash(0), found.mend()) == (None, [])
+
+
+def test_a_path_is_not_decoded(tmp_path: Path) -> None:
+    """Hadoop's Path takes percent signs as they are."""
+    Spark(tmp_path / "a%20b c").run(3)
+    assert Checkpoint(f"file:{tmp_path}/a%20b c").last_offsets_batch() == 3
+
+
+# -- what it says ----------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_numbers_not_text(spark: Spark) -> None:
+    spark.run(9, 10)
+    spark.plan(11)
+    (spark.path / "offsets" / ".12.0815.tmp").touch()
+    found = Checkpoint(str(spark.path))
+    assert (found.last_offsets_batch(), found.last_commit_batch()) == (11, 10)
+
+
+def test_a_new_checkpoint_has_no_batch(spark: Spark) -> None:
+    found = Checkpoint(str(spark.path))
+    assert (found.last_offsets_batch(), found.last_commit_batch(), found.offsets_hash(0)) == (None, None, None)
+    found.sync()
+
+
+def test_the_hash_tells_batches_apart_and_stays(spark: Spark, synced: list[Path]) -> None:
+    spark.run(0)
+    spark.plan(1)
+    found = Checkpoint(str(spark.path))
+    before = found.offsets_hash(0), found.offsets_hash(1)
+    found.sync()
+    assert synced
+    assert before == (found.offsets_hash(0), found.offsets_hash(1))
+    assert len({*before, None}) == 3
+
+
+# -- syncing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_starts_trusts_nothing(spark: Spark, synced: list[Path]) -> None:
+    """The kernel reports a failed sync once: entries that were there are written anew, and every directory synced."""
+    spark.run(0, 1)
+    spark.plan(2)
+    old = {path: path.stat().st_ino for path in spark.path.rglob("*") if path.is_file()}
+    content = {path: path.read_bytes() for path in old}
+    Checkpoint(str(spark.path)).sync()
+    again = {path.relative_to(spark.path).as_posix() for path, inode in old.items() if path.stat().st_ino != inode}
+    assert again == {
+        *("metadata", ".metadata.crc"),
+        *("offsets/1", "offsets/.1.crc", "offsets/2", "offsets/.2.crc"),
+        *("commits/0", "commits/.0.crc", "commits/1", "commits/.1.crc"),
+    }
+    assert {path: path.read_bytes() for path in content} == content
+    assert {spark.path / "offsets", spark.path / "commits", spark.path, *spark.path.parents} <= set(synced)
+    assert set(spark.path.rglob("*")) == {*old, spark.path / "offsets", spark.path / "commits"}
+
+
+def test_each_batch_syncs_its_new_entries_and_nothing_else(spark: Spark, synced: list[Path]) -> None:
+    spark.run(0)
+    Checkpoint(str(spark.path)).sync()
+    synced.clear()
+    Checkpoint(str(spark.path)).sync()
+    assert synced == []
+    spark.plan(1)
+    Checkpoint(str(spark.path)).sync()
+    offsets, commits = spark.path / "offsets", spark.path / "commits"
+    assert synced == [offsets / "1", offsets / ".1.crc", offsets]
+    synced.clear()
+    spark.commit(1)
+    spark.run(2)
+    Checkpoint(str(spark.path)).sync()
+    assert synced == [
+        *(offsets / "2", offsets / ".2.crc", offsets),
+        *(commits / "1", commits / ".1.crc", commits / "2", commits / ".2.crc", commits),
+    ]
+
+
+def test_a_checkpoint_made_again_is_another_one(spark: Spark, synced: list[Path]) -> None:
+    spark.run(0)
+    Checkpoint(str(spark.path)).sync()
+    put(spark.path / "metadata", json.dumps({"id": "another"}))
+    synced.clear()
+    Checkpoint(str(spark.path)).sync()
+    assert spark.path / "offsets" in synced
+
+
+def test_a_file_system_without_checksum_files(spark: Spark, synced: list[Path]) -> None:
+    """Such as hadoop-bare-naked-local-fs."""
+    spark.run(0, 1)
+    for path in spark.path.rglob("*.crc"):
+        path.unlink()
+    Checkpoint(str(spark.path)).sync()
+    (spark.path / "offsets" / "2").write_text(OFFSETS.format(2))
+    Checkpoint(str(spark.path)).sync()
+    assert synced[-2:] == [spark.path / "offsets" / "2", spark.path / "offsets"]
+
+
+@pytest.mark.parametrize("which", ["offsets", "commits", "1", "ck", "above"])
+def test_a_failed_sync_is_told_and_not_believed_later(
+    spark: Spark, synced: list[Path], monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    spark.run(0)
+    if which == "1":
+        Checkpoint(str(spark.path)).sync()
+        spark.plan(1)
+    with monkeypatch.context() as broken:
+        failing(broken, lambda path: path.name == which)
+        with pytest.raises(JournalError, match=r"can't be made durable \(Input/output error\).*\[TL-J20\]"):
+            Checkpoint(str(spark.path)).sync()
+    synced.clear()
+    inodes = {path: path.stat().st_ino for path in spark.path.glob("offsets/[0-9]")}
+    Checkpoint(str(spark.path)).sync()
+    assert synced
+    assert all(path.stat().st_ino != inode for path, inode in inodes.items())
+
+
+# -- after a power failure -------------------------------------------------------------------------------------------
+
+TEARS: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "no last line": lambda content: content.rpartition(b"\n")[0],
+    "zeros": lambda content: bytes(len(content)),
+    "other bytes": lambda content: content.replace(b"0", b"1"),
+}
+
+
+def tear(path: Path, how: str) -> None:
+    """Leave of a file what a power failure may leave."""
+    if how in TEARS:
+        path.write_bytes(TEARS[how](path.read_bytes()))
+    else:
+        path.with_name(f".{path.name}.crc").write_bytes(b"")
+
+
+@pytest.mark.parametrize("how", [*TEARS, "empty checksums"])
+def test_torn_newest_entries_go(spark: Spark, how: str) -> None:
+    """The batch never ran, or runs again: Spark reads the entry before."""
+    spark.run(0, 1)
+    spark.run(2)
+    tear(spark.path / "offsets" / "2", how)
+    tear(spark.path / "commits" / "2", how)
+    told = Checkpoint(str(spark.path)).mend()
+    assert [line.split(":")[0] for line in told] == [str(spark.path / log / "2") for log in ("commits", "offsets")]
+    assert spark.names("offsets") == spark.names("commits") == [".0.crc", ".1.crc", "0", "1"]
+
+
+def test_what_is_whole_is_left_alone(spark: Spark) -> None:
+    spark.run(0, 1)
+    spark.plan(2)
+    (spark.path / "offsets" / ".2.crc").unlink()  # between Hadoop's two renames, or a file system without checksums
+    assert Checkpoint(str(spark.path)).mend() == []
+
+
+def test_an_entry_without_checksums_is_judged_by_its_form(spark: Spark) -> None:
+    spark.run(0, 1)
+    for path in spark.path.rglob("*.crc"):
+        path.unlink()
+    (spark.path / "offsets" / "2").write_text('v1\n{"batchWatermarkMs":0}')
+    assert len(Checkpoint(str(spark.path)).mend()) == 1
+
+
+def test_a_durable_entry_that_is_torn_is_damage(spark: Spark) -> None:
+    spark.run(0, 1)
+    tear(spark.path / "offsets" / "1", "half")
+    with pytest.raises(JournalDamaged, match=r"though batch 1 is done.*\[TL-J21\]"):
+        Checkpoint(str(spark.path)).mend()
+    assert spark.names("offsets") == [".0.crc", ".1.crc", "0", "1"]
+
+
+def test_torn_metadata_of_a_query_that_never_ran(spark: Spark) -> None:
+    spark.plan(0)
+    tear(spark.path / "metadata", "empty")
+    assert len(Checkpoint(str(spark.path)).mend()) == 2
+    assert sorted(path.name for path in spark.path.iterdir()) == ["commits", "offsets"]
+    assert spark.names("offsets") == []
+
+
+def test_torn_metadata_of_a_query_that_ran_is_damage(spark: Spark) -> None:
+    spark.run(0)
+    (spark.path / "metadata").unlink()
+    with pytest.raises(JournalDamaged, match="batch 0 is done"):
+        Checkpoint(str(spark.path)).mend()
