@@ -1,0 +1,318 @@
+"""Dead letters: how a record that can't be written where it belongs is kept, every byte of it, and read back.
+
+A letter that fits into one record keeps its key and value as they were, so any Kafka tool shows them; its headers are
+Towline's first and then the original ones, untouched and in their order::
+
+    towline.dlq.reason      one of `Reason`
+    towline.dlq.detail      Kafka's or our words, in one line
+    towline.dlq.topic       where it was to go; absent if unknown
+    towline.dlq.partition   the partition that was asked for; absent if none was
+    towline.dlq.timestamp   the record's own timestamp in ms since 1970, which may be what was wrong; absent if none
+    towline.dlq.source      who put it here, such as a sink id or the name of a line
+    towline.dlq.headers     the last of ours: how many original ones follow
+    (original headers)
+
+A letter too large for that becomes chunks: key, value and headers as one blob (`pack`), cut into pieces that fit. A
+chunk has the same headers, without the original ones (they are in the blob), and ``towline.dlq.chunk`` = ``ID I/N``
+(I from 1). All chunks of a letter are written in one transaction, with the letter's ID as key, so they stand in order
+in one partition. `Collector` puts them together.
+
+Values of our headers are UTF-8 text, so Spark SQL can write them too. Pure: no Kafka here.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+__all__ = ["PREFIX", "Collector", "Header", "Letter", "Piece", "Reason", "from_record", "to_record", "to_records"]
+
+#: What every header of ours begins with.
+PREFIX: Final = "towline.dlq."
+_REASON: Final = PREFIX + "reason"
+_DETAIL: Final = PREFIX + "detail"
+_TOPIC: Final = PREFIX + "topic"
+_PARTITION: Final = PREFIX + "partition"
+_TIMESTAMP: Final = PREFIX + "timestamp"
+_SOURCE: Final = PREFIX + "source"
+_COUNT: Final = PREFIX + "headers"
+_CHUNK: Final = PREFIX + "chunk"
+
+#: Longest detail kept, in characters: it explains, it must not itself make a record too large.
+_DETAIL_LIMIT: Final = 500
+#: Bytes a Kafka record needs beside key, value and headers: batch header 61, record header at most 21 (KIP-98), and
+#: room for the varints of eight headers of ours.
+_FRAME: Final = 200
+#: Longest name kept; Kafka's own limit is 249 (org.apache.kafka.common.internals.Topic), a wrong one may be longer.
+_NAME_LIMIT: Final = 1000
+
+Header: TypeAlias = tuple[str, bytes | None]
+#: Key, value and headers of a record in the dead-letter topic.
+Record: TypeAlias = tuple[bytes | None, bytes | None, list[Header]]
+
+
+class Reason(StrEnum):
+    """Why a record could not go where it belongs."""
+
+    #: Larger than the topic's max.message.bytes, or the client's message.max.bytes.
+    TOO_LARGE = "too_large"
+    #: The topic does not exist, or this user may not see it.
+    TOPIC_MISSING = "topic_missing"
+    #: No name Kafka takes (empty, longer than 249, characters beside a-z A-Z 0-9 . _ -).
+    TOPIC_ILLEGAL = "topic_illegal"
+    #: Outside the list of topics the configuration allows.
+    TOPIC_NOT_ALLOWED = "topic_not_allowed"
+    #: No topic at all.
+    TOPIC_ABSENT = "topic_absent"
+    #: The topic has no such partition.
+    PARTITION = "partition"
+    #: Further from now than the topic allows, or before 1970.
+    TIMESTAMP = "timestamp"
+    #: A compacted topic takes no record without a key.
+    KEY_ABSENT = "key_absent"
+    #: No route takes the message.
+    UNROUTED = "unrouted"
+    #: A route takes it, but its key, topic or headers can't be made.
+    UNMAPPED = "unmapped"
+    #: MQTT can't carry the record (topic, size, properties): the way down.
+    UNDELIVERABLE = "undeliverable"
+
+
+@dataclass(frozen=True)
+class Letter:
+    """One record that could not be written, and why.
+
+    Attributes:
+        reason: Why.
+        topic: Where it was to go; None if unknown.
+        key: Its key.
+        value: Its value.
+        headers: Its own headers, order and repetition kept.
+        partition: The partition asked for; None if the partitioner was to choose.
+        timestamp: Its own time in ms since 1970; None if it had none.
+        detail: Kafka's or our words for it, one line.
+        source: Who gave up on it: a sink id, the name of a line.
+    """
+
+    reason: Reason
+    topic: str | None
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] = ()
+    partition: int | None = None
+    timestamp: int | None = None
+    detail: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A chunk of a letter; `Collector` makes letters of them.
+
+    Attributes:
+        letter: The letter without key, value and headers.
+        id: Names the letter the chunk belongs to.
+        index: 1 for the first chunk.
+        count: Chunks of the letter.
+        data: A part of the blob.
+    """
+
+    letter: Letter
+    id: str
+    index: int
+    count: int
+    data: bytes
+
+
+def to_record(letter: Letter) -> Record:
+    """The letter as one record: key and value as they were, our headers, then its own."""
+    ours = [*_ours(letter), (_COUNT, b"%d" % len(letter.headers))]
+    return letter.key, letter.value, [*ours, *letter.headers]
+
+
+def to_records(letter: Letter, limit: int) -> list[Record]:
+    """The letter as one record, or as chunks where one would be larger than ``limit``.
+
+    Args:
+        letter: What to keep.
+        limit: Most bytes of a record in the dead-letter topic: the smaller of its max.message.bytes and the client's.
+
+    Raises:
+        ValueError: ``limit`` leaves no room for a chunk beside the headers; nothing below 4,096 does for sure.
+    """
+    whole = to_record(letter)
+    if size(whole) <= limit:
+        return [whole]
+    name = uuid.uuid4().hex
+    ours = _ours(letter)
+    room = limit - size((name.encode(), b"", [*ours, (_CHUNK, b"x" * 64)]))
+    if room < 1:
+        raise ValueError(f"{limit} bytes leave no room for a dead letter")
+    blob = pack(letter.key, letter.value, letter.headers)
+    parts = [blob[start : start + room] for start in range(0, len(blob), room)]
+    return [
+        (name.encode(), part, [*ours, (_CHUNK, f"{name} {index}/{len(parts)}".encode())])
+        for index, part in enumerate(parts, 1)
+    ]
+
+
+def from_record(key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> Letter | Piece:
+    """Read a record of a dead-letter topic.
+
+    Raises:
+        ValueError: It was not written by `to_record` or `to_records`; says what is missing.
+    """
+    found = list(headers or ())
+    ours = _known(found)
+    chunk = ours.get(_CHUNK)
+    if chunk is not None:
+        return _piece(_letter(ours, None, None, ()), chunk, value or b"")
+    count = _number(ours, _COUNT)
+    if count is None or not 0 <= count <= len(found):
+        raise ValueError(f'no dead letter: header "{_COUNT}" is missing or wrong')
+    return _letter(ours, key, value, tuple(found[len(found) - count :]))
+
+
+@dataclass
+class Collector:
+    """Puts letters together from the records of one partition, in their order.
+
+    Attributes:
+        waiting: Chunks of letters that are not complete, by id; empty at the end of a topic, since all chunks of a
+            letter are written in one transaction.
+    """
+
+    waiting: dict[str, list[Piece]] = field(default_factory=dict)
+
+    def add(self, key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> Letter | None:
+        """The letter this record completes; None while chunks are missing.
+
+        Raises:
+            ValueError: As `from_record`, or chunks that do not fit together.
+        """
+        read = from_record(key, value, headers)
+        if isinstance(read, Letter):
+            return read
+        if read.index == 1:
+            self.waiting[read.id] = []  # written again from the start: only the last attempt is whole
+        pieces = self.waiting.setdefault(read.id, [])
+        pieces.append(read)
+        if [piece.index for piece in pieces] != list(range(1, len(pieces) + 1)):
+            raise ValueError(f"chunk {read.index} of dead letter {read.id} does not follow chunk {len(pieces) - 1}")
+        if len(pieces) < read.count:
+            return None
+        del self.waiting[read.id]
+        return _joined(pieces)
+
+
+def _joined(pieces: Sequence[Piece]) -> Letter:
+    key, value, headers = unpack(b"".join(piece.data for piece in pieces))
+    head = pieces[0].letter
+    return Letter(
+        head.reason, head.topic, key, value, headers, head.partition, head.timestamp, head.detail, head.source
+    )
+
+
+def _ours(letter: Letter) -> list[Header]:
+    text: dict[str, str | None] = {
+        _REASON: letter.reason.value,
+        _DETAIL: " ".join(letter.detail.split())[:_DETAIL_LIMIT],
+        _TOPIC: letter.topic if letter.topic is None else letter.topic[:_NAME_LIMIT],
+        _PARTITION: None if letter.partition is None else str(letter.partition),
+        _TIMESTAMP: None if letter.timestamp is None else str(letter.timestamp),
+        _SOURCE: letter.source,
+    }
+    return [(name, value.encode()) for name, value in text.items() if value is not None]
+
+
+def _known(headers: Iterable[Header]) -> dict[str, str]:
+    """Our headers by name. The last of ours ends them: an original header may have a name like one of ours."""
+    ours: dict[str, str] = {}
+    for name, value in headers:
+        if name.startswith(PREFIX) and value is not None:
+            ours.setdefault(name, value.decode("utf-8", "replace"))
+        if name in (_COUNT, _CHUNK):
+            break
+    return ours
+
+
+def _letter(ours: dict[str, str], key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> Letter:
+    reason = ours.get(_REASON)
+    if reason is None or reason not in set(Reason):
+        raise ValueError(f'no dead letter: header "{_REASON}" is missing or unknown')
+    return Letter(
+        Reason(reason),
+        ours.get(_TOPIC),
+        key,
+        value,
+        headers,
+        _number(ours, _PARTITION),
+        _number(ours, _TIMESTAMP),
+        ours.get(_DETAIL, ""),
+        ours.get(_SOURCE, ""),
+    )
+
+
+def _piece(letter: Letter, chunk: str, data: bytes) -> Piece:
+    name, _, place = chunk.partition(" ")
+    index, _, count = place.partition("/")
+    if not (name and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise ValueError(f'no dead letter: header "{_CHUNK}" is "{chunk}"')
+    return Piece(letter, name, int(index), int(count), data)
+
+
+def _number(ours: dict[str, str], name: str) -> int | None:
+    text = ours.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f'no dead letter: header "{name}" is "{text}"') from None
+
+
+def size(record: Record) -> int:
+    """An upper bound of the bytes Kafka needs for a record of its own batch."""
+    key, value, headers = record
+    total = _FRAME + len(key or b"") + len(value or b"")
+    return total + sum(len(name.encode()) + len(content or b"") + 10 for name, content in headers)
+
+
+_LENGTH: Final = struct.Struct(">i")
+#: Stands for null, which is not the empty string.
+_NULL: Final = -1
+
+
+def pack(key: bytes | None, value: bytes | None, headers: Iterable[Header]) -> bytes:
+    """Key, value and headers as one blob: each a big-endian int32 length (-1: null) and its bytes."""
+    fields = [key, value]
+    for name, content in headers:
+        fields += [name.encode(), content]
+    return b"".join(_LENGTH.pack(_NULL if part is None else len(part)) + (part or b"") for part in fields)
+
+
+def unpack(blob: bytes) -> tuple[bytes | None, bytes | None, tuple[Header, ...]]:
+    """The reverse of `pack`.
+
+    Raises:
+        ValueError: The blob is cut or was not packed here.
+    """
+    fields: list[bytes | None] = []
+    at = 0
+    while at < len(blob):
+        if at + _LENGTH.size > len(blob):
+            raise ValueError("the blob of a dead letter is cut")
+        (length,) = _LENGTH.unpack_from(blob, at)
+        at += _LENGTH.size
+        if length < _NULL or at + max(length, 0) > len(blob):
+            raise ValueError("the blob of a dead letter is cut")
+        fields.append(None if length == _NULL else blob[at : at + length])
+        at += max(length, 0)
+    if len(fields) < 2 or len(fields) % 2:
+        raise ValueError("the blob of a dead letter is cut")
+    names = [(name or b"").decode() for name in fields[2::2]]
+    return fields[0], fields[1], tuple(zip(names, fields[3::2], strict=True))

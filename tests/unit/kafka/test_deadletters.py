@@ -1,0 +1,128 @@
+"""Nothing of a dead letter is lost: not a byte, not the order of its headers, not null against empty."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.kafka.deadletters import (
+    PREFIX,
+    Collector,
+    Header,
+    Letter,
+    Piece,
+    Reason,
+    from_record,
+    pack,
+    size,
+    to_record,
+    to_records,
+    unpack,
+)
+
+LIMIT = 4096
+names = st.one_of(st.text(max_size=10), st.sampled_from([PREFIX + "reason", PREFIX + "headers", PREFIX + "chunk"]))
+payloads = st.one_of(st.none(), st.binary(max_size=20), st.binary(min_size=3000, max_size=9000))
+original: st.SearchStrategy[list[Header]] = st.lists(st.tuples(names, st.one_of(st.none(), st.binary(max_size=20))))
+line = st.text(st.characters(categories=["L", "N"]), max_size=20)
+letters = st.builds(
+    Letter,
+    reason=st.sampled_from(Reason),
+    topic=st.one_of(st.none(), line),
+    key=payloads,
+    value=payloads,
+    headers=original.map(tuple),
+    partition=st.one_of(st.none(), st.integers(-(2**31), 2**31 - 1)),
+    timestamp=st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)),
+    detail=line,
+    source=line,
+)
+
+
+@given(letters)
+def test_a_letter_comes_back_as_it_was_whatever_its_size(letter: Letter) -> None:
+    collector = Collector()
+    written = to_records(letter, LIMIT)
+    assert all(size(record) <= LIMIT for record in written)
+    read = [collector.add(*record) for record in written]
+    assert read[:-1] == [None] * (len(written) - 1)
+    assert read[-1] == letter
+    assert not collector.waiting
+
+
+def test_a_letter_that_fits_is_readable_by_any_tool() -> None:
+    letter = Letter(Reason.PARTITION, "t", b"k", b"v", (("a", b"1"), ("a", None)), 7, 1000, "no\npartition 7", "s")
+    assert to_record(letter) == (
+        b"k",
+        b"v",
+        [
+            ("towline.dlq.reason", b"partition"),
+            ("towline.dlq.detail", b"no partition 7"),
+            ("towline.dlq.topic", b"t"),
+            ("towline.dlq.partition", b"7"),
+            ("towline.dlq.timestamp", b"1000"),
+            ("towline.dlq.source", b"s"),
+            ("towline.dlq.headers", b"2"),
+            ("a", b"1"),
+            ("a", None),
+        ],
+    )
+
+
+def test_chunks_share_a_key_so_that_they_share_a_partition() -> None:
+    written = to_records(Letter(Reason.TOO_LARGE, "t", b"k", b"x" * 10_000), LIMIT)
+    assert len(written) > 2
+    assert len({key for key, _, _ in written}) == 1
+    pieces = [from_record(*record) for record in written]
+    assert [p.index for p in pieces if isinstance(p, Piece)] == list(range(1, len(written) + 1))
+
+
+def test_a_letter_written_again_counts_from_its_first_chunk() -> None:
+    letter = Letter(Reason.TOO_LARGE, "t", None, b"x" * 10_000)
+    written = to_records(letter, LIMIT)
+    collector = Collector()
+    for record in (written[0], *written[:-1]):
+        assert collector.add(*record) is None
+    assert collector.add(*written[-1]) == letter
+
+
+def test_a_missing_chunk_is_told() -> None:
+    first, _, third, *_ = to_records(Letter(Reason.TOO_LARGE, "t", None, b"x" * 20_000), LIMIT)
+    collector = Collector()
+    collector.add(*first)
+    with pytest.raises(ValueError, match=r"chunk 3 .* does not follow chunk 1"):
+        collector.add(*third)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        None,
+        [("a", b"1")],
+        [(PREFIX + "reason", b"mood"), (PREFIX + "headers", b"0")],
+        [(PREFIX + "reason", b"partition")],
+        [(PREFIX + "reason", b"partition"), (PREFIX + "headers", b"9")],
+        [(PREFIX + "reason", b"partition"), (PREFIX + "headers", b"x")],
+        [(PREFIX + "reason", b"partition"), (PREFIX + "chunk", b"id 3/2")],
+    ],
+)
+def test_other_records_are_no_letters(headers: list[Header] | None) -> None:
+    with pytest.raises(ValueError, match="no dead letter"):
+        from_record(b"", b"", headers)
+
+
+def test_a_limit_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="no room"):
+        to_records(Letter(Reason.TOO_LARGE, "t", b"", b"x" * 1000), 300)
+
+
+def test_a_blob_cut_anywhere_is_noticed_or_shorter() -> None:
+    blob = pack(b"key", None, [("a", b"1"), ("b", None)])
+    assert unpack(blob) == (b"key", None, (("a", b"1"), ("b", None)))
+    for end in range(len(blob)):
+        try:
+            _, _, headers = unpack(blob[:end])
+        except ValueError:
+            continue
+        assert len(headers) < 2
