@@ -155,8 +155,9 @@ class GatewayClient:
         timeout_s: float,
         max_rows: int | None = None,
         max_bytes: int | None = None,
+        safe: int | None = None,
     ) -> Window:
-        """Commit everything before ``start``, then wait for rows beyond it.
+        """Commit everything before ``safe``, then wait for rows beyond ``start``.
 
         Signals are handled while it waits: the call itself is made on a thread of its own, because a signal handler
         of Python does not run inside a call of gRPC.
@@ -167,6 +168,7 @@ class GatewayClient:
             timeout_s: Seconds to wait for a row, 60 at most; 0 answers at once.
             max_rows: Most rows up to the answered ``end``.
             max_bytes: Most bytes up to the answered ``end``; one row is always allowed.
+            safe: Offset up to which a power failure can't undo the commit log, ``start`` at most; None for ``start``.
 
         Returns:
             The window; its ``end`` is ``start`` when there is nothing new.
@@ -184,6 +186,7 @@ class GatewayClient:
             "timeout_s": timeout_s,
             "max_rows": max_rows,
             "max_bytes": max_bytes,
+            "safe": safe,
         }
         got = _interruptible(lambda: self._action("wait", asked, timeout_s + CALL_S))
         return Window(**{key: got[key] for key in ("journal", "epoch", "first", "end", "tip")})

@@ -2,7 +2,7 @@
 
 Actions carry JSON both ways, rows come as a stream of record batches. Reading never consumes [I4]; the only call
 that moves a watermark is ``wait`` (and ``commit``), because the ``start`` it carries is the end of the last batch
-in Spark's commit log [I5]. Python work is per request and per record batch, never per row: the MQTT pump needs the
+in Spark's commit log [I5], and ``safe`` what of it survives a power failure. Python work is per request and per record batch, never per row: the MQTT pump needs the
 same interpreter lock.
 """
 
@@ -308,7 +308,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with self._news:
             self._leases.check(consumer, lease)
         self._in_range(start, start)
-        self._commit(consumer, start)
+        safe = asked.optional("safe")
+        self._commit(consumer, start if safe is None else min(safe, start))
         end = start
         if self._await(start, timeout, consumer, lease, context):
             end = self._journal.locate(
