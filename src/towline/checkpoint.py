@@ -97,6 +97,21 @@ class Checkpoint:
         except OSError:
             return None
 
+    def holds(self, offset: object) -> bool:
+        """Whether this checkpoint's newest done batch ended at a source offset; False where that can't be read.
+
+        Args:
+            offset: As the source gave it to Spark, a JSON value.
+        """
+        batch = self.last_commit_batch()
+        if self._path is None or batch is None:
+            return False
+        try:
+            lines = (self._path / _OFFSETS / str(batch)).read_text().split("\n")[2:]
+            return any(line != "-" and json.loads(line) == offset for line in lines)
+        except (OSError, ValueError):
+            return False
+
     def sync(self) -> None:
         """Make all that Spark has written of both logs durable; what this process synced before costs nothing.
 

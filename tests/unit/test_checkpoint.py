@@ -283,3 +283,11 @@ def test_torn_metadata_of_a_query_that_ran_is_damage(spark: Spark) -> None:
     (spark.path / "metadata").unlink()
     with pytest.raises(JournalDamaged, match="batch 0 is done"):
         Checkpoint(str(spark.path)).mend()
+
+
+def test_it_knows_the_place_where_its_query_is(spark: Spark) -> None:
+    found = Checkpoint(str(spark.path))
+    assert not found.holds({"offset": 0})
+    spark.run(0, 1)
+    spark.plan(2)
+    assert [n for n in range(4) if found.holds({"offset": n})] == [1]

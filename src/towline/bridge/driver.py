@@ -109,6 +109,7 @@ def start_query(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQue
         .option("consumer", CONSUMER)
         .option("guarantee", line.guarantee.value)
         .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
+        .option("checkpointLocation", str(line.checkpoint))
         .load()
     )
     writer = (

@@ -51,6 +51,7 @@ class SourceOptions:
             ``committed`` in a stream and ``earliest`` in a batch read.
         ending: Offset after the last one, batch reads only; None for all there is.
         poll_ms: Longest wait for a message, in milliseconds.
+        checkpoint: Location of the query's checkpoint, as the writer has it; "" when it was not told.
     """
 
     settings: GatewaySettings | None
@@ -63,6 +64,7 @@ class SourceOptions:
     starting: str | int | None
     ending: int | None
     poll_ms: int
+    checkpoint: str
 
 
 class _Setting(NamedTuple):
@@ -187,6 +189,7 @@ _SOURCE_OPTIONS = (
     "startingOffset",
     "endingOffset",
     "pollMs",
+    "checkpointLocation",
 )
 
 #: Every option, as users write it.
@@ -237,6 +240,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         starting=_starting(options.get("startingOffset")),
         ending=_read(options, "endingOffset", _number) if "endingOffset" in options else None,
         poll_ms=_read(options, "pollMs", _poll) if "pollMs" in options else DEFAULT_POLL_MS,
+        checkpoint=options.get("checkpointLocation", ""),
     )
 
 

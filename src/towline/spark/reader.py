@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
+from towline.spark.cut import Cut
 from towline.spark.link import PATIENCE_S, Place, patiently
 from towline.spark.offsets import Position
 
@@ -41,6 +42,9 @@ __all__ = ["TICK_S", "MqttBatchReader", "MqttStreamReader", "ReadPlan", "Slice"]
 #: An idle stream makes an empty batch this often, in seconds: Spark ends Python workers that idle for 60 s
 #: (PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS), and the next batch would then take five seconds instead of 0.2.
 TICK_S = 45.0
+
+#: Longest wait for a message while rows are in the commit log and not yet safe to remove, in seconds.
+SETTLE_S = 0.25
 
 #: How long a new reader waits for the one before it to end, in seconds: a stopped query's process needs a moment.
 TAKEOVER_S = 5.0
@@ -62,6 +66,7 @@ class ReadPlan:
         ending: Offset after the last row, batch reads only.
         poll_s: Longest wait for a message in ``latestOffset``, in seconds.
         own_schema: Whether the rows have the source's schema, as they must.
+        checkpoint: Location of the query's checkpoint, "" when it was not told.
     """
 
     place: Place
@@ -73,6 +78,7 @@ class ReadPlan:
     ending: int | None = None
     poll_s: float = 5.0
     own_schema: bool = True
+    checkpoint: str = ""
 
 
 class Slice(InputPartition):
@@ -106,8 +112,10 @@ class _Hold:
             self._lease = self._client.open(self._consumer, patience_s=TAKEOVER_S)
         return self._lease
 
-    def wait(self, here: Position, timeout_s: float, max_rows: int | None, max_bytes: int | None) -> Window:
-        """Commit up to ``here`` and wait for more; a gateway that is gone is waited for or started again."""
+    def wait(self, here: Position, safe: int, timeout_s: float, limit: ReadLimit) -> Window:
+        """Commit up to ``safe`` and wait for more than ``here``; a gateway that is gone is waited for or started."""
+        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
 
         def attempt() -> Window:
             lease = self.lease()
@@ -115,7 +123,7 @@ class _Hold:
             assert self._client is not None
             try:
                 return self._client.wait(
-                    lease, here.offset, timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes
+                    lease, here.offset, timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes, safe=safe
                 )
             except GatewayUnreachable:
                 self.drop()
@@ -151,13 +159,14 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Streams an inbox: offsets are journal offsets, reads are repeatable [I4].
 
     ``start`` of `latestOffset` is the end of the last batch whose commit-log entry is written; it alone moves the
-    committed watermark [I5]. ``commit`` comes late and never for the last batch, ``stop`` may come with a batch
-    uncommitted: neither moves anything.
+    committed watermark, and only as far as the entry survives a power failure (`towline.spark.cut`) [I5]. ``commit``
+    comes late and never for the last batch, ``stop`` may come with a batch uncommitted: neither moves anything.
     """
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
         self._hold = _Hold(plan.place, plan.consumer)
+        self._cut = Cut(plan.checkpoint)
         self._target: int | None = None
         self._planned = False
         #: When the offset changed last. Never, at first: a query that starts idle ticks at once, so that Spark's Python
@@ -193,17 +202,20 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Position(lease.name, lease.journal, offset).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Commit up to ``start``, then wait for new rows for a while.
+        """Commit what of ``start`` is durable, then wait for new rows for a while.
 
         Returns:
             The end of the next batch within the limit, or ``start`` itself when nothing is new: Spark compares
             offsets as text.
+
+        Raises:
+            JournalError: TL-J20, the checkpoint can't be made durable.
         """
         here = Position.parse(start)
         self._planned = True
-        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
-        window = self._hold.wait(here, self._patience(), max_rows, max_bytes)
+        last_call = self._target is not None and here.offset >= self._target
+        safe = self._cut.upto(here, wait=last_call) or 0
+        window = self._hold.wait(here, safe, self._patience(settled=safe == here.offset), limit)
         end = window.end if self._target is None else max(here.offset, min(window.end, self._target))
         self._reached, self._tip = end, window.tip
         if end > here.offset:
@@ -262,11 +274,16 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _check(self._plan, streaming=True)
         return patiently(self._hold.lease)
 
-    def _patience(self) -> float:
-        """How long this call may wait, in seconds: not at all for AvailableNow, and not beyond the next tick."""
+    def _patience(self, *, settled: bool) -> float:
+        """How long this call may wait, in seconds: not at all for AvailableNow, and not beyond the next tick.
+
+        Args:
+            settled: Whether all that is done could be removed; else the next call is to come soon.
+        """
         if self._target is not None:
             return 0.0
-        return max(0.0, min(self._plan.poll_s, self._moved + TICK_S - time.monotonic()))
+        longest = self._plan.poll_s if settled else min(self._plan.poll_s, SETTLE_S)
+        return max(0.0, min(longest, self._moved + TICK_S - time.monotonic()))
 
     def _ticked(self, here: Position) -> dict[str, Any] | None:
         if self._target is not None or time.monotonic() - self._moved < TICK_S:

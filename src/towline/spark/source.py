@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -36,9 +37,18 @@ class MqttDataSource(DataSource):
         return "mqtt"
 
     def schema(self) -> str:
-        """One row a message; the same columns in the same order as the journal's."""
+        """One row a message; the same columns in the same order as the journal's.
+
+        Spark asks at ``load()``, before it reads the checkpoint: the place to remove what a power failure tore there.
+
+        Raises:
+            JournalDamaged: TL-J21, more is torn than a power failure can tear.
+        """
+        from towline.checkpoint import Checkpoint  # noqa: PLC0415 - see above
         from towline.gateway.rows import SPARK_SCHEMA  # noqa: PLC0415 - see above
 
+        for line in Checkpoint(self._plan.checkpoint).mend():
+            logging.getLogger("towline.spark").warning(line)
         return SPARK_SCHEMA
 
     def streamReader(self, schema: StructType) -> MqttStreamReader:  # noqa: N802 - Spark's name
@@ -70,6 +80,7 @@ def _plan(options: SourceOptions) -> ReadPlan:
         starting=options.starting,
         ending=options.ending,
         poll_s=options.poll_ms / 1000,
+        checkpoint=options.checkpoint,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import pickle
@@ -22,7 +23,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from tests.helpers import wait_until
 from tests.unit.spark.serving import Served, mark, rows, served
-from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
+from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalError
 from towline.gateway.client import GatewayClient
 from towline.spark import link, reader
 from towline.spark.link import Place, driver_pid, patiently
@@ -111,8 +112,7 @@ def test_only_the_start_of_latest_offset_commits(server: Served, stream: MqttStr
     table(stream, start, end)
     stream.commit(end)
     assert server.journal.consumers["default"] == 0
-    stream.latestOffset(end, ALL)
-    assert server.journal.consumers["default"] == 10
+    wait_until(lambda: stream.latestOffset(end, ALL) and server.journal.consumers["default"] == 10)
 
 
 def test_stop_commits_nothing_and_frees_the_consumer(server: Served, stream: MqttStreamReader) -> None:
@@ -267,7 +267,7 @@ def test_a_stream_survives_a_restart_of_its_gateway(tmp_path: Path) -> None:
         end = stream.latestOffset(at, ALL)
         assert offset(end) == 15
         assert table(stream, at, end).num_rows == 5
-        assert second.journal.consumers["default"] == 10
+        wait_until(lambda: stream.latestOffset(at, ALL) and second.journal.consumers["default"] == 10)
         stream.stop()
 
 
@@ -499,3 +499,137 @@ def test_readers_of_many_threads_get_along(server: Served, plan: ReadPlan) -> No
     for thread in threads:
         thread.join(30)
     assert counts == [10_000] * 4
+
+
+# -- power loss ------------------------------------------------------------------------------------------------------
+
+
+class Query:
+    """What Spark does around a reader: a batch's entries in the checkpoint."""
+
+    def __init__(self, stream: MqttStreamReader, path: Path) -> None:
+        self.stream = stream
+        self.path = path
+        self.at = stream.initialOffset()
+        self._batch = 0
+        (path / "offsets").mkdir(parents=True)
+        (path / "commits").mkdir()
+
+    def batch(self) -> None:
+        """Plan and finish the next batch; `latestOffset` has not been called with its end yet."""
+        self.at = self.stream.latestOffset(self.at, ALL)
+        self.write("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(self.at)}')
+        self.write("commits", 'v1\n{"nextBatchWatermarkMs":0}')
+        self._batch += 1
+
+    def write(self, log: str, text: str) -> None:
+        (self.path / log / str(self._batch)).write_text(text)
+
+
+@pytest.fixture
+def query(plan: ReadPlan, tmp_path: Path) -> Iterator[Query]:
+    stream = MqttStreamReader(replace(plan, checkpoint=f"file:{tmp_path / 'ck'}"))
+    yield Query(stream, tmp_path / "ck")
+    stream.stop()
+
+
+def test_with_its_checkpoint_known_the_inbox_is_cut_at_once(server: Served, query: Query) -> None:
+    for end in (10, 20):
+        server.add(10)
+        query.batch()
+        query.stream.latestOffset(query.at, ALL)
+        assert server.journal.consumers["default"] == end
+
+
+def test_the_commit_log_is_durable_before_the_inbox_is_cut(
+    server: Served, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add(10)
+    query.batch()
+    seen: dict[str, int] = {}
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        seen[name.split(".")[1] if name.endswith(".towline") else name] = server.journal.consumers["default"]
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    query.stream.latestOffset(query.at, ALL)
+    assert {name: seen[name] for name in ("0", "commits", "offsets", "ck")} == dict.fromkeys(
+        ("0", "commits", "offsets", "ck"), 0
+    )
+    assert server.journal.consumers["default"] == 10
+
+
+def test_a_checkpoint_that_can_not_be_synced_ends_the_query_and_cuts_nothing(
+    server: Served, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add(10)
+    query.batch()
+
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", broken)
+        with pytest.raises(JournalError, match=r"Input/output error.*TL-J20"):
+            query.stream.latestOffset(query.at, ALL)
+    assert server.journal.consumers["default"] == 0
+
+
+@pytest.mark.parametrize("why", ["unknown", "of another query", "not there"])
+def test_without_its_checkpoint_the_cut_waits_for_a_sync_of_the_machine(
+    server: Served, plan: ReadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    location = {"unknown": "", "of another query": str(tmp_path / "other"), "not there": "file:/not/there"}[why]
+    go, asked = threading.Event(), threading.Event()
+
+    def sync() -> None:
+        asked.set()
+        go.wait(10)
+
+    monkeypatch.setattr(os, "sync", sync)
+    stream = MqttStreamReader(replace(plan, checkpoint=location))
+    Query(stream, tmp_path / "other").batch()
+    server.add(10)
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    try:
+        stream.latestOffset(at, ALL)
+        assert asked.wait(10)
+        stream.latestOffset(at, ALL)
+        assert server.journal.consumers["default"] == 0
+        go.set()
+        # the sync that ran may have been asked for the offset before this one
+        wait_until(lambda: stream.latestOffset(at, ALL) and server.journal.consumers["default"] == 10)
+    finally:
+        go.set()
+        stream.stop()
+
+
+def test_nothing_waits_for_ever_on_an_idle_line(server: Served, plan: ReadPlan) -> None:
+    """No checkpoint known, a long poll: the cut comes with one of the next calls, and they come soon."""
+    stream = MqttStreamReader(replace(plan, poll_s=30.0))
+    server.add(10)
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    assert stream.latestOffset(at, ALL) is at
+
+    def idle() -> None:
+        while offset(stream.latestOffset(at, ALL)) == 10:
+            pass
+
+    spark = threading.Thread(target=idle)
+    spark.start()
+    wait_until(lambda: server.journal.consumers["default"] == 10, 5)
+    server.add(1)
+    spark.join(10)
+    assert not spark.is_alive()
+    stream.stop()
+
+
+def test_the_last_call_of_available_now_cuts(server: Served, stream: MqttStreamReader) -> None:
+    server.add(10)
+    stream.prepareForTriggerAvailableNow()
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    stream.latestOffset(at, ALL)
+    assert server.journal.consumers["default"] == 10
