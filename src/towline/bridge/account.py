@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 __all__ = ["Account", "Counts", "account"]
+
+
+#: Counts that Spark takes in every batch.
+_OBSERVED: Final = ("filtered", "unrouted", "fallback", "dead_lettered", "deduplicated", "late")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,11 @@ class Counts:
         filtered: Left out by a ``where``.
         unrouted: Taken by no route.
         fallback: Sent to a fallback topic.
-        missed: Rows of batches that were committed while nobody listened (the bridge ended in between).
+        dead_lettered: Sent to the dead-letter topic, because they could not be mapped.
+        deduplicated: Dropped as repeats.
+        late: Dropped by the state store, because the gateway's clock was set back further than keys are remembered.
+        missed: Rows of batches that were committed while nobody listened (the bridge ended in between), or that were
+            skipped because the marker said that Kafka has them.
         skipped: Rows of a repeated batch that guarantee at_most_once served empty.
     """
 
@@ -38,6 +46,9 @@ class Counts:
     filtered: int = 0
     unrouted: int = 0
     fallback: int = 0
+    dead_lettered: int = 0
+    deduplicated: int = 0
+    late: int = 0
     missed: int = 0
     skipped: int = 0
 
@@ -45,7 +56,8 @@ class Counts:
         """Count a committed batch; one that was counted before changes nothing.
 
         Args:
-            progress: A report of the driver: ``journal``, ``batch``, ``rows``, ``start``, ``end``, ``observed``.
+            progress: A report of the driver: ``journal``, ``batch``, ``rows``, ``start``, ``end``, ``observed``,
+                ``gives_up`` (whether rows that a batch did not show were given up, or are in Kafka).
         """
         journal = str(progress.get("journal", ""))
         if journal != self.journal:  # another journal: its offsets begin anew
@@ -64,15 +76,17 @@ class Counts:
         before = start if self.since is None else self.upto
         if end <= before:
             return replace(self, since=since, upto=max(before, self.upto), batch=progress["batch"])
+        unseen = max(0, end - start - rows)
+        given_up = unseen if progress.get("gives_up", True) else 0
         return replace(
             self,
             since=since,
             upto=end,
             batch=progress["batch"],
             rows=self.rows + rows,
-            missed=self.missed + max(0, start - before),
-            skipped=self.skipped + max(0, end - start - rows),
-            **{name: getattr(self, name) + int(observed.get(name, 0)) for name in ("filtered", "unrouted", "fallback")},
+            missed=self.missed + max(0, start - before) + unseen - given_up,
+            skipped=self.skipped + given_up,
+            **{name: getattr(self, name) + int(observed.get(name, 0)) for name in _OBSERVED},
         )
 
     @property
@@ -96,7 +110,7 @@ class Account:
 
     Attributes:
         received: Messages taken from the broker over the journal's life.
-        in_kafka: Written to Kafka and committed, fallback topics included.
+        in_kafka: Written to their Kafka topics and committed, fallback topics included.
         filtered: Left out by a ``where``.
         unrouted: Taken by no route.
         skipped: Given up by at_most_once after a crash.
@@ -156,12 +170,15 @@ def account(gateway: Mapping[str, Any], counts: Counts) -> Account:
     told = int(gateway["committed"])
     # The gateway learns of a commit with the next `latestOffset`, the bridge right after the batch.
     committed = max(told, min(counts.upto, end))
-    left_out = counts.filtered + counts.unrouted + counts.skipped
+    elsewhere = counts.dead_lettered + counts.deduplicated + counts.late
+    left_out = counts.filtered + counts.unrouted + counts.skipped + elsewhere
     why_not = ""
     if counts.upto > end:
         why_not = f"Spark committed up to {counts.upto:,}, the journal ends at {end:,}: was it restored from a copy?"
     elif not counts.agree:
         why_not = f"offsets {counts.since:,} to {counts.upto:,} gave {counts.rows + counts.missed:,} rows"
+    elif counts.late:
+        why_not = f"{counts.late:,} rows were lost: the gateway's clock was set back further than dedupe keys are kept"
     return Account(
         received=received,
         in_kafka=committed - left_out,
@@ -173,4 +190,6 @@ def account(gateway: Mapping[str, Any], counts: Counts) -> Account:
         adds_up=not why_not,
         why_not=why_not,
         uncounted=committed - counts.rows - counts.skipped if counts.agree and not why_not else 0,
+        dead_lettered=counts.dead_lettered,
+        deduplicated=counts.deduplicated,
     )

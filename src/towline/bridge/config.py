@@ -83,6 +83,9 @@ class Reader:
         self._environ = environ
         #: Whether a variable was missing, so that values may be stand-ins.
         self._unset = False
+        #: What lines need to know of the other sections.
+        self.spark_conf: Mapping[str, object] = {}
+        self.creates_topics = False
         self._raw = self._expand(raw, ())
         self._base = file.absolute().parent
 
@@ -97,7 +100,9 @@ class Reader:
         name = self._name(raw.get("name"))
         state_dir = self._state_dir(raw.get("state_dir"))
         kafka = self._kafka(self._table("kafka"))
-        spark = self.model(SparkSection, self._table("spark"), ("spark",), "[spark]") or SparkSection()
+        spark = self._spark(self._table("spark"))
+        self.spark_conf = spark.conf
+        self.creates_topics = kafka is not None and kafka.create_topics is not None
         mqtt = self.mqtt(self._table("mqtt"), ("mqtt",), "[mqtt]")
         lines = self._lines(name, state_dir, mqtt)
         self.found.raise_if_any()
@@ -213,6 +218,10 @@ class Reader:
         if not self._unset:
             self._judge_client(made)
         return made
+
+    def _spark(self, table: dict[str, Any]) -> SparkSection:
+        made = {**table, "conf": _flat(table.get("conf", {}))}
+        return self.model(SparkSection, made, ("spark",), "[spark]") or SparkSection()
 
     def _judge_client(self, kafka: Kafka) -> None:
         """Let the client library judge its settings; it opens no connection for that."""

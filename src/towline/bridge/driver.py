@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pyspark.sql import SparkSession
@@ -24,10 +25,16 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 import towline
 from towline.bridge.backoff import Backoff
 from towline.bridge.failures import reason
+from towline.bridge.identity import Identity
 from towline.bridge.model import Bridge, Line
-from towline.bridge.sql import apply
+from towline.bridge.recovery import examine, gather
+from towline.bridge.sql import Letters, Repeats, apply
+from towline.checkpoint import Checkpoint
+from towline.gateway.guarantees import knobs
+from towline.gateway.settings import Guarantee
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
         QueryProgressEvent,
@@ -36,10 +43,11 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["CONSUMER", "COUNTER", "Driver", "Reports", "facts", "main", "session", "start_query"]
+__all__ = ["CONSUMER", "COUNTER", "KEPT_COUNTER", "Driver", "Reports", "facts", "main", "session", "start_query"]
 
-#: Name of the observed metrics in a query's progress.
+#: Names of the observed metrics in a query's progress: of all rows, and of those that go on to Kafka.
 COUNTER = "towline"
+KEPT_COUNTER = "towline.kept"
 #: Name under which the bridge reads a gateway.
 CONSUMER = "bridge"
 #: Longest wait for a batch to end after ``stop``, in seconds; what it wrote comes again after the next start.
@@ -70,6 +78,11 @@ class Reports:
             self._stream.flush()
 
 
+#: For a line that drops repeats. One partition, because rows of a device must not be spread over several and come back
+#: in another order; and no batch of its own to clear old keys, which the next batch clears as well.
+_STATEFUL = {"spark.sql.shuffle.partitions": "1", "spark.sql.streaming.noDataMicroBatches.enabled": "false"}
+
+
 def session(bridge: Bridge) -> SparkSession:
     """The Spark session of a bridge, both formats registered.
 
@@ -85,6 +98,7 @@ def session(bridge: Bridge) -> SparkSession:
         "spark.sql.ansi.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
+        **(_STATEFUL if any(line.within for line in bridge.lines) else {}),
         **{
             name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in bridge.spark.conf.items()
@@ -100,27 +114,65 @@ def start_query(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQue
     """Start the query of a line: gateway → routes → Kafka.
 
     Raises:
-        TowlineError: In Spark's wrapping; `failures.reason` finds it.
+        TowlineError: TL-B22 to TL-B25, checkpoint and journal do not belong together; others in Spark's wrapping,
+            `failures.reason` finds them.
         pyspark.errors.AnalysisException: For a ``where`` that is no SQL over the source's columns.
     """
+    identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
+    for told in Checkpoint(str(line.checkpoint)).mend():
+        sys.stderr.write(f"--- line {line.name}\n{told}\n")
+    examine(line, bridge.file, identity, gather(line, CONSUMER))
     rows = (
         spark.readStream.format("mqtt")
         .option("gateway", str(line.gateway.state_dir))
         .option("consumer", CONSUMER)
         .option("guarantee", line.guarantee.value)
         .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
-        .option("checkpointLocation", str(line.checkpoint))
+        .option("startingOffset", _starting(line, identity))
         .load()
     )
     writer = (
-        apply(rows, line.routes, COUNTER)
+        records(rows, line)
         .writeStream.format("kafka_transactional")
         .queryName(line.name)
         .option("guarantee", line.guarantee.value)
         .option("checkpointLocation", str(line.checkpoint))
         .options(**{f"kafka.{name}": value for name, value in bridge.kafka.client().items()})
+        .options(**sink_options(line, identity))
     )
-    return writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
+    query = writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
+    replace(identity, query=str(query.id), parallelism=line.parallelism).save(line.gateway.state_dir)
+    return query
+
+
+def _starting(line: Line, identity: Identity) -> str:
+    """Where a query without a checkpoint begins: with what is not committed, and what was never tried.
+
+    A line that was told to begin again may have written the uncommitted rows already, and at_most_once doubles nothing.
+    """
+    return "committed" if knobs(line.guarantee).serves_again or identity.generation == 1 else "latest"
+
+
+def records(rows: DataFrame, line: Line) -> DataFrame:
+    """The records of a line: mapped, repeats dropped, in as many parts as it has writers."""
+    strict = line.guarantee is Guarantee.EXACTLY_ONCE
+    return apply(
+        rows,
+        line.routes,
+        COUNTER,
+        letters=Letters(line.dead_letter_topic, line.name) if line.dead_letter_topic else None,
+        repeats=Repeats(line.within, strict) if line.within else None,
+        kept=KEPT_COUNTER,
+        parallelism=line.parallelism,
+    )
+
+
+def sink_options(line: Line, identity: Identity) -> dict[str, str]:
+    """What the sink is told beside its client's settings."""
+    made = {"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}
+    if knobs(line.guarantee).transactions:
+        made |= {"sinkId": identity.sink, "parallelism": str(line.parallelism)}
+    return made
 
 
 class _Listener(StreamingQueryListener):
@@ -149,7 +201,6 @@ def facts(progress: Mapping[str, Any]) -> dict[str, Any]:
     """What the account needs of a query's progress: batch, rows, journal, offsets, durations, observed counts."""
     source: Mapping[str, Any] = next(iter(progress.get("sources") or []), {})
     begin, end = _entry(source.get("startOffset")), _entry(source.get("endOffset"))
-    observed = (progress.get("observedMetrics") or {}).get(COUNTER) or {}
     return {
         "batch": progress["batchId"],
         "rows": progress.get("numInputRows", 0),
@@ -157,8 +208,21 @@ def facts(progress: Mapping[str, Any]) -> dict[str, Any]:
         "start": begin.get("offset"),
         "end": end.get("offset"),
         "millis": progress.get("durationMs", {}),
-        "observed": {name: int(value or 0) for name, value in observed.items()},
+        "observed": _observed(progress),
     }
+
+
+def _observed(progress: Mapping[str, Any]) -> dict[str, int]:
+    """What was counted on the way, repeats among it: rows that were to go on and did not come out."""
+    metrics = progress.get("observedMetrics") or {}
+    seen = {
+        name: int(value or 0) for part in (COUNTER, KEPT_COUNTER) for name, value in (metrics.get(part) or {}).items()
+    }
+    if "kept" in seen and "rows" in seen:
+        late = sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in progress.get("stateOperators") or [])
+        gone = seen["rows"] - seen.get("filtered", 0) - seen.get("unrouted", 0) - seen.pop("kept")
+        seen |= {"deduplicated": max(0, gone - late), "late": late}
+    return seen
 
 
 def _entry(place: Any) -> dict[str, Any]:
@@ -199,8 +263,14 @@ class _Runner:
         except Exception as error:  # noqa: BLE001 - whatever ended the query is told, and the line tries again
             self._failed(error)
 
-    def progressed(self) -> None:
+    def tell(self, known: Mapping[str, Any]) -> None:
+        """Report a committed batch."""
+        gives_up = not knobs(self.line.guarantee).serves_again
+        self._driver.reports.say("progress", line=self.line.name, gives_up=gives_up, **known)
+
+    def progressed(self, known: Mapping[str, Any]) -> None:
         """A batch was committed: the next failure is a new one. Called on the listener's thread."""
+        self.tell(known)
         self._backoff.reset()
         self._batch_done.set()
 
@@ -221,7 +291,7 @@ class _Runner:
         for progress in query.recentProgress[-_LAST_BATCHES:]:
             told = getattr(progress, "json", None)
             known = json.loads(told) if isinstance(told, str) else dict(progress)
-            self._driver.reports.say("progress", line=self.line.name, **facts(known))
+            self.tell(facts(known))
 
     def _failed(self, error: Exception) -> None:
         if self._driver.stopping.is_set() or self._driver.jvm_gone():
@@ -302,9 +372,8 @@ class Driver:
             os._exit(0 if self.stopping.is_set() else EXIT_JVM_GONE)
 
     def _on_batch(self, name: str, facts: dict[str, Any]) -> None:
-        self.reports.say("progress", line=name, **facts)
         if runner := self._runners.get(name):
-            runner.progressed()
+            runner.progressed(facts)
 
     def _listen(self, commands: TextIO) -> None:
         for command in commands:

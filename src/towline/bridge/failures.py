@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from towline.bridge.recovery import PERMANENT
 from towline.errors import TowlineError
 
 __all__ = ["Reason", "reason"]
@@ -17,6 +18,8 @@ _OURS = re.compile(r"towline\.errors\.\w+: ([^\n]*?\[(TL-[A-Z]\d+)\])")
 _ANY = re.compile(r"([^\n]*?\[(TL-[A-Z]\d+)\])")
 _SPARK = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
 _JAVA_PREFIX = re.compile(r"^(?:[\w.$]+(?:Exception|Error): )+")
+#: Checkpoint, journal and markers that do not fit each other fit no better at the next try.
+_STAYS = PERMANENT | {"TL-G04", "TL-G05", "TL-G06", "TL-G12", "TL-J21"}
 #: Text of a foreign error that is shown; the rest is in the log.
 MAX_TEXT = 300
 
@@ -54,8 +57,8 @@ def reason(error: BaseException | str, where: str, failed: str = "the query fail
 
 
 def _is_permanent(code: str) -> bool:
-    """Configuration stays wrong until somebody changes it; what the world does may pass."""
-    return code.startswith("TL-C")
+    """Configuration stays wrong until somebody changes it, and so does what no longer belongs together."""
+    return code.startswith("TL-C") or code in _STAYS
 
 
 def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> Reason:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from towline.bridge.mistakes import Mistakes, did_you_mean
-from towline.bridge.model import Line, RouteSection, UplinkSection
+from towline.bridge.model import Dedupe, Line, RouteSection, UplinkSection
 from towline.bridge.places import KeyPath
 from towline.bridge.routes import Pattern, Route, Template, allowed, kafka_name_problem, subscriptions
-from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee
+from towline.gateway.guarantees import conf_problem, knobs
+from towline.gateway.settings import GatewaySettings, Guarantee
 
 if TYPE_CHECKING:
     from towline.bridge.config import Reader
@@ -46,7 +47,8 @@ class LineReader:
         tables = {"mqtt", "journal", "route"}
         uplink = self._uplink({key: value for key, value in self._table.items() if key not in tables})
         guarantee = uplink.guarantee if uplink else Guarantee.AT_LEAST_ONCE
-        sections, routes = self._routes(guarantee)
+        sections, routes = self._routes(guarantee, uplink.dedupe if uplink else None)
+        self._one_within(uplink, sections)
         gateway = self._gateway(uplink, routes)
         if uplink is None or gateway is None or not sections:
             return None
@@ -57,6 +59,9 @@ class LineReader:
             sections=sections,
             max_messages_per_trigger=uplink.max_messages_per_trigger,
             trigger_interval_s=uplink.trigger_interval_s,
+            parallelism=uplink.parallelism,
+            dead_letter_topic=self._dead_letters(uplink),
+            dedupe=uplink.dedupe,
         )
 
     def _note(self, code: str, key: str | KeyPath, what: str, do: str) -> None:
@@ -71,18 +76,44 @@ class LineReader:
         made = self._reader.model(UplinkSection, table, self._path, self._subject)
         if made is None:
             return None
-        if made.guarantee is Guarantee.EXACTLY_ONCE:
-            what = "guarantee exactly_once is not built yet, and nothing less is done under that name"
-            self._note("TL-C71", "guarantee", what, "Use at_least_once; exactly_once comes in a later version.")
-        if made.ack_after is AckAfter.RECEIVED and made.guarantee is not Guarantee.AT_MOST_ONCE:
-            what = f"guarantee {made.guarantee} acknowledges after journal or kafka, not received"
-            self._note("TL-C12", "ack_after", what, "Remove ack_after, or take guarantee at_most_once.")
-        if made.guarantee is Guarantee.AT_MOST_ONCE and made.ack_after not in (None, AckAfter.RECEIVED):
-            what = "guarantee at_most_once acknowledges on receipt"
-            self._note("TL-C12", "ack_after", what, "Remove ack_after, or take guarantee at_least_once.")
+        allowed_acks = knobs(made.guarantee).acks
+        if made.ack_after is not None and made.ack_after not in allowed_acks:
+            what = f"guarantee {made.guarantee} acknowledges after {' or '.join(allowed_acks)}, not {made.ack_after}"
+            self._note("TL-C12", "ack_after", what, "Remove ack_after, or take another guarantee.")
+        self._spark(made.guarantee)
         return made
 
-    def _routes(self, guarantee: Guarantee) -> tuple[tuple[RouteSection, ...], tuple[Route, ...]]:
+    def _spark(self, guarantee: Guarantee) -> None:
+        """What [spark.conf] must not undo."""
+        if problem := conf_problem(guarantee, self._reader.spark_conf):
+            name, value = problem
+            what = f"guarantee {guarantee} needs {name} = {value}"
+            self._found.add(
+                "TL-C12", ("spark", "conf", *name.split(".")), self._subject, what, "Remove it from [spark.conf]."
+            )
+
+    def _dead_letters(self, uplink: UplinkSection) -> str | None:
+        """The topic: as named, else `<bridge>.dead-letters` where missing topics are created."""
+        named = uplink.dead_letter_topic
+        if named is False or (named is None and not self._reader.creates_topics):
+            return None
+        name = named or f"{self._bridge}.dead-letters"
+        if problem := kafka_name_problem(name):
+            self._note("TL-C62", "dead_letter_topic", problem, "Correct the name, or write false for none.")
+        return name
+
+    def _one_within(self, uplink: UplinkSection | None, sections: tuple[RouteSection, ...]) -> None:
+        """One query has one watermark, so all routes remember equally long."""
+        own = [(index, section.dedupe) for index, section in enumerate(sections) if section.dedupe]
+        first = (uplink.dedupe if uplink else None) or next((dedupe for _, dedupe in own), None)
+        for index, dedupe in own:
+            if first is not None and dedupe.within != first.within:
+                what = f'within = "{dedupe.within}" differs from "{first.within}" on the same line'
+                self._note("TL-C72", ("route", index, "dedupe", "within"), what, "Make it one, or make two lines.")
+
+    def _routes(
+        self, guarantee: Guarantee, dedupe: Dedupe | None
+    ) -> tuple[tuple[RouteSection, ...], tuple[Route, ...]]:
         tables = self._table.get("route", [])
         if not isinstance(tables, list) or not tables:
             self._note("TL-C61", "route", "a line needs at least one [[uplink.route]]", "Add one with from and topic.")
@@ -93,7 +124,7 @@ class LineReader:
             path = (*self._path, "route", index)
             subject = f"{self._subject} route {index + 1}"
             section = self._reader.model(RouteSection, table if isinstance(table, dict) else {}, path, subject)
-            route = _RouteReader(self._found, path, subject, guarantee).route(section) if section else None
+            route = _RouteReader(self._found, path, subject, guarantee, dedupe).route(section) if section else None
             if section is not None and route is not None:
                 sections.append(section)
                 routes.append(route)
@@ -108,7 +139,7 @@ class LineReader:
         origin: dict[str, KeyPath] = {key: ("mqtt", key) for key in self._common}
         origin |= {key: (*self._path, "mqtt", key) for key in own}
         guarantee = uplink.guarantee if uplink else Guarantee.AT_LEAST_ONCE
-        if merged.get("session_expiry_s") == 0 and guarantee is not Guarantee.AT_MOST_ONCE:
+        if merged.get("session_expiry_s") == 0 and knobs(guarantee).persistent:
             what = f"guarantee {guarantee} needs a session that outlives the connection, session_expiry_s is 0"
             self._found.add(
                 "TL-C12", origin["session_expiry_s"], self._subject, what, "Raise it; without the key it is for ever."
@@ -124,11 +155,7 @@ class LineReader:
             "guarantee": guarantee,
             "journal": self._journal(),
         }
-        if (
-            uplink
-            and uplink.ack_after
-            and (uplink.ack_after is AckAfter.RECEIVED) is (guarantee is Guarantee.AT_MOST_ONCE)
-        ):
+        if uplink and uplink.ack_after in knobs(guarantee).acks:
             values["ack_after"] = uplink.ack_after
         if "brokers" not in merged:
             values["brokers"] = "mqtt://x"  # its absence is noted for [mqtt]
@@ -174,11 +201,14 @@ class LineReader:
 class _RouteReader:
     """Judges one ``[[uplink.route]]``."""
 
-    def __init__(self, found: Mistakes, path: KeyPath, subject: str, guarantee: Guarantee) -> None:
+    def __init__(
+        self, found: Mistakes, path: KeyPath, subject: str, guarantee: Guarantee, dedupe: Dedupe | None
+    ) -> None:
         self._found = found
         self._path = path
         self._subject = subject
         self._guarantee = guarantee
+        self._dedupe = dedupe
         self._clean = True
 
     def route(self, section: RouteSection) -> Route | None:
@@ -187,13 +217,15 @@ class _RouteReader:
         if captures is not None:
             for key, text in self._templates(section):
                 self._attempt("TL-C66", key, partial(Template.parse, text, captures))
+            if dedupe := section.dedupe or self._dedupe:
+                self._attempt("TL-C66", ("dedupe",), partial(dedupe.compile, captures))
         self._qos(section)
         self._where(section)
         self._headers(section)
         self._lists(section)
         if not self._clean:
             return None
-        made = section.compile(self._guarantee)
+        made = section.compile(self._guarantee, self._dedupe)
         return made if self._topic_clean(made) else None
 
     def _note(self, code: str, key: KeyPath, what: str, do: str) -> None:
@@ -219,9 +251,16 @@ class _RouteReader:
         return made + [(("headers", name), text) for name, text in section.headers.items()]
 
     def _qos(self, section: RouteSection) -> None:
-        if section.qos == 0 and self._guarantee is not Guarantee.AT_MOST_ONCE:
-            what = f"guarantee {self._guarantee} needs QoS 1 or 2, the route subscribes with qos = 0"
-            self._note("TL-C12", ("qos",), what, "Raise it, or take guarantee at_most_once.")
+        table = knobs(self._guarantee)
+        keyed = (section.dedupe or self._dedupe) is not None
+        least = table.least_qos_keyed if keyed else table.least_qos
+        if section.qos is None or section.qos >= least:
+            return
+        what = f"guarantee {self._guarantee} needs QoS {' or '.join(map(str, range(least, 3)))}, "
+        do = "Raise it, or take guarantee at_most_once."
+        if table.least_qos_keyed < table.least_qos:
+            do = f"Raise it, or give a dedupe key, which allows QoS {table.least_qos_keyed}."
+        self._note("TL-C12", ("qos",), f"{what}the route subscribes with qos = {section.qos}", do)
 
     def _where(self, section: RouteSection) -> None:
         if section.where is not None and not section.where.strip():

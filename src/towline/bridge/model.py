@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from towline.bridge.mistakes import did_you_mean
 from towline.bridge.routes import Pattern, Route, Template
 from towline.errors import ConfigError
+from towline.gateway.guarantees import knobs
 from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee
 
 __all__ = [
     "NAME",
     "Bridge",
     "CreateTopics",
+    "Dedupe",
     "Kafka",
     "Line",
     "RouteSection",
@@ -88,6 +92,41 @@ class SparkSection(Section):
     conf: dict[str, str | bool | int | float] = {}
 
 
+#: How long keys are remembered: ``10 minutes``, at least a second, at most 30 days.
+_WITHIN = re.compile(r"^([1-9][0-9]{0,6}) ?(second|minute|hour|day)s?$")
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_LONGEST_S = 30 * 86400
+
+
+class Dedupe(Section):
+    """How repeats are recognised.
+
+    Attributes:
+        key: What names a message for ever: a template such as ``{mqtt.user.id}``, or Spark SQL over the columns of the
+            source. It must never be used again for another message.
+        within: How long a key is remembered at least, by the time of receipt: ``10 minutes``.
+    """
+
+    key: str = Field(min_length=1)
+    within: str = "10 minutes"
+
+    @field_validator("within")
+    @classmethod
+    def _a_time(cls, value: str) -> str:
+        found = _WITHIN.match(value.strip().lower())
+        if not found or int(found[1]) * _SECONDS[found[2]] > _LONGEST_S:
+            raise ValueError('within is a time of at most 30 days; write it as "10 minutes" or "2 hours"')
+        return f"{found[1]} {found[2]}s"
+
+    def compile(self, captures: Iterable[str]) -> Template | str:
+        """The key as a template where it has braces, else the SQL it is.
+
+        Raises:
+            ValueError: As `Template.parse`.
+        """
+        return Template.parse(self.key, captures) if "{" in self.key else self.key
+
+
 class RouteSection(Section):
     """``[[uplink.route]]`` as written; `compile` makes it a `Route`."""
 
@@ -100,18 +139,24 @@ class RouteSection(Section):
     allowed_topics: tuple[str, ...] = ()
     fallback_topic: str | None = None
     properties: Literal["all", "none"] = "all"
+    key_required: bool = False
+    dedupe: Dedupe | None = None
 
-    def compile(self, guarantee: Guarantee) -> Route:
+    def compile(self, guarantee: Guarantee, dedupe: Dedupe | None = None) -> Route:
         """The route, with the QoS the guarantee takes when none is given (design section 4).
+
+        Args:
+            guarantee: Of the line.
+            dedupe: Of the line, for a route without its own.
 
         Raises:
             ValueError: As `Pattern.parse` and `Template.parse` say.
         """
         pattern = Pattern.parse(self.from_)
-        usual = 0 if guarantee is Guarantee.AT_MOST_ONCE else 1
+        dedupe = self.dedupe or dedupe
         return Route(
             pattern=pattern,
-            qos=usual if self.qos is None else self.qos,
+            qos=knobs(guarantee).qos if self.qos is None else self.qos,
             topic=Template.parse(self.topic, pattern.names),
             key=None if self.key is None else Template.parse(self.key, pattern.names),
             headers=tuple((name, Template.parse(text, pattern.names)) for name, text in self.headers.items()),
@@ -119,6 +164,8 @@ class RouteSection(Section):
             allowed_topics=self.allowed_topics,
             fallback_topic=self.fallback_topic,
             properties=self.properties == "all",
+            key_required=self.key_required,
+            dedupe=None if dedupe is None else dedupe.compile(pattern.names),
         )
 
 
@@ -130,6 +177,9 @@ class UplinkSection(Section):
     ack_after: AckAfter | None = None
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
     trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    parallelism: Annotated[int, Field(ge=1, le=256)] = 1
+    dead_letter_topic: str | Literal[False] | None = None
+    dedupe: Dedupe | None = None
 
 
 class Line(Section):
@@ -142,6 +192,9 @@ class Line(Section):
         sections: Its routes as written.
         max_messages_per_trigger: Most messages in one micro-batch.
         trigger_interval_s: Seconds between batches; 0 begins the next at once.
+        parallelism: Writers of a batch: 1 makes it one transaction, more split it by key.
+        dead_letter_topic: Where records go that can't be mapped or written; None for nowhere, the line stops then.
+        dedupe: How repeats are recognised on routes that do not say it themselves.
     """
 
     name: str
@@ -150,11 +203,19 @@ class Line(Section):
     sections: tuple[RouteSection, ...]
     max_messages_per_trigger: int
     trigger_interval_s: float
+    parallelism: int = 1
+    dead_letter_topic: str | None = None
+    dedupe: Dedupe | None = None
 
     @property
     def routes(self) -> tuple[Route, ...]:
         """The routes, compiled."""
-        return tuple(section.compile(self.guarantee) for section in self.sections)
+        return tuple(section.compile(self.guarantee, self.dedupe) for section in self.sections)
+
+    @property
+    def within(self) -> str | None:
+        """How long dedupe keys are remembered; None when no route drops repeats."""
+        return next((one.within for one in (*(s.dedupe for s in self.sections), self.dedupe) if one), None)
 
     @property
     def checkpoint(self) -> Path:
@@ -163,9 +224,10 @@ class Line(Section):
 
     @property
     def fixed_topics(self) -> tuple[str, ...]:
-        """Kafka topics known without a message, fallbacks included, sorted."""
+        """Kafka topics known without a message, fallbacks and dead letters included, sorted."""
         routes = self.routes
         named = {route.topic.constant for route in routes} | {route.fallback_topic for route in routes}
+        named.add(self.dead_letter_topic)
         return tuple(sorted(name for name in named if name))
 
 

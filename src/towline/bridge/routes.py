@@ -256,8 +256,11 @@ class Route:
         headers: Names and templates, in order, after the properties of the message.
         where: Spark SQL over the source's columns, or None.
         allowed_topics: Names and globs a topic with fields is checked against.
-        fallback_topic: Where a message goes whose topic is illegal or not allowed; None stops the line there.
+        fallback_topic: Where a message goes whose topic is illegal or not allowed; None makes it a dead letter, or
+            stops the line where there are none.
         properties: Whether the MQTT properties travel as headers (`HEADERS`).
+        key_required: Whether a message that gives no key is a dead letter.
+        dedupe: What names a message for ever, as a template or as SQL; None to keep repeats.
     """
 
     pattern: Pattern
@@ -269,6 +272,8 @@ class Route:
     allowed_topics: tuple[str, ...] = ()
     fallback_topic: str | None = None
     properties: bool = True
+    key_required: bool = False
+    dedupe: Template | str | None = None
 
     def topic_for(self, values: Mapping[str, str | None]) -> str | None:
         """The Kafka topic of a message, or None where the checks of the module refuse it."""

@@ -9,30 +9,73 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from towline.bridge.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, USER_PREFIX, Route, Template
+from towline.kafka.deadletters import PREFIX, Reason
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Observation
+    from pyspark.sql import Column, DataFrame, Observation
 
     from towline.bridge.routes import Pattern
 
-__all__ = ["COUNTS", "LEVELS", "apply", "expressions", "literal", "matches", "template"]
+__all__ = ["COUNTS", "KEPT", "LEVELS", "Letters", "Repeats", "apply", "expressions", "literal", "matches", "template"]
 
 #: Names of the working columns; a source column never begins with two underscores.
-LEVELS, ROUTE, KEEP, TOPIC = "__levels", "__route", "__keep", "__topic"
+LEVELS, ROUTE, WHERE, KEEP, NAME, TOPIC, REASON = (
+    "__levels",
+    "__route",
+    "__where",
+    "__keep",
+    "__name",
+    "__topic",
+    "__reason",
+)
+#: What makes two messages the same: route, key, and for those without a key the offset, which no other has.
+SAME = ("__scope", "__dedupe", "__unique")
 
 _SAFE = re.compile(r"[A-Za-z0-9 _./:,;-]")
 _HEADER_TYPE = "array<struct<key: string, value: binary>>"
 
-#: Counted in every batch by `observe`: name → SQL aggregate.
+#: Counted in every batch by `observe`, of all rows: name → SQL aggregate.
 COUNTS = {
     "rows": "count(1)",
-    "filtered": f"count_if({ROUTE} IS NOT NULL AND NOT {KEEP})",
-    "unrouted": f"count_if({ROUTE} IS NULL)",
-    "fallback": f"count_if({KEEP} AND {TOPIC} IS NULL)",
+    "filtered": f"count_if({ROUTE} IS NOT NULL AND NOT {KEEP} AND {REASON} IS NULL)",
+    "unrouted": f"count_if({ROUTE} IS NULL AND {REASON} IS NULL)",
 }
+#: The same of the rows that go on to Kafka, repeats dropped.
+KEPT = {
+    "kept": "count(1)",
+    "fallback": f"count_if({TOPIC} IS NULL AND {REASON} IS NULL)",
+    "dead_lettered": f"count_if({REASON} IS NOT NULL)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Where rows go that can't be mapped.
+
+    Attributes:
+        topic: The dead-letter topic.
+        source: Name of the line.
+    """
+
+    topic: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """How repeats are dropped.
+
+    Attributes:
+        within: How long keys are remembered at least.
+        strict: Whether a message without a key, which can't be recognised again, is a dead letter.
+    """
+
+    within: str
+    strict: bool = False
 
 
 def literal(text: str) -> str:
@@ -76,15 +119,18 @@ def _field(name: str, pattern: Pattern) -> str:
 
 
 def _topic(route: Route) -> str:
-    name = template(route.topic, route.pattern)
     if route.topic.constant is not None:
-        return name
-    legal = (
-        f"length({name}) <= {MAX_TOPIC_LENGTH} AND {name} RLIKE {literal(LEGAL_TOPIC)} AND {name} NOT IN ('.', '..')"
-    )
-    if route.allowed_topics:
-        legal += f" AND {name} RLIKE {literal(_globs(route.allowed_topics))}"
-    return f"CASE WHEN {legal} THEN {name} END"
+        return NAME
+    return f"CASE WHEN {_legal(NAME)}{_listed(route)} THEN {NAME} END"
+
+
+def _legal(name: str) -> str:
+    """Whether Kafka takes the name [Kafka: Topic.validate]."""
+    return f"length({name}) <= {MAX_TOPIC_LENGTH} AND {name} RLIKE {literal(LEGAL_TOPIC)} AND {name} NOT IN ('.', '..')"
+
+
+def _listed(route: Route) -> str:
+    return f" AND {NAME} RLIKE {literal(_globs(route.allowed_topics))}" if route.allowed_topics else ""
 
 
 def _globs(globs: Sequence[str]) -> str:
@@ -175,20 +221,125 @@ def _fallback(route: Route) -> str:
     return f"raise_error({literal(sentence)})"
 
 
-def expressions(routes: Sequence[Route]) -> dict[str, str]:
-    """The SQL of a line: working columns first (in this order), then the columns of the record."""
+def _unmappable(route: Route, repeats: Repeats | None) -> str:
+    """Why a message of this route can't go where it belongs, null if it can."""
+    cases = [f"WHEN {WHERE} IS NULL THEN '{Reason.UNMAPPED}'"] if route.where is not None else []
+    if route.topic.constant is None and route.fallback_topic is None:
+        cases += [
+            f"WHEN {NAME} IS NULL THEN '{Reason.TOPIC_ABSENT}'",
+            f"WHEN {TOPIC} IS NULL AND {_legal(NAME)} THEN '{Reason.TOPIC_NOT_ALLOWED}'",
+            f"WHEN {TOPIC} IS NULL THEN '{Reason.TOPIC_ILLEGAL}'",
+        ]
+    if route.key_required:
+        cases.append(f"WHEN {_key(route)} IS NULL THEN '{Reason.KEY_ABSENT}'")
+    if repeats is not None and repeats.strict and route.dedupe is not None and route.qos < 2:
+        cases.append(f"WHEN {SAME[1]} IS NULL THEN '{Reason.KEY_ABSENT}'")
+    if not cases:
+        return "CAST(NULL AS STRING)"
+    return f"CASE WHEN NOT coalesce({WHERE}, true) THEN NULL {' '.join(cases)} END"
+
+
+#: What a person reads in ``towline.dlq.detail``.
+_DETAILS = {
+    Reason.UNMAPPED: "the condition where raised an error on this message",
+    Reason.UNROUTED: "no route takes this topic",
+    Reason.TOPIC_ABSENT: "the message lacks what the name of the Kafka topic is made of",
+    Reason.TOPIC_NOT_ALLOWED: "the name of the Kafka topic is not among allowed_topics",
+    Reason.TOPIC_ILLEGAL: "Kafka takes no such topic name",
+    Reason.KEY_ABSENT: "the message lacks what its key or its dedupe key is made of",
+}
+
+
+def _letter_headers(letters: Letters) -> str:
+    """The headers of a dead letter (`towline.kafka.deadletters`): ours, then every property and where it came from.
+
+    All in one lambda: Spark interprets that, so the rare case does not swell the generated code of the usual one.
+    """
+    details = " ".join(f"WHEN '{reason}' THEN {literal(text)}" for reason, text in _DETAILS.items())
+    ours = {
+        "reason": REASON,
+        "detail": f"CASE {REASON} {details} END",
+        "topic": NAME,
+        "timestamp": "CAST(unix_millis(received_at) AS STRING)",
+        "source": literal(letters.source),
+    }
+    first = ", ".join(
+        f"CASE WHEN {value} IS NOT NULL THEN {_header(literal(PREFIX + name), value)} END"
+        for name, value in ours.items()
+    )
+    place = ", ".join(
+        _header(literal(name), f"CAST({column} AS STRING)")
+        for name, column in (("mqtt.gateway", "gateway"), ("mqtt.offset", "offset"))
+    )
+    original = f"concat({_property_headers()}, array({place}))"
+    count = _header(literal(PREFIX + "headers"), "CAST(size(original) AS STRING)")
+    whole = f"concat(array_compact(array({first})), array({count}), original)"
+    return f"get(transform(array({original}), original -> {whole}), 0)"
+
+
+def expressions(
+    routes: Sequence[Route], letters: Letters | None = None, repeats: Repeats | None = None
+) -> dict[str, str]:
+    """The SQL of a line: working columns first (in this order), then the columns of the record.
+
+    Args:
+        routes: The arms, in order.
+        letters: Where rows go that can't be mapped; None stops the line at the first.
+        repeats: How repeats are dropped; None to keep them.
+    """
     cases = " ".join(f"WHEN {matches(route.pattern)} THEN {i}" for i, route in enumerate(routes))
-    return {
+    null = "CAST(NULL AS STRING)"
+    made = {
         LEVELS: "split(topic, '/')",
         ROUTE: f"CASE {cases} END",
-        KEEP: f"{ROUTE} IS NOT NULL AND {_switch(routes, _where, 'false')}",
-        TOPIC: _switch(routes, _topic, "CAST(NULL AS STRING)"),
-        "topic": f"coalesce({TOPIC}, {_switch(routes, _fallback, 'CAST(NULL AS STRING)')})",
+        WHERE: _switch(routes, _where, "false"),
+        KEEP: f"{ROUTE} IS NOT NULL AND coalesce({WHERE}, false)",
+        NAME: _switch(routes, lambda route: template(route.topic, route.pattern), null),
+        TOPIC: _switch(routes, _topic, null),
+        **(_sameness(routes) if repeats else {}),
+        REASON: null,
+        "topic": f"coalesce({TOPIC}, {_switch(routes, _fallback, null)})",
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
         "value": "payload",
         "headers": _switch(routes, _headers, f"CAST(NULL AS {_HEADER_TYPE})"),
         "timestamp": "received_at",
     }
+    return made if letters is None else _with_letters(made, routes, letters, repeats)
+
+
+def _with_letters(
+    made: dict[str, str], routes: Sequence[Route], letters: Letters, repeats: Repeats | None
+) -> dict[str, str]:
+    null = "CAST(NULL AS STRING)"
+    reason = _switch(routes, lambda route: _unmappable(route, repeats), null)
+    fallback = _switch(
+        routes, lambda route: null if route.fallback_topic is None else literal(route.fallback_topic), null
+    )
+    dead = f"{REASON} IS NOT NULL"
+    return made | {
+        REASON: f"CASE WHEN {ROUTE} IS NULL THEN '{Reason.UNROUTED}' ELSE {reason} END",
+        "topic": f"CASE WHEN {dead} THEN {literal(letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
+        "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
+        "headers": f"CASE WHEN {dead} THEN {_letter_headers(letters)} ELSE {made['headers']} END",
+    }
+
+
+def _sameness(routes: Sequence[Route]) -> dict[str, str]:
+    """The columns of `SAME`."""
+    null = "CAST(NULL AS STRING)"
+    return {
+        SAME[0]: _switch(routes, lambda route: literal(route.pattern.text), null),
+        SAME[1]: _switch(routes, _dedupe_key, null),
+        SAME[2]: f"CASE WHEN {SAME[1]} IS NULL THEN offset END",
+    }
+
+
+def _dedupe_key(route: Route) -> str:
+    if route.dedupe is None:
+        return "CAST(NULL AS STRING)"
+    if isinstance(route.dedupe, Template):
+        return template(route.dedupe, route.pattern)
+    return f"CAST((\n{route.dedupe}\n) AS STRING)"
 
 
 def _where(route: Route) -> str:
@@ -196,16 +347,29 @@ def _where(route: Route) -> str:
     return "true" if route.where is None else f"coalesce((\n{route.where}\n), false)"
 
 
-def apply(frame: DataFrame, routes: Sequence[Route], counter: str | Observation) -> DataFrame:
+def apply(
+    frame: DataFrame,
+    routes: Sequence[Route],
+    counter: str | Observation,
+    *,
+    letters: Letters | None = None,
+    repeats: Repeats | None = None,
+    kept: str | Observation | None = None,
+    parallelism: int = 1,
+) -> DataFrame:
     """Turn rows of the source into records for the sink and count what is left out.
 
     Args:
         frame: Rows as the ``mqtt`` source gives them.
         routes: The arms, in order.
         counter: Takes `COUNTS`: a name among the query's observed metrics, or an observation of a batch read.
+        letters: Where rows go that can't be mapped; None stops the line at the first.
+        repeats: How repeats are dropped; None to keep them.
+        kept: Takes `KEPT`, as `counter`; None to leave them uncounted.
+        parallelism: Parts of the result; more than one are split by key.
 
     Raises:
-        pyspark.errors.AnalysisException: If a ``where`` is no SQL over these columns.
+        pyspark.errors.AnalysisException: If a ``where`` or a dedupe key is no SQL over these columns.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
@@ -213,9 +377,34 @@ def apply(frame: DataFrame, routes: Sequence[Route], counter: str | Observation)
         if route.where is not None:
             # Analysed on its own first: half a condition must not be completed by what stands around it.
             frame.where(F.expr(route.where))
-    made = expressions(routes)
-    for name in (LEVELS, ROUTE, KEEP, TOPIC):
-        frame = frame.withColumn(name, F.expr(made[name]))
+        if isinstance(route.dedupe, str):
+            frame.select(F.expr(route.dedupe))
+    made = expressions(routes, letters, repeats)
+    for name in [name for name in made if name.startswith("__")]:
+        column = F.expr(made[name])
+        frame = frame.withColumn(name, _tried(column) if letters and name in (WHERE, SAME[1]) else column)
     frame = frame.observe(counter, *(F.expr(text).alias(name) for name, text in COUNTS.items()))
+    frame = frame.where(f"{KEEP} OR {REASON} IS NOT NULL")
+    if repeats is not None:
+        frame = frame.withWatermark("received_at", repeats.within).dropDuplicatesWithinWatermark(list(SAME))
+    if kept is not None:
+        frame = frame.observe(kept, *(F.expr(text).alias(name) for name, text in KEPT.items()))
     columns = [F.expr(made[name]).alias(name) for name in ("topic", "key", "value", "headers", "timestamp")]
-    return frame.where(KEEP).select(*columns)
+    result = frame.select(*columns)
+    return result.repartition(parallelism, "key") if parallelism > 1 else result.coalesce(1)
+
+
+def _tried(column: Column) -> Column:
+    """The same, null where it raises: one message that breaks a condition must not stop all that follow.
+
+    Spark has this expression for its ``try_`` functions and no name for it in SQL.
+    """
+    from pyspark.sql import Column as Made  # noqa: PLC0415 - see `apply`
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    session = SparkSession.active()
+    jvm: Any = session._jvm  # noqa: SLF001 - there is no public way
+    packages = jvm.org.apache.spark.sql
+    convert = packages.classic.ExpressionUtils
+    inner = convert.expression(column._jc)  # noqa: SLF001 - see above
+    return Made(convert.column(packages.catalyst.expressions.TryEval(inner)))

@@ -13,11 +13,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from towline.bridge.board import Board
+from towline.bridge.identity import settle
 from towline.bridge.keepers import DriverKeeper, GatewayKeeper, KafkaKeeper
+from towline.bridge.recovery import begin_again
 from towline.errors import ConfigError, TowlineError
 
 if TYPE_CHECKING:
@@ -48,11 +50,13 @@ class Supervisor:
     Args:
         bridge: What to run.
         screen: Where to show it.
+        again: Names of lines that begin again without their checkpoint (`towline.bridge.recovery`).
     """
 
-    def __init__(self, bridge: Bridge, screen: Screen) -> None:
+    def __init__(self, bridge: Bridge, screen: Screen, again: Sequence[str] = ()) -> None:
         self._bridge = bridge
         self._screen = screen
+        self._again = tuple(again)
         self._interrupts = 0
         self._ending = threading.Event()
         self._spark_ending = threading.Event()
@@ -64,12 +68,15 @@ class Supervisor:
             0 when it was asked to end, 130 when it was interrupted twice.
 
         Raises:
-            ConfigError: TL-B10 another bridge runs in this state directory; TL-C.. what is wrong with every line.
+            ConfigError: TL-B10 another bridge runs in this state directory; TL-B20, TL-B21 a line may have been
+                renamed or copied; TL-C.. what is wrong with every line.
             TowlineError: What keeps every line from running, in its own words.
         """
         bridge = self._bridge
         with _alone(bridge), _signals(self._interrupted):
             bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for text in (*settle(bridge), *(begin_again(bridge.line(name)) for name in self._again)):
+                self._screen.say(text)
             self._board = Board(bridge.name, bridge.state_dir, [line.name for line in bridge.lines])
             self._kafka = KafkaKeeper(bridge, self._board, self._spark_ending)
             self._driver = DriverKeeper(bridge, self._board, self._kafka, self._spark_ending)

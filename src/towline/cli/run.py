@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -16,7 +17,17 @@ app = command_app()
 @app.command(
     epilog="Example:  towline run bridge.toml      and from another terminal:  towline status bridge.toml --watch"
 )
-def run(file: BridgeFile = Path("bridge.toml")) -> None:
+def run(
+    file: BridgeFile = Path("bridge.toml"),
+    begin_again: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LINE",
+            help="Put this line's checkpoint aside and go on where its gateway's account stands; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Run the lines of a bridge file and show their account.
 
     Ctrl-C ends it: the batch in work is finished, the broker keeps the session, what waits stays on disk. A second
@@ -27,6 +38,7 @@ def run(file: BridgeFile = Path("bridge.toml")) -> None:
     from towline.bridge.supervisor import Supervisor  # noqa: PLC0415
 
     bridge = load(file)
+    again = [bridge.line(name).name for name in begin_again or ()]
     with make_screen(live=is_live()) as screen:
-        code = Supervisor(bridge, screen).run()
+        code = Supervisor(bridge, screen, again).run()
     raise typer.Exit(code)

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from towline.errors import ConfigError
+from towline.gateway.guarantees import knobs, low_subscription
 from towline.gateway.settings import GatewaySettings, Guarantee
 
 __all__ = ["DEFAULT_MAX_ROWS", "OPTIONS", "SourceOptions", "parse_options", "parse_subscriptions"]
@@ -44,7 +45,7 @@ class SourceOptions:
         state_dir: Directory whose running gateway is used.
         location: Flight location of a running gateway, when it was given as such.
         consumer: Name under which rows are committed.
-        guarantee: The promise; ``at_most_once`` serves replayed batches empty.
+        guarantee: The promise (`towline.gateway.guarantees`); ``at_most_once`` serves replayed batches empty.
         max_rows: Most rows of a micro-batch, None for no limit.
         max_bytes: Most bytes of a micro-batch, None for no limit.
         starting: ``committed``, ``earliest``, ``latest`` or an offset: where a new checkpoint begins; None for
@@ -268,17 +269,9 @@ def _refuse(key: str) -> None:
 def _guarantee(options: Mapping[str, str]) -> Guarantee:
     text = options.get("guarantee", Guarantee.AT_LEAST_ONCE.value)
     try:
-        guarantee = Guarantee(text)
+        return Guarantee(text)
     except ValueError:
         raise _wrong("guarantee", "it is at_most_once, at_least_once or exactly_once") from None
-    if guarantee is Guarantee.EXACTLY_ONCE:
-        raise ConfigError(
-            "TL-C12",
-            f'{_WHERE} option "guarantee"',
-            "exactly_once needs QoS 2 from the broker to the journal, which this version does not speak yet",
-            "Use at_least_once, and drop repeats by a key of your own.",
-        )
-    return guarantee
 
 
 def _place(options: Mapping[str, str]) -> tuple[Path | None, str | None]:
@@ -329,14 +322,28 @@ def _settings(options: Mapping[str, str], guarantee: Guarantee) -> GatewaySettin
         if name in options and name != "name":
             _put(values, setting.path, _read(options, name, _reader(name, setting, guarantee)))
     try:
-        return GatewaySettings.model_validate(values)
+        settings = GatewaySettings.model_validate(values)
     except ValidationError as error:
         raise _translated(error) from None
+    _kept(settings)
+    return settings
+
+
+def _kept(settings: GatewaySettings) -> None:
+    """Refuse what is valid by itself and yet less than the guarantee needs (`towline.gateway.guarantees`)."""
+    guarantee, table = settings.guarantee, knobs(settings.guarantee)
+    if settings.acks not in table.acks:
+        what = f"guarantee {guarantee} acknowledges after {' or '.join(table.acks)}, not {settings.acks}"
+        raise ConfigError("TL-C12", f'{_WHERE} option "ackAfter"', what, "Leave it out.")
+    if low := low_subscription(guarantee, settings.subscriptions):
+        what = f'guarantee {guarantee} needs QoS {table.least_qos}, "{low.filter}" is subscribed with QoS {low.qos}'
+        do = "Raise it, or take at_least_once and drop repeats by a key of your own."
+        raise ConfigError("TL-C12", f'{_WHERE} option "subscribe"', what, do)
 
 
 def _reader(name: str, setting: _Setting, guarantee: Guarantee) -> Callable[[str], object]:
     if name == "subscribe":
-        return lambda text: parse_subscriptions(text, 0 if guarantee is Guarantee.AT_MOST_ONCE else 1)
+        return lambda text: parse_subscriptions(text, knobs(guarantee).qos)
     return setting.read
 
 

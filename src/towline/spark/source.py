@@ -66,7 +66,7 @@ class MqttDataSource(DataSource):
 
 def _plan(options: SourceOptions) -> ReadPlan:
     """Turn validated options into the plain values that travel to the workers."""
-    from towline.gateway.settings import Guarantee  # noqa: PLC0415 - see above
+    from towline.gateway.guarantees import knobs  # noqa: PLC0415 - see above
     from towline.spark.link import Place  # noqa: PLC0415 - see above
     from towline.spark.reader import ReadPlan  # noqa: PLC0415 - see above
 
@@ -74,7 +74,7 @@ def _plan(options: SourceOptions) -> ReadPlan:
     return ReadPlan(
         place=Place(str(options.state_dir or ""), options.location or "", settings),
         consumer=options.consumer,
-        at_most_once=options.guarantee is Guarantee.AT_MOST_ONCE,
+        at_most_once=not knobs(options.guarantee).serves_again,
         max_rows=options.max_rows,
         max_bytes=options.max_bytes,
         starting=options.starting,

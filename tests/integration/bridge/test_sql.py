@@ -13,9 +13,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from towline.bridge.model import RouteSection
 from towline.bridge.routes import Route, first_match
-from towline.bridge.sql import COUNTS, KEEP, LEVELS, ROUTE, TOPIC, apply, expressions, literal
+from towline.bridge.sql import COUNTS, KEPT, Letters, apply, expressions, literal
 from towline.gateway.rows import SPARK_SCHEMA
 from towline.gateway.settings import Guarantee
+from towline.kafka.deadletters import from_record
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -97,8 +98,8 @@ def told(row: Row) -> dict[str, Any]:
 def test_sql_and_python_agree_on_thousands_of_messages(spark: SparkSession) -> None:
     messages = rows(4000)
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    observation = Observation("counts")
-    result = apply(frame, ROUTES, observation).withColumn("micros", F.expr("unix_micros(timestamp)"))
+    observation, kept = Observation("counts"), Observation("kept")
+    result = apply(frame, ROUTES, observation, kept=kept).withColumn("micros", F.expr("unix_micros(timestamp)"))
     got = [told(row) for row in result.drop("timestamp").collect()]
     want = [expected(message) for message in messages]
     records = [record for record in want if isinstance(record, dict)]
@@ -106,14 +107,17 @@ def test_sql_and_python_agree_on_thousands_of_messages(spark: SparkSession) -> N
     for ours, theirs in zip(got, records, strict=True):
         micros = (theirs.pop("timestamp") - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
         assert ours == {**theirs, "micros": micros}
-    counted = observation.get
+    counted = {**observation.get, **kept.get}
     fallbacks = sum(record["topic"] in {"two.other", "tri.other"} for record in records)
     assert counted == {
         "rows": 4000,
         "filtered": want.count("filtered"),
         "unrouted": want.count("unrouted"),
         "fallback": fallbacks,
+        "kept": len(records),
+        "dead_lettered": 0,
     }
+    assert counted.pop("dead_lettered") == 0
     assert min(counted.values()) > 20, "every kind of outcome was met"
 
 
@@ -154,5 +158,74 @@ def test_the_columns_are_those_the_sink_takes(spark: SparkSession) -> None:
         ("headers", "array<struct<key:string,value:binary>>"),
         ("timestamp", "timestamp"),
     ]
-    assert set(expressions(ROUTES)) == {LEVELS, ROUTE, KEEP, TOPIC, *made.columns}
-    assert set(COUNTS) == {"rows", "filtered", "unrouted", "fallback"}
+    assert [name for name in expressions(ROUTES) if not name.startswith("__")] == made.columns
+    assert set(COUNTS).isdisjoint(KEPT)
+
+
+# -- dead letters ----------------------------------------------------------------------------------------------------
+
+BROKEN = compiled(
+    {"from": "one/{x}", "topic": "one.{x}"},
+    {"from": "two/{x}", "topic": "{x}", "allowed_topics": ["a*"]},
+    {"from": "tri/{x}", "topic": "t{mqtt.user.to}"},
+    {"from": "key/{x}", "topic": "k", "key": "{mqtt.user.id}", "key_required": True},
+)
+SQL_ERROR = "raise_error(concat('no ', CAST(payload AS STRING)))"
+
+
+def letters(spark: SparkSession, routes: tuple[Route, ...], *messages: dict[str, Any]) -> list[tuple[Row, Any]]:
+    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
+    made = apply(frame, routes, "c", letters=Letters("dead", "line"), kept="k").collect()
+    return [
+        (
+            row,
+            from_record(
+                row.key, bytes(row.value), [(h.key, None if h.value is None else bytes(h.value)) for h in row.headers]
+            ),
+        )
+        if row.topic == "dead"
+        else (row, None)
+        for row in made
+    ]
+
+
+def message(topic: str, **more: Any) -> dict[str, Any]:
+    return {**rows(1)[0], "topic": topic, "retain": False, "user_properties": None, **more}
+
+
+def test_what_cant_be_mapped_becomes_a_letter_with_every_byte(spark: SparkSession) -> None:
+    users = [{"key": "k", "value": "1"}, {"key": "k", "value": "2"}]
+    sent = [
+        message("one/fine"),
+        message("one/not legal", payload=b"\x00\xff", user_properties=users, correlation_data=b"\x01"),
+        message("two/b", offset=7),
+        message("tri/x"),
+        message("key/x"),
+        message("nobody/takes/this"),
+    ]
+    made = letters(spark, BROKEN, *sent)
+    assert [letter and str(letter.reason) for _, letter in made] == [
+        None,
+        "topic_illegal",
+        "topic_not_allowed",
+        "topic_absent",
+        "key_absent",
+        "unrouted",
+    ]
+    _, illegal = made[1]
+    assert (illegal.topic, illegal.value, illegal.source) == ("one.not legal", b"\x00\xff", "line")
+    assert illegal.timestamp == int(sent[1]["received_at"].timestamp() * 1000)
+    assert [pair for pair in illegal.headers if pair[0] == "mqtt.user.k"] == [
+        ("mqtt.user.k", b"1"),
+        ("mqtt.user.k", b"2"),
+    ]
+    assert ("mqtt.correlation-data", b"\x01") in illegal.headers
+    assert made[2][1].headers[-2:] == (("mqtt.gateway", b"g"), ("mqtt.offset", b"7"))
+
+
+def test_a_condition_that_raises_costs_one_message_not_the_line(spark: SparkSession) -> None:
+    routes = compiled(
+        {"from": "#", "topic": "t", "where": f"CASE WHEN payload = X'31' THEN {SQL_ERROR} ELSE length(payload) > 0 END"}
+    )
+    made = letters(spark, routes, message("a", payload=b"1"), message("a", payload=b"2"), message("a", payload=b""))
+    assert [(row.topic, letter and str(letter.reason)) for row, letter in made] == [("dead", "unmapped"), ("t", None)]

@@ -420,7 +420,10 @@ def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, 
         ({"brokr": "x"}, 'format("mqtt"): unknown option "brokr". Did you mean "broker"?   [TL-C01]'),
         ({"broker": "mqtt://b"}, 'format("mqtt"): the option "stateDir" is missing.'),
         ({"password": "hunter2"}, "Write it to a file of mode 0600 and give its path as passwordFile.   [TL-C22]"),
-        ({"gateway": "/x", "guarantee": "exactly_once"}, "exactly_once needs QoS 2"),
+        (
+            {"broker": "mqtt://b", "stateDir": "/x", "subscribe": "a:1", "guarantee": "exactly_once"},
+            "exactly_once needs QoS 2",
+        ),
         ({"gateway": "/x", "maxMessagesPerTrigger": "many"}, 'option "maxMessagesPerTrigger": it is a whole number'),
     ],
 )

@@ -100,6 +100,35 @@ def test_at_most_once_subscribes_with_qos_0(tmp_path: Path) -> None:
     assert line.gateway.acks is AckAfter.RECEIVED
 
 
+def test_exactly_once_sets_every_knob(tmp_path: Path) -> None:
+    text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"')
+    (line,) = read(text, tmp_path).lines
+    assert line.gateway.subscriptions[0].qos == 2
+    assert line.gateway.acks is AckAfter.JOURNAL
+    assert (line.parallelism, line.dead_letter_topic, line.within) == (1, None, None)
+
+
+def test_a_dedupe_key_allows_qos_1(tmp_path: Path) -> None:
+    text = changed(
+        'name = "telemetry"\n',
+        'name = "telemetry"\nguarantee = "exactly_once"\ndedupe = { key = "{mqtt.user.id}", within = "2 Hours" }\n',
+    )
+    (line,) = read(text + "qos = 1\n", tmp_path).lines
+    assert line.gateway.subscriptions[0].qos == 1
+    assert line.within == "2 hours"
+    assert line.routes[0].dedupe is not None
+
+
+def test_dead_letters_have_a_topic_where_topics_are_created(tmp_path: Path) -> None:
+    created = changed('"k1:9092"', '"k1:9092"\ncreate_topics = true')
+    assert read(created, tmp_path).lines[0].dead_letter_topic == "plant-7.dead-letters"
+    assert "plant-7.dead-letters" in read(created, tmp_path).lines[0].fixed_topics
+    off = created.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = false')
+    assert read(off, tmp_path).lines[0].dead_letter_topic is None
+    named = changed('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"')
+    assert read(named, tmp_path).lines[0].fixed_topics == ("dead", "telemetry")
+
+
 def test_the_environment_fills_in(tmp_path: Path) -> None:
     text = changed("k1:9092", "${SERVERS}").replace('"telemetry/{device}/#"', '"$${X}/#"'.replace("${X}", "${{X}}"))
     bridge = read(text.replace("$${{X}}", "x"), tmp_path, {"SERVERS": "k9:1"})
@@ -167,9 +196,18 @@ MISTAKES = [
     ('name = "telemetry"\n', "", 'bridge.toml:10  uplink "1": "name" is missing. Add it.   [TL-C02]'),
     ('name = "telemetry"', 'name = "telemetry"\nguarante = "x"', 'bridge.toml:12  uplink "telemetry": unknown key "guarante". Did you mean "guarantee"?   [TL-C01]'),
     ('name = "telemetry"', 'name = "telemetry"\nguarantee = "twice"', 'bridge.toml:12  uplink "telemetry": "guarantee" must be "at_most_once", "at_least_once" or "exactly_once". Choose one.   [TL-C03]'),
-    ('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"', 'bridge.toml:12  uplink "telemetry": guarantee exactly_once is not built yet, and nothing less is done under that name. Use at_least_once; exactly_once comes in a later version.   [TL-C71]'),
-    ('name = "telemetry"', 'name = "telemetry"\nack_after = "received"', 'bridge.toml:12  uplink "telemetry": guarantee at_least_once acknowledges after journal or kafka, not received. Remove ack_after, or take guarantee at_most_once.   [TL-C12]'),
-    ('name = "telemetry"', 'name = "telemetry"\nguarantee = "at_most_once"\nack_after = "kafka"', 'bridge.toml:13  uplink "telemetry": guarantee at_most_once acknowledges on receipt. Remove ack_after, or take guarantee at_least_once.   [TL-C12]'),
+    ('name = "telemetry"\n\n', 'name = "telemetry"\nguarantee = "exactly_once"\nack_after = "kafka"\n\n', 'bridge.toml:13  uplink "telemetry": guarantee exactly_once acknowledges after journal, not kafka. Remove ack_after, or take another guarantee.   [TL-C12]'),
+    ('name = "telemetry"\n\n[[uplink.route]]', 'name = "telemetry"\nguarantee = "exactly_once"\n\n[[uplink.route]]\nqos = 1', 'bridge.toml:15  uplink "telemetry" route 1: guarantee exactly_once needs QoS 2, the route subscribes with qos = 1. Raise it, or give a dedupe key, which allows QoS 1.   [TL-C12]'),
+    ('name = "telemetry"\n\n[[uplink.route]]', 'name = "telemetry"\nguarantee = "exactly_once"\ndedupe = { key = "payload" }\n\n[[uplink.route]]\nqos = 0', 'bridge.toml:16  uplink "telemetry" route 1: guarantee exactly_once needs QoS 1 or 2, the route subscribes with qos = 0. Raise it, or give a dedupe key, which allows QoS 1.   [TL-C12]'),
+    ("[[uplink]]\n", '[spark.conf]\nspark.speculation = true\n\n[[uplink]]\nguarantee = "exactly_once"\n', 'bridge.toml:11  uplink "telemetry": guarantee exactly_once needs spark.speculation = false. Remove it from [spark.conf].   [TL-C12]'),
+    ('name = "telemetry"\n\n', 'name = "telemetry"\nguarantee = "exactly_once"\nmqtt = { session_expiry_s = 0 }\n\n', 'bridge.toml:13  uplink "telemetry": guarantee exactly_once needs a session that outlives the connection, session_expiry_s is 0. Raise it; without the key it is for ever.   [TL-C12]'),
+    ('name = "telemetry"\n\n', 'name = "telemetry"\ndedupe = { key = "payload", within = "a while" }\n\n', 'bridge.toml:12  uplink "telemetry": within is a time of at most 30 days. Write it as "10 minutes" or "2 hours".   [TL-C05]'),
+    ('name = "telemetry"\n\n', 'name = "telemetry"\ndedupe = { key = "{nope}" }\n\n', 'bridge.toml:14  uplink "telemetry" route 1: "{nope}" names {nope}, which from does not capture. Known are {device}, {mqtt.topic}, {mqtt.qos}, {mqtt.retain}, {mqtt.content_type}, {mqtt.response_topic}, {mqtt.message_expiry}, {mqtt.gateway}, {mqtt.offset} and {mqtt.user.NAME}.   [TL-C66]'),
+    ('topic = "telemetry"\n', 'topic = "telemetry"\ndedupe = { key = "payload", within = "1 hour" }\n\n[[uplink.route]]\nfrom = "x"\ntopic = "x"\ndedupe = { key = "payload", within = "2 hours" }\n', 'bridge.toml:21  uplink "telemetry": within = "2 hours" differs from "1 hours" on the same line. Make it one, or make two lines.   [TL-C72]'),
+    ('name = "telemetry"\n\n', 'name = "telemetry"\ndead_letter_topic = "a b"\n\n', 'bridge.toml:12  uplink "telemetry": "a b" is no Kafka topic name: letters, digits, dots, _ and - only. Correct the name, or write false for none.   [TL-C62]'),
+    ('name = "telemetry"\n\n', 'name = "telemetry"\nparallelism = 0\n\n', 'bridge.toml:12  uplink "telemetry": "parallelism" must be at least 1. Change the number.   [TL-C03]'),
+    ('name = "telemetry"', 'name = "telemetry"\nack_after = "received"', 'bridge.toml:12  uplink "telemetry": guarantee at_least_once acknowledges after journal or kafka, not received. Remove ack_after, or take another guarantee.   [TL-C12]'),
+    ('name = "telemetry"', 'name = "telemetry"\nguarantee = "at_most_once"\nack_after = "kafka"', 'bridge.toml:13  uplink "telemetry": guarantee at_most_once acknowledges after received, not kafka. Remove ack_after, or take another guarantee.   [TL-C12]'),
     ('name = "telemetry"', 'name = "telemetry"\njournal = { max_bytes = "lots" }', 'bridge.toml:12  uplink "telemetry": "max_bytes" must be a size. Write bytes as a number, or as "20 GB" or "512 MiB".   [TL-C03]'),
     ('name = "telemetry"', 'name = "telemetry"\nmax_messages_per_trigger = 0', 'bridge.toml:12  uplink "telemetry": "max_messages_per_trigger" must be at least 1. Change the number.   [TL-C03]'),
     ("telemetry/{device}/#", "telemetry/#/{device}", 'bridge.toml:14  uplink "telemetry" route 1: # stands alone and last in a topic filter. Correct it.   [TL-C67]'),

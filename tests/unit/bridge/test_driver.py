@@ -53,6 +53,23 @@ def test_what_spark_leaves_out_does_no_harm(change: dict[str, Any]) -> None:
     assert Counts().add(made).agree
 
 
+def test_repeats_are_the_rows_that_did_not_come_out() -> None:
+    observed = {
+        "towline": {"rows": 10, "filtered": 2, "unrouted": 1},
+        "towline.kept": {"kept": 4, "fallback": 0, "dead_lettered": 1},
+    }
+    made = facts({**PROGRESS, "observedMetrics": observed, "stateOperators": [{"numRowsDroppedByWatermark": 1}]})
+    assert made["observed"] == {
+        "rows": 10,
+        "filtered": 2,
+        "unrouted": 1,
+        "fallback": 0,
+        "dead_lettered": 1,
+        "deduplicated": 2,
+        "late": 1,
+    }
+
+
 def test_a_report_is_one_line_of_json() -> None:
     stream = io.StringIO()
     Reports(stream).say("failed", line="x", text="a\nb")

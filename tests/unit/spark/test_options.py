@@ -175,11 +175,23 @@ MISTAKES = [
         ),
     ),
     (
-        {"guarantee": "exactly_once"},
+        {"guarantee": "exactly_once", "subscribe": "a/#:2, b:1"},
         (
-            'option "guarantee": exactly_once needs QoS 2 from the broker to the journal, which this version '
-            "does not speak yet. Use at_least_once, and drop repeats by a key of your own.   [TL-C12]"
+            'option "subscribe": guarantee exactly_once needs QoS 2, "b" is subscribed with QoS 1. '
+            "Raise it, or take at_least_once and drop repeats by a key of your own.   [TL-C12]"
         ),
+    ),
+    (
+        {"guarantee": "exactly_once", "ackAfter": "kafka"},
+        'option "ackAfter": guarantee exactly_once acknowledges after journal, not kafka. Leave it out.   [TL-C12]',
+    ),
+    (
+        {"guarantee": "at_most_once", "ackAfter": "journal"},
+        'option "ackAfter": guarantee at_most_once acknowledges after received, not journal. Leave it out.   [TL-C12]',
+    ),
+    (
+        {"guarantee": "exactly_once", "sessionExpiry": "0"},
+        "guarantee exactly_once needs a session that outlives the connection; raise sessionExpiry.   [TL-C12]",
     ),
     (
         {"guarantee": "often"},

@@ -1,0 +1,169 @@
+"""Who a line is: a small file in its state directory that outlives renamed lines, crashes and new checkpoints.
+
+It holds the name under which the line's markers stand in Kafka (the sink id), the id of the query whose checkpoint
+belongs to it, and how many transactions a batch was split into. What is found later is compared with it
+(`towline.bridge.recovery`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from towline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from towline.bridge.model import Bridge, Line
+
+__all__ = ["IDENTITY_FILE", "Identity", "settle"]
+
+IDENTITY_FILE: Final = "identity.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The line of a state directory.
+
+    Attributes:
+        line: Its name when it ran last.
+        sink: Its name in Kafka: first part of transactional ids and key of its markers.
+        generation: 1, and one more for each time it was told to begin again.
+        query: Id of the streaming query whose checkpoint is its own; "" before the first start.
+        parallelism: Transactions of a batch when it ran last; 0 before the first start.
+    """
+
+    line: str
+    sink: str
+    generation: int = 1
+    query: str = ""
+    parallelism: int = 0
+
+    @classmethod
+    def new(cls, bridge: str, line: str) -> Identity:
+        """A line that never ran; the same names always give the same sink id, so that a lost file does no harm."""
+        return cls(line, f"{bridge}.{line}")
+
+    @classmethod
+    def read(cls, state_dir: Path) -> Identity | None:
+        """The identity kept in a state directory; None where none is.
+
+        Raises:
+            ConfigError: TL-B26 if the file is not one of ours.
+        """
+        file = state_dir / IDENTITY_FILE
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            return cls(
+                str(values["line"]),
+                str(values["sink"]),
+                int(values["generation"]),
+                str(values["query"]),
+                int(values["parallelism"]),
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = f"the line's identity can't be read ({type(error).__name__})"
+            do = "Restore the file, or remove it: the sink id is then made from the names of bridge and line again."
+            raise ConfigError("TL-B26", str(file), what, do) from error
+
+    def save(self, state_dir: Path) -> None:
+        """Write it, durably and for this user alone."""
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_durably(state_dir / IDENTITY_FILE, json.dumps(asdict(self), indent=1) + "\n")
+
+    def again(self) -> Identity:
+        """The same line with a new sink id and without a checkpoint."""
+        base = self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
+        number = self.generation + 1
+        return replace(self, sink=f"{base}.{number}", generation=number, query="", parallelism=0)
+
+
+def settle(bridge: Bridge) -> list[str]:
+    """Give every line its identity before anything is started; recognise renamed and copied ones.
+
+    Returns:
+        What the person should know, one line each.
+
+    Raises:
+        ConfigError: TL-B20 a line may have been renamed; TL-B21 two directories are the same line.
+    """
+    kept = _kept(bridge.state_dir)
+    _renamed(bridge, kept)
+    said = []
+    for line in bridge.lines:
+        known = kept.get(line.name)
+        mine = known or Identity.new(bridge.name, line.name)
+        if mine.line != line.name:
+            said.append(f'line "{line.name}" was "{mine.line}": it goes on where that stood, as sink "{mine.sink}"')
+            mine = replace(mine, line=line.name)
+        kept[line.name] = mine
+        if mine != known:
+            mine.save(line.gateway.state_dir)
+    _copied(bridge.state_dir, [line.name for line in bridge.lines], kept)
+    return said
+
+
+def _kept(state_dir: Path) -> dict[str, Identity]:
+    """The identities under a bridge's state directory, by directory."""
+    found: dict[str, Identity] = {}
+    for file in sorted(state_dir.glob(f"*/{IDENTITY_FILE}")):
+        known = Identity.read(file.parent)
+        if known is not None:
+            found[file.parent.name] = known
+    return found
+
+
+def _renamed(bridge: Bridge, kept: Mapping[str, Identity]) -> None:
+    """A new line beside the state of one that is gone: only a person knows whether they are the same."""
+    names = {line.name for line in bridge.lines}
+    fresh = [line for line in bridge.lines if line.name not in kept and not line.gateway.inbox.exists()]
+    gone = sorted(set(kept) - names)
+    if fresh and gone:
+        raise _ambiguous(bridge, fresh[0], gone[0])
+
+
+def _ambiguous(bridge: Bridge, fresh: Line, gone: str) -> ConfigError:
+    place, own = bridge.state_dir, fresh.gateway
+    what = (
+        f'line "{fresh.name}" is new, and line "{gone}" is no longer in {bridge.file.name} but has left journal and '
+        f"checkpoint in {place / gone}"
+    )
+    do = (
+        f"Was it renamed? Then: mv {place / gone} {own.state_dir}, and keep its MQTT session with "
+        f'mqtt = {{ client_id = "{own.mqtt_client_id.removesuffix(fresh.name)}{gone}" }}. '
+        f"Is it another line? Then move {place / gone} out of {place}."
+    )
+    return ConfigError("TL-B20", str(bridge.file), what, do)
+
+
+def _copied(place: Path, names: Iterable[str], kept: Mapping[str, Identity]) -> None:
+    """Two lines with one sink id would fence each other and skip each other's batches."""
+    owners: dict[str, str] = {}
+    for name in names:
+        other = owners.setdefault(kept[name].sink, name)
+        if other != name:
+            what = f'the lines "{other}" and "{name}" are both sink "{kept[name].sink}": one directory is a copy'
+            file = place / name / IDENTITY_FILE
+            do = f"Remove the copy, or only its {file} and its checkpoint, to make it a new line."
+            raise ConfigError("TL-B21", str(place), what, do)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    """Replace a file so that a power failure leaves the old or the new one, and never neither."""
+    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(scratch).replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

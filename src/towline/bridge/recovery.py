@@ -1,0 +1,235 @@
+"""Before a query starts: do its checkpoint, its gateway's journal and its identity still belong together?
+
+Restored copies, removed directories and changed settings make a batch mean other rows, or a marker another batch. Each
+is recognised by comparing what the three say, and told in one message with the two ways out; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.bridge.identity import Identity
+from towline.checkpoint import Checkpoint
+from towline.errors import GatewayUnreachable, TowlineError
+from towline.gateway.client import discover
+
+if TYPE_CHECKING:
+    from towline.bridge.model import Line
+
+__all__ = ["PERMANENT", "Evidence", "begin_again", "examine", "gather", "problem"]
+
+#: How long a gateway is waited for, in seconds; the query tries again afterwards.
+_PATIENCE_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a checkpoint and a gateway say of themselves.
+
+    Attributes:
+        query: Query id in the checkpoint; "" when there is none.
+        planned: Newest batch in the offset log; None when there is none.
+        done: Newest batch in the commit log.
+        journal: Journal of the newest planned batch; "" when there is none.
+        planned_end: Offset after the last row of the newest planned batch.
+        done_end: Offset after the last row of the newest batch that is done.
+        gateway_journal: Journal the gateway serves.
+        committed: Offset up to which the bridge told the gateway that it is done.
+        tip: Offset after the last row of the journal.
+    """
+
+    query: str = ""
+    planned: int | None = None
+    done: int | None = None
+    journal: str = ""
+    planned_end: int = 0
+    done_end: int | None = None
+    gateway_journal: str = ""
+    committed: int = 0
+    tip: int = 0
+
+
+def gather(line: Line, consumer: str) -> Evidence:
+    """Read a line's checkpoint and ask its gateway.
+
+    Raises:
+        GatewayUnreachable: TL-G01 when it does not answer for a while.
+    """
+    status = _status(line.gateway.state_dir)
+    logs = Checkpoint(str(line.checkpoint))
+    planned, done = logs.last_offsets_batch(), logs.last_commit_batch()
+    journal, planned_end = _position(line.checkpoint, planned)
+    return Evidence(
+        query=_query_id(line.checkpoint),
+        planned=planned,
+        done=done,
+        journal=journal,
+        planned_end=planned_end,
+        done_end=_position(line.checkpoint, done)[1] if done is not None else None,
+        gateway_journal=str(status["journal"]),
+        committed=int(status["consumers"].get(consumer, 0)),
+        tip=int(status["end"]),
+    )
+
+
+def _status(state_dir: Path) -> Mapping[str, Any]:
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        client = discover(state_dir)
+        if client is not None:
+            with client:
+                return client.status(timeout_s=5.0)
+        time.sleep(0.1)
+    raise GatewayUnreachable(
+        "TL-G01", str(state_dir), "no gateway answers", "It is started again by itself; the query then goes on."
+    )
+
+
+def _query_id(checkpoint: Path) -> str:
+    try:
+        return str(json.loads((checkpoint / "metadata").read_text().splitlines()[0])["id"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return ""
+
+
+def _position(checkpoint: Path, batch: int | None) -> tuple[str, int]:
+    """Journal and offset in one entry of the offset log (`towline.spark.offsets`); ("", 0) where it can't be read."""
+    try:
+        lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[1:]
+    except OSError:
+        return "", 0
+    for line in lines:
+        try:
+            ((_, place),) = json.loads(line)["gateways"].items()
+            return str(place["journal"]), int(place["offset"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return "", 0
+
+
+_Rule = Callable[[Identity, Evidence, int], str]
+
+
+def _gone(identity: Identity, seen: Evidence, parallelism: int) -> str:
+    del parallelism
+    if identity.query and not seen.query:
+        return f"the checkpoint is gone; it belonged to query {identity.query}, which had taken {seen.committed:,} rows"
+    return ""
+
+
+def _other(identity: Identity, seen: Evidence, parallelism: int) -> str:
+    del parallelism
+    if identity.query and seen.query != identity.query:
+        return f"the checkpoint is that of query {seen.query}, this line's is {identity.query}"
+    return ""
+
+
+def _swapped(identity: Identity, seen: Evidence, parallelism: int) -> str:
+    del identity, parallelism
+    if seen.journal and seen.journal != seen.gateway_journal:
+        return f"the checkpoint belongs to journal {seen.journal}, the gateway serves journal {seen.gateway_journal}"
+    return ""
+
+
+def _old_journal(identity: Identity, seen: Evidence, parallelism: int) -> str:
+    del identity, parallelism
+    if seen.journal and seen.planned_end > seen.tip:
+        return (
+            f"the checkpoint has come to offset {seen.planned_end:,}, the journal ends at {seen.tip:,}: an older copy"
+        )
+    return ""
+
+
+def _old_checkpoint(identity: Identity, seen: Evidence, parallelism: int) -> str:
+    del identity, parallelism
+    if seen.done_end is not None and seen.done_end < seen.committed:
+        return (
+            f"the checkpoint is an older copy: its last batch {seen.done} ends at offset {seen.done_end:,}, "
+            f"and {seen.committed:,} was committed already"
+        )
+    return ""
+
+
+def _rescaled(identity: Identity, seen: Evidence, parallelism: int) -> str:
+    """A batch that was begun in N parts is finished in N parts: each part has a marker of its own."""
+    undecided = seen.planned is not None and seen.planned != seen.done
+    if identity.parallelism and identity.parallelism != parallelism and undecided:
+        return (
+            f"batch {seen.planned} was begun with parallelism {identity.parallelism}, and it is {parallelism} now: "
+            "parts of it may be in Kafka"
+        )
+    return ""
+
+
+#: In this order: what makes the later questions meaningless comes first. Code, rule, first way out.
+RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
+    ("TL-B22", _gone, "Bring the checkpoint back"),
+    ("TL-B22", _other, "Bring the line's own checkpoint back"),
+    ("TL-B24", _swapped, "Bring back the state directory of that journal"),
+    ("TL-B24", _old_journal, "Bring back the newest state directory"),
+    ("TL-B23", _old_checkpoint, "Bring back the newest checkpoint"),
+    ("TL-B25", _rescaled, "Set parallelism back until this batch is done, then change it"),
+)
+#: Another try finds the same.
+PERMANENT: Final = frozenset(code for code, _, _ in RULES)
+
+
+def problem(identity: Identity, seen: Evidence, parallelism: int) -> tuple[str, str, str] | None:
+    """The first thing that does not belong together: code, what it is, and the first way out; None when all does."""
+    for code, rule, way in RULES:
+        if what := rule(identity, seen, parallelism):
+            return code, what, way
+    return None
+
+
+def examine(line: Line, file: Path, identity: Identity, seen: Evidence) -> None:
+    """Let a query start, or say why not.
+
+    Raises:
+        TowlineError: TL-B22 to TL-B25, with both ways out.
+    """
+    found = problem(identity, seen, line.parallelism)
+    if found is None:
+        return
+    code, what, way = found
+    again = f"towline run {file} --begin-again {line.name}"
+    cost = _COST[line.guarantee.value]
+    do = f"{way} (in {line.gateway.state_dir}); or begin again where the gateway's account stands: {again} ({cost})."
+    raise TowlineError(code, f'line "{line.name}"', what, do)
+
+
+#: What beginning again may cost.
+_COST: Final = {
+    "at_most_once": "what waits on disk is given up",
+    "at_least_once": "what the last batch held may come twice",
+    "exactly_once": "what the last batch held may come twice, this once",
+}
+
+
+def begin_again(line: Line) -> str:
+    """Put the checkpoint aside and take a new sink id; the query then starts where the gateway's account stands.
+
+    Returns:
+        What was done, for the person who asked.
+    """
+    state_dir = line.gateway.state_dir
+    identity = Identity.read(state_dir)
+    if identity is None:
+        return f'line "{line.name}" never ran: it begins anyway'
+    aside = ""
+    if line.checkpoint.exists():
+        kept = line.checkpoint.with_name(f"checkpoint.{identity.generation}")
+        line.checkpoint.rename(_free(kept))
+        aside = f", the old checkpoint is kept as {kept.name}"
+    fresh = replace(identity.again(), line=line.name)
+    fresh.save(state_dir)
+    return f'line "{line.name}" begins again as sink "{fresh.sink}"{aside}'
+
+
+def _free(path: Path) -> Path:
+    return path if not path.exists() else path.with_name(f"{path.name}.{time.time_ns()}")

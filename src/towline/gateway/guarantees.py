@@ -1,0 +1,129 @@
+"""The switch ``guarantee``: what each word sets and what it refuses, in one table (design section 4).
+
+The source, the bridge, ``towline check`` and the page docs/guarantees.md all read it from here. What the word means for
+Kafka's client stands beside that client, in `towline.kafka.options`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from towline.gateway.settings import AckAfter, Guarantee, Subscription
+
+__all__ = ["KNOBS", "Knobs", "conf_problem", "knobs", "low_subscription"]
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """What one promise sets.
+
+    Attributes:
+        qos: QoS to subscribe with where none is written.
+        least_qos: A subscription with less is refused.
+        least_qos_keyed: The same on a line that drops repeats by a key.
+        persistent: Whether the broker must keep the session [MQTT-3.1.2-4, -5].
+        acks: When the broker may be answered; the first is taken where none is written, others are refused.
+        serves_again: Whether the source serves the batch that a crash interrupted; else it serves it empty.
+        replay: The same in words.
+        transactions: Whether records and marker are one transaction [I9].
+        isolation: ``isolation.level`` of whoever reads the way back, "" where it does not matter.
+        publish_qos: QoS of what is published on the way back.
+        spark: Spark settings that must have this value.
+        lost: What can be lost, in words; "no" if nothing.
+        doubled: What can be doubled, in words; "no" if nothing.
+    """
+
+    qos: int
+    least_qos: int
+    least_qos_keyed: int
+    persistent: bool
+    acks: tuple[AckAfter, ...]
+    serves_again: bool
+    replay: str
+    transactions: bool
+    isolation: str
+    publish_qos: int
+    spark: Mapping[str, str]
+    lost: str
+    doubled: str
+
+
+#: A second attempt of a task would fence the first; another number of partitions on a replay would be another batch.
+_REPEATABLE: Final = MappingProxyType(
+    {"spark.speculation": "false", "spark.sql.adaptive.streaming.stateless.enabled": "false"}
+)
+
+KNOBS: Final[Mapping[Guarantee, Knobs]] = MappingProxyType(
+    {
+        Guarantee.AT_MOST_ONCE: Knobs(
+            qos=0,
+            least_qos=0,
+            least_qos_keyed=0,
+            persistent=False,
+            acks=(AckAfter.RECEIVED,),
+            serves_again=False,
+            replay="served empty",
+            transactions=False,
+            isolation="",
+            publish_qos=0,
+            spark=MappingProxyType({}),
+            lost="yes: what is on the way when a process or a broker fails",
+            doubled="no",
+        ),
+        Guarantee.AT_LEAST_ONCE: Knobs(
+            qos=1,
+            least_qos=1,
+            least_qos_keyed=1,
+            persistent=True,
+            acks=(AckAfter.JOURNAL, AckAfter.KAFKA),
+            serves_again=True,
+            replay="served again, the same rows in the same order",
+            transactions=False,
+            isolation="read_committed",
+            publish_qos=1,
+            spark=MappingProxyType({}),
+            lost="no, from the broker's hand-over on, as long as the state directory is kept",
+            doubled="yes: after a crash or a retry, and what a publisher sends again",
+        ),
+        Guarantee.EXACTLY_ONCE: Knobs(
+            qos=2,
+            least_qos=2,
+            least_qos_keyed=1,
+            persistent=True,
+            acks=(AckAfter.JOURNAL,),
+            serves_again=True,
+            replay="served again, and skipped if the marker says that Kafka has it",
+            transactions=True,
+            isolation="read_committed",
+            publish_qos=2,
+            spark=_REPEATABLE,
+            lost="no, from the broker's hand-over on, as long as the state directory is kept",
+            doubled="no, for a consumer with isolation.level=read_committed",
+        ),
+    }
+)
+
+
+def knobs(guarantee: Guarantee | str) -> Knobs:
+    """What a guarantee sets."""
+    return KNOBS[Guarantee(guarantee)]
+
+
+def low_subscription(
+    guarantee: Guarantee, subscriptions: Iterable[Subscription], *, keyed: bool = False
+) -> Subscription | None:
+    """The first subscription whose QoS is too low for the promise; ``keyed`` if repeats are dropped by a key."""
+    table = KNOBS[guarantee]
+    least = table.least_qos_keyed if keyed else table.least_qos
+    return next((one for one in subscriptions if one.qos < least), None)
+
+
+def conf_problem(guarantee: Guarantee, conf: Mapping[str, object]) -> tuple[str, str] | None:
+    """The first Spark setting that contradicts the promise, and the value it must have."""
+    for name, value in KNOBS[guarantee].spark.items():
+        if name in conf and str(conf[name]).strip().lower() != value:
+            return name, value
+    return None

@@ -1,0 +1,89 @@
+"""Lines are recognised by the state they left, whatever they are called now."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bridge.test_config import GOOD, read
+from towline.bridge.identity import IDENTITY_FILE, Identity, settle
+from towline.bridge.model import Bridge
+from towline.errors import ConfigError
+
+
+def bridge(directory: Path, *lines: str) -> Bridge:
+    head, tail = GOOD.split("[[uplink]]", 1)
+    return read(head + "".join("[[uplink]]" + tail.replace('"telemetry"', f'"{name}"', 1) for name in lines), directory)
+
+
+def test_a_new_line_is_named_after_bridge_and_line(tmp_path: Path) -> None:
+    assert settle(bridge(tmp_path, "a")) == []
+    assert Identity.read(tmp_path / "state" / "a") == Identity("a", "plant-7.a")
+    assert (tmp_path / "state" / "a" / IDENTITY_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lost_file_comes_back_the_same(tmp_path: Path) -> None:
+    settle(bridge(tmp_path, "a"))
+    (tmp_path / "state" / "a" / IDENTITY_FILE).unlink()
+    (tmp_path / "state" / "a" / "inbox").mkdir()
+    settle(bridge(tmp_path, "a"))
+    assert Identity.read(tmp_path / "state" / "a") == Identity("a", "plant-7.a")
+
+
+def test_a_renamed_line_is_asked_about_with_both_ways_out(tmp_path: Path) -> None:
+    settle(bridge(tmp_path, "a", "b"))
+    with pytest.raises(ConfigError) as caught:
+        settle(bridge(tmp_path, "c", "b"))
+    told = str(caught.value).replace(f"{tmp_path}/", "")
+    assert told == (
+        'bridge.toml: line "c" is new, and line "a" is no longer in bridge.toml but has left journal and checkpoint in '
+        "state/a. Was it renamed? Then: mv state/a state/c, and keep its MQTT session with "
+        'mqtt = { client_id = "plant-7-a" }. Is it another line? Then move state/a out of state.   [TL-B20]'
+    )
+    assert not (tmp_path / "state" / "c").exists()
+
+
+def test_the_way_out_keeps_the_sink_id(tmp_path: Path) -> None:
+    settle(bridge(tmp_path, "a"))
+    (tmp_path / "state" / "a").rename(tmp_path / "state" / "c")
+    assert settle(bridge(tmp_path, "c")) == ['line "c" was "a": it goes on where that stood, as sink "plant-7.a"']
+    assert Identity.read(tmp_path / "state" / "c") == Identity("c", "plant-7.a")
+    assert settle(bridge(tmp_path, "c")) == []
+
+
+def test_the_other_way_out_is_a_new_line(tmp_path: Path) -> None:
+    settle(bridge(tmp_path, "a"))
+    (tmp_path / "state" / "a").rename(tmp_path / "elsewhere")
+    assert settle(bridge(tmp_path, "c")) == []
+    assert Identity.read(tmp_path / "state" / "c") == Identity("c", "plant-7.c")
+
+
+def test_a_line_that_was_only_removed_is_no_matter(tmp_path: Path) -> None:
+    settle(bridge(tmp_path, "a", "b"))
+    assert settle(bridge(tmp_path, "b")) == []
+
+
+def test_a_copied_directory_is_refused(tmp_path: Path) -> None:
+    settle(bridge(tmp_path, "a"))
+    shutil.copytree(tmp_path / "state" / "a", tmp_path / "state" / "b")
+    with pytest.raises(ConfigError, match=r'"a" and "b" are both sink "plant-7\.a".*\[TL-B21\]'):
+        settle(bridge(tmp_path, "a", "b"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"line": 1}'])
+def test_a_foreign_file_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / IDENTITY_FILE).write_text(text)
+    with pytest.raises(ConfigError, match=r"can't be read.*\[TL-B26\]"):
+        Identity.read(tmp_path)
+
+
+def test_beginning_again_takes_another_sink_id_each_time(tmp_path: Path) -> None:
+    first = Identity("a", "plant-7.a", query="q", parallelism=3)
+    second = first.again()
+    assert second == Identity("a", "plant-7.a.2", generation=2)
+    assert second.again().sink == "plant-7.a.3"
+    second.save(tmp_path)
+    assert json.loads((tmp_path / IDENTITY_FILE).read_text())["sink"] == "plant-7.a.2"
