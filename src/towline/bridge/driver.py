@@ -27,7 +27,7 @@ from towline.bridge.backoff import Backoff
 from towline.bridge.failures import reason
 from towline.bridge.identity import Identity
 from towline.bridge.model import Bridge, Line
-from towline.bridge.recovery import examine, gather
+from towline.bridge.recovery import examine, gather, starting
 from towline.bridge.sql import Letters, Repeats, apply
 from towline.checkpoint import Checkpoint
 from towline.gateway.guarantees import knobs
@@ -121,14 +121,15 @@ def start_query(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQue
     identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
     for told in Checkpoint(str(line.checkpoint)).mend():
         sys.stderr.write(f"--- line {line.name}\n{told}\n")
-    examine(line, bridge.file, identity, gather(line, CONSUMER))
+    seen = gather(line, CONSUMER)
+    identity = examine(line, bridge.file, identity, seen)
     rows = (
         spark.readStream.format("mqtt")
         .option("gateway", str(line.gateway.state_dir))
         .option("consumer", CONSUMER)
         .option("guarantee", line.guarantee.value)
         .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
-        .option("startingOffset", _starting(line, identity))
+        .option("startingOffset", starting(line, identity, seen))
         .load()
     )
     writer = (
@@ -143,14 +144,6 @@ def start_query(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQue
     query = writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
     replace(identity, query=str(query.id), parallelism=line.parallelism).save(line.gateway.state_dir)
     return query
-
-
-def _starting(line: Line, identity: Identity) -> str:
-    """Where a query without a checkpoint begins: with what is not committed, and what was never tried.
-
-    A line that was told to begin again may have written the uncommitted rows already, and at_most_once doubles nothing.
-    """
-    return "committed" if knobs(line.guarantee).serves_again or identity.generation == 1 else "latest"
 
 
 def records(rows: DataFrame, line: Line) -> DataFrame:
@@ -169,9 +162,11 @@ def records(rows: DataFrame, line: Line) -> DataFrame:
 
 def sink_options(line: Line, identity: Identity) -> dict[str, str]:
     """What the sink is told beside its client's settings."""
-    made = {"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}
+    made = {"sinkId": identity.sink}
+    if line.dead_letter_topic and knobs(line.guarantee).serves_again:  # at_most_once gives up what Kafka refuses
+        made["deadLetterTopic"] = line.dead_letter_topic
     if knobs(line.guarantee).transactions:
-        made |= {"sinkId": identity.sink, "parallelism": str(line.parallelism)}
+        made["parallelism"] = str(line.parallelism)
     return made
 
 

@@ -19,7 +19,7 @@ _ANY = re.compile(r"([^\n]*?\[(TL-[A-Z]\d+)\])")
 _SPARK = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
 _JAVA_PREFIX = re.compile(r"^(?:[\w.$]+(?:Exception|Error): )+")
 #: Checkpoint, journal and markers that do not fit each other fit no better at the next try.
-_STAYS = PERMANENT | {"TL-G04", "TL-G05", "TL-G06", "TL-G12", "TL-J21"}
+_STAYS = PERMANENT | {"TL-G04", "TL-G05", "TL-G06", "TL-G12", "TL-J21"} | {f"TL-K{number}" for number in range(10, 19)}
 #: Text of a foreign error that is shown; the rest is in the log.
 MAX_TEXT = 300
 

@@ -35,6 +35,8 @@ class Identity:
         generation: 1, and one more for each time it was told to begin again.
         query: Id of the streaming query whose checkpoint is its own; "" before the first start.
         parallelism: Transactions of a batch when it ran last; 0 before the first start.
+        journal: Journal that `start` belongs to.
+        start: Offset where a query without a checkpoint begins; -1 for where the gateway's account stands.
     """
 
     line: str
@@ -42,6 +44,8 @@ class Identity:
     generation: int = 1
     query: str = ""
     parallelism: int = 0
+    journal: str = ""
+    start: int = -1
 
     @classmethod
     def new(cls, bridge: str, line: str) -> Identity:
@@ -64,6 +68,8 @@ class Identity:
                 int(values["generation"]),
                 str(values["query"]),
                 int(values["parallelism"]),
+                str(values["journal"]),
+                int(values["start"]),
             )
         except FileNotFoundError:
             return None
@@ -77,11 +83,11 @@ class Identity:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_durably(state_dir / IDENTITY_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
-    def again(self) -> Identity:
-        """The same line with a new sink id and without a checkpoint."""
+    def again(self, journal: str = "", start: int = -1) -> Identity:
+        """The same line with a new sink id and without a checkpoint, to begin at an offset of a journal."""
         base = self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
         number = self.generation + 1
-        return replace(self, sink=f"{base}.{number}", generation=number, query="", parallelism=0)
+        return Identity(self.line, f"{base}.{number}", number, journal=journal, start=start)
 
 
 def settle(bridge: Bridge) -> list[str]:

@@ -17,11 +17,12 @@ from towline.bridge.identity import Identity
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable, TowlineError
 from towline.gateway.client import discover
+from towline.gateway.guarantees import knobs
 
 if TYPE_CHECKING:
     from towline.bridge.model import Line
 
-__all__ = ["PERMANENT", "Evidence", "begin_again", "examine", "gather", "problem"]
+__all__ = ["PERMANENT", "Evidence", "begin_again", "examine", "gather", "problem", "starting"]
 
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0
@@ -53,6 +54,11 @@ class Evidence:
     committed: int = 0
     tip: int = 0
 
+    @property
+    def decided(self) -> bool:
+        """Whether no batch was begun that is not done."""
+        return self.planned == self.done
+
 
 def gather(line: Line, consumer: str) -> Evidence:
     """Read a line's checkpoint and ask its gateway.
@@ -61,20 +67,21 @@ def gather(line: Line, consumer: str) -> Evidence:
         GatewayUnreachable: TL-G01 when it does not answer for a while.
     """
     status = _status(line.gateway.state_dir)
-    logs = Checkpoint(str(line.checkpoint))
-    planned, done = logs.last_offsets_batch(), logs.last_commit_batch()
-    journal, planned_end = _position(line.checkpoint, planned)
-    return Evidence(
-        query=_query_id(line.checkpoint),
-        planned=planned,
-        done=done,
-        journal=journal,
-        planned_end=planned_end,
-        done_end=_position(line.checkpoint, done)[1] if done is not None else None,
+    return replace(
+        _read(line.checkpoint),
         gateway_journal=str(status["journal"]),
         committed=int(status["consumers"].get(consumer, 0)),
         tip=int(status["end"]),
     )
+
+
+def _read(checkpoint: Path) -> Evidence:
+    """What a checkpoint says, whoever serves its journal."""
+    logs = Checkpoint(str(checkpoint))
+    planned, done = logs.last_offsets_batch(), logs.last_commit_batch()
+    journal, planned_end = _position(checkpoint, planned)
+    done_end = None if done is None else _position(checkpoint, done)[1]
+    return Evidence(_query_id(checkpoint), planned, done, journal, planned_end, done_end)
 
 
 def _status(state_dir: Path) -> Mapping[str, Any]:
@@ -157,8 +164,7 @@ def _old_checkpoint(identity: Identity, seen: Evidence, parallelism: int) -> str
 
 def _rescaled(identity: Identity, seen: Evidence, parallelism: int) -> str:
     """A batch that was begun in N parts is finished in N parts: each part has a marker of its own."""
-    undecided = seen.planned is not None and seen.planned != seen.done
-    if identity.parallelism and identity.parallelism != parallelism and undecided:
+    if identity.parallelism and identity.parallelism != parallelism and not seen.decided:
         return (
             f"batch {seen.planned} was begun with parallelism {identity.parallelism}, and it is {parallelism} now: "
             "parts of it may be in Kafka"
@@ -187,20 +193,33 @@ def problem(identity: Identity, seen: Evidence, parallelism: int) -> tuple[str, 
     return None
 
 
-def examine(line: Line, file: Path, identity: Identity, seen: Evidence) -> None:
+def examine(line: Line, file: Path, identity: Identity, seen: Evidence) -> Identity:
     """Let a query start, or say why not.
+
+    Returns:
+        The identity to start with: a new one where another parallelism begins on a clean cut.
 
     Raises:
         TowlineError: TL-B22 to TL-B25, with both ways out.
     """
-    found = problem(identity, seen, line.parallelism)
+    parallelism = line.parallelism if knobs(line.guarantee).transactions else identity.parallelism
+    found = problem(identity, seen, parallelism)
     if found is None:
-        return
+        changed = identity.parallelism not in (0, parallelism)
+        return _begin(line, identity) if changed else identity
     code, what, way = found
     again = f"towline run {file} --begin-again {line.name}"
     cost = _COST[line.guarantee.value]
     do = f"{way} (in {line.gateway.state_dir}); or begin again where the gateway's account stands: {again} ({cost})."
     raise TowlineError(code, f'line "{line.name}"', what, do)
+
+
+def starting(line: Line, identity: Identity, seen: Evidence) -> str:
+    """The offset where a query without a checkpoint begins, as the source's option ``startingOffset``."""
+    if identity.journal == seen.gateway_journal and 0 <= identity.start <= seen.tip:
+        return str(max(identity.start, seen.committed))
+    # A line that begins again may have written the uncommitted rows already, and at_most_once doubles nothing.
+    return "committed" if knobs(line.guarantee).serves_again or identity.generation == 1 else "latest"
 
 
 #: What beginning again may cost.
@@ -212,23 +231,30 @@ _COST: Final = {
 
 
 def begin_again(line: Line) -> str:
-    """Put the checkpoint aside and take a new sink id; the query then starts where the gateway's account stands.
+    """Put the checkpoint aside and take a new sink id; the query then starts where the account stands.
 
     Returns:
         What was done, for the person who asked.
     """
-    state_dir = line.gateway.state_dir
-    identity = Identity.read(state_dir)
-    if identity is None:
-        return f'line "{line.name}" never ran: it begins anyway'
-    aside = ""
+    identity = Identity.read(line.gateway.state_dir)
+    if identity is None or not identity.query:
+        return f'line "{line.name}" begins anyway: it has no checkpoint'
+    fresh = _begin(line, identity)
+    return f'line "{line.name}" begins again as sink "{fresh.sink}"; an old checkpoint is kept beside the new one'
+
+
+def _begin(line: Line, identity: Identity) -> Identity:
+    """Cut after the last batch that is done; at_most_once after the last that was begun.
+
+    A crash after the move shows as a checkpoint that is gone [TL-B22], and beginning again is one of its ways out.
+    """
+    old = _read(line.checkpoint)
+    cut = old.done_end if knobs(line.guarantee).serves_again else old.planned_end
+    fresh = identity.again(old.journal, -1 if cut is None else cut)
     if line.checkpoint.exists():
-        kept = line.checkpoint.with_name(f"checkpoint.{identity.generation}")
-        line.checkpoint.rename(_free(kept))
-        aside = f", the old checkpoint is kept as {kept.name}"
-    fresh = replace(identity.again(), line=line.name)
-    fresh.save(state_dir)
-    return f'line "{line.name}" begins again as sink "{fresh.sink}"{aside}'
+        line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
+    fresh.save(line.gateway.state_dir)
+    return fresh
 
 
 def _free(path: Path) -> Path:

@@ -12,7 +12,7 @@ from tests.unit.bridge.test_config import GOOD, changed, read
 from towline.bridge.failures import reason
 from towline.bridge.identity import Identity, settle
 from towline.bridge.model import Line
-from towline.bridge.recovery import Evidence, begin_again, examine
+from towline.bridge.recovery import Evidence, begin_again, examine, starting
 from towline.errors import TowlineError
 
 KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
@@ -22,6 +22,15 @@ FINE = Evidence("q1", 7, 7, "j1", 700, 700, "j1", 700, 900)
 def line(directory: Path, parallelism: int = 1) -> Line:
     text = changed('name = "telemetry"', f'name = "telemetry"\nguarantee = "exactly_once"\nparallelism = {parallelism}')
     return read(text, directory).lines[0]
+
+
+def batch(one: Line, number: int, end: int) -> None:
+    """A batch that is done, as Spark writes it down."""
+    for name in ("offsets", "commits"):
+        (one.checkpoint / name).mkdir(parents=True, exist_ok=True)
+    place = {"gateways": {"telemetry": {"journal": "j1", "offset": end}}, "tick": 0}
+    (one.checkpoint / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(place)}')
+    (one.checkpoint / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
 
 @pytest.mark.parametrize(
@@ -61,7 +70,11 @@ def test_what_does_not_is_told_with_two_ways_out(tmp_path: Path, seen: Evidence,
 
 
 def test_another_parallelism_waits_for_the_end_of_a_batch(tmp_path: Path) -> None:
-    examine(line(tmp_path, 4), tmp_path / "b", KNOWN, FINE)
+    one = line(tmp_path, 4)
+    batch(one, 7, 700)
+    fresh = examine(one, tmp_path / "b", KNOWN, FINE)
+    assert fresh == Identity("telemetry", "plant-7.telemetry.2", 2, journal="j1", start=700)
+    assert not one.checkpoint.exists()
     with pytest.raises(TowlineError, match=r"batch 8 was begun with parallelism 1, and it is 4 now.*TL-B25"):
         examine(line(tmp_path, 4), tmp_path / "b", KNOWN, replace(FINE, planned=8, planned_end=800))
 
@@ -70,11 +83,17 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
     settle(bridge)
     (one,) = bridge.lines
-    (one.checkpoint / "offsets").mkdir(parents=True)
+    assert begin_again(one) == 'line "telemetry" begins anyway: it has no checkpoint'
+    KNOWN.save(one.gateway.state_dir)
+    batch(one, 0, 100)
     told = begin_again(one)
     assert told == (
-        'line "telemetry" begins again as sink "plant-7.telemetry.2", the old checkpoint is kept as checkpoint.1'
+        'line "telemetry" begins again as sink "plant-7.telemetry.2"; an old checkpoint is kept beside the new one'
     )
     assert not one.checkpoint.exists()
     assert (one.gateway.state_dir / "checkpoint.1" / "offsets").is_dir()
-    assert json.loads((one.gateway.state_dir / "identity.json").read_text())["generation"] == 2
+    fresh = Identity.read(one.gateway.state_dir)
+    assert fresh == Identity("telemetry", "plant-7.telemetry.2", 2, journal="j1", start=100)
+    assert starting(one, fresh, Evidence(gateway_journal="j1", committed=90, tip=300)) == "100"
+    assert starting(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300)) == "200"
+    assert starting(one, fresh, Evidence(gateway_journal="j2", committed=5, tip=300)) == "committed"
