@@ -29,13 +29,13 @@ from towline.gateway.endpoint import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["CALL_S", "START_S", "GatewayClient", "Lease", "Window", "discover", "ensure"]
+__all__ = ["CALL_S", "START_S", "GatewayClient", "Lease", "Stored", "Window", "discover", "ensure"]
 
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
 CALL_S = 20.0
@@ -99,6 +99,23 @@ class Window:
     first: int
     end: int
     tip: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the outbox holds of a batch.
+
+    Attributes:
+        rows: So many of its rows, from the first on, durable.
+        end: Offset in the outbox after the last of them.
+        whole: Nothing more is expected of it.
+        already: They were there before this call.
+    """
+
+    rows: int
+    end: int
+    whole: bool
+    already: bool
 
 
 class GatewayClient:
@@ -243,6 +260,63 @@ class GatewayClient:
     def release(self, lease: Lease) -> None:
         """Give a lease back, so that the next reader need not wait for the end of this process."""
         self._action("release", {"consumer": lease.consumer, "lease": lease.token}, 2.0)
+
+    def place(self, writer: str, batch: int) -> Stored:
+        """Ask how much of a batch the outbox holds.
+
+        Raises:
+            GatewayError: TL-G20 when the gateway has no outbox.
+            GatewayUnreachable: When no gateway answers.
+        """
+        return Stored(**self._action("place", {"writer": writer, "batch": batch}))
+
+    def send(self, writer: str, batch: int, rows: Iterable[pa.RecordBatch], schema: pa.Schema, *, start: int) -> Stored:
+        """Bring the rows of a batch to the outbox; on return they are durable there, and they are there once [I10].
+
+        Args:
+            writer: Who writes one batch after the other.
+            batch: Number of the batch; grows.
+            rows: Rows of `towline.gateway.outrows.MESSAGE_SCHEMA`, from row `start` of the batch to its last.
+            schema: That schema.
+            start: Rows of the batch that the outbox holds already, as `place` said.
+
+        Raises:
+            JournalFull: TL-J02, the outbox is full; try again later.
+            GatewayError: The gateway does not take them.
+            GatewayUnreachable: The gateway is gone, perhaps after it had taken some: ask `place`.
+        """
+        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
+
+        command = json.dumps({"writer": writer, "batch": batch, "start": start}).encode()
+        with self._translated():
+            stream, answers = self._connected().do_put(flight.FlightDescriptor.for_command(command), schema)
+        try:
+            for batch_of_rows in rows:
+                with self._translated():
+                    stream.write_batch(batch_of_rows)
+            with self._translated():
+                stream.done_writing()
+                answer = answers.read()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                stream.close()
+            raise
+        with self._translated():
+            stream.close()
+            return Stored(**json.loads(answer.to_pybytes()))
+
+    def sent(self, upto: int, *, timeout_s: float) -> bool:
+        """Wait until each message of the outbox below `upto` is with the broker, refused for good, or expired.
+
+        Args:
+            upto: As ``end`` of `Stored`.
+            timeout_s: Seconds to wait, 60 at most.
+
+        Returns:
+            False when some are still waiting.
+        """
+        asked = {"upto": upto, "timeout_s": timeout_s}
+        return bool(self._action("sent", asked, timeout_s + CALL_S)["done"])
 
     def close(self) -> None:
         """Close the connection; the gateway goes on."""

@@ -24,16 +24,18 @@ import structlog
 
 from towline.errors import ConfigError, JournalError, TowlineError
 from towline.gateway.endpoint import ERROR_FILE, ProcessMark, tell, write_private
+from towline.gateway.outbox_desk import OutboxDesk
+from towline.gateway.outrows import OUTBOX_SCHEMA
 from towline.gateway.pump import Pump
 from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.service import InboxService
 from towline.gateway.settings import GatewaySettings
-from towline.journal import Journal, Limits
+from towline.journal import Journal, Limits, Outbox
 
 __all__ = ["EXIT_CONFIG", "EXIT_FAILED", "configure_logging", "run"]
 
 #: Allocations between two collections: a few dozen gulps instead of a fraction of one.
-_GULPS_OF_GARBAGE = 200_000
+GULPS_OF_GARBAGE = 200_000
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
@@ -83,12 +85,33 @@ class _Gateway:
         self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=Limits(**settings.journal.model_dump()))
         if self._journal.recovery.note:
             self._log.warning("journal repaired", note=self._journal.recovery.note)
-        self._pump = Pump(settings, self._journal, password=password, on_rows=self._on_rows)
+        self._outbox = self._open_outbox()
+        self._desk: OutboxDesk | None = None
+        self._pump = Pump(
+            settings,
+            self._journal,
+            password=password,
+            on_rows=self._on_rows,
+            outbox=self._outbox,
+            on_progress=self._on_progress,
+        )
+        if self._outbox is not None:
+            self._desk = OutboxDesk(self._outbox, settings.name, wake=self._pump.wake, on_failure=self._journal_failed)
+
+    def _open_outbox(self) -> Outbox | None:
+        settings = self._settings
+        if settings.outbox is None:
+            return None
+        limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s"}))
+        outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits)
+        if outbox.recovery.note:
+            self._log.warning("outbox repaired", note=outbox.recovery.note)
+        return outbox
 
     def run(self) -> None:
         # A gulp makes some ten thousand lists that die with it: collecting among them cost a tenth of the CPU.
         gc.freeze()
-        gc.set_threshold(_GULPS_OF_GARBAGE)
+        gc.set_threshold(GULPS_OF_GARBAGE)
         stopped = threading.Event()
         with _signals(self._pump.stop, self._pump.wake_fd):
             if self._settings.owner_pid is not None:
@@ -103,6 +126,8 @@ class _Gateway:
                 self._end_service()
         if self._failure:
             raise self._failure
+        if self._outbox is not None:
+            self._outbox.close()
         self._journal.close()
 
     def _serve(self, stopped: threading.Event) -> None:
@@ -121,16 +146,23 @@ class _Gateway:
             owner_pid=self._settings.owner_pid,
             on_commit=lambda: self._pump.committed(self._journal.committed),
             on_failure=self._journal_failed,
+            desk=self._desk,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
 
     def _end_service(self) -> None:
+        if self._desk is not None:
+            self._desk.close()
         if self._service is not None:
             self._service.close()
 
     def _on_rows(self) -> None:
         if self._service is not None:
             self._service.notify()
+
+    def _on_progress(self) -> None:
+        if self._desk is not None:
+            self._desk.progress()
 
     def _status(self) -> Mapping[str, object]:
         journal = self._journal

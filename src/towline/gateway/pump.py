@@ -1,7 +1,9 @@
-"""The pump: moves bytes between one broker and one `Session`, and rows into the inbox.
+"""The pump: moves bytes between one broker and one `Session`, rows into the inbox, and rows out of the outbox.
 
-One thread, one loop: read a gulp, let the session decide, store, sync, acknowledge. It holds no rule of MQTT (those are
-in the session) and no rule of storage (the inbox); what it adds is time, sockets, and patience:
+One thread, one loop: read a gulp, let the session decide, store, sync, acknowledge, hand over what is to be sent. It
+holds no rule of MQTT (those are in the session) and no rule of storage (the two boxes); what comes in is the business
+of `towline.gateway.uplink`, what goes out that of `towline.gateway.downlink`. What the pump adds is time, sockets,
+and patience:
 
 - a connection that ends is made anew, through the list of brokers, with exponential backoff and full jitter;
 - a full disk or a full window stops the reading, never the keep alive [I7];
@@ -17,11 +19,10 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import pyarrow as pa
 import structlog
 from mqtt5 import QoS, Will
 
@@ -34,9 +35,12 @@ from towline.errors import (
     TowlineError,
     Unreachable,
 )
+from towline.gateway.downlink import Downlink
 from towline.gateway.inbox import Inbox
-from towline.gateway.intake import to_rows
+from towline.gateway.record import recall
 from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee, WillSettings
+from towline.gateway.uplink import Uplink
+from towline.journal import Outbox
 from towline.mqtt.codec import Decoder, MalformedPacket
 from towline.mqtt.connection import LEVELS
 from towline.mqtt.events import (
@@ -56,10 +60,7 @@ from towline.mqtt.events import (
     Send,
     SessionConfig,
     SessionLost,
-    SessionRecord,
-    Settled,
     Stop,
-    Stored,
     Suspended,
     Tick,
 )
@@ -78,24 +79,8 @@ _FIRST_PAUSE: Final = 0.25
 _LONGEST_PAUSE: Final = 30.0
 #: A taken-over client id is given up when it happens twice in this many seconds.
 _TAKEOVER_WINDOW: Final = 60.0
-#: A limit of the journal has room for so many frames at least.
-_FRAMES_BELOW_LIMIT: Final = 16
-#: Above this a gulp is stored in several frames; one packet is never parted.
-_LARGEST_FRAME: Final = 16 << 20
-#: How often a full journal is tried again, in seconds.
-_ROOM_RETRY: Final = 0.5
 #: Patience with the broker when we leave, in seconds.
 _GOODBYE: Final = 2.0
-
-
-class _Unstored(NamedTuple):
-    """One frame to be: rows with the packet ids that come and go with them."""
-
-    rows: pa.RecordBatch
-    held: Mapping[int, Held]
-    released: tuple[int, ...]
-    #: Of the delivery that is whole with this frame; 0 while more of it follows.
-    ticket: int
 
 
 class Pump:
@@ -106,6 +91,8 @@ class Pump:
         inbox: Where messages go.
         password: Read from the password file, None without one.
         on_rows: Called after rows became durable, on the pump's thread.
+        outbox: What is to be sent; None for a gateway that only receives.
+        on_progress: Called after messages of the outbox are done, on the pump's thread.
     """
 
     def __init__(
@@ -115,11 +102,12 @@ class Pump:
         *,
         password: bytes | None = None,
         on_rows: Callable[[], None] = lambda: None,
+        outbox: Outbox | None = None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._password = password
         self._inbox = inbox
-        self._on_rows = on_rows
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._levels = LEVELS[settings.protocol]
         #: The one in use; it changes only while nothing is connected.
@@ -137,14 +125,9 @@ class Pump:
         self._stopping = threading.Event()
         #: Set after the first word from a broker, good or bad.
         self.heard = threading.Event()
-        #: What is not stored yet, in order; longer than one only while there is no room.
-        self._waiting_for_room: deque[_Unstored] = deque()
         #: Set from the service's threads: the consumers' watermark for ``ack_after = kafka``.
         self._committed = inbox.committed
         self._where = settings.name
-        most = settings.journal.max_bytes
-        #: A larger gulp is stored in pieces, or it might never fit below a small limit.
-        self._frame_bytes = _LARGEST_FRAME if most is None else min(_LARGEST_FRAME, most // _FRAMES_BELOW_LIMIT)
         self._broker_index = 0
         self._redirects = Redirects(follow=settings.follow_redirects)
         #: The server in use or last tried, which may be one that a broker of the list has named.
@@ -153,7 +136,6 @@ class Pump:
         self._served = False
         self._failures = 0
         self._retry_at = 0.0
-        self._room_at = 0.0
         self._reading = False
         #: Gulps still to be taken as they come, because lingering brought nothing.
         self._no_linger = 0
@@ -169,7 +151,18 @@ class Pump:
             "last_error": None,
             "held_back": None,
         }
-        self._received = inbox.end + inbox.ledger.get("deduplicated", 0)
+        self._uplink = Uplink(settings, inbox, handle=self._handle, on_rows=on_rows, note=self._no_room)
+        self._downlink: Downlink | None = None
+        if outbox is not None and settings.outbox is not None:
+            self._downlink = Downlink(
+                outbox,
+                handle=self._handle,
+                where=settings.name,
+                aside=settings.refused,
+                max_age_s=settings.outbox.max_age_s,
+                on_progress=on_progress,
+            )
+            self._downlink.attach(self._session)
 
     # -- from any thread --
 
@@ -201,7 +194,7 @@ class Pump:
             **self._shown,
             "client_id": self._settings.mqtt_client_id,
             "protocol": {5: "5", 4: "3.1.1", 3: "3.1"}[self._level],
-            "received": self._received,
+            "received": self._uplink.received,
             "unacknowledged": inbound.unacknowledged,
             "window_overruns": inbound.overruns,
             "qos2_held": len(inbound.held),
@@ -211,6 +204,7 @@ class Pump:
             "proxy": str(self._proxy) if self._proxy else None,
             "insecure": self._settings.tls.insecure,
             "ack_after": self._settings.acks.value,
+            "outbox": self._downlink.status() if self._downlink else None,
         }
 
     @property
@@ -234,6 +228,8 @@ class Pump:
                 self._say_goodbye()
         finally:
             self._drop()
+            if self._downlink is not None:
+                self._downlink.close()
             self._shown["state"] = "stopped"
             self.heard.set()
         if self._fatal is not None:
@@ -242,9 +238,11 @@ class Pump:
     def _turn(self) -> None:
         now = time.monotonic()
         # Not while rows wait: a session made anew would give their numbers to others, and nothing could be read anyway.
-        if self._transport is None and not self._waiting_for_room and now >= self._retry_at:
+        if self._transport is None and not self._uplink.full and now >= self._retry_at:
             self._connect()
-        self._find_room(now)
+        self._uplink.find_room(now)
+        if self._downlink is not None:
+            self._send_on(self._downlink)
         self._adjust_reading()
         for key, _mask in self._selector.select(self._patience()):
             if key.fd == self._wake_read:
@@ -253,7 +251,13 @@ class Pump:
         if self._transport is not None:
             self._serve_transport()
         if self._settings.acks is AckAfter.KAFKA:
-            self._settle(self._committed)
+            self._uplink.settle(self._session.inbound, self._committed)
+
+    def _send_on(self, downlink: Downlink) -> None:
+        try:
+            downlink.turn(unsent=self._transport.unsent if self._transport is not None else 0)
+        except JournalFull as error:
+            self._begin_again("what is to be sent can't be recorded", error)
 
     def _serve_transport(self) -> None:
         assert self._transport is not None
@@ -269,13 +273,16 @@ class Pump:
     def _patience(self) -> float:
         """Seconds until something is due by the clock."""
         if self._transport is None:
-            due = self._room_at if self._waiting_for_room else self._retry_at
+            due = self._uplink.room_at if self._uplink.full else self._retry_at
         elif self._reading and self._transport.decrypted:
             return 0.0
         else:
             due = self._session.deadline() or time.monotonic() + 60.0
-        if self._waiting_for_room:
-            due = min(due, self._room_at)
+        if self._uplink.full:
+            due = min(due, self._uplink.room_at)
+        sending = self._downlink.due() if self._downlink is not None else None
+        if sending is not None:
+            due = min(due, sending)
         return max(0.0, due - time.monotonic())
 
     def _adjust_reading(self) -> None:
@@ -284,7 +291,7 @@ class Pump:
         if transport is None:
             return
         why = None
-        if self._waiting_for_room:
+        if self._uplink.full:
             why = "journal full"
         elif self._session.window_full:
             why = "window full"
@@ -326,20 +333,7 @@ class Pump:
             self._handle(Malformed(str(error), error.reason))
             return
         self._handle(Received(items))
-        self._count_repeats()
-
-    def _count_repeats(self) -> None:
-        """Carry what the session saw of the broker's repeats into the ledger [I11]."""
-        inbound = self._session.inbound
-        repeats, inbound.repeats = inbound.repeats, 0
-        reused, inbound.reused_ids = inbound.reused_ids, 0
-        if repeats:
-            self._received += repeats
-            self._inbox.count(deduplicated=repeats)
-        if reused:
-            self._inbox.count(packet_ids_reused=reused)
-            what = "the broker used QoS 2 packet ids again before we released them; stored as new messages"
-            self._log.warning(what, code="TL-M24", broker=self._where, count=reused)
+        self._uplink.count_repeats(self._session.inbound, self._where)
 
     def _linger(self) -> bytes:
         """Wait a moment for more of the same, so that one sync serves many.
@@ -358,7 +352,7 @@ class Pump:
         return more
 
     def _new_session(self) -> Session:
-        record = _recall(self._inbox.session)
+        record = recall(self._inbox.session)
         if record and record.client_id != self._settings.mqtt_client_id:
             what = f'client id was "{record.client_id}"; its session and what waits in it stay at the broker'
             self._log.warning(what, code="TL-M23")
@@ -390,7 +384,7 @@ class Pump:
             if self._transport is not None and not self._transport.write(action.data):
                 self._line_broke()
         elif isinstance(action, Deliver):
-            self._deliver(action)
+            self._uplink.deliver(action, self._session.inbound)
         elif isinstance(action, Remember):
             self._remember(action)
         elif isinstance(action, Close):
@@ -401,49 +395,35 @@ class Pump:
             self._inbox.count(sessions_lost=1)
             what = "the broker has lost our session; what it held for us is gone"
             self._log.warning(what, code="TL-M22", broker=self._where)
+        elif self._downlink is not None:
+            self._tell_downlink(self._downlink, action)
+
+    def _tell_downlink(self, downlink: Downlink, action: Action) -> None:
+        try:
+            downlink.perform(action)
+        except JournalFull as error:
+            self._begin_again("what is about to be sent can't be recorded", error)
 
     def _remember(self, action: Remember) -> None:
         try:
             self._inbox.set_session(asdict(action.record) if action.record else {})
         except JournalFull as error:
-            # What can't be made durable must not be acted on: begin again from what the journal holds.
-            self._session = self._new_session()
-            what = f"the session can't be recorded: {error.what}"
-            self._close(Close(Unreachable("TL-M13", self._where, what, error.do)))
+            self._begin_again("the session can't be recorded", error)
 
-    def _deliver(self, action: Deliver) -> None:
-        self._received += len(action.messages)
-        if self._settings.acks is AckAfter.RECEIVED:
-            self._settle(action.first + len(action.messages))
-        batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._settings.name)
-        self._waiting_for_room += _frames(batch, action, self._frame_bytes)
-        self._store()
+    def _begin_again(self, what: str, error: JournalFull) -> None:
+        """What can't be made durable must not be acted on: begin anew from what the disk holds."""
+        self._renew_session()
+        self._close(Close(Unreachable("TL-M13", self._where, f"{what}: {error.what}", error.do)))
 
-    def _find_room(self, now: float) -> None:
-        if self._waiting_for_room and now >= self._room_at:
-            self._store()
+    def _renew_session(self) -> None:
+        self._session = self._new_session()
+        if self._downlink is not None:
+            self._downlink.attach(self._session)
 
-    def _store(self) -> None:
-        """Append what waits, in order; each batch is durable before its acknowledgements leave [I2]."""
-        try:
-            while self._waiting_for_room:
-                frame = self._waiting_for_room[0]
-                end = self._inbox.append(frame.rows, held=frame.held, released=frame.released)
-                self._waiting_for_room.popleft()
-                self._on_rows()
-                if self._settings.acks is AckAfter.JOURNAL:
-                    self._settle(end)
-                if frame.ticket:
-                    self._handle(Stored(frame.ticket))
-        except JournalFull as error:
-            self._room_at = time.monotonic() + _ROOM_RETRY
-            if self._shown["held_back"] is None:
-                self._log.warning("journal full, holding back", reason=str(error), code=error.code)
-            self._note(error)
-
-    def _settle(self, upto: int) -> None:
-        if upto > self._session.inbound.settled:
-            self._handle(Settled(upto))
+    def _no_room(self, error: JournalFull) -> None:
+        if self._shown["held_back"] is None:
+            self._log.warning("journal full, holding back", reason=str(error), code=error.code)
+        self._note(error)
 
     # -- connecting --
 
@@ -499,7 +479,7 @@ class Pump:
             return False
         self._log.warning("the broker does not speak this version", refused=self._level, trying=left[0], code="TL-M25")
         self._level = left[0]
-        self._session = self._new_session()
+        self._renew_session()
         return True
 
     def _fights(self) -> bool:
@@ -514,6 +494,8 @@ class Pump:
             self._transport.drain(0.2)
             self._transport.close()
             self._transport = None
+            if self._downlink is not None:
+                self._downlink.lost()
         self._shown.update(connected_since=None, state=State.OFFLINE.value)
 
     def _try_again(self, error: BrokerError | ConfigError) -> None:
@@ -540,7 +522,7 @@ class Pump:
     def _say_goodbye(self) -> None:
         """Acknowledge what is safe and leave the session with a plain DISCONNECT."""
         with contextlib.suppress(JournalFull):
-            self._store()
+            self._uplink.store()
         if self._transport is not None:
             self._session_farewell()
 
@@ -551,20 +533,6 @@ class Pump:
             if isinstance(action, Send):
                 transport.write(action.data)
         transport.drain(_GOODBYE)
-
-
-def _frames(rows: pa.RecordBatch, delivery: Deliver, most: int) -> Iterator[_Unstored]:
-    """Part a delivery into frames of about `most` bytes; each packet id stays with its row [I3]."""
-    pieces = min(max(1, rows.num_rows), -(-rows.nbytes // most))
-    if pieces <= 1:
-        yield _Unstored(rows, delivery.held, delivery.released, delivery.ticket)
-        return
-    step = -(-rows.num_rows // pieces)
-    for start in range(0, rows.num_rows, step):
-        first, last = delivery.first + start, delivery.first + start + step
-        held = {packet_id: entry for packet_id, entry in delivery.held.items() if first <= entry.number < last}
-        ticket = delivery.ticket if start + step >= rows.num_rows else 0
-        yield _Unstored(rows.slice(start, step), held, () if start else delivery.released, ticket)
 
 
 def _session_config(settings: GatewaySettings, password: bytes | None, level: int) -> SessionConfig:
@@ -584,6 +552,7 @@ def _session_config(settings: GatewaySettings, password: bytes | None, level: in
         unknown_session=settings.unknown_session,
         durable=settings.guarantee is not Guarantee.AT_MOST_ONCE,
         protocol=level,
+        durable_ids=settings.outbox is not None,
         topic_alias_maximum=settings.topic_alias_maximum if level == 5 else 0,
         will=_will(settings.will) if settings.will else None,
     )
@@ -602,11 +571,3 @@ def _will(settings: WillSettings) -> Will:
         will_delay_interval=settings.delay_s,
         user_properties=list(settings.user_properties),
     )
-
-
-def _recall(stored: Mapping[str, Any]) -> SessionRecord | None:
-    """The session record as it was made durable, None on a new journal."""
-    if not stored:
-        return None
-    subscriptions = {str(k): int(v) for k, v in stored["subscriptions"].items()}
-    return SessionRecord(str(stored["client_id"]), bool(stored["established"]), subscriptions)

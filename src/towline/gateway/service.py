@@ -23,6 +23,7 @@ from pyarrow import flight
 from towline.errors import Fenced, GatewayError, JournalFailed, TowlineError
 from towline.gateway.endpoint import ENDPOINT_FILE, Endpoint, ProcessMark, socket_path, tell
 from towline.gateway.rows import ROW_SCHEMA
+from towline.journal import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from towline.gateway.outbox_desk import OutboxDesk
     from towline.journal import Journal
 
 __all__ = ["MAX_WAIT_S", "InboxService", "Leases"]
@@ -141,6 +143,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         owner_pid: Process whose end ends the gateway; told to clients.
         on_commit: Called after each move of a watermark, on a server thread (``ack_after = kafka``).
         on_failure: Called when a commit fails in the journal [I6]; the gateway has to end.
+        desk: Takes what is to be sent; None for a gateway without an outbox.
 
     Raises:
         GatewayError: TL-G02 when the socket can't be bound.
@@ -157,6 +160,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         owner_pid: int | None = None,
         on_commit: Callable[[], None] | None = None,
         on_failure: Callable[[JournalFailed], None] | None = None,
+        desk: OutboxDesk | None = None,
     ) -> None:
         # Calls may come in as soon as the base class is made: every field is set before.
         self._journal = journal
@@ -177,7 +181,10 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "wait": self._wait,
             "commit": self._commit_action,
             "forget": self._forget,
+            "place": self._place,
+            "sent": self._sent,
         }
+        self._desk = desk
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
         try:
@@ -246,6 +253,15 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             self._same_journal(asked)
             self._in_range(start, end)
             return flight.GeneratorStream(ROW_SCHEMA, self._rows(start, end))
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Take the rows of a batch into the outbox; ``{writer, batch}`` names it [I10]."""
+        del context
+        with _told(self._name):
+            asked = _Asked(self._name, _object(self._name, descriptor.command))
+            batch = Batch(asked.text("writer"), asked.number("batch"))
+            stored = self._outgoing().take(batch, reader, start=asked.number("start"))
+            writer.write(json.dumps(stored._asdict()).encode())
 
     def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         with _told(self._name):
@@ -356,6 +372,25 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             )
         self._journal.forget(consumer)
         return {"consumers": dict(self._journal.consumers)}
+
+    def _place(self, asked: _Asked, context: Any) -> dict[str, object]:
+        del context
+        return self._outgoing().stored(Batch(asked.text("writer"), asked.number("batch")))._asdict()
+
+    def _sent(self, asked: _Asked, context: Any) -> dict[str, object]:
+        """Wait until every message of the outbox below ``upto`` is with the broker, refused or expired."""
+        timeout = min(asked.seconds("timeout_s"), MAX_WAIT_S)
+        return {"done": self._outgoing().wait(asked.number("upto"), timeout, context.is_cancelled)}
+
+    def _outgoing(self) -> OutboxDesk:
+        if self._desk is None:
+            raise GatewayError(
+                "TL-G20",
+                self._name,
+                "this gateway only receives, it has no outbox",
+                "Give the sink a stateDir of its own, or start the gateway with an outbox.",
+            )
+        return self._desk
 
     # -- helpers -----------------------------------------------------------------------------------------------
 

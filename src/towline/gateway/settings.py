@@ -20,6 +20,7 @@ __all__ = [
     "GatewaySettings",
     "Guarantee",
     "JournalLimits",
+    "OutboxSettings",
     "Subscription",
     "TlsSettings",
     "filter_problem",
@@ -197,6 +198,22 @@ class JournalLimits(_Model):
     retain_bytes: Annotated[int, Field(ge=0)] = 0
 
 
+class OutboxSettings(_Model):
+    """When the outbox takes no more, and when its messages are too old [I7].
+
+    Attributes:
+        max_bytes: Most bytes on disk; None for no limit but the disk. More is refused until something was delivered.
+        min_free_bytes: Space left free on the file system.
+        segment_bytes: Size at which a new segment begins.
+        max_age_s: Messages that came so many seconds ago are not sent any more, and counted as expired; None for never.
+    """
+
+    max_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
+    min_free_bytes: Annotated[int, Field(ge=0)] = 512 << 20
+    segment_bytes: Annotated[int, Field(ge=64 << 10)] = 64 << 20
+    max_age_s: Annotated[float, Field(gt=0)] | None = None
+
+
 class GatewaySettings(_Model):
     """Everything one gateway needs; secrets only as names of files.
 
@@ -207,7 +224,8 @@ class GatewaySettings(_Model):
         proxy: ``http://[USER@]HOST:PORT`` or ``socks5://[USER@]HOST:PORT`` on the way to the brokers.
         proxy_password_file: Its password.
         client_id: Stable MQTT client id; default the name.
-        subscriptions: At least one.
+        subscriptions: At least one, unless there is an outbox.
+        outbox: What to send is taken and delivered; None for a gateway that only receives.
         guarantee: Sets ``ack_after`` unless it is given.
         keep_alive_s: MQTT keep alive in seconds; the server's own value wins [MQTT-3.2.2-21].
         session_expiry_s: How long the broker keeps the session while we are away; 0xFFFFFFFF for ever.
@@ -238,7 +256,8 @@ class GatewaySettings(_Model):
     tls: TlsSettings = TlsSettings()
     proxy: str | None = None
     proxy_password_file: Path | None = None
-    subscriptions: tuple[Subscription, ...] = Field(min_length=1)
+    subscriptions: tuple[Subscription, ...] = ()
+    outbox: OutboxSettings | None = None
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     ack_after: AckAfter | None = None
     keep_alive_s: Annotated[int, Field(ge=5, le=65535)] = 60
@@ -266,6 +285,8 @@ class GatewaySettings(_Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if not self.subscriptions and self.outbox is None:
+            raise ValueError("subscriptions is empty, and there is no outbox: nothing to do")
         if len({s.filter for s in self.subscriptions}) != len(self.subscriptions):
             raise ValueError("a topic filter is subscribed twice; give each filter one QoS")
         if self.guarantee is not Guarantee.AT_MOST_ONCE:
@@ -319,6 +340,16 @@ class GatewaySettings(_Model):
     def inbox(self) -> Path:
         """Directory of the inbox journal."""
         return self.state_dir / "inbox"
+
+    @property
+    def outgoing(self) -> Path:
+        """Directory of the outbox journal."""
+        return self.state_dir / "outbox"
+
+    @property
+    def refused(self) -> Path:
+        """Directory of what the broker refused."""
+        return self.state_dir / "refused"
 
     def digest(self) -> str:
         """Eight hex digits that change with any setting but the owner: a running gateway has these, or others."""

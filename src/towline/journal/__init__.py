@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from towline.journal.disk import Disk
 from towline.journal.journal import Journal, Limits
+from towline.journal.outbox import Batch, Flight, Outbox
 from towline.journal.recovery import Recovery
 
-__all__ = ["Disk", "Journal", "Limits", "Recovery"]
+__all__ = ["Batch", "Disk", "Flight", "Journal", "Limits", "Outbox", "Recovery"]

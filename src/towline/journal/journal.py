@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
+import pyarrow as pa
+
 from towline.errors import JournalError, JournalFailed, JournalFull, TowlineError
 from towline.journal.directory import prepare
 from towline.journal.disk import Disk
@@ -23,7 +25,7 @@ from towline.journal.frames import Kind, encode, frame_bytes
 from towline.journal.lock import Lock
 from towline.journal.reading import combined, offset_after_bytes, pieces
 from towline.journal.recovery import Found, Recovery, recover
-from towline.journal.state import Snapshot, State, decode_json, encode_json, section_of
+from towline.journal.state import Snapshot, State, decode_json, encode_json, section_of, take_notes
 from towline.journal.writer import failing, full, new_segment
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class Journal:
         self.epoch = found.state.epoch
         self.recovery = found.recovery
         self._directory, self._schema, self._limits, self._disk, self._lock = directory, schema, limits, disk, lock
+        self._empty = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
         #: held by whoever changes a file
         self._writing = threading.Lock()
         #: guards the ledger alone; never held during a system call
@@ -175,6 +178,21 @@ class Journal:
         return MappingProxyType(self._state.held)
 
     @property
+    def notes(self) -> Mapping[str, Any]:
+        """What `append` and `note` were given last, by name; for the owner's own use."""
+        return MappingProxyType(self._state.notes)
+
+    @property
+    def directory(self) -> Path:
+        """Where it lies."""
+        return self._directory
+
+    @property
+    def no_rows(self) -> Any:
+        """A batch of this journal's schema without rows: for frames that bring only packet ids or notes."""
+        return self._empty
+
+    @property
     def bytes_on_disk(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment in self._segments[:-1]) + self._active.size
@@ -182,7 +200,12 @@ class Journal:
     # Writing -------------------------------------------------------------------------------------------------------
 
     def append(
-        self, batch: Any, *, held: Mapping[int, tuple[int, int]] | None = None, released: Sequence[int] = ()
+        self,
+        batch: Any,
+        *,
+        held: Mapping[int, tuple[int, int]] | None = None,
+        released: Sequence[int] = (),
+        notes: Mapping[str, Any] | None = None,
     ) -> int:
         """Make the rows of a record batch durable, in one frame with one sync, and return the new end.
 
@@ -191,6 +214,7 @@ class Journal:
                 nothing happens.
             held: QoS 2 packet ids that come with these rows: number and digest of each one's row [I3].
             released: QoS 2 packet ids that are free again, before those of `held`.
+            notes: JSON values by name that become durable in the same frame; None removes one.
 
         Raises:
             JournalFull: TL-J02, no room; nothing was written, the same call may succeed later [I7].
@@ -206,18 +230,36 @@ class Journal:
         with self._changing():
             if batch.num_rows:
                 self._make_room(frame_bytes(0, len(payload)))
-                self._append(payload, batch.num_rows, held or {}, released)
-            elif held or released:
-                self._write(Kind.RELEASED, b"", held=held or {}, released=released, durable=True)
+                self._append(payload, batch.num_rows, held or {}, released, notes or {})
+            elif held or released or notes:
+                self._write(Kind.RELEASED, b"", held=held or {}, released=released, notes=notes or {}, durable=True)
         return self._end
 
-    def _append(self, payload: Bytes, rows: int, held: Mapping[int, tuple[int, int]], released: Sequence[int]) -> None:
+    def _append(
+        self,
+        payload: Bytes,
+        rows: int,
+        held: Mapping[int, tuple[int, int]],
+        released: Sequence[int],
+        notes: Mapping[str, Any],
+    ) -> None:
         start, end = self._state.end, self._state.end + rows
-        position = self._write(Kind.RECORDS, payload, rows=rows, held=held, released=released, durable=True)
+        position = self._write(
+            Kind.RECORDS, payload, rows=rows, held=held, released=released, notes=notes, durable=True
+        )
         self._state.end = end
         self._active.segment.add(start, position)
         self._active.publish(end)
         self._end = end
+
+    def sync(self) -> None:
+        """Make durable what was written without a sync of its own.
+
+        Raises:
+            JournalFailed: TL-J04, the object is dead [I6].
+        """
+        with self._changing():
+            self._active.sync()
 
     def set_session(self, session: Mapping[str, object]) -> None:
         """Make the MQTT session, any JSON object, durable. The size limits don't hold it up.
@@ -264,6 +306,24 @@ class Journal:
                 f"{consumer} committed up to row {upto:,}, but there are only {self._end:,}",
                 "Its checkpoint belongs to another journal: start it with a new checkpoint.",
             )
+
+    def note(self, consumer: str, upto: int, *, released: Sequence[int] = (), notes: Mapping[str, Any]) -> bool:
+        """Commit as `commit` does, with packet ids and notes in the same frame; not synced by itself either.
+
+        Returns:
+            Whether it is written; not on a disk without any room: say it again with the next one.
+
+        Raises:
+            JournalFailed: TL-J04, the object is dead [I6].
+            JournalError: TL-J08, `upto` is beyond the end.
+        """
+        with self._changing():
+            self._check_commit(consumer, upto)
+            upto = max(upto, self.first, self._state.consumers.get(consumer, 0))
+            self._state.consumers = {**self._state.consumers, consumer: upto}
+            written = self._mark(released, notes)
+            self._remove_committed()
+        return written
 
     def forget(self, consumer: str) -> None:
         """Drop a consumer, so that rows no longer wait for it. One that is unknown is nothing to forget.
@@ -378,12 +438,13 @@ class Journal:
         rows: int = 0,
         held: Mapping[int, tuple[int, int]] = MappingProxyType({}),
         released: Sequence[int] = (),
+        notes: Mapping[str, Any] = MappingProxyType({}),
         durable: bool,
     ) -> int:
         """Write one frame, into a new segment if need be, and return its position."""
         with self._counting:
             counted = {name: self._state.ledger[name] for name in self._uncounted}
-        section = section_of(counted, held, released)
+        section = section_of(counted, held, released, notes)
         self._roll_if_full(frame_bytes(len(section), len(payload)))
         if durable:
             self._active.sync()  # marks before it: rows are only written behind what is durable
@@ -406,6 +467,7 @@ class Journal:
         for packet_id in released:
             state.held.pop(packet_id, None)
         state.held.update(held)
+        take_notes(state.notes, notes)
         return position
 
     def _note_counted(self, counted: Mapping[str, int]) -> None:
@@ -508,12 +570,12 @@ class Journal:
             below -= 1
         return below
 
-    def _mark(self) -> bool:
+    def _mark(self, released: Sequence[int] = (), notes: Mapping[str, Any] = MappingProxyType({})) -> bool:
         """Write the watermarks, on a full disk into the room that was kept for it; tell whether it worked."""
         for last_try in (False, True):
             try:
                 content = {"consumers": self._state.consumers, "floor": self._state.floor}
-                self._write(Kind.COMMITTED, encode_json(content), durable=False)
+                self._write(Kind.COMMITTED, encode_json(content), released=released, notes=notes, durable=False)
             except JournalFull:
                 if last_try:
                     return False  # the watermark is known in memory; the next commit writes it

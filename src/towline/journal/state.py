@@ -16,7 +16,7 @@ from towline.journal.frames import Header, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Snapshot", "State", "apply", "decode_json", "encode_json", "foreign", "section_of"]
+__all__ = ["Snapshot", "State", "apply", "decode_json", "encode_json", "foreign", "section_of", "take_notes"]
 
 FORMAT = 1
 
@@ -41,6 +41,8 @@ class State:
     ledger: dict[str, int] = field(default_factory=dict)
     #: packet id -> number of its row and digest, while the broker has not released it [I3]; number < end
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
+    #: name -> any JSON value but null, as noted last: what an owner has to know exactly as long as the rows beside it
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Snapshot:
     def encode(self) -> bytes:
         """Return the payload of the frame."""
         state = self.state
+        notes = {"notes": state.notes} if state.notes else {}  # an older Towline reads a journal without any
         return encode_json(
             {
                 "format": FORMAT,
@@ -69,6 +72,7 @@ class Snapshot:
                 "ledger": state.ledger,
                 "held": _pack_held(state.held),
                 "schema": base64.b64encode(self.schema.serialize()).decode("ascii"),
+                **notes,
             }
         )
 
@@ -93,6 +97,7 @@ class Snapshot:
             content["session"],
             content["ledger"],
             _unpack_held(content["held"]),
+            content.get("notes", {}),
         )
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["schema"])))
         return cls(state, schema, content["sequence"], content["previous_bytes"])
@@ -161,6 +166,7 @@ _PARTS: Mapping[str, Callable[[State, Any], None]] = {
     "ledger": lambda state, content: state.ledger.update(content),
     "released": lambda state, content: _drop(state.held, _unpack_ids(content)),
     "held": lambda state, content: state.held.update(_unpack_held(content)),
+    "notes": lambda state, content: take_notes(state.notes, content),
 }
 
 
@@ -173,8 +179,20 @@ def _apply_section(where: str, state: State, section: bytes) -> None:
             change(state, content[part])
 
 
+def take_notes(notes: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Change `notes` as a frame says; null removes one."""
+    for name, value in changes.items():
+        if value is None:
+            notes.pop(name, None)
+        else:
+            notes[name] = value
+
+
 def section_of(
-    ledger: Mapping[str, int], held: Mapping[int, tuple[int, int]] | None = None, released: Sequence[int] = ()
+    ledger: Mapping[str, int],
+    held: Mapping[int, tuple[int, int]] | None = None,
+    released: Sequence[int] = (),
+    notes: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the section of a frame, empty when there is nothing to say.
 
@@ -182,6 +200,7 @@ def section_of(
         ledger: New totals of counters.
         held: Packet ids that came with the rows, each with the number and the digest of its row.
         released: Packet ids that are free again, before those of `held`.
+        notes: New values by name, None for one that goes.
     """
     content: dict[str, object] = {}
     if ledger:
@@ -190,6 +209,8 @@ def section_of(
         content["released"] = _pack("H", released)
     if held:
         content["held"] = _pack_held(held)
+    if notes:
+        content["notes"] = dict(notes)
     return encode_json(content) if content else b""
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "Deliver",
     "Event",
     "Filter",
+    "Flying",
     "Held",
     "Lost",
     "Malformed",
@@ -29,6 +30,7 @@ __all__ = [
     "Online",
     "Opened",
     "Publish",
+    "PublishMany",
     "Received",
     "Remember",
     "Resumed",
@@ -177,6 +179,7 @@ class SessionConfig:
             the first topics of a connection get them.
         problem_information: The server may send reason strings and user properties with any packet
             [MQTT 5 section 3.1.2.11.7].
+        durable_ids: `Flying` goes before each PUBLISH of QoS 2 and each PUBREL, for an owner that outlives a crash.
     """
 
     client_id: str
@@ -198,6 +201,7 @@ class SessionConfig:
     authenticator: Authenticator | None = None
     topic_aliases: int = 0
     problem_information: bool = True
+    durable_ids: bool = False
 
     def __repr__(self) -> str:
         return f"SessionConfig(client_id={self.client_id!r}, filters={self.filters!r})"  # no password [I12]
@@ -234,10 +238,25 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Send a message; `Acknowledged(token)` follows."""
+    """Send a message; `Acknowledged(token)` follows.
+
+    Attributes:
+        token: The owner's name for it.
+        packet: Its packet id is ignored.
+        expires_at: On the clock of `Session.handle`: the message expiry interval sent is what is left until then, at
+            least 1 s; None to send the packet's own.
+    """
 
     token: int
     packet: PublishPacket
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishMany:
+    """Send messages, in order; costs less than one `Publish` each."""
+
+    messages: Sequence[Publish]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +292,9 @@ class Stop:
     """End the connection and leave the session at the broker."""
 
 
-Event: TypeAlias = Opened | Received | Settled | Stored | Publish | Suspended | Resumed | Tick | Malformed | Lost | Stop
+Event: TypeAlias = (
+    Opened | Received | Settled | Stored | Publish | PublishMany | Suspended | Resumed | Tick | Malformed | Lost | Stop
+)
 
 
 # Actions -------------------------------------------------------------------------------------------------------------
@@ -332,11 +353,30 @@ class Acknowledged:
         token: As given to `Publish`.
         reason: Reason code; 0x80 or more means that it was dropped, here or there.
         degraded: The broker took a QoS 2 message at QoS 1.
+        packet_id: Free again; 0 when there was none.
+        unsure: After PUBREC the broker lost its session, and with it perhaps the message.
     """
 
     token: int
     reason: int
     degraded: bool = False
+    packet_id: int = 0
+    unsure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Flying:
+    """Make this durable before the next action, in this order: `SessionConfig.durable_ids` asks for it [I10].
+
+    Attributes:
+        forgotten: Packet ids that name nothing any more: the session they belonged to is gone.
+        assigned: Packet id → token of each QoS 2 message that is about to be published.
+        released: Packet ids whose PUBREL is about to leave: their messages are never published again [MQTT-4.3.3-6].
+    """
+
+    forgotten: tuple[int, ...]
+    assigned: Mapping[int, int]
+    released: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,4 +400,4 @@ class Close:
     moved: bool = False
 
 
-Action: TypeAlias = Send | Deliver | Remember | Online | SessionLost | Acknowledged | Close
+Action: TypeAlias = Send | Deliver | Remember | Online | SessionLost | Acknowledged | Flying | Close

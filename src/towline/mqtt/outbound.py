@@ -4,6 +4,9 @@ A message of QoS > 0 holds a packet id and a phase until the broker has it. The 
 does in each phase; what is not in it is a protocol error. After PUBREL a message is never published again
 [MQTT-4.3.3-6]; after a lost connection everything unfinished is sent again with its packet id, in the original order
 [MQTT-4.4.0-1, MQTT-4.6.0-1].
+
+An owner that must know after a crash which QoS 2 message a packet id stands for sets `durable`: what is about to be
+published, and what is about to be released, is then told in a `Flying` before the bytes that depend on it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 from typing import Final, TypeAlias
 
 from mqtt5 import (
@@ -26,7 +30,7 @@ from mqtt5 import (
 )
 
 from towline.mqtt.codec import Packet
-from towline.mqtt.events import Acknowledged, Action, Send
+from towline.mqtt.events import Acknowledged, Action, Flying, Send
 
 __all__ = ["Outbound", "Phase", "Unexpected"]
 
@@ -53,6 +57,14 @@ class _Message:
     phase: Phase = Phase.PUBLISHED
     #: Sent at least once: the next PUBLISH of it carries DUP [MQTT-3.3.1-1].
     sent: bool = False
+    #: When its message expiry interval ends, None to send the packet's own.
+    expires_at: float | None = None
+
+    def interval(self, now: float) -> int | None:
+        """The message expiry interval to send: what is left, and a last second once it is under way."""
+        if self.expires_at is None:
+            return self.packet.message_expiry_interval
+        return max(1, ceil(self.expires_at - now))
 
 
 class Outbound:
@@ -61,10 +73,12 @@ class Outbound:
     Args:
         encode: Packet to bytes in the protocol version of the session.
         topic_aliases: Topics that may get an alias, as far as the server allows.
+        durable: Tell what is in flight in a `Flying` before it leaves.
     """
 
-    def __init__(self, encode: Callable[[Packet], bytes], topic_aliases: int = 0) -> None:
+    def __init__(self, encode: Callable[[Packet], bytes], topic_aliases: int = 0, *, durable: bool = False) -> None:
         self._encode = encode
+        self._durable = durable
         self._most_aliases = topic_aliases
         #: Topics of this connection → alias, in the order of their first PUBLISH [MQTT-3.3.2-7, -9].
         self._aliases: dict[str, int] = {}
@@ -81,8 +95,13 @@ class Outbound:
         self._queue: deque[_Message] = deque()
         #: Ids of SUBSCRIBE and UNSUBSCRIBE; they come from the same numbers [MQTT-2.2.1-3].
         self.reserved: set[int] = set()
-        #: Tokens of messages that a session now gone had released: the broker owned them, nothing is left to do.
-        self._finished_elsewhere: list[int] = []
+        #: Messages that a session now gone had released: the broker owned them, nothing is left to do.
+        self._finished_elsewhere: list[Acknowledged] = []
+        #: PUBRELs that answer what came, in its order [MQTT-4.6.0-4].
+        self._replies: list[PubRelPacket] = []
+        #: With `durable`: ids released, and ids of a session now gone, that no `Flying` has told yet.
+        self._untold: list[int] = []
+        self._forgotten: list[int] = []
         self._last_id = 0
 
     def __len__(self) -> int:
@@ -99,16 +118,24 @@ class Outbound:
         Args:
             server: The server's limits.
             window: Messages of QoS > 0 that may be open at once.
-            resumed: The broker kept the session. If not, what it had not released is sent as new: doubled at worst.
+            resumed: The broker kept the session. If not, what it had not released is sent as new, doubled at worst;
+                what it had released is the broker's, lost at worst.
         """
         self._server, self._window = server, window
         if resumed:
             self._again = deque(self._unfinished)
             return
         fresh = [m for m in self._unfinished.values() if m.phase is Phase.PUBLISHED]
-        self._finished_elsewhere = [m.token for m in self._unfinished.values() if m.phase is Phase.RELEASED]
+        self._finished_elsewhere += [
+            Acknowledged(m.token, 0, packet_id=packet_id, unsure=True)
+            for packet_id, m in self._unfinished.items()
+            if m.phase is Phase.RELEASED
+        ]
+        if self._durable:
+            self._forgotten += [i for i, m in self._unfinished.items() if m.packet.qos == QoS.EXACTLY_ONCE]
         self._unfinished.clear()
-        self._queue.extendleft(reversed([_Message(m.token, m.packet) for m in fresh]))
+        self._untold.clear()
+        self._queue.extendleft(reversed([_Message(m.token, m.packet, expires_at=m.expires_at) for m in fresh]))
 
     def disconnected(self) -> None:
         """The connection is gone."""
@@ -116,54 +143,89 @@ class Outbound:
         self._aliases.clear()
         self._open.clear()
         self._again.clear()
+        self._replies.clear()
         self.reserved.clear()
 
-    def publish(self, token: int, packet: PublishPacket) -> None:
+    def publish(self, token: int, packet: PublishPacket, expires_at: float | None = None) -> None:
         """Queue a message; its packet id is ignored."""
-        self._queue.append(_Message(token, packet))
+        self._queue.append(_Message(token, packet, expires_at=expires_at))
 
-    def actions(self) -> Iterator[Action]:
-        """Send what the connection and the server's window allow, in order."""
+    def restore(
+        self, packet_id: int, token: int, packet: PublishPacket, phase: Phase, expires_at: float | None = None
+    ) -> None:
+        """Take up a message that an earlier life had in flight; in the order of their first PUBLISH."""
+        self._unfinished[packet_id] = _Message(token, packet, phase, sent=True, expires_at=expires_at)
+        self._last_id = max(self._last_id, packet_id)
+
+    def withdraw(self) -> list[int]:
+        """Drop what was never sent, and return its tokens."""
+        tokens = [message.token for message in self._queue if not message.sent]
+        self._queue.clear()
+        return tokens
+
+    def actions(self, now: float = 0.0) -> Iterator[Action]:
+        """Send what the connection and the server's window allow, in order.
+
+        Args:
+            now: On the clock of the messages' `expires_at`.
+        """
         if self._server is None:
             return
-        for token in self._finished_elsewhere:
-            yield Acknowledged(token, 0)
+        yield from self._finished_elsewhere
         self._finished_elsewhere = []
-        yield from self._send_again()
+        out = [self._encode(packet) for packet in self._replies]
+        self._replies.clear()
+        self._send_again(out, now)
+        assigned: dict[int, int] = {}
+        done = self._send_queued(out, assigned, now)
+        if self._durable and (assigned or self._untold or self._forgotten):
+            yield Flying(tuple(self._forgotten), assigned, tuple(self._untold))
+            self._forgotten, self._untold = [], []
+        if out:
+            yield Send(b"".join(out))
+        yield from done
+
+    def _send_queued(self, out: list[bytes], assigned: dict[int, int], now: float) -> list[Acknowledged]:
+        """Add what may leave to `out`; returns what needs no answer or can't be sent to this server."""
+        done: list[Acknowledged] = []
         while self._queue and not self._again:
             message = self._queue[0]
-            at_most_once = message.packet.qos == QoS.AT_MOST_ONCE
-            if not at_most_once and len(self._open) >= self._window:
-                return
-            yield from self._first_time(message, 0 if at_most_once else self.new_id())
+            qos = int(message.packet.qos)
+            if qos and len(self._open) >= self._window:
+                break
+            packet_id = self.new_id() if qos else 0
+            reason = self._first_time(message, packet_id, out, now)
             self._queue.popleft()
+            if reason or not qos:
+                done.append(Acknowledged(message.token, reason))
+            elif qos == QoS.EXACTLY_ONCE:
+                assigned[packet_id] = message.token
+        return done
 
-    def _first_time(self, message: _Message, packet_id: int) -> Iterator[Action]:
-        reason = self._refusal(message.packet)
-        data = b""
+    def _first_time(self, message: _Message, packet_id: int, out: list[bytes], now: float) -> int:
+        reason, data = self._refusal(message.packet), b""
         if not reason:
-            reason, data = self._aliased(message.packet, packet_id)
+            reason, data = self._aliased(message, packet_id, now)
         if reason:
-            yield Acknowledged(message.token, reason)
-            return
-        yield Send(data)
+            return reason
+        out.append(data)
         if packet_id:
             message.sent = True
             self._unfinished[packet_id] = message
             self._open.add(packet_id)
-        else:
-            yield Acknowledged(message.token, 0)
+        return 0
 
-    def _aliased(self, packet: PublishPacket, packet_id: int) -> tuple[int, bytes]:
+    def _aliased(self, message: _Message, packet_id: int, now: float) -> tuple[int, bytes]:
         """As `_encoded`, with a topic alias where there is one left; a resent packet never has one."""
         assert self._server is not None
+        packet, interval = message.packet, message.interval(now)
         topic, alias = packet.topic, self._aliases.get(packet.topic)
         if alias is not None:
-            return self._encoded(_with_id(packet, packet_id, topic="", alias=alias))
+            return self._encoded(_with_id(packet, packet_id, interval, topic="", alias=alias))
         if len(self._aliases) >= min(self._most_aliases, self._server.topic_alias_max):
-            return self._encoded(_with_id(packet, packet_id))
+            return self._encoded(_with_id(packet, packet_id, interval))
         alias = len(self._aliases) + 1
-        reason, data = self._encoded(_with_id(packet, packet_id, alias=alias))
+        reason, data = self._encoded(_with_id(packet, packet_id, interval, alias=alias))
         if not reason:
             self._aliases[topic] = alias
         return reason, data
@@ -179,14 +241,19 @@ class Outbound:
         return (0x95, b"") if limit is not None and len(data) > limit else (0, data)
 
     def answered(self, packet: Answer) -> Iterator[Action]:
-        """Take an answer of the broker.
+        """Take one answer of the broker, and send what may leave now; raises what `take` raises."""
+        yield from self.take(packet)
+        yield from self.actions()
+
+    def take(self, packet: Answer) -> Iterator[Action]:
+        """Take one of many answers; `actions` has to follow the last.
 
         Raises:
             Unexpected: It can't come now.
         """
         message = self._unfinished.get(packet.packet_id)
         if message is None:
-            yield from self._stray(packet)
+            self._stray(packet)
             return
         qos = 1 if message.packet.qos == QoS.AT_LEAST_ONCE else 2
         step = _STEPS.get((qos, message.phase, type(packet)))
@@ -194,7 +261,6 @@ class Outbound:
             name = type(packet).__name__.removesuffix("Packet").upper()
             raise Unexpected(f"answered a QoS {qos} message that is {message.phase.value} with {name}")
         yield from step(self, packet, message)
-        yield from self.actions()
 
     def new_id(self) -> int:
         """An unused packet id [MQTT-2.2.1-3]; ids go round, so that a late answer is not taken for a new one."""
@@ -214,17 +280,18 @@ class Outbound:
 
     # -- steps --
 
-    def _send_again(self) -> Iterator[Action]:
+    def _send_again(self, out: list[bytes], now: float) -> None:
         while self._again:
             packet_id = self._again[0]
             message = self._unfinished.get(packet_id)
             if message is None:
                 pass  # answered before it was sent again
             elif message.phase is Phase.RELEASED:
-                yield Send(self._encode(PubRelPacket(packet_id)))
+                out.append(self._encode(PubRelPacket(packet_id)))
             elif len(self._open) < self._window:
                 self._open.add(packet_id)
-                yield Send(self._encode(_with_id(message.packet, packet_id, duplicate=message.sent)))
+                interval = message.interval(now)
+                out.append(self._encode(_with_id(message.packet, packet_id, interval, duplicate=message.sent)))
             else:
                 return
             self._again.popleft()
@@ -235,20 +302,22 @@ class Outbound:
         degraded = message.packet.qos == QoS.EXACTLY_ONCE and isinstance(packet, PubAckPacket)
         # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already.
         reason = 0 if message.phase is Phase.RELEASED else int(packet.reason_code)
-        yield Acknowledged(message.token, reason, degraded=degraded)
+        yield Acknowledged(message.token, reason, degraded=degraded, packet_id=packet.packet_id)
 
     def _received(self, packet: Answer, message: _Message) -> Iterator[Action]:
         if int(packet.reason_code) >= 0x80:
             yield from self._finish(packet, message)  # a negative answer is final [MQTT-4.4.0-2]
             return
+        if self._durable and message.phase is Phase.PUBLISHED:
+            self._untold.append(packet.packet_id)
         message.phase = Phase.RELEASED
-        yield Send(self._encode(PubRelPacket(packet.packet_id)))
+        self._replies.append(PubRelPacket(packet.packet_id))
 
-    def _stray(self, packet: Answer) -> Iterator[Action]:
+    def _stray(self, packet: Answer) -> None:
         """An answer to a message of an earlier session: only a PUBREC waits for us."""
         if isinstance(packet, PubRecPacket) and int(packet.reason_code) < 0x80:
             reason = PubRelReasonCode.PACKET_ID_NOT_FOUND
-            yield Send(self._encode(PubRelPacket(packet.packet_id, reason_code=reason)))
+            self._replies.append(PubRelPacket(packet.packet_id, reason_code=reason))
 
     def _refusal(self, packet: PublishPacket) -> int:
         """Reason code for what can't be sent to this server, 0 for nothing [MQTT-3.2.2-11, -14, -15]."""
@@ -276,6 +345,7 @@ _STEPS: Final[dict[tuple[int, Phase, type], _Step]] = {
 def _with_id(
     packet: PublishPacket,
     packet_id: int,
+    interval: int | None,
     *,
     duplicate: bool = False,
     topic: str | None = None,
@@ -289,7 +359,7 @@ def _with_id(
         packet_id=packet_id or None,
         duplicate=duplicate,
         payload_format_indicator=packet.payload_format_indicator,
-        message_expiry_interval=packet.message_expiry_interval,
+        message_expiry_interval=interval,
         content_type=packet.content_type,
         response_topic=packet.response_topic,
         correlation_data=packet.correlation_data,

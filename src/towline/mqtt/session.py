@@ -54,6 +54,7 @@ from towline.mqtt.events import (
     Online,
     Opened,
     Publish,
+    PublishMany,
     Received,
     Remember,
     Resumed,
@@ -130,7 +131,8 @@ class Session:
             topic_alias_maximum=config.topic_alias_maximum,
             reasons=config.protocol == 5,
         )
-        self.outbound = Outbound(self._encode, config.topic_aliases if config.protocol == 5 else 0)
+        aliases = config.topic_aliases if config.protocol == 5 else 0
+        self.outbound = Outbound(self._encode, aliases, durable=config.durable_ids)
         #: Packet id of each SUBSCRIBE or UNSUBSCRIBE without an answer → what it asked for.
         self._requests: dict[int, tuple[Filter, ...] | tuple[str, ...]] = {}
         self._known_before = record is not None
@@ -245,6 +247,7 @@ class Session:
                 handler(self, item, now, actions)
             if self.state is State.OFFLINE:
                 break
+        actions += self.outbound.actions(now)  # once for all answers: one write, and one sync where ids are durable
         self._hand_over(actions)
 
     def _hand_over(self, actions: list[Action]) -> None:
@@ -261,9 +264,14 @@ class Session:
     def _on_stored(self, event: Stored, _now: float, actions: list[Action]) -> None:
         self._send_bytes(self.inbound.stored(event.ticket), actions)
 
-    def _on_publish(self, event: Publish, _now: float, actions: list[Action]) -> None:
-        self.outbound.publish(event.token, event.packet)
-        actions += self.outbound.actions()
+    def _on_publish(self, event: Publish, now: float, actions: list[Action]) -> None:
+        self.outbound.publish(event.token, event.packet, event.expires_at)
+        actions += self.outbound.actions(now)
+
+    def _on_publish_many(self, event: PublishMany, now: float, actions: list[Action]) -> None:
+        for message in event.messages:
+            self.outbound.publish(message.token, message.packet, message.expires_at)
+        actions += self.outbound.actions(now)
 
     def _on_suspended(self, _event: Suspended, _now: float, _actions: list[Action]) -> None:
         self._suspended = True
@@ -302,7 +310,7 @@ class Session:
 
     # -- connecting --
 
-    def _on_connack(self, packet: ConnAckPacket, _now: float, actions: list[Action]) -> None:
+    def _on_connack(self, packet: ConnAckPacket, now: float, actions: list[Action]) -> None:
         self._unanswered = False
         if int(packet.reason_code):
             if self.record:  # no session was touched
@@ -336,9 +344,9 @@ class Session:
             what = "the broker keeps no session (Session Expiry Interval 0), so at least once can't hold"
             self._close(Refused("TL-M12", self.config.where, what, "Allow persistent sessions."), actions, fatal=True)
         elif self.resumed and not self._known_before:
-            self._meet_unknown_session(actions)
+            self._meet_unknown_session(now, actions)
         else:
-            self._enter_session(actions)
+            self._enter_session(now, actions)
 
     def _connack_problem(self, packet: ConnAckPacket) -> str | None:
         config = self.config
@@ -361,10 +369,10 @@ class Session:
             return self.record is not None and self.record.established
         return self.server.session_present
 
-    def _meet_unknown_session(self, actions: list[Action]) -> None:
+    def _meet_unknown_session(self, now: float, actions: list[Action]) -> None:
         choice = self.config.unknown_session
         if choice == "adopt":
-            self._enter_session(actions)
+            self._enter_session(now, actions)
             return
         self._send(DisconnectPacket(), actions)
         if choice == "discard":
@@ -380,7 +388,7 @@ class Session:
         )
         self._close(error, actions, fatal=True)
 
-    def _enter_session(self, actions: list[Action]) -> None:
+    def _enter_session(self, now: float, actions: list[Action]) -> None:
         assert self.server is not None
         resumed = self.resumed
         known = dict(self._confirmed) if resumed else {}
@@ -396,7 +404,7 @@ class Session:
         self._remember(SessionRecord(self.config.client_id, established=True, subscriptions=known | asked), actions)
         window = self.server.receive_max if self.config.protocol == 5 else self.config.window_3
         self.outbound.connected(self.server, window, resumed=resumed)
-        actions += self.outbound.actions()
+        actions += self.outbound.actions(now)
         self._subscribe_by_difference(known, actions)
         if not self._requests and self.state is not State.OFFLINE:
             self._come_online(actions)
@@ -517,7 +525,7 @@ class Session:
 
     def _on_answer(self, packet: Answer, _now: float, actions: list[Action]) -> None:
         try:
-            actions += self.outbound.answered(packet)
+            actions += self.outbound.take(packet)
         except Unexpected as error:
             self._violation(str(error), 0x82, actions)
 
@@ -586,6 +594,7 @@ _EVENTS: Final[dict[type, _Handler]] = {
     Settled: Session._on_settled,
     Stored: Session._on_stored,
     Publish: Session._on_publish,
+    PublishMany: Session._on_publish_many,
     Suspended: Session._on_suspended,
     Resumed: Session._on_resumed,
     Tick: Session._on_tick,

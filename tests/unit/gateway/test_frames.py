@@ -6,7 +6,7 @@ import pytest
 from mqtt5 import PublishPacket, QoS
 
 from towline.gateway.intake import to_rows
-from towline.gateway.pump import _frames
+from towline.gateway.uplink import _frames
 from towline.mqtt.events import Deliver, Held, Messages
 
 

@@ -33,8 +33,13 @@ def publish(outbound: Outbound, token: int, qos: int = 2, **fields: bool) -> lis
 
 
 def sent(actions: object) -> list[Packet]:
-    packets = [mqtt5.read(memoryview(a.data))[0] for a in list(actions) if isinstance(a, Send)]  # type: ignore[call-overload]
-    return list(packets)
+    data = memoryview(b"".join(a.data for a in list(actions) if isinstance(a, Send)))  # type: ignore[call-overload]
+    packets: list[Packet] = []
+    while data:
+        packet, used = mqtt5.read(data)
+        packets.append(packet)
+        data = data[used:]
+    return packets
 
 
 def done(actions: list[Action]) -> list[tuple[int, int, bool]]:

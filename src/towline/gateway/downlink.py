@@ -1,0 +1,346 @@
+"""The downlink: brings the rows of an outbox to the broker through a `Session`, and notes what became of them.
+
+It belongs to the thread that drives the session. That thread calls `turn` in its loop, `perform` for each action of the
+session, `attach` for a new session, `lost` when a connection ends; nothing here touches a socket.
+
+    received by the broker   noted in memory at once, on disk with the next flush: a crash between costs a repeat
+    QoS 2                    packet id before PUBLISH, phase before PUBREL, both durable [I10]: a crash costs nothing
+    QoS 0                    done before it leaves: it may be lost, never doubled
+    refused for good         set aside with its reason code before it is done; the others go on
+    expired                  done and counted, where its PUBLISH has not left [MQTT-4.3.3-7]
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from mqtt5 import PublishPacket
+
+from towline.errors import JournalFull
+from towline.gateway.dispatch import Dispatch, Fate
+from towline.gateway.outrows import Outgoing, outgoing
+from towline.gateway.refused import Refused
+from towline.journal import Flight, Outbox
+from towline.journal.outbox import PUBLISHED, RELEASED
+from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany
+from towline.mqtt.outbound import Phase
+from towline.mqtt.reasons import reason_words
+from towline.mqtt.session import Session, State
+
+__all__ = ["Downlink", "Outcome"]
+
+#: Messages with the broker at once, at most; its Receive Maximum is mostly the smaller one.
+_MOST_OPEN: Final = 8_000
+#: The same in bytes of payload.
+_MOST_BYTES: Final = 32 << 20
+#: Messages that may wait behind such as were put off, before nothing new is sent.
+_MOST_WAITING: Final = 10_000
+#: Rows decoded at a time.
+_CHUNK: Final = 1000
+#: Nothing is handed over while the transport holds this many bytes the system has not taken.
+_MOST_UNSENT: Final = 1 << 20
+#: What is done reaches the disk after this many messages, or this many seconds.
+_FLUSH_MESSAGES: Final = 5_000
+_FLUSH_S: Final = 0.2
+#: Pause before a full disk is asked again, in seconds.
+_ROOM_RETRY: Final = 0.5
+
+
+class Outcome(Enum):
+    """What became of a message; also the name of its counter in the ledger."""
+
+    DELIVERED = "delivered"
+    EXPIRED = "expired"
+    REFUSED = "refused"
+
+
+class Downlink:
+    """Delivers one outbox.
+
+    Args:
+        outbox: What is to be sent; its marks belong to the caller's thread.
+        handle: Gives the session an event.
+        where: Names the line in logs.
+        aside: Directory for what the broker refused.
+        max_age_s: Messages that came this many seconds ago are not sent any more; None for no such limit.
+        on_outcome: Called with the number of each message that is done and what became of it, before the disk knows.
+        on_progress: Called when messages were done since the last time.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        handle: Callable[[Event], None],
+        where: str,
+        aside: Path,
+        max_age_s: float | None = None,
+        on_outcome: Callable[[int, Outcome], None] | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._outbox = outbox
+        self._handle = handle
+        self._log = structlog.get_logger("towline.downlink").bind(line=where)
+        self._refused = Refused(aside)
+        self._max_age_us = None if max_age_s is None else int(max_age_s * 1e6)
+        self._on_outcome = on_outcome
+        self._on_progress = on_progress
+        self._dispatch = Dispatch(outbox.done, most_open=_MOST_OPEN, most_bytes=_MOST_BYTES, most_waiting=_MOST_WAITING)
+        self._session: Session | None = None
+        #: Next row to be looked at; everything below is done, open or waiting.
+        self._cursor = outbox.done.watermark
+        self._reader: Iterator[Any] = iter(())
+        self._entries: deque[Outgoing] = deque()
+        #: Answers not carried out yet: refused messages with their reason, to be set aside together.
+        self._to_set_aside: list[tuple[int, int]] = []
+        #: Outcomes not in the ledger yet.
+        self._counted: dict[str, int] = {}
+        self._unflushed = 0
+        self._flush_at: float | None = None
+        self._news = False
+        self._room_at = 0.0
+
+    # -- for the driver --
+
+    def attach(self, session: Session) -> None:
+        """Begin with a new session: what the disk knows to be in flight is its business, all else is met again."""
+        self._session = session
+        self._dispatch.start_again(list(self._dispatch.open))
+        for packet_id, flight in self._outbox.flights.items():
+            self._restore(session, packet_id, flight)
+        self._rewind()
+
+    def _restore(self, session: Session, packet_id: int, flight: Flight) -> None:
+        message = self._fetch(flight.number)
+        if flight.number in self._outbox.done or not isinstance(message.content, PublishPacket):
+            self._outbox.finish((), [packet_id])
+            return
+        phase = Phase.RELEASED if flight.phase == RELEASED else Phase.PUBLISHED
+        left = _left(message, time.monotonic(), time.time_ns() // 1000)
+        session.outbound.restore(packet_id, flight.number, message.content, phase, left)
+        self._dispatch.hand_over(flight.number, message.topic, message.size)
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        assert self._session is not None
+        self._dispatch.start_again(self._session.outbound.withdraw())
+        self._rewind()
+
+    def perform(self, action: Action) -> None:
+        """Carry out what the session asks for.
+
+        Raises:
+            JournalFull: TL-J02, what is about to leave can't be made durable: it must not leave, and the session has
+                to be made anew.
+            JournalFailed: TL-J04, the outbox is dead [I6].
+        """
+        if isinstance(action, Acknowledged):
+            self._acknowledged(action)
+        elif isinstance(action, Flying):
+            self._fly(action)
+
+    def turn(self, *, unsent: int = 0) -> None:
+        """Hand over what may go, and bring to the disk what is due.
+
+        Args:
+            unsent: Bytes the transport holds.
+
+        Raises:
+            JournalFailed: TL-J04, the outbox is dead [I6].
+        """
+        now = time.monotonic()
+        self._set_aside(now)
+        if self._flush_at is not None and (now >= self._flush_at or self._unflushed >= _FLUSH_MESSAGES):
+            self.flush()
+        online = self._session is not None and self._session.state is State.ONLINE
+        if online and unsent < _MOST_UNSENT and now >= self._room_at:
+            self._send(now)
+        if self._news:
+            self._news = False
+            self._on_progress()
+
+    def due(self) -> float | None:
+        """When `turn` is due by the clock, None for never; new rows and answers are for others to tell."""
+        times = [self._flush_at]
+        if self._session is not None and self._session.state is State.ONLINE:
+            times.append(self._dispatch.due())
+            times.append(self._room_at if self._room_at > time.monotonic() else None)
+        return min((at for at in times if at is not None), default=None)
+
+    def flush(self) -> None:
+        """Bring to the disk what is done, without waiting for it.
+
+        Raises:
+            JournalFailed: TL-J04, the outbox is dead [I6].
+        """
+        self._count()
+        self._outbox.flush()
+        self._unflushed, self._flush_at = 0, None
+
+    def close(self) -> None:
+        """Write what memory alone knows; the outbox stays open."""
+        self._set_aside(float("inf"))
+        self.flush()
+        self._refused.close()
+
+    def status(self) -> dict[str, Any]:
+        """The account: accepted = queued + in_flight + delivered + expired + refused [I11]; from any thread, about."""
+        ledger, counted = self._outbox.ledger, dict(self._counted)
+        done = {o.value: ledger.get(o.value, 0) + counted.get(o.value, 0) for o in Outcome}
+        accepted, in_flight = self._outbox.end, len(self._dispatch.open)
+        return {
+            "accepted": accepted,
+            "queued": max(0, accepted - sum(done.values()) - in_flight),
+            "in_flight": in_flight,
+            **done,
+            "put_off": self._dispatch.waiting,
+            "resent_after_lost_session": ledger.get("resent_after_lost_session", 0),
+            "unsure_after_lost_session": ledger.get("unsure_after_lost_session", 0),
+            "degraded": ledger.get("degraded", 0),
+            "writers": len(self._outbox.markers),
+            "bytes_on_disk": self._outbox.journal.bytes_on_disk,
+        }
+
+    # -- sending --
+
+    def _send(self, now: float) -> None:
+        messages: list[Publish] = []
+        clock = time.time_ns() // 1000
+        for number in self._dispatch.ready(now, _CHUNK):
+            message = self._fetch(number)
+            if not self._dispatch.wait_again(number, message.topic):
+                self._go(message, now, clock, messages)
+        while self._dispatch.room and (following := self._next()) is not None:
+            if self._dispatch.admit(following.number, following.topic) is Fate.GO:
+                self._go(following, now, clock, messages)
+        if messages:
+            self._settle_before(messages)
+            self._handle(PublishMany(messages))
+
+    def _go(self, message: Outgoing, now: float, clock_us: int, messages: list[Publish]) -> None:
+        expires = self._expires(message)
+        if expires is not None and expires <= clock_us:
+            self._dispatch.drop(message.number, message.topic)
+            self._done(message.number, Outcome.EXPIRED)
+        elif isinstance(message.content, int):
+            self._dispatch.drop(message.number, message.topic)
+            self._to_set_aside.append((message.number, message.content))
+        else:
+            self._dispatch.hand_over(message.number, message.topic, message.size)
+            messages.append(Publish(message.number, message.content, _left(message, now, clock_us)))
+
+    def _expires(self, message: Outgoing) -> int | None:
+        if self._max_age_us is None:
+            return message.expires_at_us
+        oldest = message.arrived_at_us + self._max_age_us
+        return oldest if message.expires_at_us is None else min(oldest, message.expires_at_us)
+
+    def _settle_before(self, messages: list[Publish]) -> None:
+        """Make it durable that messages of QoS 0 are done: after a crash they must not leave a second time."""
+        at_most_once = [m.token for m in messages if not int(m.packet.qos)]
+        if not at_most_once:
+            return
+        for number in at_most_once:
+            self._done(number, Outcome.DELIVERED)
+        self._count()
+        try:
+            self._outbox.flush(durable=True)
+        except JournalFull as error:
+            self._hold_back(error)  # done in memory all the same: lost in a crash, as QoS 0 may be, not doubled
+
+    def _next(self) -> Outgoing | None:
+        """The next row, None when there is none."""
+        while not self._entries:
+            batch = next(self._reader, None)
+            if batch is not None:
+                self._entries.extend(outgoing(batch, self._cursor))
+                self._cursor += batch.num_rows
+            elif self._cursor < self._outbox.end:
+                self._reader = self._outbox.read(self._cursor, self._outbox.end, batch_rows=_CHUNK)
+            else:
+                return None
+        return self._entries.popleft()
+
+    def _rewind(self) -> None:
+        self._cursor = self._outbox.done.watermark
+        self._reader = iter(())
+        self._entries.clear()
+
+    def _fetch(self, number: int) -> Outgoing:
+        (batch,) = self._outbox.read(number, number + 1)
+        (message,) = outgoing(batch, number)
+        return message
+
+    # -- answers --
+
+    def _acknowledged(self, action: Acknowledged) -> None:
+        if action.token not in self._dispatch.open:
+            return  # of a session before this one
+        freed = [action.packet_id] if action.packet_id in self._outbox.journal.held else ()
+        fate = self._dispatch.answered(action.token, action.reason, time.monotonic())
+        sent_before = action.token in self._outbox.done  # QoS 0
+        if fate is Fate.REFUSED or (sent_before and action.reason):
+            self._outbox.finish((), freed)
+            self._outbox.count(delivered=-1 if sent_before else 0)
+            self._to_set_aside.append((action.token, action.reason))
+        elif sent_before:
+            pass
+        elif fate is Fate.LATER:
+            self._outbox.finish((), freed)
+        else:
+            if action.unsure or action.degraded:
+                self._outbox.count(**{"unsure_after_lost_session" if action.unsure else "degraded": 1})
+            self._done(action.token, Outcome.DELIVERED, freed)
+
+    def _done(self, number: int, outcome: Outcome, freed: Any = ()) -> None:
+        self._outbox.finish((number,), freed)
+        self._counted[outcome.value] = self._counted.get(outcome.value, 0) + 1
+        self._unflushed += 1
+        self._news = True
+        if self._flush_at is None:
+            self._flush_at = time.monotonic() + _FLUSH_S
+        if self._on_outcome is not None:
+            self._on_outcome(number, outcome)
+
+    def _count(self) -> None:
+        counted, self._counted = self._counted, {}
+        if counted:
+            self._outbox.count(**counted)
+
+    def _fly(self, action: Flying) -> None:
+        held = self._outbox.journal.held
+        if action.forgotten:
+            again = [i for i in action.forgotten if i in held and held[i][1] == PUBLISHED]
+            self._outbox.count(resent_after_lost_session=len(again))
+            self._outbox.finish((), action.forgotten)
+        flights = {packet_id: Flight(token, PUBLISHED) for packet_id, token in action.assigned.items()}
+        flights |= {packet_id: Flight(held[packet_id][0], RELEASED) for packet_id in action.released}
+        self._count()
+        self._outbox.fly(flights)
+
+    def _set_aside(self, now: float) -> None:
+        """Keep what the broker refused, durable, before it counts as done."""
+        if not self._to_set_aside or now < self._room_at:
+            return
+        waiting, self._to_set_aside = self._to_set_aside, []
+        for number, reason in waiting:
+            self._log.warning("refused", number=number, reason=reason_words(reason), code="TL-M40")
+        self._refused.keep((next(iter(self._outbox.read(n, n + 1))), n, reason) for n, reason in waiting)
+        for number, _ in waiting:
+            self._done(number, Outcome.REFUSED)
+
+    def _hold_back(self, error: JournalFull) -> None:
+        self._room_at = time.monotonic() + _ROOM_RETRY
+        self._log.warning("no room, holding back", reason=str(error), code=error.code)
+
+
+def _left(message: Outgoing, now: float, clock_us: int) -> float | None:
+    """When a message expires, on the clock of `now`."""
+    at = message.expires_at_us
+    return None if at is None else now + (at - clock_us) / 1e6

@@ -1,0 +1,136 @@
+"""The row that a message to be sent is: one Arrow schema from Spark and the `Publisher` to the outbox.
+
+`MESSAGE_SCHEMA` is what a writer brings; the outbox adds when each came, because a message's expiry counts from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from mqtt5 import PublishPacket, QoS
+
+__all__ = ["MESSAGE_SCHEMA", "OUTBOX_SCHEMA", "REFUSED_SCHEMA", "Outgoing", "arrived", "outgoing", "packet", "rows_of"]
+
+_PROPERTY: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])
+
+MESSAGE_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("payload", pa.binary()),
+        ("qos", pa.int8()),
+        ("retain", pa.bool_()),
+        ("content_type", pa.string()),
+        ("payload_is_utf8", pa.bool_()),
+        ("response_topic", pa.string()),
+        ("correlation_data", pa.binary()),
+        ("user_properties", pa.list_(pa.field("element", _PROPERTY))),
+        ("message_expiry_seconds", pa.int64()),
+    ]
+)
+OUTBOX_SCHEMA: Final = MESSAGE_SCHEMA.append(pa.field("arrived_at", pa.timestamp("us", "UTC")))
+#: What the broker did not take, kept aside: the message, its number in the outbox, and the reason code.
+REFUSED_SCHEMA: Final = OUTBOX_SCHEMA.append(pa.field("number", pa.int64())).append(pa.field("reason", pa.int16()))
+
+_QOS: Final = {0: QoS.AT_MOST_ONCE, 1: QoS.AT_LEAST_ONCE, 2: QoS.EXACTLY_ONCE}
+#: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
+_LONGEST_EXPIRY: Final = 0xFFFFFFFF
+#: Reason codes of a message that MQTT can't say: topic name invalid, payload format invalid.
+_TOPIC_INVALID, _FORMAT_INVALID = 0x90, 0x99
+
+
+class Outgoing(NamedTuple):
+    """A message on its way out of the outbox.
+
+    Attributes:
+        number: Its offset in the outbox.
+        topic: Where it goes.
+        qos: 0, 1 or 2.
+        size: Bytes of its payload.
+        arrived_at_us: Microseconds since 1970 UTC.
+        expires_at_us: The same, None for never.
+        content: The packet, or the reason code of what MQTT has no way to say.
+    """
+
+    number: int
+    topic: str
+    qos: int
+    size: int
+    arrived_at_us: int
+    expires_at_us: int | None
+    content: PublishPacket | int
+
+
+def arrived(rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
+    """Rows of `MESSAGE_SCHEMA` as the outbox stores them, with the time of their arrival."""
+    stamps = pa.repeat(pa.scalar(now_us, pa.timestamp("us", "UTC")), rows.num_rows)
+    return pa.RecordBatch.from_arrays([*rows.columns, stamps], schema=OUTBOX_SCHEMA)
+
+
+def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    """Messages as rows of `MESSAGE_SCHEMA`; a missing key is null, and a column without a value is made as a whole."""
+    columns = []
+    for field in MESSAGE_SCHEMA:
+        values = [message.get(field.name) for message in messages]
+        empty = values.count(None) == len(values)
+        columns.append(pa.nulls(len(values), field.type) if empty else pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def outgoing(rows: pa.RecordBatch, first: int) -> Iterator[Outgoing]:
+    """Messages of the outbox, in order; `first` is the number of the first."""
+    columns = [column.to_pylist() if column.null_count < len(column) else None for column in rows.columns[:-1]]
+    topics, payloads, qos, retain, *rest = columns
+    stamps = rows.column("arrived_at").cast(pa.int64()).to_pylist()
+    plain = not any(rest)
+    for at in range(rows.num_rows):
+        topic = (topics[at] if topics else None) or ""
+        payload = (payloads[at] if payloads else None) or b""
+        level = (qos[at] if qos else None) or 0
+        extra = () if plain else tuple(column[at] if column else None for column in rest)
+        expiry = extra[5] if extra else None
+        yield Outgoing(
+            first + at,
+            topic,
+            level,
+            len(payload),
+            stamps[at],
+            None if expiry is None else stamps[at] + max(0, expiry) * 1_000_000,
+            packet(topic, payload, level, bool(retain and retain[at]), *extra),
+        )
+
+
+def packet(
+    topic: str,
+    payload: bytes,
+    qos: int,
+    retain: bool,  # noqa: FBT001 - a column, in the order of the schema
+    content_type: str | None = None,
+    payload_is_utf8: bool | None = None,  # noqa: FBT001 - see above
+    response_topic: str | None = None,
+    correlation_data: bytes | None = None,
+    user_properties: Sequence[Mapping[str, str]] | None = None,
+    message_expiry_seconds: int | None = None,
+) -> PublishPacket | int:
+    """The PUBLISH of a row, or the reason code of one that MQTT has no way to say; its packet id is not meant."""
+    if not topic:
+        return _TOPIC_INVALID
+    try:
+        return PublishPacket(
+            topic,
+            payload,
+            qos=_QOS[qos],
+            retain=retain,
+            packet_id=1 if qos else None,
+            payload_format_indicator=1 if payload_is_utf8 else 0,
+            message_expiry_interval=None
+            if message_expiry_seconds is None
+            else min(max(message_expiry_seconds, 0), _LONGEST_EXPIRY),
+            content_type=content_type,
+            response_topic=response_topic,
+            correlation_data=correlation_data,
+            user_properties=[(p["key"] or "", p["value"] or "") for p in user_properties or ()],
+        )
+    except (ValueError, TypeError, OverflowError, KeyError):
+        return _TOPIC_INVALID if any(c in topic for c in "+#\0") or len(topic) > 0x3FFF else _FORMAT_INVALID

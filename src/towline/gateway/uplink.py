@@ -1,0 +1,146 @@
+"""The uplink: brings what the session delivers into the inbox, and tells the session when it is safe.
+
+It belongs to the pump's thread. A delivery that finds no room waits here, in order, and holds the reading back [I7].
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import structlog
+
+from towline.errors import JournalFull
+from towline.gateway.inbox import Inbox
+from towline.gateway.intake import to_rows
+from towline.gateway.settings import AckAfter, GatewaySettings
+from towline.mqtt.events import Deliver, Event, Held, Settled, Stored
+from towline.mqtt.inbound import Inbound
+
+__all__ = ["Uplink"]
+
+#: A limit of the journal has room for so many frames at least.
+_FRAMES_BELOW_LIMIT: Final = 16
+#: Above this a gulp is stored in several frames; one packet is never parted.
+_LARGEST_FRAME: Final = 16 << 20
+#: How often a full journal is tried again, in seconds.
+_ROOM_RETRY: Final = 0.5
+
+
+class _Unstored(NamedTuple):
+    """One frame to be: rows with the packet ids that come and go with them."""
+
+    rows: pa.RecordBatch
+    held: Mapping[int, Held]
+    released: tuple[int, ...]
+    #: Of the delivery that is whole with this frame; 0 while more of it follows.
+    ticket: int
+
+
+class Uplink:
+    """Stores one session's deliveries.
+
+    Args:
+        settings: The gateway's settings.
+        inbox: Where messages go.
+        handle: Gives the session an event.
+        on_rows: Called after rows became durable.
+        note: Called when there is no room.
+
+    Attributes:
+        received: Messages received over the journal's life, repeats included.
+        room_at: When a full inbox is tried again, on `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        inbox: Inbox,
+        *,
+        handle: Callable[[Event], None],
+        on_rows: Callable[[], None],
+        note: Callable[[JournalFull], None],
+    ) -> None:
+        self._inbox = inbox
+        self._handle = handle
+        self._on_rows = on_rows
+        self._note = note
+        self._acks = settings.acks
+        self._name = settings.name
+        self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
+        #: What is not stored yet, in order; longer than one only while there is no room.
+        self._waiting: deque[_Unstored] = deque()
+        most = settings.journal.max_bytes
+        #: A larger gulp is stored in pieces, or it might never fit below a small limit.
+        self._frame_bytes = _LARGEST_FRAME if most is None else min(_LARGEST_FRAME, most // _FRAMES_BELOW_LIMIT)
+        self.room_at = 0.0
+        self.received = inbox.end + inbox.ledger.get("deduplicated", 0)
+
+    @property
+    def full(self) -> bool:
+        """Rows wait for room: nothing may be read, and no session made anew, whose numbers would be theirs."""
+        return bool(self._waiting)
+
+    def deliver(self, action: Deliver, inbound: Inbound) -> None:
+        """Store a delivery, or keep it until there is room."""
+        self.received += len(action.messages)
+        if self._acks is AckAfter.RECEIVED:
+            self.settle(inbound, action.first + len(action.messages))
+        batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._name)
+        self._waiting += _frames(batch, action, self._frame_bytes)
+        self.store()
+
+    def find_room(self, now: float) -> None:
+        """Try again what found no room."""
+        if self._waiting and now >= self.room_at:
+            self.store()
+
+    def store(self) -> None:
+        """Append what waits, in order; each batch is durable before its acknowledgements leave [I2]."""
+        try:
+            while self._waiting:
+                frame = self._waiting[0]
+                end = self._inbox.append(frame.rows, held=frame.held, released=frame.released)
+                self._waiting.popleft()
+                self._on_rows()
+                if self._acks is AckAfter.JOURNAL:
+                    self._handle(Settled(end))
+                if frame.ticket:
+                    self._handle(Stored(frame.ticket))
+        except JournalFull as error:
+            self.room_at = time.monotonic() + _ROOM_RETRY
+            self._note(error)
+
+    def settle(self, inbound: Inbound, upto: int) -> None:
+        """Tell the session that messages below `upto` are as safe as their acknowledgement promises [I1]."""
+        if upto > inbound.settled:
+            self._handle(Settled(upto))
+
+    def count_repeats(self, inbound: Inbound, where: str) -> None:
+        """Carry what the session saw of the broker's repeats into the ledger [I11]."""
+        repeats, inbound.repeats = inbound.repeats, 0
+        reused, inbound.reused_ids = inbound.reused_ids, 0
+        if repeats:
+            self.received += repeats
+            self._inbox.count(deduplicated=repeats)
+        if reused:
+            self._inbox.count(packet_ids_reused=reused)
+            what = "the broker used QoS 2 packet ids again before we released them; stored as new messages"
+            self._log.warning(what, code="TL-M24", broker=where, count=reused)
+
+
+def _frames(rows: pa.RecordBatch, delivery: Deliver, most: int) -> Iterator[_Unstored]:
+    """Part a delivery into frames of about `most` bytes; each packet id stays with its row [I3]."""
+    pieces = min(max(1, rows.num_rows), -(-rows.nbytes // most))
+    if pieces <= 1:
+        yield _Unstored(rows, delivery.held, delivery.released, delivery.ticket)
+        return
+    step = -(-rows.num_rows // pieces)
+    for start in range(0, rows.num_rows, step):
+        first, last = delivery.first + start, delivery.first + start + step
+        held = {packet_id: entry for packet_id, entry in delivery.held.items() if first <= entry.number < last}
+        ticket = delivery.ticket if start + step >= rows.num_rows else 0
+        yield _Unstored(rows.slice(start, step), held, () if start else delivery.released, ticket)

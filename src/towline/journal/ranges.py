@@ -1,0 +1,67 @@
+"""A set of numbers that fills up from below, almost in order: what is done of a long list."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Ranges"]
+
+
+class Ranges:
+    """Everything below a watermark, and some ranges above it.
+
+    Args:
+        watermark: Every number below it is in the set.
+        above: Ranges ``(start, end)`` above it, in order, none touching another.
+    """
+
+    def __init__(self, watermark: int = 0, above: Iterable[Sequence[int]] = ()) -> None:
+        self.watermark = watermark
+        #: both sorted, of one length; starts[i] < ends[i] < starts[i + 1], and watermark < starts[0]
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in above:
+            self.add(start, end)
+
+    def __contains__(self, number: int) -> bool:
+        if number < self.watermark:
+            return True
+        at = bisect_right(self._starts, number) - 1
+        return at >= 0 and number < self._ends[at]
+
+    def add(self, start: int, end: int | None = None) -> None:
+        """Put in the numbers from `start` to `end` - 1; one number without an end."""
+        start = max(start, self.watermark)
+        end = start + 1 if end is None else end
+        if end <= start:
+            return
+        if start == self.watermark and not self._starts:  # in order, as nearly always
+            self.watermark = end
+            return
+        self._merge(start, end)
+        if self._starts and self._starts[0] <= self.watermark:
+            self.watermark = self._ends[0]
+            del self._starts[0], self._ends[0]
+
+    def _merge(self, start: int, end: int) -> None:
+        """Put a range in, together with all that it touches."""
+        first = bisect_right(self._starts, start)
+        if first and self._ends[first - 1] >= start:
+            first -= 1
+        last = bisect_right(self._starts, end)
+        if first < last:
+            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
+
+    def above(self) -> list[list[int]]:
+        """The ranges above the watermark, as JSON holds them."""
+        return [[start, end] for start, end in zip(self._starts, self._ends, strict=True)]
+
+    def count_above(self) -> int:
+        """How many numbers above the watermark are in the set."""
+        return sum(self._ends) - sum(self._starts)
