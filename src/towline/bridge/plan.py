@@ -7,22 +7,29 @@ from typing import Any
 
 from towline.bridge.model import Bridge, Line
 from towline.bridge.routes import Pattern, Route, covers, shadowed, subscriptions
+from towline.gateway.guarantees import knobs
 from towline.gateway.settings import AckAfter, Guarantee
 
-__all__ = ["LOSS", "overlapping", "plan_of", "render", "warnings"]
+__all__ = ["overlapping", "plan_of", "render", "warnings"]
 
-#: What each promise can lose and double (design section 4).
-LOSS = {
-    Guarantee.AT_MOST_ONCE: (
-        "yes: what is on the way when a process or a broker fails",
-        "no",
+#: What the promise costs beside the CPU, in words.
+_COST = {
+    Guarantee.AT_MOST_ONCE: "nothing is waited for, and losses are counted where they can be seen",
+    Guarantee.AT_LEAST_ONCE: "an fdatasync before each acknowledgement; records are visible at once",
+    Guarantee.EXACTLY_ONCE: (
+        "two more packets a message (QoS 2) and a transaction a batch: records are visible when it is committed"
     ),
-    Guarantee.AT_LEAST_ONCE: (
-        "no, from the broker's hand-over on, as long as the state directory is kept",
-        "yes: after a crash or a retry, and what a publisher sends again",
-    ),
-    Guarantee.EXACTLY_ONCE: ("no", "no"),
 }
+#: What no switch can give.
+_LIMITS = (
+    "a broker that loses its store loses what only it held",
+    "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka",
+    "Kafka with unclean leader election, replication factor 1 or min.insync.replicas 1 can lose what it took",
+)
+_LIMITS_ONCE = (
+    "a consumer without isolation.level=read_committed sees aborted records too",
+    "a message that its publisher sends twice as two messages is two messages",
+)
 _ACKS = {
     AckAfter.RECEIVED: "on receipt, before the message is on disk",
     AckAfter.JOURNAL: "when the message is on disk (fdatasync); Kafka may be down",
@@ -48,13 +55,15 @@ def plan_of(bridge: Bridge) -> dict[str, Any]:
 
 
 def _line(line: Line) -> dict[str, Any]:
-    lost, doubled = LOSS[line.guarantee]
-    gateway = line.gateway
+    gateway, promise = line.gateway, knobs(line.guarantee)
     return {
         "name": line.name,
         "guarantee": line.guarantee.value,
-        "lost": lost,
-        "doubled": doubled,
+        "lost": promise.lost,
+        "doubled": promise.doubled,
+        "cost": _COST[line.guarantee],
+        "limits": _limits(line),
+        "replay": promise.replay,
         "ack_after": gateway.acks.value,
         "acks": _ACKS[gateway.acks],
         "brokers": [str(broker) for broker in gateway.brokers],
@@ -65,7 +74,31 @@ def _line(line: Line) -> dict[str, Any]:
         "state_dir": str(gateway.state_dir),
         "journal_max_bytes": gateway.journal.max_bytes,
         "max_messages_per_trigger": line.max_messages_per_trigger,
+        "writes": _writes(line),
+        "parallelism": line.parallelism,
+        "dead_letter_topic": line.dead_letter_topic,
+        "dedupe_within": line.within,
     }
+
+
+def _limits(line: Line) -> list[str]:
+    found = list(_LIMITS_ONCE if line.guarantee is Guarantee.EXACTLY_ONCE else ())
+    if line.within:
+        found.append(
+            f"repeats are dropped for {line.within} at least, and longer while nothing else comes: "
+            "a key must never name two messages"
+        )
+        found.append(f"setting the gateway's clock back by more than {line.within} would cost rows; it would be told")
+    return [*found, *_LIMITS]
+
+
+def _writes(line: Line) -> str:
+    """How a batch gets into Kafka."""
+    if not knobs(line.guarantee).transactions:
+        return "records as they come" if line.parallelism == 1 else f"records as they come, by {line.parallelism} tasks"
+    if line.parallelism == 1:
+        return "one transaction a batch, all topics and the marker at once"
+    return f"{line.parallelism} transactions a batch, split by key: each becomes visible by itself"
 
 
 def _route(route: Route) -> dict[str, Any]:
@@ -80,6 +113,8 @@ def _route(route: Route) -> dict[str, Any]:
         "where": route.where,
         "allowed_topics": list(route.allowed_topics),
         "fallback_topic": route.fallback_topic,
+        "key_required": route.key_required,
+        "dedupe": getattr(route.dedupe, "text", route.dedupe),
     }
 
 
@@ -100,10 +135,16 @@ def _line_warnings(line: Line) -> list[str]:
         for a, b in overlapping(routes)
     ]
     found += [
-        f"route {index + 1} takes its topic from the message and has no fallback_topic: "
+        f"route {index + 1} takes its topic from the message and has neither fallback nor dead letters: "
         "a name that is not legal or not allowed stops the line."
         for index, route in enumerate(routes)
-        if route.topic.fields and route.fallback_topic is None
+        if route.topic.fields and route.fallback_topic is None and line.dead_letter_topic is None
+    ]
+    found += [
+        f"route {index + 1} drops no repeats, and yet its messages pass through the state store of those that do. "
+        "Give it a line of its own."
+        for index, route in enumerate(routes)
+        if route.dedupe is None and line.within
     ]
     return found + _transport_warnings(line)
 
@@ -161,8 +202,13 @@ def _render_line(line: dict[str, Any]) -> list[str]:
         f"  subscribe {filters}",
         *(f"  route {index}   {_render_route(route)}" for index, route in enumerate(line["routes"], start=1)),
         f"  acks      {line['acks']}",
+        f"  kafka     {line['writes']}   "
+        + (f"dead letters to {line['dead_letter_topic']}" if line["dead_letter_topic"] else "no dead letters"),
+        f"  replay    a batch that a crash interrupted is {line['replay']}",
         f"  lost      {line['lost']}",
         f"  doubled   {line['doubled']}",
+        f"  cost      {line['cost']}",
+        *(f"  limit     {text}" for text in line["limits"]),
         f"  state     {line['state_dir']}   {limit}",
     ]
 
@@ -174,4 +220,6 @@ def _render_route(route: dict[str, Any]) -> str:
     parts += ["no MQTT properties"] if route["properties"] == "none" else []
     parts += [f"where {route['where']}"] if route["where"] else []
     parts += [f"else kafka:{route['fallback_topic']}"] if route["fallback_topic"] else []
+    parts += ["key required"] if route["key_required"] else []
+    parts += [f"repeats by {route['dedupe']}"] if route["dedupe"] else []
     return "   ".join(parts)

@@ -39,9 +39,10 @@ def summary(view: LineView, spark: str) -> str:
     known = view.account
     if known is None:
         return f'line "{view.name}"   {line_state(view, spark)}'
+    dead = f"dead letters {known.dead_lettered:,}   " if known.dead_lettered else ""
     return (
         f'line "{view.name}"   received {known.received:,}   in Kafka {known.in_kafka:,}   waiting {known.waiting:,}   '
-        f"in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {view.lag_s():.1f} s   {line_state(view, spark)}"
+        f"{dead}in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {view.lag_s():.1f} s   {line_state(view, spark)}"
     )
 
 
@@ -107,7 +108,7 @@ class LiveScreen:
         self._live.update(_table(board))
 
 
-_COLUMNS = ("line", "received", "in Kafka", "waiting", "in/s", "out/s", "lag", "batch", "state")
+_COLUMNS = ("line", "received", "in Kafka", "waiting", "dead", "in/s", "out/s", "lag", "batch", "state")
 
 
 def _table(board: Board) -> Table:
@@ -141,6 +142,7 @@ def _cells(view: LineView, spark: str) -> list[str]:
         f"{known.received:,}",
         f"{known.in_kafka:,}",
         f"{known.waiting:,}",
+        f"{known.dead_lettered:,}",
         f"{rate_in:,.0f}",
         f"{rate_out:,.0f}",
         f"{view.lag_s():.1f} s",

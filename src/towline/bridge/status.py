@@ -101,6 +101,8 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     yield from _broker_advice(gateway)
     if unrouted := (line["account"] or {}).get("unrouted"):
         yield f"{unrouted:,} messages were taken by no route and are not in Kafka. Add a route, or subscribe to less."
+    if dead := (line["account"] or {}).get("dead_lettered"):
+        yield f"{dead:,} messages are dead letters: towline dlq show tells why, towline dlq replay carries them on."
     if line["fallback"]:
         yield f"{line['fallback']:,} messages went to a fallback topic, because their own was not legal or not allowed."
 

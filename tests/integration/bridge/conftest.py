@@ -1,8 +1,10 @@
-"""A Spark session with the bridge's own settings."""
+"""A Spark session with the bridge's own settings, and a bridge as a user runs it."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.integration.bridge.running import Running
 from towline.bridge.config import parse
 from towline.bridge.driver import session
 
@@ -34,3 +37,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         made = session(parse(_BRIDGE, place / "bridge.toml", os.environ))
         yield made
         made.stop()
+
+
+@pytest.fixture
+def bridge(tmp_path: Path) -> Iterator[Running]:
+    made = Running(tmp_path, tmp_path / "bridge.toml")
+    yield made
+    if hasattr(made, "process") and made.process.poll() is None:
+        made.process.send_signal(signal.SIGINT)
+        made.process.send_signal(signal.SIGINT)
+        try:
+            made.process.wait(20)
+        except subprocess.TimeoutExpired:
+            made.process.kill()
+            made.process.wait()

@@ -2,99 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, TopicPartition
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
+from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline.devstack import Kafka, Mosquitto, free_port
 
-#: A Spark start takes 10 s alone and a minute on a machine that is busy.
-PATIENCE = 240.0
-
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
-
-
-@dataclass
-class Running:
-    """A bridge as a user runs it."""
-
-    directory: Path
-    file: Path
-    process: subprocess.Popen[bytes] = field(init=False)
-
-    def start(self) -> None:
-        with (self.directory / "out").open("ab") as out:
-            command = [sys.executable, "-m", "towline.cli", "run", str(self.file)]
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-
-    @property
-    def out(self) -> str:
-        return (self.directory / "out").read_text()
-
-    def ended(self) -> int:
-        return self.process.wait(PATIENCE)
-
-    def said(self, text: str) -> None:
-        wait_until(lambda: text in self.out, PATIENCE, f"{text!r} in {self.out[-500:]!r}")
-
-    def interrupt(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        return self.ended()
-
-    def status(self) -> dict[str, Any]:
-        made = subprocess.run(
-            [sys.executable, "-m", "towline.cli", "status", "--json", str(self.file)],
-            capture_output=True,
-            check=False,
-            timeout=60,
-        )
-        known: dict[str, Any] = json.loads(made.stdout)
-        return known
-
-    def line(self) -> dict[str, Any]:
-        known: dict[str, Any] = self.status()["lines"]["line"]
-        return known
-
-    def child(self, part: str) -> psutil.Process | None:
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if part in " ".join(process.cmdline()):
-                    return process
-        return None
-
-    def kill(self, part: str) -> None:
-        found = wait_until(lambda: self.child(part), PATIENCE, part)
-        os.kill(found.pid, signal.SIGKILL)
-
-
-@pytest.fixture
-def bridge(tmp_path: Path) -> Iterator[Running]:
-    made = Running(tmp_path, tmp_path / "bridge.toml")
-    yield made
-    if hasattr(made, "process") and made.process.poll() is None:
-        made.process.send_signal(signal.SIGINT)
-        made.process.send_signal(signal.SIGINT)
-        try:
-            made.process.wait(20)
-        except subprocess.TimeoutExpired:
-            made.process.kill()
-            made.process.wait()
 
 
 def write(bridge: Running, mqtt: int, kafka: str, topic: str, more: str = "") -> None:
@@ -113,39 +32,6 @@ key = "{{device}}"
 where = "length(payload) > 1"
 {more}
 """)
-
-
-def publish(broker: Mosquitto, first: int, count: int, *, topic: str = "t/d/x", text: str = "m{}") -> None:
-    device = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-    device.connect("127.0.0.1", broker.port)
-    device.loop_start()
-    sent = [device.publish(topic, text.format(n), qos=1) for n in range(first, first + count)]
-    for each in sent:
-        each.wait_for_publish(PATIENCE)
-    device.disconnect()
-    device.loop_stop()
-
-
-def _headers(record: Any) -> dict[str, Any]:
-    return dict(record.headers() or [])
-
-
-def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:
-    """Key, value and headers of every record."""
-    settings = {"bootstrap.servers": bootstrap, "group.id": str(uuid.uuid4()), "enable.auto.commit": False}
-    consumer = Consumer(settings)
-    try:
-        place = TopicPartition(topic, 0, 0)
-        consumer.assign([place])
-        end = consumer.get_watermark_offsets(place, timeout=20)[1]
-        made: list[tuple[Any, Any, dict[str, Any]]] = []
-        while len(made) < end:
-            records = consumer.consume(end - len(made), timeout=20)
-            assert records, f"{len(made)} of {end} records came"
-            made += [(r.key(), r.value(), _headers(r)) for r in records]
-        return made
-    finally:
-        consumer.close()
 
 
 def test_messages_arrive_whatever_is_killed(

@@ -83,7 +83,7 @@ def test_check_prints_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> No
     plan = json.loads(out)
     assert code == 0
     assert plan["lines"][0]["routes"][0]["filter"] == "telemetry/+/+/#"
-    assert plan["kafka"]["topics"] == ["event.other", "telemetry"]
+    assert plan["kafka"]["topics"] == ["event.other", "plant-7.dead-letters", "telemetry"]
     assert plan["warnings"] == []
 
 
@@ -97,13 +97,14 @@ def test_check_lists_every_mistake_and_ends_with_2(capsys: pytest.CaptureFixture
 
 def test_check_warns_of_what_is_allowed_and_odd(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "bridge.toml"
-    text = EXAMPLE.read_text() + '\n[[uplink.route]]\nfrom = "telemetry/{a}/b"\ntopic = "x.{a}"\n'
+    text = EXAMPLE.read_text().replace('name = "telemetry" ', 'dead_letter_topic = false\nname = "telemetry" ')
+    text += '\n[[uplink.route]]\nfrom = "telemetry/{a}/b"\ntopic = "x.{a}"\n'
     file.write_text(text + '[[uplink.route]]\nfrom = "{kind}/t/c"\ntopic = "z"\n')
     code, out, _ = ran(capsys, "check", str(file))
     assert code == 0
     assert "route 3 never gets a message: route 1 takes all of them" in out
     assert 'the filters "telemetry/+/+/#" and "+/t/c" overlap' in out
-    assert "route 3 takes its topic from the message and has no fallback_topic" in out
+    assert "route 3 takes its topic from the message and has neither fallback nor dead letters" in out
 
 
 def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""A bridge as a user runs it, and devices and readers around it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from confluent_kafka import Consumer, TopicPartition
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from tests.helpers import wait_until
+from towline.devstack import Mosquitto
+
+__all__ = ["PATIENCE", "Running", "in_kafka", "publish"]
+
+#: A Spark start takes 10 s alone and a minute on a machine that is busy.
+PATIENCE = 240.0
+
+
+@dataclass
+class Running:
+    """A bridge as a user runs it."""
+
+    directory: Path
+    file: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start(self, *more: str) -> None:
+        with (self.directory / "out").open("ab") as out:
+            command = [sys.executable, "-m", "towline.cli", "run", str(self.file), *more]
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+
+    @property
+    def state_dir(self) -> Path:
+        return self.directory / "state" / "line"
+
+    @property
+    def out(self) -> str:
+        return (self.directory / "out").read_text()
+
+    def ended(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def said(self, text: str) -> None:
+        wait_until(lambda: text in self.out, PATIENCE, f"{text!r} in {self.out[-500:]!r}")
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.ended()
+
+    def status(self) -> dict[str, Any]:
+        made = subprocess.run(
+            [sys.executable, "-m", "towline.cli", "status", "--json", str(self.file)],
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        known: dict[str, Any] = json.loads(made.stdout)
+        return known
+
+    def line(self) -> dict[str, Any]:
+        known: dict[str, Any] = self.status()["lines"]["line"]
+        return known
+
+    def account(self) -> dict[str, Any]:
+        return self.line()["account"] or {"received": 0, "waiting": -1}
+
+    def child(self, part: str) -> psutil.Process | None:
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if part in " ".join(process.cmdline()):
+                    return process
+        return None
+
+    def kill(self, part: str) -> None:
+        found = wait_until(lambda: self.child(part), PATIENCE, part)
+        os.kill(found.pid, signal.SIGKILL)
+
+
+def publish(
+    broker: Mosquitto, first: int, count: int, *, topic: str = "t/d/x", text: str = "m{}", qos: int = 1, user: str = ""
+) -> None:
+    """Publish numbered messages and wait until the broker has them; ``user`` names a user property for the text."""
+    device = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    device.connect("127.0.0.1", broker.port)
+    device.loop_start()
+    sent = [
+        device.publish(topic, text.format(n), qos=qos, properties=_properties(user, text.format(n)))
+        for n in range(first, first + count)
+    ]
+    for each in sent:
+        each.wait_for_publish(PATIENCE)
+    device.disconnect()
+    device.loop_stop()
+
+
+def _properties(user: str, value: str) -> Properties | None:
+    if not user:
+        return None
+    made = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    made.UserProperty = (user, value)
+    return made
+
+
+def _headers(record: Any) -> dict[str, Any]:
+    return dict(record.headers() or [])
+
+
+def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:
+    """Key, value and headers of every committed record of partition 0."""
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": str(uuid.uuid4()),
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+    }
+    consumer = Consumer(settings)
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        made: list[tuple[Any, Any, dict[str, Any]]] = []
+        while True:  # markers of transactions take offsets too, so only the reader knows where the end is
+            record = consumer.poll(20)
+            assert record is not None, f"nothing came after {len(made)} records"
+            if record.error():
+                return made
+            made.append((record.key(), record.value(), _headers(record)))
+    finally:
+        consumer.close()

@@ -1,0 +1,177 @@
+"""Each promise on a real bridge, with kill -9 at the moments that matter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from tests.conftest import NewMosquitto, NewTopic
+from tests.helpers import wait_until
+from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from towline.checkpoint import Checkpoint
+from towline.devstack import Kafka, Mosquitto
+from towline.prove.history import read_history
+from towline.prove.load import LoadPlan, run_load
+from towline.prove.reader import read_topic
+from towline.prove.referee import judge
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+JVM = "org.apache.spark.deploy.SparkSubmit"
+
+
+def write(bridge: Running, mqtt: int, kafka: str, line: str, route: str, create: str = "") -> None:
+    bridge.file.write_text(f"""
+name = "tests"
+state_dir = "state"
+mqtt = {{ brokers = "mqtt://127.0.0.1:{mqtt}" }}
+kafka = {{ bootstrap_servers = "{kafka}" {create} }}
+spark = {{ master = "local[2]" }}
+[[uplink]]
+name = "line"
+{line}
+[[uplink.route]]
+{route}
+""")
+
+
+def online(bridge: Running) -> None:
+    wait_until(lambda: (bridge.line()["gateway"] or {}).get("state") == "online", PATIENCE, "the gateway")
+
+
+def nothing_waits(bridge: Running, received: int) -> None:
+    wait_until(
+        lambda: (a := bridge.account())["received"] >= received and not a["waiting"], PATIENCE, f"{received} done"
+    )
+
+
+def in_work(bridge: Running) -> bool:
+    """A batch was begun and is not done."""
+    checkpoint = Checkpoint(str(bridge.state_dir / "checkpoint"))
+    planned, done = checkpoint.last_offsets_batch(), checkpoint.last_commit_batch()
+    return planned is not None and planned > 1 and planned != done
+
+
+class Flow:
+    """Messages at a steady pace, published beside the test."""
+
+    def __init__(self, broker: Mosquitto, count: int, chunk: int = 50, qos: int = 1) -> None:
+        self._broker, self._count, self._chunk, self._qos = broker, count, chunk, qos
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(PATIENCE)
+
+    def _run(self) -> None:
+        for first in range(0, self._count, self._chunk):
+            publish(self._broker, first, self._chunk, qos=self._qos)
+
+
+def test_at_most_once_doubles_nothing(
+    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
+) -> None:
+    broker = new_mosquitto(max_queued_messages="0")
+    name = topic()
+    write(
+        bridge, broker.port, kafka.bootstrap, 'guarantee = "at_most_once"', f'from = "t/#"\nqos = 1\ntopic = "{name}"'
+    )
+    bridge.start()
+    online(bridge)
+    publish(broker, 100_000, 50)
+    nothing_waits(bridge, 50)
+    with Flow(broker, 4000):
+        for _ in range(2):
+            wait_until(lambda: in_work(bridge), PATIENCE, "a batch in work")
+            bridge.kill(JVM)
+            wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
+        bridge.kill("towline.bridge.driver")
+    wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
+    nothing_waits(bridge, 4050)
+    known = wait_until(lambda: (a := bridge.account())["skipped"] and a, PATIENCE, "an interrupted batch was given up")
+    assert bridge.interrupt() == 0
+    values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
+    assert len(values) == len(set(values)), "doubled"
+    assert values[50:] == sorted(values[50:], key=lambda value: int(value[1:])), "order"
+    assert 50 < len(values) <= 4050 - known["skipped"]
+    assert known["adds_up"]
+
+
+def test_repeats_are_dropped_across_a_kill(
+    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
+) -> None:
+    broker = new_mosquitto(max_queued_messages="0")
+    name = topic()
+    line = 'dedupe = { key = "{mqtt.user.id}", within = "10 minutes" }'
+    write(bridge, broker.port, kafka.bootstrap, line, f'from = "t/{{device}}/#"\ntopic = "{name}"\nkey = "{{device}}"')
+    bridge.start()
+    online(bridge)
+    publish(broker, 0, 300, user="id")
+    publish(broker, 100, 100, user="id")
+    nothing_waits(bridge, 400)
+    bridge.kill(JVM)
+    publish(broker, 200, 200, user="id")
+    publish(broker, 0, 10)  # no key: passed on, whatever was seen
+    publish(broker, 0, 10)
+    nothing_waits(bridge, 620)
+    known = wait_until(lambda: (a := bridge.account())["deduplicated"] == 200 and a, PATIENCE, "the counts")
+    assert (known["in_kafka"], known["adds_up"]) == (420, True)
+    assert bridge.interrupt() == 0
+    values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
+    once = [f"m{n}".encode() for n in range(400)]
+    assert list(dict.fromkeys(values)) == once, "all, in order"
+    assert len(values) == 420
+    assert "deduplicated 200" in bridge.out
+
+
+def test_exactly_once_whatever_is_killed(
+    bridge: Running, new_mosquitto: NewMosquitto, own_kafka: Kafka, tmp_path: Path
+) -> None:
+    broker = new_mosquitto(max_queued_messages="0")
+    own_kafka.create_topics({"t": 2})
+    route = 'from = "telemetry/{device}/data"\ntopic = "t"\nkey = "{device}"'
+    write(bridge, broker.port, own_kafka.bootstrap, 'guarantee = "exactly_once"', route)
+    bridge.start()
+    online(bridge)
+    wait_until(lambda: bridge.line()["query"] == "running", PATIENCE, "the query")
+    messages = 6000
+    plan = LoadPlan(port=broker.port, messages=messages, rate=150, qos=2, devices=16, publishers=4)
+    load = threading.Thread(target=run_load, args=(plan, tmp_path / "claims"), daemon=True)
+    load.start()
+    for strike in _strikes(bridge, own_kafka):
+        wait_until(lambda: in_work(bridge), PATIENCE, "a batch in work")
+        strike()
+    load.join(PATIENCE)
+    assert not load.is_alive()
+    nothing_waits(bridge, messages)
+    assert bridge.account()["adds_up"]
+    assert bridge.interrupt() == 0
+    verdict = judge(read_history(tmp_path / "claims"), read_topic(own_kafka.bootstrap, "t", reader="kcat"))
+    assert (verdict.acked, verdict.delivered) == (messages, messages), verdict.line()
+    assert verdict.ok("exactly_once"), verdict.line()
+
+
+def _strikes(bridge: Running, kafka: Kafka) -> list[Callable[[], None]]:
+    def gateway() -> None:
+        bridge.kill("towline.gateway")
+
+    def spark() -> None:
+        bridge.kill(JVM)
+        wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
+
+    def driver() -> None:
+        bridge.kill("towline.bridge.driver")
+        wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
+
+    def broker() -> None:
+        kafka.kill()
+        kafka.start()
+
+    return [gateway, spark, broker, driver]

@@ -1,0 +1,84 @@
+"""One table decides what a guarantee sets: code, plan and documents agree with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bridge.test_config import changed, read
+from towline.bridge.plan import plan_of, render
+from towline.gateway.guarantees import KNOBS, conf_problem, knobs, low_subscription
+from towline.gateway.settings import GatewaySettings, Guarantee, Subscription
+from towline.kafka.options import PROMISES
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_page_says_what_the_code_does() -> None:
+    made = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "guarantees.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert made.returncode == 0, made.stderr
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_the_gateway_takes_what_the_table_sets(guarantee: Guarantee, tmp_path: Path) -> None:
+    table = knobs(guarantee)
+    settings = GatewaySettings.model_validate(
+        {
+            "name": "x",
+            "state_dir": tmp_path,
+            "brokers": "mqtt://x",
+            "guarantee": guarantee,
+            "subscriptions": [{"filter": "a", "qos": table.qos}],
+        }
+    )
+    assert settings.acks is table.acks[0]
+
+
+def test_the_sink_knows_the_same_words() -> None:
+    assert set(PROMISES) == {word.value for word in KNOBS}
+    assert PROMISES["at_most_once"].client["acks"] == "0"
+
+
+def test_a_low_qos_needs_a_key() -> None:
+    low = [Subscription(filter="a", qos=2), Subscription(filter="b", qos=1)]
+    assert low_subscription(Guarantee.EXACTLY_ONCE, low) == low[1]
+    assert low_subscription(Guarantee.EXACTLY_ONCE, low, keyed=True) is None
+    assert low_subscription(Guarantee.AT_LEAST_ONCE, low) is None
+
+
+@pytest.mark.parametrize("value", [True, "true", "TRUE "])
+def test_a_spark_setting_may_not_undo_the_promise(value: object) -> None:
+    assert conf_problem(Guarantee.EXACTLY_ONCE, {"spark.speculation": value}) == ("spark.speculation", "false")
+    assert conf_problem(Guarantee.AT_LEAST_ONCE, {"spark.speculation": value}) is None
+    assert conf_problem(Guarantee.EXACTLY_ONCE, {"spark.speculation": False}) is None
+
+
+def test_check_tells_promise_cost_and_limits(tmp_path: Path) -> None:
+    text = changed(
+        'name = "telemetry"',
+        'name = "telemetry"\nguarantee = "exactly_once"\ndead_letter_topic = "dead"\n'
+        'dedupe = { key = "{mqtt.user.id}" }',
+    )
+    plan = plan_of(read(text, tmp_path))
+    shown = render(plan)
+    (line,) = plan["lines"]
+    assert line["guarantee"] == "exactly_once"
+    for part in (
+        "doubled   no, for a consumer with isolation.level=read_committed",
+        "one transaction a batch, all topics and the marker at once   dead letters to dead",
+        "cost      two more packets a message (QoS 2)",
+        "limit     repeats are dropped for 10 minutes at least",
+        "limit     Kafka with unclean leader election",
+        "repeats by {mqtt.user.id}",
+        "(QoS 2)",
+    ):
+        assert part in shown, part
