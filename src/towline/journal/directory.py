@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,6 +35,9 @@ class Name(NamedTuple):
 def prepare(directory: Path, disk: Disk) -> None:
     """Make the directory, readable by its owner only, and durable. One that exists keeps its mode; files are 0600.
 
+    Every directory above it is synced too: whoever made the state directory a moment ago did not care to, and a power
+    failure would take the journal with it.
+
     Raises:
         JournalError: TL-J01, it can't be made or written to.
     """
@@ -42,7 +46,7 @@ def prepare(directory: Path, disk: Disk) -> None:
         for path in reversed(missing):
             path.mkdir(mode=0o700, exist_ok=True)
             path.chmod(0o700)
-            disk.sync_directory(path.parent)
+        _sync_above(directory, disk)
         if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(0, "no right to write here")
         os.listdir(directory)  # noqa: PTH208 a file in its place shows here
@@ -53,6 +57,12 @@ def prepare(directory: Path, disk: Disk) -> None:
             f"can't keep a journal here ({error.strerror})",
             "Give a directory on a local disk that this user may write to.",
         ) from error
+
+
+def _sync_above(directory: Path, disk: Disk) -> None:
+    for path in directory.absolute().parents:
+        with contextlib.suppress(PermissionError):  # a directory that we can't even list is none that was made for us
+            disk.sync_directory(path)
 
 
 def segment_names(directory: Path) -> list[Name]:
