@@ -5,6 +5,10 @@ QoS 1 messages are published; it takes them in and is asked to end. If it dies o
 the fault and takes in what the broker still holds. Then the journal must hold every message that the senders saw
 acknowledged: a message whose PUBACK the gateway sent without having it on disk would be missing now, for the broker
 has forgotten it [I2].
+
+With ``power`` the machine goes down with the process: before the second start the state directory is what a disk would
+hold, rebuilt from the record of the run (`towline.prove.powerloss`). The broker lives on another machine and is as it
+then was.
 """
 
 from __future__ import annotations
@@ -19,18 +23,20 @@ from towline.gateway.settings import GatewaySettings, Guarantee, JournalLimits, 
 from towline.journal import Journal
 from towline.prove.history import read_history
 from towline.prove.load import LoadPlan, run_load
+from towline.prove.powerloss import Disk
 from towline.prove.referee import Arrival, judge
-from towline.prove.strace import Injection, fired, wrapped
+from towline.prove.strace import Injection, fired, recorded, recording, wrapped
 from towline.prove.subject import GatewayRun, NotReady
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from towline.devstack.mosquitto import Mosquitto
+    from towline.prove.powerloss import Survives
     from towline.prove.referee import Verdict
 
-__all__ = ["CrashBench", "Point", "journal_arrivals"]
+__all__ = ["CrashBench", "Point", "journal_arrivals", "lose_power"]
 
 #: More points than any short run has; an enumeration that gets here never ends by itself.
 MOST_POINTS = 500
@@ -91,10 +97,20 @@ class CrashBench:
         messages: How many messages a point takes in.
         segment_bytes: Size of the journal's segments; small ones make the run cross from one to the next.
         qos: 1 for at least once; 2 for exactly once, where nothing may come twice either [I3].
+        power: What survives of the changes that were not synced; None when only the process dies.
+        unsynced: No sync is made, though the gateway is told so: to see that this bench can find a loss.
     """
 
     def __init__(
-        self, broker: Mosquitto, directory: Path, *, messages: int = 60, segment_bytes: int = 64 << 10, qos: int = 1
+        self,
+        broker: Mosquitto,
+        directory: Path,
+        *,
+        messages: int = 60,
+        segment_bytes: int = 64 << 10,
+        qos: int = 1,
+        power: Survives | None = None,
+        unsynced: bool = False,
     ) -> None:
         self._broker = broker
         self._directory = directory
@@ -102,6 +118,8 @@ class CrashBench:
         self._segment_bytes = segment_bytes
         self._qos = qos
         self._guarantee = Guarantee.EXACTLY_ONCE if qos == 2 else Guarantee.AT_LEAST_ONCE
+        self._power = power
+        self._unsynced = unsynced
         self._numbers = count(1)
 
     def every(self, call: str, fault: Literal["KILL", "EIO", "ENOSPC"]) -> Iterator[Point]:
@@ -119,8 +137,8 @@ class CrashBench:
         directory.mkdir(parents=True)
         log = directory / "strace"
         settings = self._settings(directory)
-        with GatewayRun(settings) as run:
-            run.start(lambda command: wrapped(command, injection, log))
+        with GatewayRun(settings, log=directory / "gateway.log") as run:
+            run.start(lambda command: self._hurt(command, injection, log))
             listening = _ready(run)
             if listening:
                 self._publish(directory)
@@ -128,16 +146,24 @@ class CrashBench:
                 code = _end(run)
             else:
                 code = run.wait(5)
+        if self._power is not None:
+            lose_power(_disk(directory), log, self._power)
         hurt = code != 0 or fired(log)  # held back by a full disk, it ends cleanly and leaves the rest at the broker
         problem = self._recover(settings, directory, published=listening) if hurt else ""
         verdict, recovery = self._judge(settings, directory)
         return Point(injection, _fired(injection, log, code), code, verdict, recovery, problem, self._guarantee)
 
+    def _hurt(self, command: Sequence[str], injection: Injection, log: Path) -> list[str]:
+        if self._power is None:
+            return wrapped(command, injection, log)
+        return recording(command, log, injection=injection, unsynced=self._unsynced)
+
     def _settings(self, directory: Path) -> GatewaySettings:
+        _disk(directory).mkdir()
         name = directory.name.lower()
         plain = GatewaySettings(
             name=name,
-            state_dir=directory / "gateway",
+            state_dir=_disk(directory) / "towline" / "gateway",
             brokers=(self._broker.uri,),  # type: ignore[arg-type] # the validator reads a URI
             subscriptions=(Subscription(filter=f"{name}/#", qos=self._qos),),
             guarantee=self._guarantee,
@@ -161,12 +187,13 @@ class CrashBench:
 
     def _recover(self, settings: GatewaySettings, directory: Path, *, published: bool) -> str:
         """Start again without the fault, take in the rest, end; returns what went wrong."""
-        with GatewayRun(settings) as run:
+        with GatewayRun(settings, log=directory / "gateway.log") as run:
             run.start()
-            if not _ready(run):
-                return f"did not start again (exit code {run.wait(5)})"
+            ready = _ready(run)
             if not published:
                 self._publish(directory)
+            if not ready:
+                return f"did not start again (exit code {run.wait(5)})"
             claims = read_history(directory / "claims")
             if not wait_for(lambda: not run.running or not judge(claims, _rows(run)).lost, 20):
                 return "the broker has more, and it does not come"
@@ -176,6 +203,26 @@ class CrashBench:
     def _judge(self, settings: GatewaySettings, directory: Path) -> tuple[Verdict, str]:
         arrivals, note = journal_arrivals(settings)
         return judge(read_history(directory / "claims"), arrivals), note
+
+
+def _disk(directory: Path) -> Path:
+    """What a power failure strikes; the gateway makes everything below it."""
+    return directory / "disk"
+
+
+def lose_power(root: Path, log: Path, survives: Survives) -> None:
+    """Make of a directory what a disk holds after a power failure now.
+
+    Args:
+        root: The directory; was empty when the record began. What the kernel had is kept beside it for a look.
+        log: The record of whoever wrote there, now dead.
+        survives: Asked for each change that was not synced.
+    """
+    disk = Disk.empty(root)
+    for call in recorded(log, root):
+        disk.apply(call)
+    root.rename(root.with_name(f"{root.name}-before"))
+    disk.restore(root, survives)
 
 
 def _fired(injection: Injection, log: Path, code: int | None) -> bool:

@@ -52,7 +52,7 @@ class GatewayRun:
 
     Attributes:
         settings: What it is told on its standard input.
-        log: File for its output; default ``gateway.log`` in the state directory.
+        log: File for its output; default ``prove.log`` in the state directory, which is made for it.
     """
 
     settings: GatewaySettings
@@ -66,8 +66,9 @@ class GatewayRun:
         Args:
             wrap: Changes the command line, such as `towline.prove.strace.wrapped`.
         """
-        self.settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._before = Endpoint.read(self.settings.state_dir)  # left by a killed one
+        if self.log is None:
+            self.settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.log or self.settings.state_dir / "prove.log").open("ab") as log:
             self.child = subprocess.Popen(
                 wrap([sys.executable, "-m", "towline.gateway"]),
