@@ -1,20 +1,22 @@
-"""``python -m benchmarks [intake|pipeline|paho|latency|restart|memory] [--quick]``: all of them when none is named."""
+"""``python -m benchmarks [session|intake|pipeline|paho|latency|restart] [--quick]``: all when none is named."""
 
 from __future__ import annotations
 
 import argparse
 
-from benchmarks import intake, latency, pipeline, restart
+from benchmarks import intake, latency, pipeline, restart, session
 
 
 def main() -> None:
     """Run what is named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("which", nargs="*", choices=["intake", "pipeline", "paho", "latency", "restart", []])
+    parser.add_argument("which", nargs="*", choices=["session", "intake", "pipeline", "paho", "latency", "restart", []])
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast")
     asked = parser.parse_args()
-    which = asked.which or ["intake", "pipeline", "latency", "restart"]
+    which = asked.which or ["session", "intake", "pipeline", "latency", "restart"]
     scale = 10 if asked.quick else 1
+    if "session" in which:
+        session.run(300_000 // scale, rounds=1 if asked.quick else 5)
     if "intake" in which:
         intake.run(300_000 // scale, rounds=1 if asked.quick else 3)
     if "pipeline" in which or "paho" in which:

@@ -41,14 +41,14 @@ def check(data: bytes, version: int) -> None:
 
 def _read(pieces: list[bytes], version: int) -> tuple[list[Any] | None, int]:
     """Packets and the bytes kept for the next; None for malformed."""
-    from towline.mqtt.codec import Decoder, MalformedPacket, PublishRun  # noqa: PLC0415
+    from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun  # noqa: PLC0415
 
     decoder = Decoder(_MAX_PACKET, version)
     packets: list[Any] = []
     try:
         for piece in pieces:
             for item in decoder.feed(piece):
-                packets += item.packets if isinstance(item, PublishRun) else [item]
+                packets += item.packets if isinstance(item, PublishRun | AnswerRun) else [item]
     except MalformedPacket:
         return None, 0
     return packets, decoder.held_bytes

@@ -5,20 +5,42 @@ MQTT 5 is read by the `mqtt5` codec, which is fast and strict; what it lets pass
 `towline.mqtt.codec3` into the same packet classes.
 
 Whatever the peer sends, `Decoder.feed` returns items or raises `MalformedPacket`, nothing else. PUBLISH packets that
-follow each other come as one `PublishRun`, because a gulp of thousands is the unit everything after this works in.
+follow each other come as one `PublishRun`, because a gulp of thousands is the unit everything after this works in; so
+do short PUBACKs, PUBRECs, PUBRELs and PUBCOMPs, as one `AnswerRun`.
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, TypeAlias
 
 import mqtt5
-from mqtt5 import ConnAckPacket, ConnAckReasonCode, PublishPacket
+from mqtt5 import (
+    ConnAckPacket,
+    ConnAckReasonCode,
+    PubAckPacket,
+    PubCompPacket,
+    PublishPacket,
+    PubRecPacket,
+    PubRelPacket,
+)
 
 from towline.mqtt import codec3, codec3_write, fence
 
-__all__ = ["LEVEL_5", "Decoder", "Item", "MalformedPacket", "Packet", "PublishRun", "encode"]
+__all__ = [
+    "LEVEL_5",
+    "Acknowledgement",
+    "AnswerRun",
+    "Decoder",
+    "Item",
+    "MalformedPacket",
+    "Packet",
+    "PublishRun",
+    "encode",
+]
 
 #: Any control packet of the codec.
 Packet: TypeAlias = mqtt5.Packet
@@ -74,7 +96,40 @@ class PublishRun:
         return self.headers.translate(_QOS_OF_HEADER)
 
 
-Item: TypeAlias = PublishRun | Packet
+Acknowledgement: TypeAlias = PubAckPacket | PubRecPacket | PubRelPacket | PubCompPacket
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRun:
+    """At least two packets of one kind that follow each other, each nothing but a packet id: reason 0x00.
+
+    Attributes:
+        kind: The packets' type.
+        packet_ids: In the order of their arrival.
+    """
+
+    kind: type[Acknowledgement]
+    packet_ids: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.packet_ids)
+
+    @property
+    def packets(self) -> Iterator[Acknowledgement]:
+        """The packets one by one."""
+        return map(self.kind, self.packet_ids)
+
+
+Item: TypeAlias = PublishRun | AnswerRun | Packet
+
+#: Fixed header of an answer of four bytes, the length included, the same in every version → its type.
+_ANSWERS: Final[dict[bytes, type[Acknowledgement]]] = {
+    b"\x40\x02": PubAckPacket,
+    b"\x50\x02": PubRecPacket,
+    b"\x62\x02": PubRelPacket,
+    b"\x70\x02": PubCompPacket,
+}
+_ANSWER_BYTES: Final = 4
 
 
 class Decoder:
@@ -151,6 +206,10 @@ class Decoder:
                 if header >> 4 != _PUBLISH_NIBBLE:
                     _close_run(items, run, headers)
                     run, headers = [], bytearray()
+                    answered = _answers(buffer, position, items)
+                    if answered:
+                        position += answered
+                        continue
                     packet, length = self._other5(buffer, view, position)
                     items.append(packet)
                 else:
@@ -197,6 +256,10 @@ class Decoder:
                 items.append(PublishRun(run, bytes(headers)))
             if position >= size:
                 return position
+            answered = _answers(buffer, position, items)
+            if answered:
+                position += answered
+                continue
             self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])
             try:
                 packet, length = codec3.read(view[position:], self._version)
@@ -239,6 +302,31 @@ def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
     data = packet.write()
     fence.check_written(packet, data)
     return data
+
+
+def _answers(buffer: bytes, position: int, items: list[Item]) -> int:
+    """Append the run of short answers that begins at `position`, if one does, and return its length in bytes.
+
+    Raises:
+        ValueError: Packet id 0 [MQTT-2.2.1-3].
+    """
+    head = buffer[position : position + 2]
+    kind = _ANSWERS.get(head)
+    end = position
+    if kind is not None:
+        while buffer.startswith(head, end):
+            end += _ANSWER_BYTES
+        end = min(end, position + (len(buffer) - position) // _ANSWER_BYTES * _ANSWER_BYTES)
+    if kind is None or end - position < 2 * _ANSWER_BYTES:
+        return 0
+    words = array("H", buffer[position:end])
+    if sys.byteorder == "little":
+        words.byteswap()
+    packet_ids = words[1::2]
+    if 0 in packet_ids:
+        raise ValueError("packet id 0 [MQTT-2.2.1-3]")
+    items.append(AnswerRun(kind, packet_ids))
+    return end - position
 
 
 def _close_run(items: list[Item], run: list[PublishPacket], headers: bytearray) -> None:

@@ -41,7 +41,7 @@ from mqtt5 import (
 )
 
 from towline.errors import BrokerError, ProtocolViolation, Refused, SessionUnknown, Unreachable
-from towline.mqtt.codec import Packet, PublishRun, encode
+from towline.mqtt.codec import AnswerRun, Packet, PublishRun, encode
 from towline.mqtt.events import (
     Action,
     Authenticator,
@@ -241,7 +241,8 @@ class Session:
         for item in event.items:
             handler = _PACKETS.get((self.state, type(item)))
             if handler is None or (self.config.protocol < 5 and type(item) in _ONLY_5):
-                name = type(item).__name__.removesuffix("Packet").upper()
+                kind = item.kind if isinstance(item, AnswerRun) else type(item)
+                name = kind.__name__.removesuffix("Packet").removesuffix("Run").upper()
                 self._violation(f"sent {name} while {self.state.value}", 0x82, actions)
             else:
                 handler(self, item, now, actions)
@@ -521,7 +522,17 @@ class Session:
             self._violation(str(error), 0x94, actions)
 
     def _on_pubrel(self, packet: PubRelPacket, _now: float, actions: list[Action]) -> None:
-        self._send_bytes(self.inbound.release(packet.packet_id), actions)
+        self._send_bytes(self.inbound.release((packet.packet_id,)), actions)
+
+    def _on_answers(self, run: AnswerRun, now: float, actions: list[Action]) -> None:
+        if run.kind is PubRelPacket:
+            self._send_bytes(self.inbound.release(run.packet_ids), actions)
+            return
+        handler = _CONNECTED[run.kind]
+        for packet in run.packets:
+            handler(self, packet, now, actions)
+            if self.state is State.OFFLINE:
+                break
 
     def _on_answer(self, packet: Answer, _now: float, actions: list[Action]) -> None:
         try:
@@ -605,6 +616,7 @@ _EVENTS: Final[dict[type, _Handler]] = {
 
 _CONNECTED: Final[dict[type, _Handler]] = {
     PublishRun: Session._on_publishes,
+    AnswerRun: Session._on_answers,
     PubRelPacket: Session._on_pubrel,
     mqtt5.PubAckPacket: Session._on_answer,
     mqtt5.PubRecPacket: Session._on_answer,

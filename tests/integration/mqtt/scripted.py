@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 
 from mqtt5 import ConnAckPacket, ConnectPacket, Packet, SubAckPacket, SubAckReasonCode, SubscribePacket
 
-from towline.mqtt.codec import Decoder, PublishRun, encode
+from towline.mqtt.codec import AnswerRun, Decoder, PublishRun, encode
 
 P = TypeVar("P")
 
@@ -40,7 +40,7 @@ class Line:
             if not data:
                 return None
             for item in self._decoder.feed(data):
-                self._packets.extend(item.packets if isinstance(item, PublishRun) else [item])
+                self._packets.extend(item.packets if isinstance(item, PublishRun | AnswerRun) else [item])
         return self._packets.popleft()
 
     def expect(self, kind: type[P]) -> P:

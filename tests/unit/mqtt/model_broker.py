@@ -37,7 +37,7 @@ from mqtt5 import (
     UnsubscribePacket,
 )
 
-from towline.mqtt.codec import Decoder, PublishRun, encode
+from towline.mqtt.codec import AnswerRun, Decoder, PublishRun, encode
 
 __all__ = ["Dup", "Habits", "Message", "ModelBroker", "Phase"]
 
@@ -237,7 +237,7 @@ class ModelBroker:
         """Bytes of the client; they may end anywhere."""
         connection = self._c
         for item in connection.decoder.feed(data):
-            for packet in item.packets if isinstance(item, PublishRun) else [item]:
+            for packet in item.packets if isinstance(item, PublishRun | AnswerRun) else [item]:
                 if self.connection is connection:  # until it says DISCONNECT
                     self._on_packet(packet)
 

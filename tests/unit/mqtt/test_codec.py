@@ -6,9 +6,19 @@ import mqtt5
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mqtt5 import ConnAckPacket, PingRespPacket, PubAckPacket, PublishPacket, QoS
+from mqtt5 import (
+    ConnAckPacket,
+    PingRespPacket,
+    PubAckPacket,
+    PubAckReasonCode,
+    PubCompPacket,
+    PublishPacket,
+    PubRecPacket,
+    PubRelPacket,
+    QoS,
+)
 
-from towline.mqtt.codec import Decoder, Item, MalformedPacket, PublishRun
+from towline.mqtt.codec import Acknowledgement, AnswerRun, Decoder, Item, MalformedPacket, PublishRun
 
 
 def publish(number: int, topic: str = "a/b", payload: bytes = b"x") -> PublishPacket:
@@ -31,7 +41,7 @@ STREAM = b"".join(
 def flat(items: list[Item]) -> list[bytes]:
     packets: list[mqtt5.Packet] = []
     for item in items:
-        packets += item.packets if isinstance(item, PublishRun) else [item]
+        packets += item.packets if isinstance(item, PublishRun | AnswerRun) else [item]
     return [packet.write() for packet in packets]
 
 
@@ -49,6 +59,37 @@ def test_packets_come_in_order_and_publishes_as_runs() -> None:
     assert first.qos == bytes([1, 1])
     assert second.qos == bytes([0, 1])
     assert len(second) == 2
+
+
+@pytest.mark.parametrize("version", [5, 4, 3])
+@pytest.mark.parametrize("kind", [PubAckPacket, PubRecPacket, PubRelPacket, PubCompPacket])
+def test_short_answers_that_follow_each_other_come_as_one_run(kind: type[Acknowledgement], version: int) -> None:
+    ids = [*range(1, 301), 0xFFFF]
+    data = b"".join(kind(packet_id).write() for packet_id in ids)
+    (run,) = Decoder(version=version).feed(data)
+    assert isinstance(run, AnswerRun)
+    assert (run.kind, list(run.packet_ids), len(run)) == (kind, ids, 301)
+    assert list(run.packets) == [kind(packet_id) for packet_id in ids]
+
+
+@pytest.mark.parametrize("cut", range(13))
+def test_a_run_of_answers_ends_where_another_kind_or_a_part_begins(cut: int) -> None:
+    answers = b"".join(packet.write() for packet in (PubAckPacket(1), PubAckPacket(2), PubAckPacket(3)))
+    whole = flat(Decoder().feed(answers + PubRelPacket(3).write()))
+    decoder = Decoder()
+    assert flat(decoder.feed(answers[:cut]) + decoder.feed(answers[cut:] + PubRelPacket(3).write())) == whole
+
+
+def test_a_reason_is_never_lost_in_a_run() -> None:
+    refused = PubAckPacket(2, reason_code=PubAckReasonCode.QUOTA_EXCEEDED)
+    items = Decoder().feed(PubAckPacket(1).write() + refused.write() + PubAckPacket(3).write())
+    assert flat(items) == [PubAckPacket(1).write(), refused.write(), PubAckPacket(3).write()]
+
+
+@pytest.mark.parametrize("version", [5, 4, 3])
+def test_packet_id_0_is_refused_in_a_run_too(version: int) -> None:
+    with pytest.raises(MalformedPacket, match="packet id 0"):
+        Decoder(version=version).feed(b"\x40\x02\x00\x01" + b"\x40\x02\x00\x00")
 
 
 @pytest.mark.parametrize("cut", range(len(STREAM) + 1))

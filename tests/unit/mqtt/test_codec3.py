@@ -47,7 +47,7 @@ from mqtt5 import (
 from paho.mqtt.enums import CallbackAPIVersion
 
 from towline.mqtt import codec3_write
-from towline.mqtt.codec import Decoder, Item, MalformedPacket, PublishRun, encode
+from towline.mqtt.codec import AnswerRun, Decoder, Item, MalformedPacket, PublishRun, encode
 from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, read
 from towline.mqtt.codec3_write import uncarried, write
 
@@ -132,7 +132,7 @@ def test_a_cut_at_every_byte_is_incomplete_and_nothing_else(packet: Packet, data
 def flat(items: list[Item]) -> list[Packet]:
     packets: list[Packet] = []
     for item in items:
-        packets += item.packets if isinstance(item, PublishRun) else [item]
+        packets += item.packets if isinstance(item, PublishRun | AnswerRun) else [item]
     return packets
 
 

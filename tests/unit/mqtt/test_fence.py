@@ -24,7 +24,7 @@ from mqtt5 import (
 )
 
 from towline.mqtt import fence
-from towline.mqtt.codec import Decoder, MalformedPacket, PublishRun
+from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun
 
 # A panic inside the codec leaves an exception that nothing can catch; the fence is about the one it raises.
 panics = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -81,6 +81,7 @@ def test_sound_text_passes_unchanged_in_every_place(packet: mqtt5.Packet, mark: 
     """Noncharacters are legal and U+FEFF is kept [MQTT-1.5.4-3]."""
     data = with_bytes(packet, mark, text.encode())
     (item,) = Decoder().feed(data)
+    assert not isinstance(item, AnswerRun)
     read = item.packets[0] if isinstance(item, PublishRun) else item
     assert read.write() == data
 

@@ -85,7 +85,7 @@ def test_the_answer_to_a_repeat_waits_for_what_came_before() -> None:
 def test_pubcomp_waits_until_the_release_is_durable() -> None:
     inbound = Inbound()
     stored(inbound, take(inbound, publish(7)))
-    assert inbound.release(7) == b""
+    assert inbound.release([7]) == b""
     delivery = inbound.hand_over()
     assert delivery is not None
     assert delivery.released == (7,)
@@ -97,15 +97,15 @@ def test_pubcomp_waits_until_the_release_is_durable() -> None:
 def test_an_unknown_pubrel_is_answered_at_once_with_0x92() -> None:
     """[MQTT-4.3.3-11]."""
     unknown = PubCompPacket(9, reason_code=PubCompReasonCode.PACKET_ID_NOT_FOUND).write()
-    assert Inbound().release(9) == unknown
-    assert Inbound(reasons=False).release(9) == pubcomp(9)
+    assert Inbound().release([9]) == unknown
+    assert Inbound(reasons=False).release([9]) == pubcomp(9)
 
 
 def test_after_release_the_id_is_a_new_message() -> None:
     """[MQTT-4.3.3-12]."""
     inbound = Inbound()
     stored(inbound, take(inbound, publish(7)))
-    inbound.release(7)
+    inbound.release([7])
     delivery = take(inbound, publish(7))
     assert delivery is not None
     assert delivery.released == (7,)
@@ -119,7 +119,7 @@ def test_publish_and_pubrel_of_one_id_in_one_gulp_leave_nothing_held() -> None:
     for item in Decoder().feed(publish(7)):
         assert isinstance(item, PublishRun)
         inbound.publishes(item)
-    inbound.release(7)
+    inbound.release([7])
     delivery = inbound.hand_over()
     assert delivery is not None
     assert (dict(delivery.held), delivery.released, len(delivery.messages)) == ({}, (), 1)

@@ -6,7 +6,7 @@ named in `FINDINGS` and lived again each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -17,11 +17,12 @@ from hypothesis import (
 )
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from mqtt5 import PubCompPacket, PublishPacket, PubRecPacket
+from mqtt5 import PubCompPacket, PubRecPacket, QoS
 
 from tests.unit.mqtt.model_broker import Dup, Habits, ModelBroker
 from tests.unit.mqtt.model_world import STEPS, Acks, Plan, Step, World, draw_plan, draw_steps, live
 from towline.mqtt import outbound
+from towline.mqtt.codec import PublishRun
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.outbound import Outbound
 
@@ -164,24 +165,26 @@ def test_the_model_sees_an_ack_before_the_disk(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_model_sees_a_pubcomp_before_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def release(self: Inbound, packet_id: int) -> bytes:
-        self.held.pop(packet_id, None)
-        return b"\x70\x02" + packet_id.to_bytes(2)
+    def release(self: Inbound, packet_ids: Sequence[int]) -> bytes:
+        for packet_id in packet_ids:
+            self.held.pop(packet_id, None)
+        return b"".join(b"\x70\x02" + packet_id.to_bytes(2) for packet_id in packet_ids)
 
     with pytest.raises(AssertionError, match="held ids differ"):
         _broken(monkeypatch, "towline.mqtt.inbound.Inbound.release", release)
 
 
 def test_the_model_sees_a_receiver_that_trusts_dup(monkeypatch: pytest.MonkeyPatch) -> None:
-    is_repeat = Inbound._is_repeat
+    with_qos_2 = Inbound._with_qos_2
 
-    def trusting(self: Inbound, packet: PublishPacket, *rest: Any) -> bool:
-        if not packet.duplicate:
-            self.held.pop(packet.packet_id or 0, None)
-        return is_repeat(self, packet, *rest)
+    def trusting(self: Inbound, run: PublishRun, *rest: Any) -> None:
+        for packet in run.packets:
+            if packet.qos == QoS.EXACTLY_ONCE and not packet.duplicate:
+                self.held.pop(packet.packet_id or 0, None)
+        with_qos_2(self, run, *rest)
 
     with pytest.raises(AssertionError, match=r"twice \[MQTT-4.3.3-10\]"):
-        _broken(monkeypatch, "towline.mqtt.inbound.Inbound._is_repeat", trusting)
+        _broken(monkeypatch, "towline.mqtt.inbound.Inbound._with_qos_2", trusting)
 
 
 def test_the_model_sees_a_publish_after_pubrel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from mqtt5 import (
 )
 
 from towline.errors import ProtocolViolation, Refused, SessionUnknown, TakenOver, Unreachable
-from towline.mqtt.codec import Decoder, Item, Packet, PublishRun
+from towline.mqtt.codec import AnswerRun, Decoder, Item, Packet, PublishRun
 from towline.mqtt.events import (
     Acknowledged,
     Action,
@@ -67,7 +67,7 @@ def sent(actions: list[Action]) -> list[Packet]:
     items = Decoder().feed(b"".join(a.data for a in actions if isinstance(a, Send)))
     packets: list[Packet] = []
     for item in items:
-        packets += item.packets if isinstance(item, PublishRun) else [item]
+        packets += item.packets if isinstance(item, PublishRun | AnswerRun) else [item]
     return packets
 
 

@@ -30,7 +30,7 @@ from mqtt5 import (
     Will,
 )
 
-from towline.mqtt.codec import Decoder, Packet, PublishRun, encode
+from towline.mqtt.codec import AnswerRun, Decoder, Packet, PublishRun, encode
 from towline.mqtt.events import (
     Acknowledged,
     Action,
@@ -75,7 +75,7 @@ class Peer:
         packets: list[Packet] = []
         decoder = Decoder(version=self.version)
         for item in decoder.feed(data):
-            packets += item.packets if isinstance(item, PublishRun) else [item]
+            packets += item.packets if isinstance(item, PublishRun | AnswerRun) else [item]
         assert not decoder.held_bytes
         return packets
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from mqtt5 import Packet, PublishPacket, QoS, UnsubscribePacket
 
-from towline.mqtt.codec import Decoder, MalformedPacket, PublishRun, encode
+from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun, encode
 from towline.mqtt.events import (
     Action,
     Close,
@@ -256,7 +256,10 @@ def _expect(client: Client, expected: bytes) -> None:
 
 def _packet(data: bytes, version: int) -> Packet:
     (item,) = Decoder(version=version).feed(data)
-    return item.packets[0] if isinstance(item, PublishRun) else item
+    if isinstance(item, PublishRun):
+        return item.packets[0]
+    assert not isinstance(item, AnswerRun)
+    return item
 
 
 def _probe(client: Client, case: Case) -> None:
