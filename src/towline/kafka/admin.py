@@ -6,12 +6,12 @@ A client here is a mapping of librdkafka's names without a prefix; secrets as ``
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from towline.errors import KafkaError
@@ -21,7 +21,7 @@ from towline.kafka.clientconfig import QUIET, check_client, resolve
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["ClusterInfo", "client_config", "create_topics", "missing_topics", "reachable"]
+__all__ = ["ClusterInfo", "TopicFacts", "client_config", "create_topics", "missing_topics", "reachable", "topic_facts"]
 
 #: One failed attempt a second is enough to learn why; the default is 100 ms and makes noise.
 _PATIENCE = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
@@ -40,6 +40,65 @@ class ClusterInfo:
     cluster_id: str | None
     brokers: Mapping[int, str]
     topics: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TopicFacts:
+    """What a topic takes; a limit that can't be read (no right to describe it) is None.
+
+    Attributes:
+        partitions: How many it has.
+        max_bytes: Its max.message.bytes: most bytes of a record batch, compressed.
+        after_ms: How far ahead of now a record's time may be; None too where the topic keeps its own time.
+        before_ms: How far behind.
+        policy: Its cleanup.policy, such as ``compact`` or ``compact,delete``; empty if it can't be read.
+    """
+
+    partitions: int
+    max_bytes: int | None = None
+    after_ms: int | None = None
+    before_ms: int | None = None
+    policy: str = ""
+
+    @property
+    def compacted(self) -> bool:
+        """Whether a record needs a key."""
+        return "compact" in self.policy
+
+    @classmethod
+    def of(cls, partitions: int, config: Mapping[str, str | None]) -> TopicFacts:
+        """From what ``describe_configs`` says; empty if nothing."""
+        own_time = config.get("message.timestamp.type") == "LogAppendTime"
+        return cls(
+            partitions,
+            _limit(config.get("max.message.bytes")),
+            None if own_time else _limit(config.get("message.timestamp.after.max.ms")),
+            None if own_time else _limit(config.get("message.timestamp.before.max.ms")),
+            config.get("cleanup.policy") or "",
+        )
+
+
+def _limit(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def topic_facts(client: str | Mapping[str, str], names: Iterable[str], timeout: float = 15.0) -> dict[str, TopicFacts]:
+    """Partitions and limits of topics; one that does not exist, or may not be seen, is left out.
+
+    Args:
+        client: Bootstrap servers, or a whole client configuration.
+        names: Topics; looked up in the cluster's whole list, so nothing is created.
+        timeout: Seconds to wait at most for each of two answers.
+
+    Raises:
+        KafkaError: TL-K01.
+        ConfigError: The configuration is impossible.
+    """
+    with _connected(client, timeout) as admin:
+        listed = admin.list_topics(timeout).topics
+        present = {name: len(listed[name].partitions) for name in names if name in listed}
+        configs = admin.describe(present, timeout)
+    return {name: TopicFacts.of(count, configs.get(name, {})) for name, count in present.items()}
 
 
 def client_config(client: Mapping[str, str], where: str = "kafka", prefix: str = "") -> dict[str, str]:
@@ -143,6 +202,17 @@ class _Admin:
             return self._client.list_topics(timeout=timeout)
         finally:
             self._client.poll(0)  # serves error_cb, which a blocking look-up does not
+
+    def describe(self, names: Iterable[str], timeout: float) -> dict[str, dict[str, str | None]]:
+        """Settings of topics; one whose settings this user may not see is left out."""
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        if not resources:
+            return {}
+        found = {}
+        for resource, future in self._client.describe_configs(resources, request_timeout=timeout).items():
+            with suppress(*faults.FOREIGN):
+                found[resource.name] = {name: entry.value for name, entry in future.result(timeout).items()}
+        return found
 
     def create(self, topics: list[Any], timeout: float) -> Mapping[str, Any]:
         futures: Mapping[str, Any] = self._client.create_topics(

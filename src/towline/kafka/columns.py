@@ -104,15 +104,19 @@ class Columns:
             unused.add("topic")
         return cls(topic, frozenset(schema) - unused)
 
-    def rows(self, batch: Any) -> Rows:
+    def rows(self, batch: Any, *, any_topic: bool = False) -> Rows:
         """Convert one ``pyarrow.RecordBatch``.
+
+        Args:
+            batch: The rows.
+            any_topic: Whether a row may be without a topic; the topic of its record is then None.
 
         Raises:
             KafkaError: TL-K06 for a row without topic or a header without key.
         """
         values = self._binary(batch, "value")
         keys = self._binary(batch, "key")
-        topics, names = self._topics(batch)
+        topics, names = self._topics(batch, any_topic=any_topic)
         columns = [topics, _listed(values), _listed(keys), self._partitions(batch), *self._extras(batch)]
         return Rows(batch.num_rows, _size(values) + _size(keys), names, zip(*columns, strict=False))
 
@@ -126,11 +130,11 @@ class Columns:
         # A string is its UTF-8 bytes; the cast copies nothing.
         return batch.column(name).cast(pa.binary()) if name in self.present else None
 
-    def _topics(self, batch: Any) -> tuple[Iterator[str], frozenset[str]]:
+    def _topics(self, batch: Any, *, any_topic: bool) -> tuple[Iterator[str], frozenset[str]]:
         if self.topic is not None:
             return repeat(self.topic), frozenset({self.topic})
         column = batch.column("topic")
-        if column.null_count:
+        if column.null_count and not any_topic:
             row = column.is_null().index(True).as_py()
             raise KafkaError(
                 "TL-K06",
@@ -138,7 +142,7 @@ class Columns:
                 f"a row has no topic (row {row:,} of its Arrow batch)",
                 "Give every row a topic, or set the option topic.",
             )
-        return iter(column.to_pylist()), frozenset(column.unique().to_pylist())
+        return iter(column.to_pylist()), frozenset(column.unique().drop_null().to_pylist())
 
     def _partitions(self, batch: Any) -> Iterator[int]:
         if "partition" not in self.present:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
@@ -16,9 +17,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from towline.errors import ConfigError, KafkaError, TowlineError
+from towline.kafka import guard
 from towline.kafka.columns import Columns
-from towline.kafka.delivery import Task, delivery_for
+from towline.kafka.delivery import Task
+from towline.kafka.exactly_once import ExactlyOnce, Origin
 from towline.kafka.options import FORMAT, SinkSettings
+from towline.kafka.strategies import delivery_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,9 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchWriter", "KafkaTransactional", "StreamWriter", "Written"]
 
-#: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution).
+#: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution); the job group is the run's id.
 _BATCH_ID: Final = "streaming.sql.batchId"
 _QUERY_ID: Final = "sql.streaming.queryId"
+_RUN_ID: Final = "spark.jobGroup.id"
+#: Spark hands a session's settings to its tasks as local properties (SQLExecution.withSQLConfPropagated).
+_SPECULATION: Final = "spark.speculation"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,6 +59,8 @@ class Written(WriterCommitMessage):
         bytes: Bytes of their keys and values.
         lost: Rows given up (at_most_once only).
         why: Why.
+        dead_lettered: Rows that went to the dead-letter topic.
+        skipped: The partition was in Kafka already, written by an earlier attempt or run.
     """
 
     partition: int
@@ -61,6 +70,8 @@ class Written(WriterCommitMessage):
     bytes: int
     lost: int = 0
     why: str = ""
+    dead_lettered: int = 0
+    skipped: bool = False
 
 
 def _one_line(method: Callable[P, R]) -> Callable[P, R]:
@@ -106,8 +117,20 @@ class KafkaTransactional(DataSource):
 
     @_one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
-        """Bind the columns of a stream; complete mode appends, as in Spark's Kafka sink."""
-        return StreamWriter(self._delivery(schema))
+        """Bind the columns of a stream; complete mode appends, as in Spark's Kafka sink.
+
+        Spark calls this on the driver before the tasks of every batch. For exactly_once the checkpoint is synced here:
+        a batch that is committed in Kafka must not be forgotten by Spark.
+
+        Raises:
+            ConfigError: TL-C48 for columns.
+            JournalError: TL-J20.
+            KafkaError: TL-K10, TL-K11, as `guard.look` says.
+        """
+        location = self.options.get("checkpointlocation", "")
+        if self._settings.guarantee != "exactly_once" or not location:
+            return StreamWriter(self._delivery(schema))
+        return StreamWriter(self._delivery(schema, guard.look(self._settings, location)), location)
 
     @_one_line
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
@@ -123,19 +146,25 @@ class KafkaTransactional(DataSource):
                 'mode("overwrite") is not possible, a topic can only be appended to',
                 'Use mode("append").',
             )
-        return BatchWriter(self._delivery(schema))
+        return BatchWriter(self._delivery(schema, Origin(job=uuid.uuid4().hex)))
 
-    def _delivery(self, schema: StructType) -> Delivery:
+    def _delivery(self, schema: StructType, origin: Origin | None = None) -> Delivery:
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         columns = Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
-        return delivery_for(self._settings, columns)
+        return delivery_for(self._settings, columns, origin or Origin())
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a stream."""
+    """Writes the micro-batches of a stream.
 
-    def __init__(self, delivery: Delivery) -> None:
+    Args:
+        delivery: The strategy.
+        location: The checkpoint; empty if unknown.
+    """
+
+    def __init__(self, delivery: Delivery, location: str = "") -> None:
         self._delivery = delivery
+        self._location = location
 
     @_one_line
     def write(self, iterator: Iterator[RecordBatch]) -> Written:
@@ -144,23 +173,36 @@ class StreamWriter(DataSourceStreamArrowWriter):
         Raises:
             KafkaError: The rows are not safely in Kafka; TL-K08 if Spark does not say which batch this is.
         """
-        return _write(self._delivery, iterator, _streaming_task())
+        task = _streaming_task()
+        if isinstance(self._delivery, ExactlyOnce):
+            _refuse_speculation()
+        return _write(self._delivery, iterator, task)
 
     @_one_line
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Account for a batch; there is nothing left to do in Kafka, so repeats do no harm.
+        """Account for a batch, and write the markers of partitions that had no task; repeats do no harm.
 
         Raises:
-            KafkaError: TL-K08 if an answer is missing or belongs to another batch.
+            KafkaError: TL-K08 if an answer is missing or belongs to another batch; what `deliver` raises.
         """
-        account(messages, batchId)
+        total = account(messages, batchId)
+        if isinstance(self._delivery, ExactlyOnce) and total.query is not None:
+            seen = {message.partition for message in messages if isinstance(message, Written)}
+            for partition in sorted(set(range(self._delivery.settings.parallelism)) - seen):
+                self._delivery.deliver(Task(partition, batch=batchId, query=total.query), ())
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Do nothing: what is in Kafka stays, and Spark runs the batch again."""
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
+        """End what tasks may have left open, so that readers need not wait; what is committed stays committed."""
+        if isinstance(self._delivery, ExactlyOnce):
+            self._delivery.fence(guard.query_of(self._location))
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes the result of a batch query; at_least_once: a failed and repeated task writes its rows again."""
+    """Writes the result of a batch query.
+
+    exactly_once: one transaction for each partition, and a newer attempt of a task fences the older. There is no batch
+    id and so no marker: a query that is run again writes its rows again. at_least_once: so does a repeated task.
+    """
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
@@ -185,7 +227,17 @@ class BatchWriter(DataSourceArrowWriter):
 
 def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> Written:
     done = delivery.deliver(task, batches)
-    return Written(task.partition, task.batch, task.query, done.rows, done.bytes, done.lost, done.why)
+    return Written(
+        task.partition,
+        task.batch,
+        task.query,
+        done.rows,
+        done.bytes,
+        done.lost,
+        done.why,
+        done.dead_lettered,
+        done.skipped,
+    )
 
 
 def _streaming_task() -> Task:
@@ -195,16 +247,23 @@ def _streaming_task() -> Task:
     if not batch or not query:
         what = "Spark does not say which batch this task belongs to, so the guarantee can't be kept"
         raise KafkaError("TL-K08", FORMAT, what, "Use it with writeStream in micro-batch mode, not inside other code.")
-    return _task(int(batch), query)
+    return _task(int(batch), query, context.getLocalProperty(_RUN_ID) if context else None)
 
 
-def _task(batch: int | None, query: str | None) -> Task:
+def _refuse_speculation() -> None:
+    context = TaskContext.get()
+    if context is not None and context.getLocalProperty(_SPECULATION) == "true":
+        what = "spark.speculation is on: two attempts of one task would fence each other for ever"
+        raise KafkaError("TL-K25", FORMAT, what, "Set spark.speculation=false for this application.")
+
+
+def _task(batch: int | None, query: str | None, run: str | None = None) -> Task:
     context = TaskContext.get()
     if context is None:
         raise KafkaError(
             "TL-K08", FORMAT, "there is no Spark task around this call", "Use it as a sink of a Spark query."
         )
-    return Task(context.partitionId(), context.attemptNumber(), batch, query)
+    return Task(context.partitionId(), context.attemptNumber(), batch, query, run)
 
 
 def account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> Written:
@@ -228,4 +287,10 @@ def account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -
             "%s: batch %s: %s of %s rows lost (at_most_once): %s", FORMAT, batch, f"{lost:,}", f"{rows + lost:,}", why
         )
     query = answers[0].query if answers else None
-    return Written(-1, batch, query, rows, size, lost, why)
+    letters = sum(m.dead_lettered for m in answers)
+    if letters:
+        _log.warning("%s: batch %s: %s rows went to the dead-letter topic", FORMAT, batch, f"{letters:,}")
+    skipped = sum(m.skipped for m in answers)
+    if skipped:
+        _log.info("%s: batch %s: %s of %s partitions were in Kafka already", FORMAT, batch, skipped, len(answers))
+    return Written(-1, batch, query, rows, size, lost, why, letters, bool(skipped))

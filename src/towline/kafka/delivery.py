@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from towline.errors import KafkaError
 from towline.kafka import faults, producers
+from towline.kafka.screening import Screen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from towline.kafka.columns import Columns
+    from towline.kafka.columns import Columns, Rows
     from towline.kafka.options import SinkSettings
 
-__all__ = ["AtLeastOnce", "AtMostOnce", "Delivered", "Delivery", "Task", "delivery_for"]
+__all__ = ["AtLeastOnce", "AtMostOnce", "Delivered", "Delivery", "Task"]
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,14 @@ class Task:
         attempt: 0 for the first attempt of a task.
         batch: Batch id of the stream; None in a batch query.
         query: Streaming query id; None in a batch query.
+        run: Id of this run of the query; None in a batch query, or if unknown.
     """
 
     partition: int
     attempt: int = 0
     batch: int | None = None
     query: str | None = None
+    run: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,20 @@ class Delivered:
     """What became of a task's rows.
 
     Attributes:
-        rows: Rows that reached Kafka; with acks=0, that were handed to the network.
-        bytes: Bytes of keys and values of all rows seen.
+        rows: Rows that reached Kafka where they belong; with acks=0, that were handed to the network.
+        bytes: Bytes of keys and values of all rows seen; 0 if skipped.
         lost: Rows given up; always 0 but for at_most_once.
         why: Why rows were given up, in a few words.
+        dead_lettered: Rows that went to the dead-letter topic instead.
+        skipped: The batch was in Kafka already; the numbers are those of then.
     """
 
     rows: int
     bytes: int
     lost: int = 0
     why: str = ""
+    dead_lettered: int = 0
+    skipped: bool = False
 
 
 class Delivery(ABC):
@@ -94,11 +100,12 @@ class AtLeastOnce(Delivery):
 
     def _deliver(self, client: producers.Client, batches: Iterable[Any]) -> Delivered:
         rows = size = 0
+        screen = Screen(self.settings, self.columns, self.settings.sink_id or "")
         if self.columns.topic is not None:
             client.require({self.columns.topic})
         try:
             for batch in batches:
-                converted = self.columns.rows(batch)
+                converted = self._converted(screen, batch)
                 client.require(converted.topics)
                 rows += converted.size
                 size += converted.bytes
@@ -114,7 +121,14 @@ class AtLeastOnce(Delivery):
             raise faults.undelivered(
                 self.settings.servers, left + client.failures, rows, self.settings.timeout_s, client.first
             )
-        return Delivered(rows, size)
+        return Delivered(rows - screen.letters, size, dead_lettered=screen.letters)
+
+    def _converted(self, screen: Screen, batch: Any) -> Rows:
+        """A batch to be sent; with a dead-letter topic, looked at first."""
+        if self.settings.dead_letter_topic is None:
+            return self.columns.rows(batch)
+        screen.look([batch])
+        return screen.rows(batch)
 
 
 class AtMostOnce(Delivery):
@@ -162,13 +176,3 @@ def _count(batches: Iterable[Any], why: str = "") -> Delivered:
     for batch in batches:
         rows, size = rows + batch.num_rows, size + batch.nbytes
     return Delivered(0, size, rows, why)
-
-
-_STRATEGIES: Final[Mapping[str, type[Delivery]]] = MappingProxyType(
-    {"at_least_once": AtLeastOnce, "at_most_once": AtMostOnce}
-)
-
-
-def delivery_for(settings: SinkSettings, columns: Columns) -> Delivery:
-    """The strategy of the sink's guarantee."""
-    return _STRATEGIES[settings.guarantee](settings, columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,12 +17,14 @@ __all__ = [
     "FOREIGN",
     "KEPT",
     "SILENCE",
+    "Verdict",
     "gave_up",
     "missing",
     "reason",
     "refused",
     "unanswered",
     "undelivered",
+    "unfit",
     "unreachable",
     "unusable",
 ]
@@ -39,6 +42,8 @@ _ADVICE: Final = MappingProxyType(
         "TOPIC_AUTHORIZATION_FAILED": "Give this user the right to write to the topic.",
         "CLUSTER_AUTHORIZATION_FAILED": "Give this user the right IdempotentWrite on the cluster.",
         "INVALID_RECORD": "A compacted topic takes no record without a key.",
+        "INVALID_TRANSACTION_TIMEOUT": "Lower kafka.transaction.timeout.ms; transaction.max.timeout.ms caps it.",
+        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "Give this user Write and Describe on the sink's transactional ids.",
         "NOT_ENOUGH_REPLICAS": "Too few replicas of the topic are in sync (min.insync.replicas).",
         "_UNKNOWN_TOPIC": "The topic was deleted, or this user may not see it.",
         "UNKNOWN_TOPIC_OR_PART": "The topic was deleted, or this user may not see it.",
@@ -170,6 +175,101 @@ def refused(servers: str, record: tuple[Any, ...], limit: str, error: Any) -> Ka
         return KafkaError("TL-K05", servers, what, f"{_ADVICE[name]} {KEPT}")
     place = f", partition {partition}," if partition is not None and partition >= 0 else ""
     return KafkaError("TL-K06", servers, f'a record for topic "{topic}"{place} can not be sent: {reason(error)}', KEPT)
+
+
+def unfit(servers: str, topic: str | None, why: str, detail: str) -> KafkaError:
+    """A record found bad before anything was sent: TL-K04 its topic is missing, TL-K05 too large, TL-K06 the rest.
+
+    Args:
+        servers: The bootstrap servers.
+        topic: Its topic.
+        why: A `deadletters.Reason`.
+        detail: The same in a line.
+    """
+    if why == "topic_missing" and topic is not None:
+        return missing(servers, [topic])
+    code = "TL-K05" if why == "too_large" else "TL-K06"
+    what = f'a record for topic "{topic}" can not be written: {detail}'
+    do = "Correct it, or name a deadLetterTopic, which keeps every byte of such records."
+    return KafkaError(code, servers, what, f"{do} {KEPT}")
+
+
+class Verdict(Enum):
+    """What an error within a transaction asks for (KIP-360, librdkafka's INTRODUCTION.md, "Error handling")."""
+
+    #: The same call again.
+    AGAIN = "again"
+    #: Abort the transaction; the batch may be written anew.
+    ABORT = "abort"
+    #: A newer producer has the same transactional id, or this one slept past its transaction: stop.
+    FENCED = "fenced"
+    #: Nothing certain is known: throw the producer away, make a new one, read the marker.
+    DISCARD = "discard"
+
+
+_FENCED: Final = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
+
+
+#: Kafka refuses these again, however often they are sent.
+_REFUSALS: Final = frozenset(_ADVICE) - {"NOT_ENOUGH_REPLICAS"}
+#: The producer, not the record, is the matter: it was fenced, or its transaction must be aborted.
+_STATES: Final = frozenset({"_STATE", "_FATAL", *_FENCED})
+
+
+def is_refusal(problem: Any) -> bool:
+    """Whether an error is about what was sent or who sends it, so that a new attempt meets it again."""
+    return name_of(problem) in _REFUSALS
+
+
+def is_state(problem: BaseException) -> bool:
+    """Whether `produce` raised because of the producer's state, not because of the record."""
+    return not isinstance(problem, confluent_kafka.KafkaException) or name_of(problem) in _STATES
+
+
+def verdict(problem: BaseException) -> Verdict:
+    """What to do after an error of a transactional call; what can't be classified is indefinite."""
+    if name_of(problem) in _FENCED:
+        return Verdict.FENCED
+    if not isinstance(problem, confluent_kafka.KafkaException):
+        return Verdict.DISCARD  # SystemError: a fatal error met a pending delivery report
+    error = problem.args[0]
+    if error.fatal():
+        return Verdict.DISCARD
+    if error.txn_requires_abort():
+        return Verdict.ABORT
+    return Verdict.AGAIN if error.retriable() else Verdict.DISCARD
+
+
+def fenced(servers: str, transactional_id: str) -> KafkaError:
+    """TL-K19: this producer may not go on; nothing of it is visible."""
+    what = f"another producer took over the transactional id {transactional_id}, or this one slept past its transaction"
+    do = "A newer attempt has the word, or a second query uses this sinkId. Nothing was written twice."
+    return KafkaError("TL-K19", servers, what, f"{do} {KEPT}")
+
+
+def failed(servers: str, doing: str, problem: BaseException, first: Iterable[tuple[str, Any]] = ()) -> KafkaError:
+    """TL-K20: a transaction came to nothing, and was aborted or will be.
+
+    Args:
+        servers: The bootstrap servers.
+        doing: What was being done, such as "to commit".
+        problem: What was raised.
+        first: Topics and errors of the first failed records: they tell more, a bad one ruins its transaction.
+    """
+    name, why = name_of(problem), reason(problem)
+    for topic, error in first:
+        name, why = name_of(error), f'{reason(error)} (topic "{topic}")'
+        break
+    return KafkaError(
+        "TL-K20", servers, f"the transaction failed {doing}: {why}", f"{_ADVICE.get(name, '')} {KEPT}".strip()
+    )
+
+
+def undecided(servers: str, seconds: float, why: str) -> KafkaError:
+    """TL-K21: Kafka did not say whether a transaction is committed; the next attempt reads it from the marker."""
+    what = f"Kafka did not say within {seconds:g} s whether the transaction is committed: {why}"
+    do = "The next attempt reads that from the marker, and neither loses nor doubles it. Is Kafka up and reachable?"
+    return KafkaError("TL-K21", servers, what, do)
 
 
 def _quoted(names: list[str]) -> str:

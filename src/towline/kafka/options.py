@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 from towline.errors import ConfigError
 from towline.kafka.clientconfig import check_client, did_you_mean
@@ -18,7 +19,25 @@ __all__ = ["FORMAT", "SinkSettings", "promise"]
 FORMAT: Final = "kafka_transactional"
 
 #: Spellings for people; Spark hands options over in lower case.
-NAMES: Final = ("topic", "includeHeaders", "guarantee", "sinkId", "deliveryTimeout")
+NAMES: Final = (
+    "topic",
+    "includeHeaders",
+    "guarantee",
+    "deliveryTimeout",
+    "deadLetterTopic",
+    "sinkId",
+    "parallelism",
+    "transactionalIdPrefix",
+    "markerTopic",
+    "createMarkerTopic",
+    "onMissingMarker",
+    "verifyOnSkip",
+    "producerReuse",
+    "spoolMemoryBytes",
+    "spoolDiskBytes",
+)
+#: Options that only exactly_once has.
+TRANSACTIONAL: Final = NAMES[NAMES.index("parallelism") :]
 #: Spark's own, which every sink is given.
 SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
 _TIMEOUT_RANGE: Final = (1.0, 900.0)
@@ -59,7 +78,16 @@ _AT_MOST_ONCE: Final = Promise(
     ),
     timeout_s=5.0,
 )
-PROMISES: Final = MappingProxyType({"at_least_once": _AT_LEAST_ONCE, "at_most_once": _AT_MOST_ONCE})
+#: Exactly once: as at least once, in transactions (KIP-98). ``reconnect.backoff.ms`` and `list_topics` first save
+#: 500 ms when the transaction's coordinator is looked up (measured, librdkafka 2.16).
+_EXACTLY_ONCE: Final = Promise(
+    client=MappingProxyType({**_AT_LEAST_ONCE.client, "reconnect.backoff.ms": "0"}),
+    accepts=_AT_LEAST_ONCE.accepts,
+    timeout_s=60.0,
+)
+PROMISES: Final = MappingProxyType(
+    {"exactly_once": _EXACTLY_ONCE, "at_least_once": _AT_LEAST_ONCE, "at_most_once": _AT_MOST_ONCE}
+)
 
 #: Other names of one setting (librdkafka's CONFIGURATION.md).
 ALIASES: Final = MappingProxyType(
@@ -96,13 +124,23 @@ class SinkSettings:
     """The validated options of one sink; picklable, and free of secrets [I12].
 
     Attributes:
-        guarantee: ``at_least_once`` or ``at_most_once``.
+        guarantee: ``exactly_once``, ``at_least_once`` or ``at_most_once``.
         servers: ``bootstrap.servers`` as written, for messages.
         topic: Topic of every record; None when the column ``topic`` names it.
         include_headers: Whether the column ``headers`` is written, if there is one.
         timeout_s: Seconds within which Kafka must have confirmed a record.
         client: Unresolved librdkafka configuration, complete but for callbacks.
-        sink_id: Reserved: names the sink in transactional ids.
+        dead_letter_topic: Where records go that can't be written; None: they stop the query.
+        sink_id: Names the sink in transactional ids and markers; None for the id of the query.
+        parallelism: Partitions a batch may have; 1 makes it one transaction.
+        prefix: What transactional ids and the marker topic begin with.
+        marker_topic: The compacted topic of the markers; None for ``<prefix>.<sink id>.markers``.
+        create_marker_topic: Whether it is created when it is missing.
+        on_missing: What to do when a batch > 0 has no marker.
+        verify: Whether a skipped batch is compared with its marker; None for "if parallelism > 1".
+        reuse: Whether a producer that proved healthy serves the next transaction too.
+        spool_memory: Bytes of a task's rows kept in memory.
+        spool_disk: Bytes of a task's rows kept on disk beyond that.
     """
 
     guarantee: str
@@ -111,7 +149,30 @@ class SinkSettings:
     include_headers: bool
     timeout_s: float
     client: Mapping[str, str] = field(hash=False)
+    dead_letter_topic: str | None = None
     sink_id: str | None = None
+    parallelism: int = 1
+    prefix: str = "towline"
+    marker_topic: str | None = None
+    create_marker_topic: bool = True
+    on_missing: str = "fail"
+    verify: bool | None = None
+    reuse: bool = False
+    spool_memory: int = 64 << 20
+    spool_disk: int = 8 << 30
+
+    @property
+    def verifies(self) -> bool:
+        """Whether a skipped batch is compared with its marker."""
+        return self.parallelism > 1 if self.verify is None else self.verify
+
+    def markers_of(self, sink_id: str) -> str:
+        """The topic of a sink's markers."""
+        return self.marker_topic or f"{self.prefix}.{sink_id}.markers"
+
+    def transactional_id(self, sink_id: str, partition: int) -> str:
+        """The id that fences older writers of a partition."""
+        return f"{self.prefix}.{sink_id}.{partition}"
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkSettings:
@@ -127,7 +188,11 @@ class SinkSettings:
         guarantee = _guarantee(given.get("guarantee"))
         timeout_s = _seconds(given.get("deliverytimeout"), promise(guarantee).timeout_s)
         _check_promise(guarantee, kafka)
+        _check_transactional(guarantee, given)
         client = {**TUNING, **promise(guarantee).client, **kafka, "message.timeout.ms": str(int(timeout_s * 1000))}
+        if guarantee == "exactly_once":
+            client.setdefault("transaction.timeout.ms", client["message.timeout.ms"])
+            _check_clock(client)
         check_client(client, FORMAT)
         return cls(
             guarantee=guarantee,
@@ -136,7 +201,17 @@ class SinkSettings:
             include_headers=_flag(given.get("includeheaders"), default=True),
             timeout_s=timeout_s,
             client=client,
-            sink_id=given.get("sinkid"),
+            dead_letter_topic=_name(given, "deadLetterTopic"),
+            sink_id=_name(given, "sinkId"),
+            parallelism=_whole(given, "parallelism", cls.parallelism, 1, MOST_PARTITIONS),
+            prefix=_name(given, "transactionalIdPrefix") or cls.prefix,
+            marker_topic=_name(given, "markerTopic"),
+            create_marker_topic=_flag(given.get("createmarkertopic"), default=True, name="createMarkerTopic"),
+            on_missing=_word(given, "onMissingMarker", ("fail", "replay", "skip")),
+            verify=_flag(given.get("verifyonskip"), default=None, name="verifyOnSkip"),
+            reuse=_word(given, "producerReuse", ("never", "healthy")) == "healthy",
+            spool_memory=_whole(given, "spoolMemoryBytes", cls.spool_memory, 0, 1 << 40),
+            spool_disk=_whole(given, "spoolDiskBytes", cls.spool_disk, 0, 1 << 50),
         )
 
 
@@ -155,18 +230,43 @@ def _check_names(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:
 
 
 def _guarantee(given: str | None) -> str:
-    words = "at_least_once (nothing lost) and at_most_once (nothing doubled)"
-    if given is None or given == "exactly_once":
-        which = "guarantee exactly_once" if given else "guarantee exactly_once, which is meant when none is given,"
-        raise ConfigError(
-            "TL-C40",
-            FORMAT,
-            f"{which} is not available yet; the two that work are {words}",
-            'Say option("guarantee", ...).',
-        )
-    if given not in PROMISES:
+    guarantee = "exactly_once" if given is None else given
+    if guarantee not in PROMISES:
+        words = "exactly_once (the default), at_least_once (nothing lost) and at_most_once (nothing doubled)"
         raise ConfigError("TL-C40", FORMAT, f'"{given}" is not a guarantee', f"Choose between {words}.")
-    return given
+    return guarantee
+
+
+def _check_transactional(guarantee: str, given: Mapping[str, str]) -> None:
+    """Options about transactions mean nothing without them; ``sinkId`` names the sink in dead letters too."""
+    for name in TRANSACTIONAL:
+        if guarantee != "exactly_once" and name.lower() in given:
+            raise ConfigError(
+                "TL-C41",
+                FORMAT,
+                f'option "{name}" belongs to guarantee exactly_once, this one is {guarantee}',
+                "Leave it out, or choose exactly_once.",
+            )
+    if guarantee == "at_most_once" and "deadlettertopic" in given:
+        raise ConfigError(
+            "TL-C41",
+            FORMAT,
+            'option "deadLetterTopic" contradicts guarantee at_most_once, which gives records up',
+            "Leave it out, or choose another guarantee.",
+        )
+
+
+def _check_clock(client: Mapping[str, str]) -> None:
+    """A record must not outlive its transaction; librdkafka would lower its time-out in silence."""
+    clock = client["transaction.timeout.ms"].strip()
+    if clock.isdecimal() and int(clock) < int(client["message.timeout.ms"]):
+        raise ConfigError(
+            "TL-C41",
+            FORMAT,
+            f'option "kafka.transaction.timeout.ms" = {clock} is shorter than deliveryTimeout, '
+            f"{int(client['message.timeout.ms']) / 1000:g} s",
+            "Lower deliveryTimeout, or raise kafka.transaction.timeout.ms.",
+        )
 
 
 def _check_promise(guarantee: str, kafka: Mapping[str, str]) -> None:
@@ -192,7 +292,7 @@ def _check_promise(guarantee: str, kafka: Mapping[str, str]) -> None:
                 f'option "kafka.{name}" = {value} contradicts guarantee {guarantee}',
                 f"It needs {allowed}: leave the option out.",
             )
-        if setting == "retries" and guarantee == "at_least_once" and value.strip() == "0":
+        if setting == "retries" and guarantee != "at_most_once" and value.strip() == "0":
             raise ConfigError(
                 "TL-C41", FORMAT, f'option "kafka.{name}" = 0 contradicts guarantee {guarantee}', "Leave it out."
             )
@@ -206,13 +306,56 @@ def _topic(given: str | None) -> str | None:
     return given
 
 
-def _flag(given: str | None, *, default: bool) -> bool:
+#: Kafka's rule for names of topics (org.apache.kafka.common.internals.Topic); 200 leave room for what is added.
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
+#: More partitions than a sink can sensibly have; each has a marker and a transactional id.
+MOST_PARTITIONS: Final = 1000
+
+
+def _name(given: Mapping[str, str], name: str) -> str | None:
+    value = given.get(name.lower())
+    if value is not None and (not _NAME.fullmatch(value) or value in (".", "..")):
+        raise ConfigError(
+            "TL-C47",
+            FORMAT,
+            f'option "{name}" is "{value}", which is no name for Kafka',
+            "Use 1 to 200 of the characters a-z A-Z 0-9 . _ -",
+        )
+    return value
+
+
+def _word(given: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
+    value = given.get(name.lower(), words[0])
+    if value not in words:
+        raise ConfigError(
+            "TL-C47", FORMAT, f'option "{name}" must be {" or ".join(words)}, not "{value}"', "Correct it."
+        )
+    return value
+
+
+def _whole(given: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    value = given.get(name.lower())
+    if value is None:
+        return default
+    if not value.isdecimal() or not low <= int(value) <= high:
+        raise ConfigError(
+            "TL-C47",
+            FORMAT,
+            f'option "{name}" must be a whole number from {low:,} to {high:,}, not "{value}"',
+            "Correct it.",
+        )
+    return int(value)
+
+
+@overload
+def _flag(given: str | None, *, default: bool, name: str = ...) -> bool: ...
+@overload
+def _flag(given: str | None, *, default: None, name: str = ...) -> bool | None: ...
+def _flag(given: str | None, *, default: bool | None, name: str = "includeHeaders") -> bool | None:
     if given is None:
         return default
     if given.lower() not in ("true", "false"):
-        raise ConfigError(
-            "TL-C47", FORMAT, f'option "includeHeaders" must be true or false, not "{given}"', "Correct it."
-        )
+        raise ConfigError("TL-C47", FORMAT, f'option "{name}" must be true or false, not "{given}"', "Correct it.")
     return given.lower() == "true"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Producer
@@ -19,7 +20,7 @@ from towline.kafka.clientconfig import QUIET, resolve
 from towline.kafka.options import FORMAT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from towline.kafka.columns import Record, Rows
     from towline.kafka.options import SinkSettings
@@ -41,22 +42,26 @@ class Client:
 
     Args:
         settings: The sink's settings.
+        more: Further settings of librdkafka.
 
     Raises:
         ConfigError: A secret can't be read, or TLS material is unusable (TL-C45, TL-C46).
     """
 
-    def __init__(self, settings: SinkSettings) -> None:
+    def __init__(self, settings: SinkSettings, more: Mapping[str, str] = MappingProxyType({})) -> None:
         self._settings = settings
         #: Topics seen in the cluster's list; only grows.
         self._topics: set[str] = set()
         #: Why the last connection failed, for when a call only says that it did.
         self._why = ""
+        #: Connection errors so far; only grows.
+        self.troubles = 0
         #: Failed records since the last `reset`, and the first of them; failures >= len(first).
         self.failures = 0
         self.first: list[tuple[str, Any]] = []
         config: dict[str, Any] = {
             **resolve(settings.client, FORMAT),
+            **more,
             "delivery.report.only.error": True,
             "on_delivery": self._report,
             "error_cb": self._note,
@@ -75,6 +80,7 @@ class Client:
 
     def _note(self, error: Any) -> None:
         """Connection errors are librdkafka's to retry; they only explain why a call had no answer."""
+        self.troubles += 1
         self._why = faults.clearer(self._why, error)
 
     @property
@@ -90,15 +96,26 @@ class Client:
         """
         if self._topics.issuperset(topics):
             return
-        seconds = self._settings.timeout_s
-        try:
-            self._topics.update(self._producer.list_topics(timeout=seconds).topics)
-        except faults.FOREIGN as problem:
-            self._explain()
-            raise faults.unanswered(self._settings.servers, seconds, self._why or faults.reason(problem)) from None
+        self.list_topics()
         absent = set(topics) - self._topics
         if absent:
             raise faults.missing(self._settings.servers, absent)
+
+    def list_topics(self) -> None:
+        """Ask for the cluster's topics.
+
+        Raises:
+            KafkaError: TL-K01 without an answer in time.
+        """
+        try:
+            self._topics.update(self._producer.list_topics(timeout=self._settings.timeout_s).topics)
+        except faults.FOREIGN as problem:
+            raise self._unanswered(problem) from None
+
+    def _unanswered(self, problem: BaseException) -> Exception:
+        self._explain()
+        why = self._why or faults.reason(problem)
+        return faults.unanswered(self._settings.servers, self._settings.timeout_s, why)
 
     def _explain(self) -> None:
         with contextlib.suppress(*faults.FOREIGN):

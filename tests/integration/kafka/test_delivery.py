@@ -16,8 +16,9 @@ from towline.devstack import Kafka
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import producers
 from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.delivery import Delivered, Delivery, Task, delivery_for
+from towline.kafka.delivery import Delivered, Delivery, Task
 from towline.kafka.options import SinkSettings
+from towline.kafka.strategies import delivery_for
 
 FIRST = Task(partition=0)
 AGAIN = Task(partition=0, attempt=1)

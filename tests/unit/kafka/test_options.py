@@ -75,13 +75,50 @@ def test_settings_travel_to_the_tasks() -> None:
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
 
 
-@pytest.mark.parametrize("given_one", [{}, {"guarantee": "exactly_once"}])
-def test_exactly_once_names_the_two_that_work(given_one: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="at_least_once") as caught:
-        SinkSettings.parse({"kafka.bootstrap.servers": "k1:9092", "topic": "t", **given_one})
-    assert caught.value.code == "TL-C40"
-    assert "exactly_once" in caught.value.what
-    assert "at_most_once" in caught.value.what
+def test_exactly_once_is_the_default() -> None:
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": "k1:9092", "topic": "t"})
+    assert settings.guarantee == "exactly_once"
+    assert settings.client["acks"] == "all"
+    assert settings.client["transaction.timeout.ms"] == settings.client["message.timeout.ms"] == "60000"
+    assert (settings.parallelism, settings.on_missing, settings.reuse, settings.verifies) == (1, "fail", False, False)
+    assert settings.markers_of("s") == "towline.s.markers"
+    assert settings.transactional_id("s", 3) == "towline.s.3"
+
+
+def test_exactly_once_verifies_what_it_skips_when_partitions_must_match() -> None:
+    base = {"kafka.bootstrap.servers": "k1:9092", "topic": "t"}
+    assert SinkSettings.parse({**base, "parallelism": "2"}).verifies
+    assert not SinkSettings.parse({**base, "parallelism": "2", "verifyOnSkip": "false"}).verifies
+    assert SinkSettings.parse({**base, "verifyOnSkip": "true"}).verifies
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"guarantee": "at_least_once", "parallelism": "2"}, "TL-C41"),
+        ({"guarantee": "at_least_once", "producerReuse": "never"}, "TL-C41"),
+        ({"guarantee": "at_most_once", "deadLetterTopic": "d"}, "TL-C41"),
+        ({"parallelism": "0"}, "TL-C47"),
+        ({"parallelism": "1001"}, "TL-C47"),
+        ({"parallelism": "two"}, "TL-C47"),
+        ({"sinkId": "a/b"}, "TL-C47"),
+        ({"sinkId": ""}, "TL-C47"),
+        ({"deadLetterTopic": ".."}, "TL-C47"),
+        ({"onMissingMarker": "guess"}, "TL-C47"),
+        ({"producerReuse": "always"}, "TL-C47"),
+        ({"verifyOnSkip": "maybe"}, "TL-C47"),
+        ({"spoolDiskBytes": "-1"}, "TL-C47"),
+        ({"kafka.acks": "1"}, "TL-C41"),
+        ({"kafka.retries": "0"}, "TL-C41"),
+        ({"kafka.transactional.id": "x"}, "TL-C41"),
+        ({"kafka.transaction.timeout.ms": "5000"}, "TL-C41"),
+    ],
+)
+def test_options_of_exactly_once_that_can_not_be(options: dict[str, str], code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SinkSettings.parse({"kafka.bootstrap.servers": "k1:9092", "topic": "t", **options})
+    assert caught.value.code == code
+    assert next(iter(options)) in str(caught.value) or list(options)[-1] in str(caught.value)
 
 
 @pytest.mark.parametrize("word", ["", "AT_LEAST_ONCE", "at-least-once", "none"])

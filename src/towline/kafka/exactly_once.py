@@ -1,0 +1,271 @@
+"""Exactly once: records and a marker in one transaction, and a batch whose marker is there is skipped [I9].
+
+For batch b and partition p of one sink:
+
+    1  spool      read all rows; upstream is done, nothing is open
+    2  producer   a new one with transactional.id <prefix>.<sink>.<p>; list_topics()
+    3  init       init_transactions(): older producers are fenced, their transaction is committed or aborted
+    4  marker     read it, read_committed, to the last stable offset
+    5  decide     `markers.STEPS`: write, skip, or stop with a clear line
+    6  write      begin, records (bad ones as dead letters), marker
+    7  commit     once; after an unclear answer a new producer reads the marker and knows
+
+The order of 3 and 4 is what makes a crash at any step harmless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.errors import KafkaError, TowlineError
+from towline.kafka import screening, transactions
+from towline.kafka.delivery import Delivered, Delivery, Task
+from towline.kafka.markers import BEFORE_FIRST, STEPS, Action, Claim, Marker, OnMissing, Refusal, Situation, situation
+from towline.kafka.markerstore import MarkerStore
+from towline.kafka.mismatches import Place, changed, mismatch
+from towline.kafka.options import FORMAT
+from towline.kafka.screening import Screen
+from towline.kafka.spool import Spool
+from towline.kafka.transactions import Indefinite, Transactional
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from towline.kafka.columns import Columns
+    from towline.kafka.options import SinkSettings
+    from towline.kafka.spool import Totals
+
+__all__ = ["ExactlyOnce", "Origin", "place_of"]
+
+#: Producers one task may use up on errors that pass; then the task fails, and Spark decides.
+_TRIES: Final = 3
+#: Seconds a stopping query waits for Kafka to end its transactions.
+_FENCE_S: Final = 3.0
+#: librdkafka's default batch.size is ours (`options.TUNING`); it may not exceed what the topic takes.
+_BATCH_SIZE: Final = "batch.size"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the driver knows when it hands out a batch; travels to the tasks.
+
+    Attributes:
+        job: Names a batch query, the same for all attempts of its tasks; None for a stream.
+        newest: The newest batch in the checkpoint's offset log; None where the checkpoint is not local.
+        hashes: SHA-256 of the offset log's entries, of that batch and the one before it.
+    """
+
+    job: str | None = None
+    newest: int | None = None
+    hashes: Mapping[int, str] = field(default_factory=dict)
+
+
+def place_of(settings: SinkSettings, sink_id: str) -> Place:
+    """Where a sink's markers are, and how the command line is told so."""
+    command = f"--kafka {settings.servers} --sink {sink_id}"
+    topic = settings.markers_of(sink_id)
+    if topic != f"towline.{sink_id}.markers":
+        command += f" --marker-topic {topic}"
+    if settings.prefix != "towline":
+        command += f" --prefix {settings.prefix}"
+    return Place(settings.servers, sink_id, topic, command)
+
+
+class ExactlyOnce(Delivery):
+    """One transaction for each batch and partition, with its marker.
+
+    Args:
+        settings: The sink's settings.
+        columns: The columns bound to the query's schema.
+        origin: What the driver knows.
+    """
+
+    def __init__(self, settings: SinkSettings, columns: Columns, origin: Origin = Origin()) -> None:
+        super().__init__(settings, columns)
+        self.origin = origin
+
+    def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
+        """Write a partition of a batch, or find that it is written.
+
+        Raises:
+            KafkaError: TL-K01 no answer; TL-K04 to K06 what can't be written; TL-K10 to K18 marker and checkpoint do
+                not belong together; TL-K19 fenced; TL-K20 aborted; TL-K21 undecided; TL-K23 to K25 the surroundings.
+            ConfigError: A secret can't be read here.
+        """
+        self._check(task)
+        if task.partition >= self.settings.parallelism and task.batch is not None:
+            raise self._refuse(task)
+        with Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
+            totals = spool.fill(batches)
+            return self._persist(_Work(task, spool, totals, self._claim(task), self._sink_id(task)))
+
+    def fence(self, query: str | None) -> None:
+        """End open transactions of this sink's tasks, dead or alive; never raises, and gives up soon.
+
+        Args:
+            query: The query's id; None if unknown.
+        """
+        sink_id = self.settings.sink_id or query
+        if sink_id is None:
+            return
+        patience = replace(self.settings, timeout_s=min(self.settings.timeout_s, _FENCE_S))
+        for partition in range(self.settings.parallelism):
+            try:
+                transactions.take(patience, self.settings.transactional_id(sink_id, partition), {}).close()
+            except TowlineError:
+                return  # Kafka is away: the time-out of the transaction ends it
+
+    def _check(self, task: Task) -> None:
+        newest = self.origin.newest
+        if task.batch is not None and newest is not None and newest != task.batch:
+            what = f"Spark runs batch {task.batch}, but the newest batch in the checkpoint's offset log is {newest}"
+            do = "Two queries on one checkpoint? Asynchronous progress tracking can't be exactly once: switch it off."
+            raise KafkaError("TL-K24", FORMAT, what, do)
+
+    def _sink_id(self, task: Task) -> str:
+        return self.settings.sink_id or task.query or self.origin.job or FORMAT
+
+    def _claim(self, task: Task) -> Claim | None:
+        """None for a batch query: it has no batch id, so nothing can be skipped."""
+        if task.batch is None:
+            return None
+        writer = task.query or ""
+        return Claim(task.batch, task.partition, self.settings.parallelism, writer, task.run, self.origin.hashes)
+
+    def _persist(self, work: _Work) -> Delivered:
+        """Attempt after attempt, each with a new producer, while errors are of the kind that passes."""
+        for tries_left in range(_TRIES - 1, -1, -1):
+            try:
+                return self._attempt(work)
+            except Indefinite as problem:
+                if not tries_left:
+                    raise problem.told from None
+                screening.forget(self.settings)
+        raise AssertionError("the last try returns or raises")
+
+    def _attempt(self, work: _Work) -> Delivered:
+        screen = Screen(self.settings, self.columns, work.sink_id)
+        screen.look(work.spool)
+        if work.claim is not None:
+            work.store(self.settings).ensure()
+        producer = self._take(work, screen)
+        try:
+            done = self._transact(work, producer, screen)
+        except BaseException:
+            # Also for KeyboardInterrupt and a stopped query: an open transaction would hold back every reader.
+            producer.close()
+            raise
+        transactions.give_back(self.settings, producer)
+        return done
+
+    def _take(self, work: _Work, screen: Screen) -> Transactional:
+        configured = int(self.settings.client.get(_BATCH_SIZE, "0"))
+        most = screen.most_bytes
+        more = {_BATCH_SIZE: str(most)} if most is not None and configured > most else {}
+        # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
+        name = work.sink_id if work.claim else f"{work.sink_id}.{self.origin.job}"
+        return transactions.take(self.settings, self.settings.transactional_id(name, work.task.partition), more)
+
+    def _transact(self, work: _Work, producer: Transactional, screen: Screen) -> Delivered:
+        if work.claim is None:
+            return self._write(work, producer, screen, None)
+        before = producer.marker or work.store(self.settings).read(work.task.partition)
+        found = situation(before, work.claim)
+        action = self._action(found)
+        if action is Action.FAIL:
+            raise mismatch(found, before, work.claim, place_of(self.settings, work.sink_id))
+        if action is Action.SKIP and found is Situation.DONE and before is not None:
+            return self._skip(work, before)
+        return self._write(work, producer, screen, before, leave_out=action is Action.SKIP)
+
+    def _action(self, found: Situation) -> Action:
+        if found is Situation.MISSING:
+            return _MISSING[OnMissing(self.settings.on_missing)]
+        return STEPS[found].action
+
+    def _skip(self, work: _Work, marker: Marker) -> Delivered:
+        """The batch is in Kafka: say what was written then."""
+        same = (marker.rows, marker.crc) == (work.totals.rows, work.totals.crc)
+        if self.settings.verifies and not same and work.claim is not None:
+            raise changed(marker, work.totals.rows, work.claim, place_of(self.settings, work.sink_id))
+        return Delivered(marker.rows - marker.dead_lettered, 0, dead_lettered=marker.dead_lettered, skipped=True)
+
+    def _write(
+        self, work: _Work, producer: Transactional, screen: Screen, before: Marker | None, *, leave_out: bool = False
+    ) -> Delivered:
+        rows = size = 0
+        producer.begin()
+        for batch in () if leave_out else work.spool:
+            converted = screen.rows(batch)
+            producer.write(converted)
+            rows, size = rows + converted.size, size + converted.bytes
+        marker = self._marker(work, before, rows, screen.letters)
+        if marker is not None:
+            store = work.store(self.settings)
+            producer.mark(store.topic, work.task.partition, store.key(work.task.partition), marker)
+        producer.commit()
+        producer.marker = marker
+        return Delivered(rows - screen.letters, size, dead_lettered=screen.letters)
+
+    def _marker(self, work: _Work, before: Marker | None, rows: int, letters: int) -> Marker | None:
+        claim = work.claim
+        if claim is None:
+            return None
+        crc = work.totals.crc if rows else 0
+        offsets = self.origin.hashes.get(claim.batch)
+        marker = Marker(claim.batch, claim.parallelism, rows, crc, claim.writer, offsets, letters, rows, letters)
+        return marker if before is None else marker.following(before)
+
+    def _refuse(self, task: Task) -> KafkaError:
+        """A task too many: leave word, so that what partition 0 writes of this batch is never taken for all of it."""
+        claim = Claim(task.batch or 0, 0, self.settings.parallelism, task.query or "", task.run, self.origin.hashes)
+        sink_id = self._sink_id(task)
+        store = MarkerStore(self.settings, sink_id)
+        store.ensure()
+        producer = transactions.take(self.settings, self.settings.transactional_id(sink_id, 0), {})
+        try:
+            before = store.read(0)
+            found = situation(before, claim)
+            refusal = Refusal(claim.batch, task.run, task.partition)
+            marker = before or Marker(BEFORE_FIRST, claim.parallelism, writer=claim.writer)
+            marker = marker.refusing(refusal)
+            if found in _REFUSABLE:
+                producer.begin()
+                producer.mark(store.topic, 0, store.key(0), marker)
+                producer.commit()
+        except Indefinite as problem:
+            return problem.told
+        finally:
+            producer.close()
+        if STEPS[found].action is not Action.FAIL:
+            found = Situation.TORN if marker.batch == claim.batch else Situation.REFUSED
+        return mismatch(found, marker, claim, place_of(self.settings, sink_id))
+
+
+#: Where a refusal is written down; elsewhere the marker itself already stops every task.
+_REFUSABLE: Final = frozenset({Situation.FIRST, Situation.NEXT, Situation.DONE})
+_MISSING: Final = {OnMissing.FAIL: Action.FAIL, OnMissing.REPLAY: Action.WRITE, OnMissing.SKIP: Action.SKIP}
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What one task has to get into Kafka.
+
+    Attributes:
+        task: Who.
+        spool: The rows.
+        totals: Their number and checksum.
+        claim: What to compare with the marker; None in a batch query.
+        sink_id: The sink.
+    """
+
+    task: Task
+    spool: Spool
+    totals: Totals
+    claim: Claim | None
+    sink_id: str
+
+    def store(self, settings: SinkSettings) -> MarkerStore:
+        """Where its markers are."""
+        return MarkerStore(settings, self.sink_id)

@@ -1,0 +1,82 @@
+"""What the driver looks at before the tasks of a batch: the checkpoint, made durable, and lost markers.
+
+A task can compare its own marker only. Here the largest marker of all partitions is held against Spark's commit log: a
+batch in that log has been committed in Kafka, so a smaller marker means that markers were lost.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from towline.checkpoint import Checkpoint
+from towline.kafka.exactly_once import Origin, place_of
+from towline.kafka.markers import Claim, OnMissing, Situation
+from towline.kafka.markerstore import MarkerStore
+from towline.kafka.mismatches import mismatch
+
+if TYPE_CHECKING:
+    from towline.kafka.options import SinkSettings
+
+__all__ = ["look", "query_of"]
+
+#: Kafka answers a commit before its control records are everywhere: seconds to wait for the last marker to show.
+_SETTLED_S: Final = 5.0
+#: Checkpoints whose markers were held against the commit log; once in a process's life is enough, since every task
+#: compares its own marker in every batch.
+_checked: Final[set[tuple[str, str]]] = set()
+
+
+def look(settings: SinkSettings, location: str) -> Origin:
+    """Sync the checkpoint, and learn which batch is about to run.
+
+    Args:
+        settings: The sink's settings.
+        location: The query's checkpoint.
+
+    Raises:
+        JournalError: TL-J20, the checkpoint can't be made durable.
+        KafkaError: TL-K10, TL-K11 the markers fell behind the commit log; TL-K01, TL-K22 they can't be read.
+    """
+    checkpoint = Checkpoint(location)
+    checkpoint.sync()
+    newest = checkpoint.last_offsets_batch()
+    if newest is None:
+        return Origin()
+    sink_id = settings.sink_id or query_of(location)
+    if sink_id is not None and (location, sink_id) not in _checked:
+        _hold_against(settings, sink_id, checkpoint, newest)
+        _checked.add((location, sink_id))
+    hashes = {batch: checkpoint.offsets_hash(batch) for batch in (newest - 1, newest)}
+    return Origin(newest=newest, hashes={batch: text for batch, text in hashes.items() if text is not None})
+
+
+def query_of(location: str) -> str | None:
+    """The query's id, from the checkpoint's file ``metadata``; None if that is not here."""
+    try:
+        found = json.loads((Path(location.removeprefix("file:")) / "metadata").read_text())
+    except (OSError, ValueError):
+        return None
+    name = found.get("id") if isinstance(found, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _hold_against(settings: SinkSettings, sink_id: str, checkpoint: Checkpoint, newest: int) -> None:
+    done = checkpoint.last_commit_batch()
+    if done is None or settings.on_missing != OnMissing.FAIL:
+        return
+    store = MarkerStore(settings, sink_id)
+    deadline = time.monotonic() + _SETTLED_S
+    while True:
+        markers = [marker for marker in store.read_all().values() if marker is not None]
+        largest = max(markers, key=lambda marker: marker.batch, default=None)
+        if largest is not None and largest.batch >= done:
+            return
+        if time.monotonic() > deadline or largest is None:
+            break
+        time.sleep(0.1)
+    found = Situation.MISSING if largest is None else Situation.BEHIND
+    claim = Claim(newest, 0, settings.parallelism, writer="")
+    raise mismatch(found, largest, claim, place_of(settings, sink_id))

@@ -1,0 +1,284 @@
+"""What a sink remembers in Kafka about its batches, and what that means for the batch at hand. Pure: no Kafka here.
+
+Every transaction of ``exactly_once`` writes, beside the records, one marker: the number of the batch and enough to know
+whether it is the same batch of the same query. The marker is read after ``init_transactions()``, so the transaction it
+stands for is committed or aborted, never pending [I9]. `situation` compares, and the table `STEPS` says what to do.
+
+Every partition writes its marker in every batch, an empty one too. So the marker before batch b is b-1 or b; anything
+else means that marker and checkpoint do not belong together, and guessing would lose or double records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+__all__ = [
+    "BEFORE_FIRST",
+    "STEPS",
+    "Action",
+    "Claim",
+    "Marker",
+    "OnMissing",
+    "Refusal",
+    "Situation",
+    "Step",
+    "situation",
+]
+
+#: Version of the marker's JSON; a marker of a newer one is not understood, and not guessed at.
+VERSION: Final = 1
+#: ``batch`` of a marker that was written before any batch was.
+BEFORE_FIRST: Final = -1
+#: ``writer`` of a marker set by hand: any query may go on from it.
+ANYONE: Final = ""
+
+
+class OnMissing(StrEnum):
+    """What the option ``onMissingMarker`` says about a batch > 0 without a marker."""
+
+    #: Stop and tell; the default.
+    FAIL = "fail"
+    #: Write the batch: it is doubled if it was written before.
+    REPLAY = "replay"
+    #: Leave the batch out: it is lost if it was not written before.
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A task beyond the sink's parallelism said no: the batch has more partitions than may be written.
+
+    Attributes:
+        batch: The batch.
+        run: Spark's run id of the query; None if unknown.
+        partition: The task's partition.
+    """
+
+    batch: int
+    run: str | None
+    partition: int
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What one partition of a sink wrote last.
+
+    Attributes:
+        batch: The batch; `BEFORE_FIRST` if none.
+        parallelism: Partitions the sink wrote its batches in (N).
+        rows: Rows of this batch and partition, dead letters included.
+        crc: Order-insensitive sum over keys and values (`towline.kafka.spool.checksum`).
+        writer: Id of the query, which is random and lives in its checkpoint; `ANYONE` if set by hand.
+        offsets: SHA-256 of the checkpoint's ``offsets/<batch>``; None where the checkpoint is not local.
+        dead_lettered: How many of the rows went to the dead-letter topic.
+        total_rows: Sum of ``rows`` over all batches of this partition: an account that is itself exactly once.
+        total_dead_lettered: Sum of ``dead_lettered``.
+        refused: The last refusal, if any.
+    """
+
+    batch: int
+    parallelism: int
+    rows: int = 0
+    crc: int = 0
+    writer: str = ANYONE
+    offsets: str | None = None
+    dead_lettered: int = 0
+    total_rows: int = 0
+    total_dead_lettered: int = 0
+    refused: Refusal | None = None
+
+    def to_json(self) -> bytes:
+        """The value of the marker's record."""
+        text: dict[str, Any] = {
+            "v": VERSION,
+            "batch": self.batch,
+            "parallelism": self.parallelism,
+            "rows": self.rows,
+            "crc": f"{self.crc:016x}",
+            "writerId": self.writer,
+            "offsetsHash": self.offsets,
+            "deadLettered": self.dead_lettered,
+            "totalRows": self.total_rows,
+            "totalDeadLettered": self.total_dead_lettered,
+        }
+        if self.refused is not None:
+            text["refused"] = {
+                "batch": self.refused.batch,
+                "run": self.refused.run,
+                "partition": self.refused.partition,
+            }
+        return json.dumps(text, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, value: bytes) -> Marker:
+        """Read a marker.
+
+        Raises:
+            ValueError: It is none, or of a newer version; says why.
+        """
+        try:
+            text = json.loads(value)
+            if text["v"] != VERSION:
+                raise ValueError(f"it has version {text['v']}, this Towline knows {VERSION}")
+            refused = text.get("refused")
+            return cls(
+                batch=int(text["batch"]),
+                parallelism=int(text["parallelism"]),
+                rows=int(text["rows"]),
+                crc=int(text["crc"], 16),
+                writer=str(text["writerId"]),
+                offsets=text.get("offsetsHash"),
+                dead_lettered=int(text.get("deadLettered", 0)),
+                total_rows=int(text.get("totalRows", 0)),
+                total_dead_lettered=int(text.get("totalDeadLettered", 0)),
+                refused=None
+                if refused is None
+                else Refusal(int(refused["batch"]), refused["run"], refused["partition"]),
+            )
+        except (KeyError, TypeError) as problem:
+            raise ValueError(f"it is no marker: {problem!r}") from None
+
+    def refusing(self, refusal: Refusal) -> Marker:
+        """``self`` with a refusal beside it."""
+        return replace(self, refused=refusal)
+
+    def following(self, marker: Marker) -> Marker:
+        """``self`` with the totals that follow from the marker before it."""
+        return replace(
+            self,
+            total_rows=marker.total_rows + self.rows,
+            total_dead_lettered=marker.total_dead_lettered + self.dead_lettered,
+        )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a task is about to write.
+
+    Attributes:
+        batch: The batch.
+        partition: The partition; below ``parallelism``.
+        parallelism: Partitions of the sink.
+        writer: Id of the query.
+        run: Spark's id of this run of the query; None if unknown.
+        hashes: SHA-256 of the checkpoint's ``offsets/<batch>`` by batch, as far as known.
+    """
+
+    batch: int
+    partition: int
+    parallelism: int
+    writer: str
+    run: str | None = None
+    hashes: Mapping[int, str] = field(default_factory=dict)
+
+
+class Situation(Enum):
+    """What a marker says about a claim."""
+
+    #: No marker, and this is batch 0.
+    FIRST = "first"
+    #: The marker of the batch before.
+    NEXT = "next"
+    #: The marker of this very batch: it is in Kafka.
+    DONE = "done"
+    #: No marker, though this is not batch 0.
+    MISSING = "missing"
+    #: An older marker than that of the batch before.
+    BEHIND = "behind"
+    #: A marker of a later batch.
+    AHEAD = "ahead"
+    #: The marker of another query.
+    FOREIGN = "foreign"
+    #: Written with another parallelism.
+    RESCALED = "rescaled"
+    #: The same batch number, but Spark's offset log had other offsets for it.
+    OTHER_OFFSETS = "other offsets"
+    #: This run of the query has more partitions than the sink may write, as another task found.
+    REFUSED = "refused"
+    #: One partition of the batch is in Kafka, the others were refused.
+    TORN = "torn"
+
+
+class Action(Enum):
+    """What to do about it."""
+
+    WRITE = "write"
+    SKIP = "skip"
+    FAIL = "fail"
+
+
+class Step(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        action: What to do.
+        code: Code of the error, for FAIL.
+    """
+
+    action: Action
+    code: str = ""
+
+
+#: The whole decision. MISSING may be overruled by ``onMissingMarker``; nothing else may.
+STEPS: Final[Mapping[Situation, Step]] = MappingProxyType(
+    {
+        Situation.FIRST: Step(Action.WRITE),
+        Situation.NEXT: Step(Action.WRITE),
+        Situation.DONE: Step(Action.SKIP),
+        Situation.MISSING: Step(Action.FAIL, "TL-K10"),
+        Situation.BEHIND: Step(Action.FAIL, "TL-K11"),
+        Situation.AHEAD: Step(Action.FAIL, "TL-K12"),
+        Situation.FOREIGN: Step(Action.FAIL, "TL-K13"),
+        Situation.RESCALED: Step(Action.FAIL, "TL-K14"),
+        Situation.OTHER_OFFSETS: Step(Action.FAIL, "TL-K15"),
+        Situation.REFUSED: Step(Action.FAIL, "TL-K17"),
+        Situation.TORN: Step(Action.FAIL, "TL-K18"),
+    }
+)
+
+
+def situation(marker: Marker | None, claim: Claim) -> Situation:
+    """Compare the last marker of a partition with what is to be written.
+
+    The order matters: who wrote it comes before what it says, and numbers before details.
+    """
+    if marker is None:
+        return Situation.FIRST if claim.batch == 0 else Situation.MISSING
+    if marker.writer not in (ANYONE, claim.writer):
+        return Situation.FOREIGN
+    if marker.batch > claim.batch:
+        return Situation.AHEAD
+    if marker.batch < claim.batch - 1:
+        return Situation.BEHIND
+    return _refused(marker, claim) or _changed(marker, claim) or _reached(marker, claim)
+
+
+def _refused(marker: Marker, claim: Claim) -> Situation | None:
+    refused = marker.refused
+    if refused is None or refused.batch != claim.batch:
+        return None
+    if marker.batch == claim.batch:
+        return Situation.TORN
+    # A refusal of an earlier run does not bind this one: the query may have been corrected.
+    same_run = refused.run is not None and refused.run == claim.run
+    return Situation.REFUSED if same_run else None
+
+
+def _changed(marker: Marker, claim: Claim) -> Situation | None:
+    if marker.batch == BEFORE_FIRST:
+        return None
+    if marker.parallelism != claim.parallelism:
+        return Situation.RESCALED
+    known = claim.hashes.get(marker.batch)
+    if known is not None and marker.offsets is not None and known != marker.offsets:
+        return Situation.OTHER_OFFSETS
+    return None
+
+
+def _reached(marker: Marker, claim: Claim) -> Situation:
+    return Situation.DONE if marker.batch == claim.batch else Situation.NEXT

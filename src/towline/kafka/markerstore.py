@@ -1,0 +1,193 @@
+"""The compacted topic that keeps a sink's markers: one partition for each partition of the sink.
+
+A topic of its own for each sink, because the reader goes to the last stable offset: another sink's open transaction on
+the same partition would hold it up. Read with read_committed, after `init_transactions` [I9].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from towline.errors import KafkaError
+from towline.kafka import admin, faults
+from towline.kafka.clientconfig import QUIET, resolve
+from towline.kafka.markers import Marker
+from towline.kafka.options import FORMAT
+
+if TYPE_CHECKING:
+    from towline.kafka.admin import TopicFacts
+    from towline.kafka.options import SinkSettings
+
+__all__ = ["MarkerStore"]
+
+#: Records looked at from the end in the first try: a marker, the control records of its transaction, and some more.
+_BACK: Final = 16
+#: Settings of the marker topic: small segments, so that a reader after months still starts near the end.
+_CONFIG: Final = {"cleanup.policy": "compact", "segment.bytes": str(16 << 20)}
+
+
+class MarkerStore:
+    """Reads a sink's markers; they are written by `Transactional.mark`.
+
+    Args:
+        settings: The sink's settings.
+        sink_id: The sink.
+    """
+
+    def __init__(self, settings: SinkSettings, sink_id: str) -> None:
+        self._settings = settings
+        self._sink_id = sink_id
+        self.topic = settings.markers_of(sink_id)
+
+    def key(self, partition: int) -> str:
+        """Key of a partition's marker."""
+        return f"{self._sink_id}/{partition}"
+
+    def ensure(self) -> None:
+        """See that the topic is there and keeps its records; create it if that is wanted. Asks once per process.
+
+        Raises:
+            KafkaError: TL-K22 missing, not compacted or too few partitions; TL-K09 it can't be created; TL-K01.
+        """
+        place = (os.getpid(), self._settings.servers, self.topic, self._settings.parallelism)
+        if place in _seen:
+            return
+        facts = self._facts()
+        if facts is None and self._settings.create_marker_topic:
+            wanted = {self.topic: self._settings.parallelism}
+            admin.create_topics(self._settings.client, wanted, config=_CONFIG, timeout=self._settings.timeout_s)
+            facts = self._facts()
+        self._check(facts)
+        _seen.add(place)
+
+    def _facts(self) -> TopicFacts | None:
+        return admin.topic_facts(self._settings.client, [self.topic], self._settings.timeout_s).get(self.topic)
+
+    def _check(self, facts: TopicFacts | None) -> None:
+        wanted = self._settings.parallelism
+        create = f"kafka-topics.sh --bootstrap-server {self._settings.servers}"
+        if facts is None:
+            what = f'the marker topic "{self.topic}" does not exist, or this user may not see it'
+            more = f"--partitions {wanted} --config cleanup.policy=compact"
+            raise self._unusable(what, f"Create it: {create} --create --topic {self.topic} {more}")
+        if facts.policy and facts.policy.strip() != "compact":
+            what = f'the marker topic "{self.topic}" has cleanup.policy={facts.policy}, which forgets markers'
+            raise self._unusable(what, "Set it to compact.")
+        if facts.partitions < wanted:
+            what = (
+                f'the marker topic "{self.topic}" has {facts.partitions} partitions, parallelism {wanted} needs as many'
+            )
+            raise self._unusable(what, f"{create} --alter --topic {self.topic} --partitions {wanted}")
+
+    def _unusable(self, what: str, do: str) -> KafkaError:
+        return KafkaError("TL-K22", self._settings.servers, what, do)
+
+    def read(self, partition: int) -> Marker | None:
+        """The last committed marker of a partition; None if there is none, or it was removed.
+
+        Raises:
+            KafkaError: TL-K01 no answer in time, TL-K22 it can't be read or understood.
+        """
+        place = TopicPartition(self.topic, partition)
+        consumer = _consumer(self._settings)
+        try:
+            value = self._last(consumer, place)
+            consumer.unassign()  # else it would go on fetching between batches
+        except faults.FOREIGN as problem:
+            _drop(self._settings)
+            raise faults.unanswered(self._settings.servers, self._settings.timeout_s, faults.reason(problem)) from None
+        except TimeoutError as problem:
+            _drop(self._settings)
+            raise faults.unanswered(self._settings.servers, self._settings.timeout_s, str(problem)) from None
+        try:
+            return None if value is None else Marker.from_json(value)
+        except ValueError as problem:
+            what = f'the marker "{self.key(partition)}" in "{self.topic}" can not be understood: {problem}'
+            raise self._unusable(
+                what, "Let nothing else write to that topic; a newer Towline reads newer markers."
+            ) from None
+
+    def _last(self, consumer: Any, place: TopicPartition) -> bytes | None:
+        """Value of the last record with our key, looking ever further back from the last stable offset."""
+        deadline = time.monotonic() + self._settings.timeout_s
+        low, high = consumer.get_watermark_offsets(place, timeout=self._settings.timeout_s)
+        back = _BACK
+        while high > low:
+            start = max(low, high - back)
+            found, value = self._scan(consumer, place, start, deadline)
+            if found or start == low:
+                return value
+            back *= 16
+        return None
+
+    def _scan(self, consumer: Any, place: TopicPartition, start: int, deadline: float) -> tuple[bool, bytes | None]:
+        key = self.key(place.partition).encode()
+        found, value = False, None
+        consumer.assign([TopicPartition(place.topic, place.partition, start)])
+        while True:
+            message = consumer.poll(0.5)
+            if message is None:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f'the markers in "{place.topic}" could not be read to their end')
+                continue
+            error = message.error()
+            if error is not None and error.name() == "_PARTITION_EOF":
+                return found, value
+            if error is not None:
+                raise KafkaException(error)
+            if message.key() == key:
+                found, value = True, message.value()
+
+    def read_all(self) -> dict[int, Marker | None]:
+        """The markers of all partitions of the topic; empty if there is no such topic.
+
+        Raises:
+            KafkaError: As `read`.
+        """
+        facts = self._facts()
+        return {} if facts is None else {partition: self.read(partition) for partition in range(facts.partitions)}
+
+
+#: Marker topics this process has looked at.
+_seen: Final[set[tuple[int, str, str, int]]] = set()
+#: Process id and configuration -> consumer: a new connection for every batch would cost 10 ms.
+_consumers: Final[dict[tuple[int, frozenset[tuple[str, str]]], Any]] = {}
+
+
+def _key(settings: SinkSettings) -> tuple[int, frozenset[tuple[str, str]]]:
+    return os.getpid(), frozenset(settings.client.items())
+
+
+def _consumer(settings: SinkSettings) -> Any:
+    """This process's reader of markers; it joins no group and commits nothing."""
+    kept = _consumers.get(_key(settings))
+    if kept is None:
+        config: dict[str, Any] = {
+            **resolve(settings.client, FORMAT),
+            "group.id": f"towline-{uuid.uuid4()}",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 1,  # the end of the partition is an empty fetch, which Kafka answers after this
+            "error_cb": lambda _error: None,
+        }
+        try:
+            kept = _consumers[_key(settings)] = Consumer(config, logger=QUIET)
+        except faults.FOREIGN as problem:
+            raise faults.unusable(FORMAT, problem) from None
+    return kept
+
+
+def _drop(settings: SinkSettings) -> None:
+    kept = _consumers.pop(_key(settings), None)
+    if kept is not None:
+        with contextlib.suppress(*faults.FOREIGN, RuntimeError):  # it failed already
+            kept.close()

@@ -1,0 +1,325 @@
+"""Records that Kafka would refuse are found before the transaction opens: one of them would cost the whole batch.
+
+Whole Arrow columns are compared with the limits of the topics first, which costs next to nothing; only a batch that
+does not pass goes record by record. A bad record becomes a dead letter where the sink has a dead-letter topic, else
+the task fails and names it, with nothing written.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from towline.kafka import admin, faults
+from towline.kafka.columns import Rows
+from towline.kafka.deadletters import Letter, Reason, to_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from towline.kafka.admin import TopicFacts
+    from towline.kafka.columns import Columns, Record
+    from towline.kafka.options import SinkSettings
+
+__all__ = ["Fault", "Limits", "Screen", "fault_of"]
+
+#: Seconds for which limits of topics are believed.
+_FRESH_S: Final = 300.0
+#: librdkafka's default message.max.bytes, and what it and the broker need beside key, value and headers: the header of
+#: the record batch (61) and of the record (at most 21), and a varint for each length.
+_CLIENT_MAX: Final = 1_000_000
+_FRAME: Final = 100
+_A_HEADER: Final = 10
+#: Clocks differ: a time that is this close to the limit, in ms, is looked at one by one.
+_CLOCKS_MS: Final = 60_000
+#: org.apache.kafka.common.internals.Topic.validate
+_LEGAL: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+#: What a dead-letter topic takes if nobody says: Kafka's default max.message.bytes.
+_TOPIC_MAX: Final = 1_048_588
+#: Compressed sizes are guessed with this much to spare.
+_SPARE: Final = 1.1
+
+
+class Fault(NamedTuple):
+    """Why a record can't be written.
+
+    Attributes:
+        reason: In one word.
+        detail: In one line.
+    """
+
+    reason: Reason
+    detail: str
+
+
+class Limits(NamedTuple):
+    """What records are compared with.
+
+    Attributes:
+        topics: What each topic takes; one that is not here does not exist.
+        client: The client's message.max.bytes.
+        codec: Compression as pyarrow names it; None without.
+        now_ms: The time.
+    """
+
+    topics: Mapping[str, TopicFacts]
+    client: int
+    codec: str | None
+    now_ms: int
+
+
+def fault_of(record: Record, limits: Limits) -> Fault | None:
+    """Why Kafka would refuse a record; None if it should not.
+
+    Args:
+        record: Arguments of ``produce``.
+        limits: What to compare it with.
+    """
+    topic = record[0]
+    if topic is None:
+        return Fault(Reason.TOPIC_ABSENT, "the record has no topic")
+    facts = limits.topics.get(topic)
+    if facts is None:
+        return _no_topic(topic)
+    return next((fault for check in _CHECKS if (fault := check(record, facts, limits))), None)
+
+
+def _no_topic(topic: str) -> Fault:
+    if not _LEGAL.fullmatch(topic) or topic in (".", ".."):
+        return Fault(Reason.TOPIC_ILLEGAL, "Kafka has no topic of that name: 1 to 249 of a-z A-Z 0-9 . _ -")
+    return Fault(Reason.TOPIC_MISSING, "the topic does not exist, or this user may not see it")
+
+
+def _partition(record: Record, facts: TopicFacts, limits: Limits) -> Fault | None:  # noqa: ARG001 - one signature
+    if -1 <= record[3] < facts.partitions:
+        return None
+    return Fault(Reason.PARTITION, f"the topic has partitions 0 to {facts.partitions - 1}, not {record[3]}")
+
+
+def _time(record: Record, facts: TopicFacts, limits: Limits) -> Fault | None:
+    moment = record[6] if len(record) > 4 else 0
+    if moment < 0:
+        return Fault(Reason.TIMESTAMP, f"{moment} ms is before 1970")
+    if not moment:
+        return None
+    ahead = moment - limits.now_ms
+    if facts.after_ms is not None and ahead > facts.after_ms:
+        return Fault(Reason.TIMESTAMP, f"{moment} ms is further ahead than message.timestamp.after.max.ms")
+    if facts.before_ms is not None and -ahead > facts.before_ms:
+        return Fault(Reason.TIMESTAMP, f"{moment} ms is further back than message.timestamp.before.max.ms")
+    return None
+
+
+def _key(record: Record, facts: TopicFacts, limits: Limits) -> Fault | None:  # noqa: ARG001 - one signature
+    if facts.compacted and record[2] is None:
+        return Fault(Reason.KEY_ABSENT, "a compacted topic takes no record without a key")
+    return None
+
+
+def _size(record: Record, facts: TopicFacts, limits: Limits) -> Fault | None:
+    size = _bytes(record)
+    if size > limits.client:
+        return Fault(Reason.TOO_LARGE, f"{size:,} bytes, the client takes {limits.client:,} (kafka.message.max.bytes)")
+    most = facts.max_bytes
+    if most is None or size <= most or _compressed(record, size, limits.codec) <= most:
+        return None
+    return Fault(Reason.TOO_LARGE, f"{size:,} bytes, the topic takes {most:,} (max.message.bytes)")
+
+
+def _compressed(record: Record, size: int, codec: str | None) -> int:
+    """What the broker compares with the topic's limit: the size after compression."""
+    if codec is None or not record[1]:
+        return size
+    packed = pa.compress(record[1], codec=codec, asbytes=True)
+    return int(len(packed) * _SPARE) + size - len(record[1])
+
+
+def _bytes(record: Record) -> int:
+    headers = (record[7] or ()) if len(record) > 4 else ()
+    size = _FRAME + len(record[1] or b"") + len(record[2] or b"")
+    return size + sum(len(name.encode()) + len(value or b"") + _A_HEADER for name, value in headers)
+
+
+_CHECKS: Final[tuple[Callable[[Record, TopicFacts, Limits], Fault | None], ...]] = (_partition, _time, _key, _size)
+
+
+class Screen:
+    """Looks at the batches of one task before they are sent.
+
+    Args:
+        settings: The sink's settings.
+        columns: The columns that are written.
+        source: Who is named in dead letters.
+    """
+
+    def __init__(self, settings: SinkSettings, columns: Columns, source: str) -> None:
+        self._settings = settings
+        self._columns = columns
+        self._source = source
+        self._limits = Limits({}, 0, None, 0)
+        #: Dead letters that `rows` has handed out so far; only grows.
+        self.letters = 0
+
+    @property
+    def most_bytes(self) -> int | None:
+        """The smallest max.message.bytes among the topics; a batch of the client must not be larger."""
+        known = [facts.max_bytes for facts in self._limits.topics.values() if facts.max_bytes is not None]
+        return min(known, default=None)
+
+    def look(self, batches: Iterable[Any], more: Iterable[str] = ()) -> None:
+        """Ask Kafka about the topics of these batches; without a dead-letter topic every record is checked now.
+
+        Args:
+            batches: To be read twice.
+            more: Further topics that will be written.
+
+        Raises:
+            KafkaError: TL-K01 no answer; TL-K04, TL-K05 or TL-K06 for what can't be written.
+        """
+        named = set(more)
+        for batch in batches:
+            named |= self._topics(batch)
+        self._limits = self._known(named)
+        if self._settings.dead_letter_topic is None:
+            for batch in batches:
+                if self._suspicious(batch):
+                    self._refuse(self._columns.rows(batch).records)
+
+    def rows(self, batch: Any) -> Rows:
+        """A batch to be sent, bad records replaced by dead letters."""
+        rows = self._columns.rows(batch, any_topic=self._settings.dead_letter_topic is not None)
+        if self._settings.dead_letter_topic is None or not self._suspicious(batch):
+            return rows
+        topics = rows.topics & set(self._limits.topics) | {self._settings.dead_letter_topic}
+        return Rows(rows.size, rows.bytes, frozenset(topics), chain.from_iterable(map(self._sift, rows.records)))
+
+    def _known(self, named: set[str]) -> Limits:
+        required = {name for name in (self._settings.topic, self._settings.dead_letter_topic) if name}
+        topics = facts_of(self._settings, named | required)
+        absent = required - set(topics)
+        if absent:
+            raise faults.missing(self._settings.servers, absent)
+        client = self._settings.client
+        codec = client.get("compression.type", client.get("compression.codec", "none"))
+        most = int(client.get("message.max.bytes", _CLIENT_MAX))
+        return Limits(topics, most, None if codec == "none" else codec, int(time.time() * 1000))
+
+    def _topics(self, batch: Any) -> set[str]:
+        if self._columns.topic is not None:
+            return {self._columns.topic}
+        return {name for name in batch.column("topic").unique().to_pylist() if name is not None}
+
+    def _suspicious(self, batch: Any) -> bool:
+        """Whether a record of the batch might be bad, by its columns' extremes."""
+        if not batch.num_rows:
+            return False
+        if self._columns.topic is None and batch.column("topic").null_count:
+            return True
+        found = [self._limits.topics.get(name) for name in self._topics(batch)]
+        facts = [one for one in found if one is not None]
+        if len(facts) < len(found):
+            return True
+        present = self._columns.present
+        keyless = "key" not in present or batch.column("key").null_count > 0
+        return (
+            (keyless and any(one.compacted for one in facts))
+            or _largest(batch, present) > min([self._limits.client, *(o.max_bytes for o in facts if o.max_bytes)])
+            or ("partition" in present and _outside(batch.column("partition"), -1, _least(facts) - 1))
+            or ("timestamp" in present and _outside(batch.column("timestamp"), *self._moments(facts)))
+        )
+
+    def _moments(self, facts: Iterable[TopicFacts]) -> tuple[int, int]:
+        """First and last time that is surely good, in microseconds since 1970."""
+        after = min((one.after_ms for one in facts if one.after_ms is not None), default=None)
+        before = min((one.before_ms for one in facts if one.before_ms is not None), default=None)
+        now = self._limits.now_ms
+        first = 0 if before is None else max(0, now - before + _CLOCKS_MS)
+        last = 1 << 53 if after is None else now + after - _CLOCKS_MS
+        return first * 1000, last * 1000
+
+    def _refuse(self, records: Iterator[Record]) -> None:
+        for record in records:
+            fault = fault_of(record, self._limits)
+            if fault is not None:
+                raise faults.unfit(self._settings.servers, record[0], fault.reason, fault.detail)
+
+    def _sift(self, record: Record) -> Iterable[Record]:
+        fault = fault_of(record, self._limits)
+        if fault is None:
+            return (record,)
+        self.letters += 1
+        topic, value, key, partition = record[:4]
+        moment, headers = (record[6], record[7]) if len(record) > 4 else (0, None)
+        letter = Letter(
+            fault.reason,
+            topic,
+            key,
+            value,
+            tuple(headers or ()),
+            None if partition == -1 else partition,
+            moment or None,
+            fault.detail,
+            self._source,
+        )
+        name = self._settings.dead_letter_topic
+        # The letter has the time of now: its own may be what was wrong, and would be refused again.
+        return [(name, v, k, -1, None, None, 0, h) for k, v, h in to_records(letter, self._room())]
+
+    def _room(self) -> int:
+        facts = self._limits.topics[self._settings.dead_letter_topic or ""]
+        return min(self._limits.client, facts.max_bytes or _TOPIC_MAX)
+
+
+def _least(facts: Iterable[TopicFacts]) -> int:
+    return min(one.partitions for one in facts)
+
+
+def _largest(batch: Any, present: Iterable[str]) -> int:
+    """At least the bytes of the largest record."""
+    size = _FRAME + sum(_longest(batch.column(name)) for name in ("key", "value") if name in present)
+    if "headers" not in present:
+        return size
+    column = batch.column("headers")
+    pairs = column.flatten()
+    most = pc.max(column.value_lengths()).as_py() or 0
+    return size + most * (_A_HEADER + _longest(pairs.field("key")) + _longest(pairs.field("value")))
+
+
+def _longest(column: Any) -> int:
+    return pc.max(pc.binary_length(column.cast(pa.binary()))).as_py() or 0
+
+
+def _outside(column: Any, low: int, high: int) -> bool:
+    ends = pc.min_max(column.cast(pa.int64())).as_py()
+    return ends["min"] is not None and not low <= ends["min"] <= ends["max"] <= high
+
+
+#: (Servers, topic) -> when it was asked about, and the answer; of this process.
+_facts: Final[dict[tuple[str, str], tuple[float, TopicFacts]]] = {}
+
+
+def facts_of(settings: SinkSettings, names: Iterable[str]) -> dict[str, TopicFacts]:
+    """What topics take; asked again after some minutes, and always about one that was not there.
+
+    Raises:
+        KafkaError: TL-K01.
+    """
+    now = time.monotonic()
+    known = {name: _facts.get((settings.servers, name)) for name in names}
+    stale = [name for name, entry in known.items() if entry is None or now - entry[0] > _FRESH_S]
+    if stale:
+        for name, facts in admin.topic_facts(settings.client, stale, settings.timeout_s).items():
+            known[name] = _facts[settings.servers, name] = (now, facts)
+    # An old answer about a topic that is gone now would let its records pass.
+    return {name: entry[1] for name, entry in known.items() if entry is not None and now - entry[0] <= _FRESH_S}
+
+
+def forget(settings: SinkSettings) -> None:
+    """Ask anew next time: Kafka refused something that looked right."""
+    for key in [key for key in _facts if key[0] == settings.servers]:
+        del _facts[key]

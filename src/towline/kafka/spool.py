@@ -1,0 +1,139 @@
+"""Rows of a task, kept until the transaction opens: in memory first, then in a file without a name.
+
+The clock of ``transaction.timeout.ms`` starts with the first record of a transaction, and an open transaction holds
+back every read_committed consumer. So upstream finishes first; a slow query never has an open transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from towline.errors import KafkaError
+from towline.kafka.options import FORMAT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["Spool", "Totals", "checksum"]
+
+#: The checksum is a sum of 32-bit checksums, kept in 64 bits.
+_MODULUS: Final = 1 << 64
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What was spooled.
+
+    Attributes:
+        rows: Rows.
+        crc: Sum over the rows of a CRC32C of key and value, modulo 2**64: the same for the same rows in any order.
+    """
+
+    rows: int = 0
+    crc: int = 0
+
+
+def checksum(batch: Any) -> int:
+    """Sum of the rows' checksums, each a CRC32C over the key and then the value; null counts as empty.
+
+    Other columns are left out: the sum tells whether a replay brings other messages, and has to be cheap
+    (some 0.3 us a row).
+    """
+    names = batch.schema.names
+    values = _bytes(batch.column("value"))
+    seeds = map(crc32c, _bytes(batch.column("key"))) if "key" in names else repeat(0)
+    return sum(map(crc32c, values, seeds)) % _MODULUS
+
+
+def _bytes(column: Any) -> list[bytes]:
+    binary = column.cast(pa.binary())
+    listed: list[bytes] = (binary.fill_null(b"") if binary.null_count else binary).to_pylist()
+    return listed
+
+
+class Spool:
+    """Arrow batches of one task, to be read any number of times; a context manager.
+
+    Args:
+        memory: Bytes kept in memory; what comes after goes to the disk.
+        disk: Bytes taken on the disk at most.
+    """
+
+    def __init__(self, memory: int, disk: int) -> None:
+        self._memory = memory
+        self._disk = disk
+        self._kept: list[Any] = []
+        self._file: Any = None
+        self._writer: Any = None
+        #: Bytes in memory and on the disk; in_memory <= memory + one batch, on_disk <= disk.
+        self.in_memory = 0
+        self.on_disk = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.clear()
+        for closing in (self._writer, self._file):
+            if closing is not None:
+                with contextlib.suppress(OSError):  # what was not written is not wanted any more
+                    closing.close()
+
+    def fill(self, batches: Iterable[Any]) -> Totals:
+        """Take all batches; upstream has finished when this returns.
+
+        Raises:
+            KafkaError: TL-K23, the disk is full or the limit is reached.
+        """
+        rows = crc = 0
+        for batch in batches:
+            rows += batch.num_rows
+            crc += checksum(batch)
+            self._add(batch)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            self._file.flush()
+        return Totals(rows, crc % _MODULUS)
+
+    def _add(self, batch: Any) -> None:
+        if self._file is None and self.in_memory + batch.nbytes <= self._memory:
+            self._kept.append(batch)
+            self.in_memory += batch.nbytes
+            return
+        if self.on_disk + batch.nbytes > self._disk:
+            raise _full(f"a batch needs more than {self._disk:,} bytes there")
+        try:
+            self._write(batch)
+        except OSError as problem:
+            raise _full(problem.strerror or str(problem)) from None
+        self.on_disk += batch.nbytes
+
+    def _write(self, batch: Any) -> None:
+        if self._file is None:
+            # Spark's workers have their temporary directory in TMPDIR; the file vanishes with the process.
+            self._file = tempfile.TemporaryFile(prefix="towline-")  # noqa: SIM115 - closed by __exit__
+            self._writer = pa.ipc.new_stream(self._file, batch.schema)
+        self._writer.write_batch(batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._kept
+        if self._file is not None:
+            self._file.seek(0)
+            yield from pa.ipc.open_stream(self._file)
+
+
+def _full(why: str) -> KafkaError:
+    return KafkaError(
+        "TL-K23",
+        FORMAT,
+        f"the rows of a batch do not fit into the spool on {tempfile.gettempdir()}: {why}",
+        "Take less per batch (maxMessagesPerTrigger, maxOffsetsPerTrigger), free the disk, or raise spoolDiskBytes.",
+    )

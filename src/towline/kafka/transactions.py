@@ -1,0 +1,219 @@
+"""One producer with a transactional id: what is called when, and what each kind of error asks for (KIP-98, KIP-360).
+
+    retriable                    the same call again, until the delivery timeout
+    abortable                    abort; the batch may be written anew
+    fenced                       a newer producer has the id: stop, never fight
+    anything else, SystemError   nothing is certain: throw the producer away, make a new one, read the marker
+
+A commit request that timed out may reach Kafka late; under the old transaction protocol, the only one librdkafka
+speaks, it could then end the *next* transaction of the same epoch (KIP-890). So by default a producer serves one
+transaction: a new instance has a new epoch, and the late request is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.kafka import faults
+from towline.kafka.faults import Verdict
+from towline.kafka.producers import Client, QueueStuck
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from towline.errors import KafkaError
+    from towline.kafka.columns import Rows
+    from towline.kafka.markers import Marker
+    from towline.kafka.options import SinkSettings
+
+__all__ = ["Indefinite", "Transactional", "give_back", "take"]
+
+#: Longest single call, in seconds, so that a deadline is met and a signal is heard.
+_CALL_S: Final = 5.0
+#: Wait between two equal calls that Kafka answered at once, in seconds.
+_PAUSE_S: Final = 0.05
+#: Seconds for an abort when all is lost anyway; the next `init_transactions` aborts as well.
+_ABORT_S: Final = 5.0
+#: librdkafka's default socket.timeout.ms, in seconds.
+_SOCKET_S: Final = 60.0
+
+
+class Indefinite(Exception):
+    """The attempt failed in a way that a new producer may mend; `told` says it to people.
+
+    Args:
+        told: The error for people.
+    """
+
+    def __init__(self, told: KafkaError) -> None:
+        super().__init__(told)
+        self.told = told
+
+
+class Transactional(Client):
+    """A producer with a transactional id.
+
+    Args:
+        settings: The sink's settings.
+        transactional_id: Whom it fences.
+        more: Further settings of librdkafka.
+    """
+
+    def __init__(self, settings: SinkSettings, transactional_id: str, more: Mapping[str, str]) -> None:
+        super().__init__(settings, {**more, "transactional.id": transactional_id})
+        self.transactional_id = transactional_id
+        self.more = dict(more)
+        #: The marker this producer committed last; None before its first commit. While nobody fences this producer,
+        #: nobody else can have written a newer one.
+        self.marker: Marker | None = None
+        #: Whether it may serve another transaction: no trouble with a connection, and a quick last commit.
+        self.healthy = False
+        self._open = False
+
+    def start(self) -> None:
+        """Fence older producers of this id; their open transaction is committed or aborted when this returns.
+
+        Raises:
+            KafkaError: TL-K01 no answer, TL-K20 Kafka refuses.
+        """
+        # Opens the connection that then asks for the coordinator: without it, librdkafka waits 500 ms (measured).
+        self.list_topics()
+        try:
+            self._call(self._producer.init_transactions)
+        except faults.FOREIGN as problem:
+            if faults.verdict(problem) is Verdict.AGAIN:
+                raise self._unanswered(problem) from None
+            raise faults.failed(self._settings.servers, "to begin", problem) from None
+
+    def begin(self) -> None:
+        """Open a transaction; Kafka's clock starts with the first record."""
+        self.reset()
+        try:
+            self._producer.begin_transaction()
+        except faults.FOREIGN as problem:
+            raise self._judged("to begin", problem) from None
+        self._open = True
+
+    def write(self, rows: Rows) -> None:
+        """Send rows within the transaction.
+
+        Raises:
+            KafkaError: TL-K05, TL-K06 or TL-K20: aborted. TL-K19 fenced.
+            Indefinite: A new producer may do better.
+        """
+        try:
+            self.send(rows)
+        except QueueStuck as problem:
+            raise self._judged("to send", problem) from None
+        except faults.FOREIGN as problem:
+            raise self._judged("to send", problem) from None
+
+    def mark(self, topic: str, partition: int, key: str, marker: Marker | None) -> None:
+        """Write a marker in the same transaction; None removes it."""
+        value = None if marker is None else marker.to_json()
+        try:
+            self._producer.produce(topic, value, key.encode(), partition)
+        except (BufferError, *faults.FOREIGN) as problem:
+            raise self._judged("to write its marker", problem) from None
+
+    def commit(self) -> None:
+        """Commit; when this returns, records and marker are visible together.
+
+        Raises:
+            KafkaError: TL-K19 fenced, TL-K20 aborted because of a record.
+            Indefinite: Not known whether it is committed, or aborted for a passing reason.
+        """
+        before, started = self.troubles, time.monotonic()
+        try:
+            self._call(self._producer.commit_transaction)
+        except faults.FOREIGN as problem:
+            raise self._judged("to commit", problem) from None
+        self._open = False
+        self.healthy = self.troubles == before == 0 and time.monotonic() - started < self._quick_s()
+
+    def _quick_s(self) -> float:
+        configured = self._settings.client.get("socket.timeout.ms")
+        return (int(configured) / 1000 if configured else _SOCKET_S) / 2
+
+    def _call(self, call: Callable[[float], Any]) -> None:
+        """The same call again while the error is retriable and there is time."""
+        deadline = time.monotonic() + self._settings.timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                call(max(0.1, min(left, _CALL_S)))
+            except faults.FOREIGN as problem:
+                if left <= 0 or faults.verdict(problem) is not Verdict.AGAIN:
+                    raise
+                self._producer.poll(_PAUSE_S)
+            else:
+                return
+
+    def _judged(self, doing: str, problem: BaseException) -> Exception:
+        """What to raise for an error; aborts where that is possible."""
+        servers = self._settings.servers
+        verdict = faults.verdict(problem)
+        if verdict is Verdict.FENCED:
+            self._open = False
+            return faults.fenced(servers, self.transactional_id)
+        if isinstance(problem, QueueStuck) or verdict is Verdict.ABORT:
+            self.abort()
+            told = faults.failed(servers, doing, problem, self.first)
+            refused = any(faults.is_refusal(error) for _, error in self.first) or faults.is_refusal(problem)
+            return told if refused else Indefinite(told)
+        self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
+        if verdict is Verdict.AGAIN:
+            return Indefinite(faults.undecided(servers, self._settings.timeout_s, self._why or faults.reason(problem)))
+        return Indefinite(faults.gave_up(servers, problem))
+
+    def abort(self) -> None:
+        """Abort an open transaction, so that readers need not wait for its time-out; never raises."""
+        if self._open:
+            self._open = False
+            with contextlib.suppress(*faults.FOREIGN):  # the next init_transactions aborts it too
+                self._producer.abort_transaction(_ABORT_S)
+
+    def close(self) -> None:
+        """Let go; an open transaction is aborted."""
+        self.abort()
+        super().close()
+
+    def _refused(self, record: Any, problem: BaseException) -> Exception:
+        """A record the client refuses is a KafkaError; a client that can do nothing any more speaks for itself."""
+        if faults.is_state(problem):
+            raise problem
+        return super()._refused(record, problem)
+
+
+#: Process id and transactional id -> a producer that proved healthy (producerReuse=healthy).
+_healthy: Final[dict[tuple[int, str], Transactional]] = {}
+
+
+def take(settings: SinkSettings, transactional_id: str, more: Mapping[str, str]) -> Transactional:
+    """A started producer: the one given back healthy if there is one, else a new one.
+
+    Raises:
+        KafkaError: TL-K01, TL-K20.
+        ConfigError: Secrets or TLS files.
+    """
+    kept = _healthy.pop((os.getpid(), transactional_id), None)
+    if kept is not None and kept.more == dict(more) and kept.troubles == 0:
+        return kept
+    if kept is not None:
+        kept.close()
+    fresh = Transactional(settings, transactional_id, more)
+    try:
+        fresh.start()
+    except BaseException:
+        fresh.close()
+        raise
+    return fresh
+
+
+def give_back(settings: SinkSettings, producer: Transactional) -> None:
+    """Keep a producer for the next transaction if it may be kept."""
+    if settings.reuse and producer.healthy:
+        _healthy[os.getpid(), producer.transactional_id] = producer

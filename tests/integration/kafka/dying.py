@@ -1,0 +1,87 @@
+"""Writes batches exactly once in a process of its own, and dies by SIGKILL at a named step of one of them.
+
+    python -m tests.integration.kafka.dying BOOTSTRAP TOPIC FIRST LAST ROWS STEP AT
+
+Batches FIRST to LAST of ROWS rows each; in batch AT the process kills itself at STEP. Nothing in the product knows of
+it: the steps are calls of the client, and they are wrapped here. Prints each batch it knows to be committed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tests.integration.kafka.writing import QUERY, counted, exactly_once
+from towline.kafka import producers, transactions
+from towline.kafka.delivery import Task
+from towline.kafka.markerstore import MarkerStore
+from towline.kafka.spool import Spool
+
+#: Step -> the call it belongs to, and whether it comes before or after it.
+STEPS: dict[str, tuple[Any, str, str]] = {
+    "before the rows are spooled": (Spool, "fill", "before"),
+    "after the rows are spooled": (Spool, "fill", "after"),
+    "before init": (transactions.Transactional, "start", "before"),
+    "after init": (transactions.Transactional, "start", "after"),
+    "after the marker is read": (MarkerStore, "read", "after"),
+    "after begin": (transactions.Transactional, "begin", "after"),
+    "in the middle of the records": (producers.Client, "send", "middle"),
+    "after the records, before the marker": (transactions.Transactional, "mark", "before"),
+    "after the marker, nothing flushed": (transactions.Transactional, "mark", "after"),
+    "all flushed, before the commit request": (transactions.Transactional, "commit", "flushed"),
+    "while the commit request is on its way": (transactions.Transactional, "commit", "during"),
+    "after the commit, before Spark knows": (transactions.Transactional, "commit", "after"),
+}
+
+
+def die() -> None:
+    """As the kernel's out-of-memory killer would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(step: str) -> None:
+    """Make the next call of a step the last."""
+    owner, name, moment = STEPS[step]
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if moment == "before":
+            die()
+        if moment == "middle":
+            args[0].records.__next__()
+            half = [next(args[0].records) for _ in range(args[0].size // 2)]
+            for record in half:
+                self._producer.produce(*record)
+            self._producer.flush(10)
+            die()
+        if moment == "flushed":
+            self._producer.flush(10)
+            die()
+        if moment == "during":
+            # A commit with no time to wait for the answer: the request leaves, then the process is gone.
+            try:
+                self._producer.commit_transaction(0.002)
+            finally:
+                die()
+        result = original(self, *args, **kwargs)
+        die()
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def main(bootstrap: str, topic: str, first: int, last: int, rows: int, step: str, at: int) -> None:
+    """Write, and die."""
+    sink = exactly_once(bootstrap, topic=topic, sinkId=topic)
+    for batch in range(first, last + 1):
+        if batch == at and step != "none":
+            arm(step)
+        done = sink.deliver(Task(0, batch=batch, query=QUERY), counted(batch * rows, (batch + 1) * rows))
+        print(batch, "skipped" if done.skipped else "written", done.rows, flush=True)  # noqa: T201 - our answer
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), sys.argv[6], int(sys.argv[7]))

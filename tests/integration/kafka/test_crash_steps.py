@@ -1,0 +1,56 @@
+"""The sink's algorithm, killed by SIGKILL at each of its steps: nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import NewTopic
+from tests.integration.kafka.dying import STEPS
+from tests.integration.kafka.writing import account, committed
+from towline.devstack import Kafka
+
+ROWS = 500
+#: What a restart finds after a death at these steps; after every other one it finds nothing, and writes.
+COMMITTED = {"after the commit, before Spark knows"}
+EITHER = {"while the commit request is on its way"}
+
+
+def run(kafka: Kafka, topic: str, first: int, last: int, step: str = "none") -> tuple[int, list[str]]:
+    """Exit code and lines of a process that writes these batches and dies in the last."""
+    arguments = map(str, (kafka.bootstrap, topic, first, last, ROWS, step, last))
+    answer = subprocess.run(
+        [sys.executable, "-m", "tests.integration.kafka.dying", *arguments],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert step != "none" or answer.returncode == 0, answer.stderr
+    return answer.returncode, answer.stdout.splitlines()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_at_this_step_loses_and_doubles_nothing(kafka: Kafka, topic: NewTopic, step: str) -> None:
+    name = topic(partitions=1)
+    code, lines = run(kafka, name, 0, 1, step)
+    assert code == -signal.SIGKILL, lines
+    assert lines == [f"0 written {ROWS}"]
+    # Spark runs the batch again, with the same number and rows, and then the next one.
+    _, lines = run(kafka, name, 1, 2)
+    outcome = lines[0].split()[1]
+    assert (
+        outcome in {"skipped", "written"}
+        if step in EITHER
+        else outcome == ("skipped" if step in COMMITTED else "written")
+    )
+    assert lines[1] == f"2 written {ROWS}"
+    found = committed(kafka, name)
+    assert account(found, 3 * ROWS) == (0, 0)
+    assert found == sorted(found)

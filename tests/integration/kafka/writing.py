@@ -1,0 +1,64 @@
+"""Delivery without Spark: rows, sinks, and what a reader that is not ours finds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from towline.devstack import Kafka
+from towline.kafka.columns import ACCEPTED, Columns
+from towline.kafka.exactly_once import ExactlyOnce, Origin
+from towline.kafka.options import SinkSettings
+
+__all__ = ["QUERY", "committed", "counted", "exactly_once"]
+
+#: Id of the streaming query the tests pretend to be.
+QUERY = "3b6f8a52-0000-4000-8000-000000000001"
+
+
+def exactly_once(
+    bootstrap: str, *columns: str, kind: type[ExactlyOnce] = ExactlyOnce, origin: Origin | None = None, **options: str
+) -> ExactlyOnce:
+    """A sink; ``__`` in an option stands for a dot."""
+    given = {name.replace("__", "."): value for name, value in options.items()}
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": bootstrap, **given})
+    types = {name: ACCEPTED[name][0] for name in columns or ("value",)}
+    return kind(settings, Columns.bind(types, settings.topic, include_headers=True), origin or Origin())
+
+
+def counted(start: int, stop: int, size: int = 1000) -> Iterator[Any]:
+    """Arrow batches of the numbers from start to stop as values."""
+    for low in range(start, stop, size):
+        yield pa.record_batch({"value": pa.array([b"%d" % n for n in range(low, min(low + size, stop))])})
+
+
+def committed(kafka: Kafka, topic: str) -> list[int]:
+    """The numbers of a topic as kcat reads them with read_committed, in order within their partition."""
+    answer = subprocess.run(
+        [
+            *("kcat", "-C", "-q", "-e", "-b", kafka.bootstrap, "-t", topic, "-o", "beginning"),
+            *("-X", "isolation.level=read_committed", "-f", "%s\n"),
+        ],
+        capture_output=True,
+        timeout=60,
+        check=True,
+        text=True,
+    )
+    return [int(line) for line in answer.stdout.split()]
+
+
+def account(found: list[int], expected: int) -> tuple[int, int]:
+    """(lost, doubled) of the numbers from 0 to ``expected``."""
+    times = Counter(found)
+    assert set(times) <= set(range(expected)), "numbers nobody sent"
+    return expected - len(times), sum(times.values()) - len(times)
+
+
+def as_options(options: dict[str, str]) -> str:
+    """Options for a child process."""
+    return json.dumps(options)

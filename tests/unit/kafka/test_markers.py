@@ -1,0 +1,126 @@
+"""The decision, as a table and in random lives: whatever crashes, every batch is in Kafka once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.kafka.markers import ANYONE, BEFORE_FIRST, STEPS, Action, Claim, Marker, Refusal, Situation, situation
+
+CLAIM = Claim(batch=7, partition=0, parallelism=1, writer="q", run="r", hashes={7: "h7", 6: "h6"})
+BEFORE = Marker(6, 1, rows=10, crc=5, writer="q", offsets="h6")
+SAME = replace(BEFORE, batch=7, offsets="h7")
+NONE_YET = Marker(BEFORE_FIRST, 1, writer="q")
+BY_OTHERS = Refusal(7, "r", 3)
+OF_AN_OLD_RUN = Refusal(7, "older", 3)
+
+
+@pytest.mark.parametrize(
+    ("marker", "claim", "expected"),
+    [
+        (None, replace(CLAIM, batch=0), Situation.FIRST),
+        (None, CLAIM, Situation.MISSING),
+        (BEFORE, CLAIM, Situation.NEXT),
+        (SAME, CLAIM, Situation.DONE),
+        (replace(BEFORE, batch=5), CLAIM, Situation.BEHIND),
+        (replace(BEFORE, batch=8), CLAIM, Situation.AHEAD),
+        (replace(BEFORE, writer="p"), CLAIM, Situation.FOREIGN),
+        (replace(SAME, writer="p"), CLAIM, Situation.FOREIGN),
+        (replace(BEFORE, batch=8, writer="p"), CLAIM, Situation.FOREIGN),
+        (replace(BEFORE, writer=ANYONE), CLAIM, Situation.NEXT),
+        (BEFORE, replace(CLAIM, parallelism=2), Situation.RESCALED),
+        (SAME, replace(CLAIM, parallelism=2), Situation.RESCALED),
+        (NONE_YET, replace(CLAIM, batch=0, parallelism=2), Situation.NEXT),
+        (NONE_YET, replace(CLAIM, batch=1), Situation.BEHIND),
+        (replace(SAME, offsets="other"), CLAIM, Situation.OTHER_OFFSETS),
+        (replace(BEFORE, offsets="other"), CLAIM, Situation.OTHER_OFFSETS),
+        (replace(BEFORE, offsets=None), CLAIM, Situation.NEXT),
+        (replace(BEFORE, offsets="other"), replace(CLAIM, hashes={}), Situation.NEXT),
+        (replace(SAME, refused=BY_OTHERS), CLAIM, Situation.TORN),
+        (replace(SAME, refused=OF_AN_OLD_RUN), CLAIM, Situation.TORN),
+        (replace(BEFORE, refused=BY_OTHERS), CLAIM, Situation.REFUSED),
+        (replace(BEFORE, refused=OF_AN_OLD_RUN), CLAIM, Situation.NEXT),
+        (replace(BEFORE, refused=Refusal(7, None, 3)), replace(CLAIM, run=None), Situation.NEXT),
+        (replace(BEFORE, refused=Refusal(6, "r", 3)), CLAIM, Situation.NEXT),
+    ],
+)
+def test_what_a_marker_says(marker: Marker | None, claim: Claim, expected: Situation) -> None:
+    assert situation(marker, claim) is expected
+
+
+def test_every_situation_has_a_step_and_every_failure_its_own_code() -> None:
+    assert set(STEPS) == set(Situation)
+    assert {found for found, step in STEPS.items() if step.action is Action.WRITE} == {Situation.FIRST, Situation.NEXT}
+    assert [found for found, step in STEPS.items() if step.action is Action.SKIP] == [Situation.DONE]
+    codes = [step.code for step in STEPS.values() if step.action is Action.FAIL]
+    assert all(codes)
+    assert len(codes) == len(set(codes))
+
+
+markers = st.builds(
+    Marker,
+    batch=st.integers(-1, 1 << 40),
+    parallelism=st.integers(1, 1000),
+    rows=st.integers(0, 1 << 40),
+    crc=st.integers(0, (1 << 64) - 1),
+    writer=st.text(),
+    offsets=st.one_of(st.none(), st.text()),
+    dead_lettered=st.integers(0, 1 << 40),
+    total_rows=st.integers(0, 1 << 60),
+    total_dead_lettered=st.integers(0, 1 << 60),
+    refused=st.one_of(
+        st.none(),
+        st.builds(Refusal, st.integers(0, 1 << 40), st.one_of(st.none(), st.text()), st.integers(0, 1000)),
+    ),
+)
+
+
+@given(markers)
+def test_a_marker_comes_back_as_it_was(marker: Marker) -> None:
+    assert Marker.from_json(marker.to_json()) == marker
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"x", b"[]", b"{}", b'{"v":2}', b'{"v":1,"batch":1}', SAME.to_json().replace(b'"rows":10', b'"rows":null')],
+)
+def test_what_is_no_marker_is_not_guessed_at(value: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Marker.from_json(value)
+
+
+def test_totals_go_on() -> None:
+    first = Marker(0, 1, rows=5, dead_lettered=1, total_rows=5, total_dead_lettered=1)
+    second = Marker(1, 1, rows=7, dead_lettered=0).following(first)
+    assert (second.total_rows, second.total_dead_lettered) == (12, 1)
+
+
+@given(st.integers(1, 3), st.lists(st.integers(0, 4), max_size=20))
+def test_whatever_crashes_every_batch_is_written_once(parallelism: int, crashes: list[int]) -> None:
+    """Spark as it is: a batch runs until its commit is logged. Each number is how many transactions a run lives for."""
+    kafka: dict[int, Marker] = {}
+    written: list[tuple[int, int]] = []
+    batch, lives = 0, iter([*crashes, 4])
+    for transactions in lives:
+        for partition in range(min(parallelism, transactions)):
+            step = STEPS[situation(kafka.get(partition), Claim(batch, partition, parallelism, "q"))]
+            assert step.action is not Action.FAIL
+            if step.action is Action.WRITE:
+                kafka[partition] = Marker(batch, parallelism, writer="q")
+                written.append((batch, partition))
+        batch += transactions > parallelism  # lived until Spark's commit log had it
+    assert len(written) == len(set(written))
+    assert {(b, p) for b in range(batch) for p in range(parallelism)} <= set(written)
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=8))
+def test_a_marker_that_is_not_of_the_batch_before_is_never_passed_over(markers_then_claims: list[int]) -> None:
+    """Any jump of the checkpoint, forth or back by more than a replay, stops the query."""
+    marker = Marker(4, 1, writer="q")
+    for batch in markers_then_claims:
+        action = STEPS[situation(marker, Claim(batch, 0, 1, "q"))].action
+        expected = {4: Action.SKIP, 5: Action.WRITE}.get(batch, Action.FAIL)
+        assert action is expected

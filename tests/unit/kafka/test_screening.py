@@ -1,0 +1,193 @@
+"""Which records Kafka would refuse, told one by one and by whole columns."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.errors import KafkaError
+from towline.kafka import screening
+from towline.kafka.admin import TopicFacts
+from towline.kafka.columns import ACCEPTED, Columns
+from towline.kafka.deadletters import Collector, Letter, Reason, from_record
+from towline.kafka.options import SinkSettings
+from towline.kafka.screening import Limits, Screen, fault_of
+
+HOUR = 3_600_000
+NOW = int(time.time() * 1000)
+TOPICS = {
+    "t": TopicFacts(3, 10_000, HOUR, None, "delete"),
+    "c": TopicFacts(1, 10_000, None, None, "compact"),
+    "dlq": TopicFacts(1, 10_000, HOUR, None, "delete"),
+}
+LIMITS = Limits(TOPICS, 20_000, None, NOW)
+
+
+def record(
+    topic: str | None = "t", value: bytes = b"v", key: bytes | None = b"k", partition: int = -1, moment: int = 0
+) -> Any:
+    return (topic, value, key, partition, None, None, moment, [])
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (record(None), Reason.TOPIC_ABSENT),
+        (record("nowhere"), Reason.TOPIC_MISSING),
+        (record("a/b"), Reason.TOPIC_ILLEGAL),
+        (record(""), Reason.TOPIC_ILLEGAL),
+        (record(".."), Reason.TOPIC_ILLEGAL),
+        (record("x" * 250), Reason.TOPIC_ILLEGAL),
+        (record(partition=3), Reason.PARTITION),
+        (record(partition=-2), Reason.PARTITION),
+        (record(moment=-1), Reason.TIMESTAMP),
+        (record(moment=NOW + 2 * HOUR), Reason.TIMESTAMP),
+        (record("c", key=None), Reason.KEY_ABSENT),
+        (record(value=b"x" * 10_000), Reason.TOO_LARGE),
+        (record(value=b"x" * 30_000), Reason.TOO_LARGE),
+        (record(key=b"x" * 10_000), Reason.TOO_LARGE),
+        ((*record()[:7], [("h", b"x" * 10_000)]), Reason.TOO_LARGE),
+        (("t", b"x" * 10_000, None, -1), Reason.TOO_LARGE),
+    ],
+)
+def test_what_kafka_would_refuse(bad: Any, reason: Reason) -> None:
+    fault = fault_of(bad, LIMITS)
+    assert fault is not None
+    assert fault.reason is reason
+    assert "\n" not in fault.detail
+
+
+@pytest.mark.parametrize(
+    "good", [record(), record(partition=2), record(moment=NOW), record(moment=NOW + HOUR), record("c", moment=NOW * 2)]
+)
+def test_what_kafka_takes(good: Any) -> None:
+    assert fault_of(good, LIMITS) is None
+
+
+def test_a_record_that_compresses_well_is_not_too_large() -> None:
+    assert fault_of(record(value=b"x" * 15_000), LIMITS._replace(codec="zstd")) is None
+    assert fault_of(record(value=b"x" * 25_000), LIMITS._replace(codec="zstd")) is not None
+
+
+@pytest.fixture(autouse=True)
+def _known_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screening, "facts_of", lambda _settings, names: {n: TOPICS[n] for n in names if n in TOPICS})
+
+
+def screen(*columns: str, dlq: str | None = "dlq", **options: str) -> Screen:
+    given = {
+        "kafka.bootstrap.servers": "k:9092",
+        "kafka.message.max.bytes": "20000",
+        "kafka.batch.size": "1000",
+        **options,
+    }
+    if dlq:
+        given["deadLetterTopic"] = dlq
+    settings = SinkSettings.parse(given)
+    bound = Columns.bind({n: ACCEPTED[n][0] for n in columns}, settings.topic, include_headers=True)
+    return Screen(settings, bound, "s")
+
+
+def everything(**cells: list[Any]) -> Any:
+    types = {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    }
+    count = max(map(len, cells.values()))
+    return pa.record_batch({n: pa.array(cells.get(n, [None] * count), kind) for n, kind in types.items()})
+
+
+ALL = ("key", "value", "topic", "partition", "timestamp", "headers")
+
+
+def test_a_bad_record_becomes_a_letter_and_the_others_go_on() -> None:
+    headers = [{"key": "a", "value": b"1"}, {"key": "a", "value": None}]
+    batch = everything(
+        key=[b"k1", b"k2", b"k3"], value=[b"1", b"2", b"3"], topic=["t", "nowhere", "t"], headers=[None, headers, None]
+    )
+    looked = screen(*ALL)
+    looked.look([batch])
+    rows = looked.rows(batch)
+    sent = list(rows.records)
+    assert [r[0] for r in sent] == ["t", "dlq", "t"]
+    assert rows.topics == {"t", "dlq"}
+    assert looked.letters == 1
+    _, value, key, partition, _, _, moment, written = sent[1]
+    assert (partition, moment) == (-1, 0)
+    letter = from_record(key, value, written)
+    assert isinstance(letter, Letter)
+    assert (letter.reason, letter.topic, letter.key, letter.value) == (Reason.TOPIC_MISSING, "nowhere", b"k2", b"2")
+    assert (letter.headers, letter.source) == ((("a", b"1"), ("a", None)), "s")
+
+
+def test_a_batch_without_fault_is_not_read_twice() -> None:
+    batch = everything(value=[b"1"], topic=["t"], timestamp=[dt.datetime.now(dt.UTC)])
+    looked = screen(*ALL)
+    looked.look([batch])
+    assert not looked._suspicious(batch)
+    assert looked.most_bytes == 10_000
+
+
+def test_without_a_dead_letter_topic_nothing_is_sent() -> None:
+    looked = screen(*ALL, dlq=None)
+    with pytest.raises(KafkaError, match='"nowhere" does not exist') as caught:
+        looked.look([everything(value=[b"1", b"2"], topic=["t", "nowhere"])])
+    assert caught.value.code == "TL-K04"
+    with pytest.raises(KafkaError, match="partitions 0 to 2, not 9") as caught:
+        looked.look([everything(value=[b"1"], topic=["t"], partition=[9])])
+    assert caught.value.code == "TL-K06"
+    assert "deadLetterTopic" in caught.value.do
+
+
+def test_a_topic_of_the_options_must_be_there() -> None:
+    with pytest.raises(KafkaError, match='"gone"'):
+        screen("value", dlq="gone", topic="t").look([pa.record_batch({"value": pa.array([b""])})])
+    with pytest.raises(KafkaError, match='"away"'):
+        screen("value", topic="away").look([])
+
+
+moments = st.one_of(
+    st.none(), st.integers(-HOUR, NOW + 3 * HOUR).map(lambda ms: dt.datetime.fromtimestamp(ms / 1000, dt.UTC))
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["t", "c", "nowhere", "", None]),
+            st.one_of(st.none(), st.just(b"k"), st.just(b"x" * 9_950)),
+            st.one_of(st.none(), st.just(b"v"), st.just(b"x" * 9_950), st.just(b"x" * 30_000)),
+            st.one_of(st.none(), st.integers(-3, 4)),
+            moments,
+            st.one_of(st.none(), st.just([{"key": "h", "value": b"y" * 9_900}]), st.just([])),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_columns_never_pass_what_a_record_would_not(rows: list[tuple[Any, ...]]) -> None:
+    """The quick look may be too careful, never too trusting; and no row vanishes."""
+    names = ("topic", "key", "value", "partition", "timestamp", "headers")
+    batch = everything(**{name: [row[i] for row in rows] for i, name in enumerate(names)})
+    looked = screen(*ALL)
+    looked.look([batch])
+    records = list(looked._columns.rows(batch, any_topic=True).records)
+    bad = [record for record in records if fault_of(record, looked._limits)]
+    assert not bad or looked._suspicious(batch)
+    sent = list(looked.rows(batch).records)
+    assert looked.letters == len(bad)
+    assert [record for record in sent if record[0] != "dlq"] == [record for record in records if record not in bad]
+    assert all(fault_of(record, looked._limits) is None for record in sent)
+    collector = Collector()
+    letters = [collector.add(record[2], record[1], record[7]) for record in sent if record[0] == "dlq"]
+    assert [(letter.key, letter.value) for letter in letters if letter] == [(record[2], record[1]) for record in bad]

@@ -1,0 +1,64 @@
+"""Rows wait in memory, then on disk, and come back as they were; their sum does not know their order."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.errors import KafkaError
+from towline.kafka.spool import Spool, Totals, checksum
+
+cells = st.one_of(st.none(), st.binary(max_size=5))
+rows = st.lists(st.tuples(cells, cells), max_size=30)
+
+
+def batch(pairs: list[tuple[bytes | None, bytes | None]]) -> Any:
+    keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+    return pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+
+
+@given(rows, st.integers(0, 400), st.integers(1, 7))
+def test_rows_come_back_in_order_any_number_of_times(
+    pairs: list[tuple[bytes | None, bytes | None]], memory: int, size: int
+) -> None:
+    batches = [batch(pairs[at : at + size]) for at in range(0, len(pairs), size)]
+    with Spool(memory, 1 << 20) as spool:
+        totals = spool.fill(iter(batches))
+        assert totals.rows == len(pairs)
+        assert spool.in_memory <= memory
+        for _ in range(2):
+            assert [b.to_pydict() for b in spool] == [b.to_pydict() for b in batches]
+
+
+@given(rows, st.randoms(use_true_random=False), st.integers(1, 7))
+def test_the_sum_knows_neither_order_nor_batches(
+    pairs: list[tuple[bytes | None, bytes | None]], shuffled: random.Random, size: int
+) -> None:
+    other = pairs.copy()
+    shuffled.shuffle(other)
+    with Spool(1 << 20, 0) as spool:
+        parts = spool.fill(batch(other[at : at + size]) for at in range(0, len(other), size))
+    assert parts == Totals(len(pairs), checksum(batch(pairs)))
+
+
+def test_the_sum_knows_other_rows() -> None:
+    base = checksum(batch([(b"k", b"v"), (b"l", b"w")]))
+    for other in ([(b"k", b"w"), (b"l", b"v")], [(b"k", b"v")], [(b"k", b"v"), (b"l", b"w"), (b"l", b"w")]):
+        assert checksum(batch(list(other))) != base
+
+
+def test_strings_count_as_their_bytes() -> None:
+    text = pa.record_batch({"value": pa.array(["ä", "b"])})
+    assert checksum(text) == checksum(pa.record_batch({"value": pa.array(["ä".encode(), b"b"])}))
+
+
+def test_a_full_spool_says_what_to_do() -> None:
+    with Spool(0, 100) as spool, pytest.raises(KafkaError, match="more than 100 bytes") as caught:
+        spool.fill([batch([(None, b"x" * 1000)])])
+    assert caught.value.code == "TL-K23"
+    assert "spoolDiskBytes" in caught.value.do
