@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
-	@echo "  make demo GUARANTEE=at_most_once | at_least_once"
+	@echo "  make demo GUARANTEE=at_most_once | at_least_once | exactly_once"
 
 setup: ## what this machine needs: .venv, Java, Maven, Mosquitto, Kafka's jars; quick when it is all there
 	@$(PYTHON) scripts/setup.py

@@ -20,7 +20,20 @@ if TYPE_CHECKING:
 
     from towline.bridge.routes import Pattern
 
-__all__ = ["COUNTS", "KEPT", "LEVELS", "Letters", "Repeats", "apply", "expressions", "literal", "matches", "template"]
+__all__ = [
+    "COUNTS",
+    "KEPT",
+    "LEVELS",
+    "Letters",
+    "Repeats",
+    "apply",
+    "condition",
+    "expressions",
+    "literal",
+    "matches",
+    "template",
+    "tried",
+]
 
 #: Names of the working columns; a source column never begins with two underscores.
 LEVELS, ROUTE, WHERE, KEEP, NAME, TOPIC, REASON = (
@@ -292,7 +305,7 @@ def expressions(
     made = {
         LEVELS: "split(topic, '/')",
         ROUTE: f"CASE {cases} END",
-        WHERE: _switch(routes, _where, "false"),
+        WHERE: _switch(routes, condition, "false"),
         KEEP: f"{ROUTE} IS NOT NULL AND coalesce({WHERE}, false)",
         NAME: _switch(routes, lambda route: template(route.topic, route.pattern), null),
         TOPIC: _switch(routes, _topic, null),
@@ -342,7 +355,7 @@ def _dedupe_key(route: Route) -> str:
     return f"CAST((\n{route.dedupe}\n) AS STRING)"
 
 
-def _where(route: Route) -> str:
+def condition(route: Route) -> str:
     """The user's condition on lines of its own, so that a comment at its end ends there."""
     return "true" if route.where is None else f"coalesce((\n{route.where}\n), false)"
 
@@ -382,7 +395,7 @@ def apply(
     made = expressions(routes, letters, repeats)
     for name in [name for name in made if name.startswith("__")]:
         column = F.expr(made[name])
-        frame = frame.withColumn(name, _tried(column) if letters and name in (WHERE, SAME[1]) else column)
+        frame = frame.withColumn(name, tried(column) if letters and name in (WHERE, SAME[1]) else column)
     frame = frame.observe(counter, *(F.expr(text).alias(name) for name, text in COUNTS.items()))
     frame = frame.where(f"{KEEP} OR {REASON} IS NOT NULL")
     if repeats is not None:
@@ -394,7 +407,7 @@ def apply(
     return result.repartition(parallelism, "key") if parallelism > 1 else result.coalesce(1)
 
 
-def _tried(column: Column) -> Column:
+def tried(column: Column) -> Column:
     """The same, null where it raises: one message that breaks a condition must not stop all that follow.
 
     Spark has this expression for its ``try_`` functions and no name for it in SQL.

@@ -27,9 +27,11 @@ COMMANDS = {
     "run": "run the lines of a bridge file",
     "check": "validate a bridge file and print the plan; no network",
     "status": "the account of every message: received, waiting, committed",
+    "dlq": "dead letters: show them, and carry the mended ones on",
     "pub": "publish test messages to an MQTT broker",
     "demo": "real brokers, a bridge, a kill -9 or two, and the account",
     "gateway": "run the gateway of one line in the foreground",
+    "kafka": "what a sink remembers in Kafka, and setting it by hand",
     "devstack": "a real Mosquitto and a real Kafka on this machine",
 }
 

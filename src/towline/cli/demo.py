@@ -25,7 +25,7 @@ __all__ = ["demo"]
 
 def demo(
     *,
-    guarantee: Annotated[str, typer.Option(help="at_least_once or at_most_once.")] = "at_least_once",
+    guarantee: Annotated[str, typer.Option(help="at_most_once, at_least_once or exactly_once.")] = "at_least_once",
     messages: Annotated[int, typer.Option(min=100, max=1_000_000, help="Numbered messages.")] = 20_000,
     devices: Annotated[int, typer.Option(min=8, max=1000, help="Publishing devices.")] = 50,
     rate: Annotated[float, typer.Option(min=1, help="Messages a second.")] = 1000,

@@ -30,7 +30,8 @@ POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0<
 {dependencies}
 </dependencies></project>
 """
-DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
+DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}</dependency>"
+ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
 
 
 def cache_directory() -> Path:
@@ -72,7 +73,7 @@ def describe_java(java: str) -> str:
     return answer.stderr + answer.stdout
 
 
-def resolve_jars(name: str, coordinates: Sequence[str]) -> Path:
+def resolve_jars(name: str, coordinates: Sequence[str], *, alone: bool = False) -> Path:
     """The directory with these artifacts and all they need at run time; Maven is asked once for each `name`.
 
     Two processes that ask at once wait for each other, and a directory appears only when it is complete.
@@ -80,6 +81,7 @@ def resolve_jars(name: str, coordinates: Sequence[str]) -> Path:
     Args:
         name: The directory's name in the cache, with the version in it: what is there is never looked at again.
         coordinates: ``group:artifact:version`` each.
+        alone: Only these, and nothing that they ask for.
 
     Raises:
         SetupError: Maven is missing, or can't resolve them (TL-S15); the cache can't be written (TL-S18).
@@ -91,20 +93,20 @@ def resolve_jars(name: str, coordinates: Sequence[str]) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with locked(target.parent / f"{name}.lock"):
             if not target.is_dir():
-                _download(target, coordinates)
+                _download(target, coordinates, ALONE if alone else "")
     except OSError as error:
         raise SetupError("TL-S18", str(target), error.strerror or str(error), "Set TOWLINE_CACHE.") from error
     return target
 
 
-def _download(target: Path, coordinates: Sequence[str]) -> None:
+def _download(target: Path, coordinates: Sequence[str], exclusions: str) -> None:
     maven = shutil.which("mvn")
     if maven is None:
         raise SetupError("TL-S15", "mvn", "Maven is missing, which fetches Kafka's jars", "Run `make setup`.")
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as draft:
         jars = Path(draft) / "jars"
         pom = Path(draft) / "pom.xml"
-        dependencies = "\n".join(DEPENDENCY.format(*coordinate.split(":")) for coordinate in coordinates)
+        dependencies = "\n".join(DEPENDENCY.format(*coordinate.split(":"), exclusions) for coordinate in coordinates)
         pom.write_text(POM.format(dependencies=dependencies), encoding="utf-8")
         _copy_dependencies(maven, pom, jars)
         jars.rename(target)

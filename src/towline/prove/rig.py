@@ -225,6 +225,7 @@ class Trial:
             messages=messages,
             rate=rate,
             seconds=seconds,
+            qos=2 if self._rig.guarantee == "exactly_once" else 1,
         )
         part = _Part(self._rig.directory / f"claims-{run}", plan)
         self._parts.append(part)

@@ -1,0 +1,174 @@
+"""Dead letters through the routes again: what they would become with the bridge file as it is now.
+
+The statement of the rules in Python (`towline.bridge.routes`) maps them, which the bridge's SQL is tested against;
+Spark is started only for lines whose routes have a ``where``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.bridge.routes import USER_PREFIX, Route, first_match
+from towline.kafka.deadletters import Letter, Reason
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from towline.bridge.model import Line
+
+__all__ = ["Fate", "Mapper", "Outcome", "row_of"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_INDEX: Final = "__index"
+
+
+class Fate(StrEnum):
+    """What a dead letter becomes."""
+
+    #: A record of its topic.
+    MENDED = "mended"
+    #: Nothing: a ``where`` leaves it out now.
+    FILTERED = "filtered"
+    #: Still a dead letter.
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The fate of one letter.
+
+    Attributes:
+        fate: What it becomes.
+        record: Arguments of ``produce``: topic, value, key, partition, None, None, timestamp in ms, headers.
+        why: Why it is still dead.
+    """
+
+    fate: Fate
+    record: tuple[Any, ...] | None = None
+    why: str = ""
+
+
+def row_of(letter: Letter) -> dict[str, Any] | None:
+    """The row of the source a letter came from; None if it did not come from MQTT, or its properties were not kept."""
+    headers = [(name, value) for name, value in letter.headers if name.startswith("mqtt.")]
+    known: Mapping[str, bytes | None] = dict(reversed(headers))
+    topic = _text(known.get("mqtt.topic"))
+    if topic is None:
+        return None
+    users = [
+        {"key": name.removeprefix(USER_PREFIX), "value": _text(value)}
+        for name, value in headers
+        if name.startswith(USER_PREFIX)
+    ]
+    form = _text(known.get("mqtt.payload-format"))
+    return {
+        "topic": topic,
+        "payload": letter.value,
+        "qos": _number(known.get("mqtt.qos")),
+        "retain": known.get("mqtt.retain") == b"true",
+        "duplicate": False,
+        "content_type": _text(known.get("mqtt.content-type")),
+        "payload_is_utf8": None if form is None else form == "1",
+        "response_topic": _text(known.get("mqtt.response-topic")),
+        "correlation_data": known.get("mqtt.correlation-data"),
+        "user_properties": users or None,
+        "message_expiry_seconds": _number(known.get("mqtt.message-expiry")),
+        "subscription_ids": [_number(value) for name, value in headers if name == "mqtt.subscription-id"] or None,
+        "received_at": _EPOCH + timedelta(microseconds=_number(known.get("mqtt.received-at")) or 0),
+        "gateway": _text(known.get("mqtt.gateway")),
+        "offset": _number(known.get("mqtt.offset")),
+    }
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _number(value: bytes | None) -> int | None:
+    text = _text(value)
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+class Mapper:
+    """Maps the letters of one line.
+
+    Args:
+        line: Its routes.
+        spark: Makes the session a ``where`` is evaluated in; called at most once, and only for one.
+    """
+
+    def __init__(self, line: Line, spark: Callable[[], SparkSession]) -> None:
+        self._routes = line.routes
+        self._spark = spark
+
+    def outcomes(self, letters: Sequence[Letter]) -> list[Outcome]:
+        """The fate of each, in order."""
+        rows = [row_of(letter) for letter in letters]
+        taken = [None if row is None else first_match(self._routes, row["topic"]) for row in rows]
+        wanted = self._conditions(rows, taken)
+        return [
+            self._outcome(letter, row, route, wanted=wanted.get(index, True))
+            for index, (letter, row, route) in enumerate(zip(letters, rows, taken, strict=True))
+        ]
+
+    def _outcome(
+        self, letter: Letter, row: Mapping[str, Any] | None, taken: int | None, *, wanted: bool | None
+    ) -> Outcome:
+        if row is None:
+            return _as_it_was(letter)
+        if taken is None:
+            return Outcome(Fate.DEAD, why="no route takes its topic")
+        route = self._routes[taken]
+        if wanted is None:
+            return Outcome(Fate.DEAD, why="its where raises an error")
+        return _mapped(route, row) if wanted else Outcome(Fate.FILTERED)
+
+    def _conditions(self, rows: Sequence[dict[str, Any] | None], taken: Sequence[int | None]) -> dict[int, bool | None]:
+        """By index what the ``where`` of its route says of a row; None where it raises."""
+        found: dict[int, bool | None] = {}
+        for number, route in enumerate(self._routes):
+            mine = {index: row for index, row in enumerate(rows) if taken[index] == number and row is not None}
+            if route.where is not None and mine:
+                found |= _asked(self._spark(), route, mine)
+        return found
+
+
+def _mapped(route: Route, row: Mapping[str, Any]) -> Outcome:
+    record = route.record(row)
+    assert record is not None, "the route takes the topic"
+    if record["topic"] is None:
+        return Outcome(Fate.DEAD, why="its Kafka topic is not legal or not allowed")
+    if route.key_required and record["key"] is None:
+        return Outcome(Fate.DEAD, why="it has no key")
+    moment = (row["received_at"] - _EPOCH) // timedelta(milliseconds=1)
+    return Outcome(
+        Fate.MENDED,
+        (record["topic"], record["value"], record["key"], -1, None, None, moment, record["headers"]),
+    )
+
+
+def _as_it_was(letter: Letter) -> Outcome:
+    """A record that was mapped well and could not be written; what was wrong with it is left to Kafka."""
+    if letter.topic is None:
+        return Outcome(Fate.DEAD, why="it names no topic")
+    partition = -1 if letter.partition is None or letter.reason is Reason.PARTITION else letter.partition
+    moment = 0 if letter.timestamp is None or letter.reason is Reason.TIMESTAMP else letter.timestamp
+    headers = list(letter.headers) or None
+    return Outcome(Fate.MENDED, (letter.topic, letter.value, letter.key, partition, None, None, moment, headers))
+
+
+def _asked(spark: SparkSession, route: Route, rows: Mapping[int, dict[str, Any]]) -> dict[int, bool | None]:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom, and only where it is needed
+
+    from towline.bridge.sql import condition, tried  # noqa: PLC0415 - see above
+    from towline.gateway.rows import SPARK_SCHEMA  # noqa: PLC0415 - see above
+
+    names = list(next(iter(rows.values())))
+    made = [(index, *(row[name] for name in names)) for index, row in rows.items()]
+    frame = spark.createDataFrame(made, f"{_INDEX} long, {SPARK_SCHEMA}")
+    asked = frame.select(_INDEX, tried(F.expr(condition(route))).alias("wanted"))
+    return {row[_INDEX]: row["wanted"] for row in asked.collect()}

@@ -1,0 +1,156 @@
+"""``towline dlq``: the messages that could not be mapped or written, and their way on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from towline.cli._screen import BridgeFile, command_app, plain
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from towline.bridge.dlq import Entry, Replay, Wanted
+    from towline.bridge.model import Bridge
+
+__all__ = ["app"]
+
+app = command_app(
+    name="dlq",
+    help="Dead letters: the messages that could not be mapped or written, and their way on.",
+    epilog="Example:  towline dlq show bridge.toml && towline dlq replay bridge.toml --dry-run",
+    no_args_is_help=True,
+)
+
+Line = Annotated[str | None, typer.Option(help="Only those of this line.", show_default=False)]
+Reason = Annotated[str | None, typer.Option(help="Only those with this reason.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+
+
+@app.command(epilog="Example:  towline dlq show bridge.toml --reason topic_illegal --limit 5")
+def show(
+    file: BridgeFile = Path("bridge.toml"),
+    line: Line = None,
+    reason: Reason = None,
+    limit: Annotated[int, typer.Option(min=0, help="List so many of them; all are counted.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Count the dead letters that wait, by line and reason, and list the first ones. No payload is shown."""
+    from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.dlq import shelves  # noqa: PLC0415
+
+    bridge = load(file)
+    counts: Counter[tuple[str, str, str]] = Counter()
+    first: list[dict[str, Any]] = []
+    for shelf in shelves(bridge):
+        for entry in shelf.entries(_wanted(bridge, line, reason, None)):
+            owner = shelf.line_of(entry.letter)
+            counts[shelf.topic, owner.name if owner else "", entry.letter.reason.value] += 1
+            if len(first) < limit:
+                first.append(_facts(shelf.topic, owner.name if owner else "", entry))
+    waiting = [{"topic": t, "line": n, "reason": r, "letters": c} for (t, n, r), c in sorted(counts.items())]
+    told = json.dumps({"waiting": waiting, "first": first}, indent=2) if as_json else "\n".join(_shown(waiting, first))
+    sys.stdout.write(plain(told) + "\n")
+
+
+@app.command(epilog="Example:  towline dlq replay bridge.toml --line telemetry --dry-run")
+def replay(
+    file: BridgeFile = Path("bridge.toml"),
+    line: Line = None,
+    reason: Reason = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many letters.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing, only tell what would be done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Map the dead letters again, with the bridge file as it is now, and write the mended ones to their topics.
+
+    Each letter is replayed at most once: records and the mark that says so are one transaction. Those that still can't
+    be mapped stay. Exit code 1 when some stayed.
+    """
+    from towline.bridge import dlq  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
+
+    bridge = load(file)
+    wanted, total = _wanted(bridge, line, reason, limit), dlq.Replay()
+    for shelf in dlq.shelves(bridge):
+        total.include(dlq.replay(bridge, shelf, wanted, _session(bridge), dry_run=dry_run))
+    told = json.dumps(_as_json(total, dry_run=dry_run)) if as_json else "\n".join(_told(total, dry_run=dry_run))
+    sys.stdout.write(plain(told) + "\n")
+    if total.dead:
+        raise typer.Exit(1)
+
+
+def _wanted(bridge: Bridge, line: str | None, reason: str | None, limit: int | None) -> Wanted:
+    from towline.bridge.dlq import Wanted  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.mistakes import did_you_mean  # noqa: PLC0415
+    from towline.errors import ConfigError  # noqa: PLC0415
+    from towline.kafka.deadletters import Reason as Known  # noqa: PLC0415
+
+    if reason is not None and reason not in set(Known):
+        raise ConfigError("TL-C21", "--reason", f'there is no reason "{reason}"', did_you_mean(reason, set(Known)))
+    return Wanted(bridge.line(line).name if line else None, reason, limit)
+
+
+def _session(bridge: Bridge) -> Callable[[], SparkSession]:
+    """Makes the bridge's own session when a ``where`` has to be asked, once."""
+
+    def make() -> SparkSession:
+        from towline.bridge.driver import session  # noqa: PLC0415 - Spark is loaded only where it is needed
+
+        return session(bridge)
+
+    return make
+
+
+def _facts(topic: str, line: str, entry: Entry) -> dict[str, Any]:
+    letter = entry.letter
+    origin = next((value for name, value in letter.headers if name == "mqtt.topic"), None)
+    return {
+        "dead_letter_topic": topic,
+        "partition": entry.partition,
+        "offset": entry.offset,
+        "at": entry.timestamp,
+        "line": line,
+        "reason": letter.reason.value,
+        "detail": letter.detail,
+        "topic": letter.topic,
+        "mqtt_topic": None if origin is None else origin.decode("utf-8", "replace"),
+        "bytes": len(letter.value or b""),
+    }
+
+
+def _shown(waiting: list[dict[str, Any]], first: list[dict[str, Any]]) -> Iterator[str]:
+    if not waiting:
+        yield "no dead letters wait"
+    for row in waiting:
+        yield f"{row['letters']:>10,}  {row['reason']:<18} line {row['line']}   in {row['topic']}"
+    for row in first:
+        moment = datetime.fromtimestamp(row["at"] / 1000).astimezone()
+        target = f"→ {row['topic']}" if row["topic"] else "→ no topic"
+        yield (
+            f"{moment:%Y-%m-%d %H:%M:%S}  {row['partition']}/{row['offset']}  {row['reason']}  "
+            f"{row['mqtt_topic'] or '(not from MQTT)'} {target}  {row['bytes']:,} B  {row['detail']}"
+        )
+
+
+def _told(done: Replay, *, dry_run: bool) -> Iterator[str]:
+    would = "would be " if dry_run else ""
+    if not (done.mended or done.filtered or done.dead):
+        yield "no dead letters wait"
+    for topic, count in sorted(done.mended.items()):
+        yield f"{count:>10,}  {would}written to {topic}"
+    if done.filtered:
+        yield f"{done.filtered:>10,}  {would}settled: a where leaves them out now"
+    for why, count in sorted(done.dead.items()):
+        yield f"{count:>10,}  stay dead letters: {why}"
+
+
+def _as_json(done: Replay, *, dry_run: bool) -> dict[str, Any]:
+    return {"dry_run": dry_run, "mended": dict(done.mended), "filtered": done.filtered, "dead": dict(done.dead)}

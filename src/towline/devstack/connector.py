@@ -1,0 +1,51 @@
+"""Spark's own Kafka source: jars that Spark does not bring along."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from towline.devstack.java import cache_directory, resolve_jars
+from towline.errors import SetupError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["spark_kafka_jars"]
+
+#: What the connector needs beside itself, as its own releases name it.
+_BESIDE: Final = ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.12.1")
+#: Works with PySpark 4.3 where the matching version was never published (batch and stream, read and write).
+_TESTED: Final = ("4.2.0", "4.0.0")
+
+
+def spark_kafka_jars(version: str) -> list[Path]:
+    """The jars of ``format("kafka")``, for ``spark.jars``; Maven is asked once.
+
+    Args:
+        version: Of PySpark; its own connector is taken where it can be had, else the tested pair.
+
+    Raises:
+        SetupError: TL-S15 when Maven can't bring either.
+    """
+    choices = ((version, version), _TESTED)
+    for connector, provider in choices:
+        if (known := cache_directory() / _name(connector, provider)).is_dir():
+            return sorted(known.glob("*.jar"))
+    try:
+        return _fetched(*choices[0])
+    except SetupError:
+        return _fetched(*choices[1])
+
+
+def _name(connector: str, provider: str) -> str:
+    return f"spark-kafka-{connector}-{provider}"
+
+
+def _fetched(connector: str, provider: str) -> list[Path]:
+    spark = "org.apache.spark"
+    wanted = (
+        f"{spark}:spark-sql-kafka-0-10_2.13:{connector}",
+        f"{spark}:spark-token-provider-kafka-0-10_2.13:{provider}",
+        *_BESIDE,
+    )
+    return sorted(resolve_jars(_name(connector, provider), wanted, alone=True).glob("*.jar"))

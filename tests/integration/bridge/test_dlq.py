@@ -1,0 +1,179 @@
+"""Dead letters on a real Kafka: shown, mended, and carried on at most once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.conftest import NewTopic
+from tests.integration.bridge.running import PATIENCE, in_kafka
+from towline.bridge import dlq
+from towline.bridge.config import load
+from towline.bridge.model import Bridge
+from towline.bridge.remap import Mapper
+from towline.devstack import Kafka
+from towline.errors import KafkaError
+from towline.kafka.deadletters import Letter, Reason, to_records
+
+Make = Callable[..., tuple[Bridge, str, str]]
+
+
+def no_spark() -> NoReturn:
+    raise AssertionError("no route has a where")
+
+
+def put(bootstrap: str, topic: str, letters: list[Letter], limit: int = 1_000_000) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for letter in letters:
+        for key, value, headers in to_records(letter, limit):
+            producer.produce(topic, value, key, headers=[*headers])
+    assert producer.flush(20) == 0
+
+
+def letter(number: int, mqtt: str = "t/d/x", reason: Reason = Reason.TOPIC_ILLEGAL, size: int = 10) -> Letter:
+    value = f"m{number}".encode().ljust(size, b".")
+    headers = (("mqtt.topic", mqtt.encode()), ("mqtt.received-at", b"1767225600000000"))
+    return Letter(reason, None, None, value, headers, source="line")
+
+
+@pytest.fixture
+def make(kafka: Kafka, topic: NewTopic, tmp_path: Path) -> Make:
+    """A bridge file, its topic and its dead-letter topic."""
+
+    def made(route: str = "") -> tuple[Bridge, str, str]:
+        target, dead = topic("target"), topic("dead", 2)
+        file = tmp_path / "bridge.toml"
+        file.write_text(f"""
+name = "tests"
+state_dir = "state"
+mqtt = {{ brokers = "mqtt://127.0.0.1" }}
+kafka = {{ bootstrap_servers = "{kafka.bootstrap}" }}
+[[uplink]]
+name = "line"
+dead_letter_topic = "{dead}"
+[[uplink.route]]
+from = "t/{{device}}/x"
+topic = "{target}"
+key = "{{device}}"
+{route}
+""")
+        return load(file), target, dead
+
+    return made
+
+
+def values(kafka: Kafka, topic: str) -> list[bytes]:
+    return [value.rstrip(b".") for _, value, _ in in_kafka(kafka.bootstrap, topic)]
+
+
+def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
+    bridge, target, dead = make()
+    put(kafka.bootstrap, dead, [letter(0), letter(1, "nobody"), letter(2, size=9000), letter(3)], limit=4096)
+    (shelf,) = dlq.shelves(bridge)
+    dry = dlq.replay(bridge, shelf, dlq.Wanted(), no_spark, dry_run=True)
+    assert dry.mended == {target: 3}
+    assert values(kafka, target) == []
+
+    first = dlq.replay(bridge, shelf, dlq.Wanted(limit=1), no_spark)
+    assert sum(first.mended.values()) == 1 or first.dead
+    rest = dlq.replay(bridge, shelf, dlq.Wanted(), no_spark)
+    assert rest.dead == {"no route takes its topic": 1}
+    again = dlq.replay(bridge, shelf, dlq.Wanted(), no_spark)
+    assert (again.mended, again.dead) == ({}, {"no route takes its topic": 1})
+    assert sorted(values(kafka, target)) == [b"m0", b"m2", b"m3"]
+    assert [entry.letter.value for entry in shelf.entries(dlq.Wanted())] == [b"m1".ljust(10, b".")]
+
+
+def test_only_what_is_meant_is_replayed(kafka: Kafka, make: Make) -> None:
+    bridge, target, dead = make()
+    put(kafka.bootstrap, dead, [letter(0), letter(1, reason=Reason.UNROUTED)])
+    (shelf,) = dlq.shelves(bridge)
+    made = dlq.replay(bridge, shelf, dlq.Wanted(line="line", reason="unrouted"), no_spark)
+    assert made.mended == {target: 1}
+    assert values(kafka, target) == [b"m1"]
+    assert len(list(shelf.entries(dlq.Wanted()))) == 1
+
+
+def test_a_replay_that_was_overtaken_writes_nothing(kafka: Kafka, make: Make) -> None:
+    bridge, target, dead = make()
+    put(kafka.bootstrap, dead, [letter(0)])
+    (shelf,) = dlq.shelves(bridge)
+    slow = dlq._Writer(bridge, shelf)
+    waiting = list(shelf.entries(dlq.Wanted()))
+    assert dlq.replay(bridge, shelf, dlq.Wanted(), no_spark).mended == {target: 1}
+    mappers = {"line": Mapper(bridge.line("line"), no_spark)}
+    with pytest.raises(KafkaError, match=r"TL-B30"):
+        slow.write(dead, waiting, dlq._outcomes(shelf, mappers, waiting))
+    assert values(kafka, target) == [b"m0"]
+
+
+def test_a_letter_within_a_letter_is_opened(kafka: Kafka, make: Make) -> None:
+    bridge, target, dead = make()
+    inner = letter(0, size=9000)
+    (record,) = to_records(inner, 1_000_000)
+    outer = Letter(Reason.TOO_LARGE, dead, record[0], record[1], record[2], source="tests.line")
+    put(kafka.bootstrap, dead, [outer], limit=4096)
+    (shelf,) = dlq.shelves(bridge)
+    assert [entry.letter for entry in shelf.entries(dlq.Wanted())] == [inner]
+    assert dlq.replay(bridge, shelf, dlq.Wanted(), no_spark).mended == {target: 1}
+
+
+def test_what_kafka_would_refuse_stays(kafka: Kafka, make: Make) -> None:
+    bridge, target, dead = make()
+    put(kafka.bootstrap, dead, [letter(0, size=2_000_000)], limit=900_000)
+    (shelf,) = dlq.shelves(bridge)
+    made = dlq.replay(bridge, shelf, dlq.Wanted(), no_spark)
+    assert sum(made.dead.values()) == 1
+    assert "2,000" in next(iter(made.dead))
+    assert values(kafka, target) == []
+
+
+def told(*arguments: str) -> tuple[int, str, str]:
+    made = subprocess.run(
+        [sys.executable, "-m", "towline.cli", "dlq", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=90,
+    )
+    return made.returncode, made.stdout, made.stderr
+
+
+def test_the_commands(kafka: Kafka, make: Make) -> None:
+    bridge, target, dead = make()
+    put(kafka.bootstrap, dead, [letter(0), letter(1, "nobody", Reason.UNROUTED)])
+    code, out, _ = told("show", str(bridge.file))
+    assert code == 0
+    assert "1  topic_illegal      line line   in " + dead in out
+    assert "nobody → no topic  10 B" in out
+    code, out, _ = told("replay", str(bridge.file), "--json")
+    known: dict[str, Any] = json.loads(out)
+    assert code == 1
+    assert known == {
+        "dry_run": False,
+        "mended": {target: 1},
+        "filtered": 0,
+        "dead": {"no route takes its topic": 1},
+    }
+    code, _, err = told("replay", str(bridge.file), "--reason", "topic_ilegal")
+    assert (code, err) == (2, '--reason: there is no reason "topic_ilegal". Did you mean "topic_illegal"?   [TL-C21]\n')
+
+
+@pytest.mark.spark
+def test_a_where_is_asked_again(kafka: Kafka, make: Make) -> None:
+    where = "CASE WHEN payload = X'6D322E2E2E2E2E2E2E2E' THEN raise_error('no') ELSE payload LIKE 'm1%' END"
+    bridge, target, dead = make(f'where = "{where}"')
+    put(kafka.bootstrap, dead, [letter(0), letter(1), letter(2)])
+    code, out, _ = told("replay", str(bridge.file), "--json")
+    assert code == 1
+    assert json.loads(out)["mended"] == {target: 1}
+    assert json.loads(out)["filtered"] == 1
+    assert json.loads(out)["dead"] == {"its where raises an error": 1}
+    assert values(kafka, target) == [b"m1"]

@@ -1,0 +1,61 @@
+"""The example that carries Kafka to Kafka: killed with -9 in the midst of it, every alarm is there once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+
+from tests.conftest import NewTopic
+from tests.helpers import wait_until
+from tests.integration.bridge.running import PATIENCE, in_kafka
+from towline.checkpoint import Checkpoint
+from towline.devstack import Kafka
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "kafka_to_kafka.py"
+
+
+def put(bootstrap: str, topic: str, count: int) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(count):
+        value = json.dumps({"number": number, "celsius": 80 + number % 2})
+        producer.produce(topic, value, key=f"d{number % 10}")
+        producer.poll(0)
+    assert producer.flush(30) == 0
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """The driver, its JVM and every worker at once."""
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for one in family:
+        one.kill()
+    process.wait()
+    psutil.wait_procs(family, timeout=20)
+
+
+def test_every_alarm_once_across_kill_9(kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
+    source, target = topic("readings", 2), topic("alarms")
+    put(kafka.bootstrap, source, 20_000)
+    command = [sys.executable, str(EXAMPLE), kafka.bootstrap, source, target, str(tmp_path)]
+    with (tmp_path / "log").open("wb") as log:
+        first = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            checkpoint = Checkpoint(f"file:{tmp_path / 'checkpoint'}")
+            wait_until(
+                lambda: (planned := checkpoint.last_offsets_batch()) and planned != checkpoint.last_commit_batch(),
+                PATIENCE,
+                "a batch in work",
+            )
+        finally:
+            kill(first)
+        ended = subprocess.run([*command, "--once"], stdout=log, stderr=log, timeout=PATIENCE, check=False)
+    assert ended.returncode == 0, (tmp_path / "log").read_text()[-3000:]
+    numbers = [json.loads(value)["number"] for _, value, _ in in_kafka(kafka.bootstrap, target)]
+    assert sorted(numbers) == list(range(1, 20_000, 2))

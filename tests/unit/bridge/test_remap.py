@@ -1,0 +1,115 @@
+"""What a dead letter becomes with the bridge file as it is now; the SQL of a ``where`` is tested on a real Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NoReturn
+
+from tests.unit.bridge.test_config import GOOD, read
+from towline.bridge.dlq import Entry, Wanted, _marks, shelves
+from towline.bridge.remap import Fate, Mapper, row_of
+from towline.kafka.deadletters import Header, Letter, Reason
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from towline.bridge.model import Bridge
+
+MQTT: tuple[Header, ...] = (
+    ("mqtt.topic", b"telemetry/d1/x"),
+    ("mqtt.qos", b"2"),
+    ("mqtt.retain", b"true"),
+    ("mqtt.content-type", b"text/plain"),
+    ("mqtt.response-topic", b"re"),
+    ("mqtt.correlation-data", b"\x00\xff"),
+    ("mqtt.message-expiry", b"60"),
+    ("mqtt.payload-format", b"1"),
+    ("mqtt.subscription-id", b"3"),
+    ("mqtt.subscription-id", b"4"),
+    ("mqtt.received-at", b"1767225600000001"),
+    ("mqtt.user.k", b"1"),
+    ("mqtt.user.k", b"2"),
+    ("mqtt.gateway", b"g"),
+    ("mqtt.offset", b"7"),
+)
+
+
+def no_spark() -> NoReturn:
+    raise AssertionError("no route has a where")
+
+
+def bridge(directory: Path, route: str = "", line: str = "") -> Bridge:
+    text = GOOD.replace('"k1:9092"', '"k1:9092"\ncreate_topics = true') + route
+    return read(text.replace('name = "telemetry"\n', f'name = "telemetry"\n{line}\n'), directory)
+
+
+def letter(
+    reason: Reason = Reason.TOPIC_ILLEGAL, headers: tuple[Header, ...] = MQTT, topic: str | None = "x"
+) -> Letter:
+    return Letter(reason, topic, b"k", b"payload", headers, partition=9, timestamp=5, source="telemetry")
+
+
+def test_a_row_comes_back_as_it_was() -> None:
+    assert row_of(letter()) == {
+        "topic": "telemetry/d1/x",
+        "payload": b"payload",
+        "qos": 2,
+        "retain": True,
+        "duplicate": False,
+        "content_type": "text/plain",
+        "payload_is_utf8": True,
+        "response_topic": "re",
+        "correlation_data": b"\x00\xff",
+        "user_properties": [{"key": "k", "value": "1"}, {"key": "k", "value": "2"}],
+        "message_expiry_seconds": 60,
+        "subscription_ids": [3, 4],
+        "received_at": datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC),
+        "gateway": "g",
+        "offset": 7,
+    }
+
+
+def test_a_mended_route_takes_its_letters(tmp_path: Path) -> None:
+    (line,) = bridge(tmp_path, 'key = "{device}"\n').lines
+    (made,) = Mapper(line, no_spark).outcomes([letter()])
+    assert made.fate is Fate.MENDED
+    assert made.record is not None
+    assert made.record[:4] == ("telemetry", b"payload", b"d1", -1)
+    assert made.record[6] == 1767225600000
+    assert ("mqtt.correlation-data", b"\x00\xff") in made.record[7]
+    assert [name for name, _ in made.record[7] if name == "mqtt.user.k"] == ["mqtt.user.k"] * 2
+
+
+def test_what_is_not_mended_stays(tmp_path: Path) -> None:
+    (line,) = bridge(tmp_path, 'key = "{mqtt.user.none}"\nkey_required = true\n').lines
+    elsewhere = (("mqtt.topic", b"nobody"),)
+    made = Mapper(line, no_spark).outcomes([letter(), letter(headers=elsewhere), letter(headers=(), topic=None)])
+    assert [(one.fate, one.why) for one in made] == [
+        (Fate.DEAD, "it has no key"),
+        (Fate.DEAD, "no route takes its topic"),
+        (Fate.DEAD, "it names no topic"),
+    ]
+
+
+def test_a_record_that_kafka_refused_goes_as_it_was(tmp_path: Path) -> None:
+    (line,) = bridge(tmp_path).lines
+    reasons = (Reason.TOO_LARGE, Reason.PARTITION, Reason.TIMESTAMP)
+    made = Mapper(line, no_spark).outcomes([letter(reason, (("h", None),)) for reason in reasons])
+    assert [one.record for one in made] == [
+        ("x", b"payload", b"k", 9, None, None, 5, [("h", None)]),
+        ("x", b"payload", b"k", -1, None, None, 5, [("h", None)]),
+        ("x", b"payload", b"k", 9, None, None, 0, [("h", None)]),
+    ]
+
+
+def test_letters_belong_to_the_line_that_signed_them(tmp_path: Path) -> None:
+    (shelf,) = shelves(bridge(tmp_path))
+    assert shelf.topic == "plant-7.dead-letters"
+    assert set(shelf.lines) == {"telemetry", "plant-7.telemetry"}
+    assert shelf.line_of(letter()) is shelf.lines["telemetry"]
+    assert not shelf._chosen(Entry(0, 0, 0, Letter(Reason.UNROUTED, None, None, None, source="other")), Wanted())
+
+
+def test_marks_name_offsets_in_ranges() -> None:
+    entries = [Entry(p, o, 0, letter()) for p, o in ((1, 5), (0, 1), (0, 2), (0, 3), (0, 9))]
+    assert list(_marks(entries)) == [(0, b'{"v":1,"offsets":[[1,3],[9,9]]}'), (1, b'{"v":1,"offsets":[[5,5]]}')]
