@@ -165,7 +165,7 @@ class SessionConfig:
         session_expiry_s: Seconds the broker keeps the session; 0 ends it with the connection.
         receive_maximum: Unacknowledged QoS > 0 messages we allow the broker.
         keep_alive_s: Seconds; the server's value wins [MQTT-3.2.2-21].
-        connect_timeout_s: Seconds from the open transport to CONNACK.
+        connect_timeout_s: Seconds from the open transport to CONNACK, and of silence before SUBACK.
         unknown_session: ``refuse``, ``adopt`` or ``discard`` a broker session without a record [MQTT-3.2.2-4].
         durable: The line promises at least once: a session without expiry is an error.
         clean_start: Begin without a session, each time; never for a durable line.

@@ -142,7 +142,8 @@ class Session:
         self._confirmed: dict[str, int] = {}
         self._discarding = False
         self._suspended = False
-        self._opened_at = 0.0
+        #: When the connection was opened, or the broker last sent something.
+        self._heard_at = 0.0
         self._sent_at = 0.0
         self._ping_at: float | None = None
 
@@ -176,14 +177,19 @@ class Session:
         """When `Tick` is due on the clock of `handle`, None for never."""
         if self.state is State.OFFLINE:
             return None
-        if self.state is State.CONNECTING:
-            return self._opened_at + self.config.connect_timeout_s
+        if self._owes_answer:
+            return self._heard_at + self.config.connect_timeout_s
         keep_alive = self.keep_alive_s
         if not keep_alive:
             return None
         if self._ping_at is not None and not self._suspended:
             return self._ping_at + keep_alive * _PONG_WITHIN
         return self._sent_at + keep_alive * _PING_AFTER
+
+    @property
+    def _owes_answer(self) -> bool:
+        """The broker has to say something now: CONNACK, or SUBACK unless it is us who do not read."""
+        return self.state is State.CONNECTING or (self.state is State.SUBSCRIBING and not self._suspended)
 
     def validate(self) -> None:
         """Assert every invariant; for tests."""
@@ -197,7 +203,7 @@ class Session:
 
     def _on_opened(self, _event: Opened, now: float, actions: list[Action]) -> None:
         self.state = State.CONNECTING
-        self._opened_at = now
+        self._heard_at = now
         self._suspended = False
         if self.record is None:
             # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
@@ -236,6 +242,8 @@ class Session:
         )
 
     def _on_received(self, event: Received, now: float, actions: list[Action]) -> None:
+        if event.items or self.state is not State.CONNECTING:  # a CONNACK byte by byte is none
+            self._heard_at = now
         if self._ping_at is not None:
             self._ping_at = now  # a peer that sends is alive, however long its packet takes
         for item in event.items:
@@ -287,8 +295,9 @@ class Session:
         if deadline is None or now < deadline:
             return
         where = self.config.where
-        if self.state is State.CONNECTING:
-            what = f"no CONNACK within {self.config.connect_timeout_s:g} s"
+        if self._owes_answer:
+            missing = "CONNACK" if self.state is State.CONNECTING else "answer to SUBSCRIBE"
+            what = f"no {missing} within {self.config.connect_timeout_s:g} s"
             self._close(Unreachable("TL-M03", where, what, "Is this port an MQTT listener?"), actions)
         elif self._ping_at is not None and not self._suspended:
             what = f"no answer to PINGREQ within {self.keep_alive_s * _PONG_WITHIN:g} s"

@@ -416,6 +416,32 @@ def test_no_connack_in_time_is_an_error() -> None:
     assert "no CONNACK within 10 s" in str(only(session.handle(Tick(), 15.0), Close).error)
 
 
+def test_a_connack_byte_by_byte_has_the_same_time() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 5.0)
+    session.handle(Received([]), 14.0)
+    assert session.deadline() == 15.0
+
+
+def test_a_subscribe_without_answer_is_an_error() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 5.0)
+    session.handle(Received([ConnAckPacket()]), 6.0)
+    assert session.state is State.SUBSCRIBING
+    assert session.deadline() == 16.0
+    session.handle(Received([]), 12.0)
+    assert session.handle(Tick(), 16.0) == [], "a large message may be arriving"
+    assert "no answer to SUBSCRIBE within 10 s" in str(only(session.handle(Tick(), 22.0), Close).error)
+
+
+def test_a_suback_is_not_missed_while_we_do_not_read() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 5.0)
+    session.handle(Received([ConnAckPacket()]), 6.0)
+    session.handle(Suspended(), 7.0)
+    assert not [a for a in session.handle(Tick(), 60.0) if isinstance(a, Close)]
+
+
 def test_stop_leaves_the_session_with_a_plain_disconnect() -> None:
     session = online()
     (disconnect,) = sent(session.handle(Stop(), 5.0))
