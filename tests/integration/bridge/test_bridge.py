@@ -59,6 +59,7 @@ def test_messages_arrive_whatever_is_killed(
     bridge.kill("org.apache.spark.deploy.SparkSubmit")
     publish(broker, 1500, 500)
     wait_until(lambda: (a := bridge.line()["account"])["received"] >= 2007 and not a["waiting"], PATIENCE, "all of it")
+    assert bridge.told()["lines"]["line"]["account"]["adds_up"]
     assert bridge.interrupt() == 0
 
     values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]

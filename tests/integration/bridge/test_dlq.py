@@ -141,7 +141,7 @@ def told(*arguments: str) -> tuple[int, str, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=90,
+        timeout=PATIENCE,
     )
     return made.returncode, made.stdout, made.stderr
 

@@ -87,20 +87,19 @@ def test_at_most_once_doubles_nothing(
     online(bridge)
     publish(broker, 100_000, 50)
     nothing_waits(bridge, 50)
-    with Flow(broker, 4000):
-        for _ in range(2):
-            wait_until(lambda: in_work(bridge), PATIENCE, "a batch in work")
-            bridge.kill(JVM)
-            wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
+    with Flow(broker, 2000):
+        wait_until(lambda: in_work(bridge), PATIENCE, "a batch in work")
+        bridge.kill(JVM)
+        wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
         bridge.kill("towline.bridge.driver")
     wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
-    nothing_waits(bridge, 4050)
+    nothing_waits(bridge, 2050)
     known = wait_until(lambda: (a := bridge.account())["skipped"] and a, PATIENCE, "an interrupted batch was given up")
     assert bridge.interrupt() == 0
     values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
     assert len(values) == len(set(values)), "doubled"
     assert values[50:] == sorted(values[50:], key=lambda value: int(value[1:])), "order"
-    assert 50 < len(values) <= 4050 - known["skipped"]
+    assert 50 < len(values) <= 2050 - known["skipped"]
     assert known["adds_up"]
 
 
