@@ -25,7 +25,7 @@ from towline.prove.history import read_history
 from towline.prove.load import LoadPlan, run_load
 from towline.prove.powerloss import Disk
 from towline.prove.referee import Arrival, judge
-from towline.prove.strace import Injection, fired, recorded, recording, wrapped
+from towline.prove.strace import Injection, fired, recording, wrapped
 from towline.prove.subject import GatewayRun, NotReady
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from towline.prove.powerloss import Survives
     from towline.prove.referee import Verdict
 
-__all__ = ["CrashBench", "Point", "journal_arrivals", "lose_power"]
+__all__ = ["CrashBench", "Point", "journal_arrivals"]
 
 #: More points than any short run has; an enumeration that gets here never ends by itself.
 MOST_POINTS = 500
@@ -137,6 +137,7 @@ class CrashBench:
         directory.mkdir(parents=True)
         log = directory / "strace"
         settings = self._settings(directory)
+        disk = Disk.of(_disk(directory))
         with GatewayRun(settings, log=directory / "gateway.log") as run:
             run.start(lambda command: self._hurt(command, injection, log))
             listening = _ready(run)
@@ -147,7 +148,7 @@ class CrashBench:
             else:
                 code = run.wait(5)
         if self._power is not None:
-            lose_power(_disk(directory), log, self._power)
+            disk.cut(log, self._power)
         hurt = code != 0 or fired(log)  # held back by a full disk, it ends cleanly and leaves the rest at the broker
         problem = self._recover(settings, directory, published=listening) if hurt else ""
         verdict, recovery = self._judge(settings, directory)
@@ -208,21 +209,6 @@ class CrashBench:
 def _disk(directory: Path) -> Path:
     """What a power failure strikes; the gateway makes everything below it."""
     return directory / "disk"
-
-
-def lose_power(root: Path, log: Path, survives: Survives) -> None:
-    """Make of a directory what a disk holds after a power failure now.
-
-    Args:
-        root: The directory; was empty when the record began. What the kernel had is kept beside it for a look.
-        log: The record of whoever wrote there, now dead.
-        survives: Asked for each change that was not synced.
-    """
-    disk = Disk.empty(root)
-    for call in recorded(log, root):
-        disk.apply(call)
-    root.rename(root.with_name(f"{root.name}-before"))
-    disk.restore(root, survives)
 
 
 def _fired(injection: Injection, log: Path, code: int | None) -> bool:

@@ -21,6 +21,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final, Self
 
+from towline.prove.strace import recorded
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -178,10 +180,13 @@ class Disk:
     Args:
         root: The directory, without symbolic links on the way.
         top: Its content, all of it durable.
+
+    Attributes:
+        root: The directory.
     """
 
     def __init__(self, root: Path, top: _Directory) -> None:
-        self._root = root
+        self.root = root
         self._top = top
         #: By descriptor and path: one program does not open a file twice under one number.
         self._open: dict[tuple[int, str], _Open] = {}
@@ -210,6 +215,21 @@ class Disk:
         elif call.name in _UNKNOWN and any(self._parts(path) is not None for path in [*call.paths, *self._named(call)]):
             raise Gap(f"{call.name}({call.arguments})")
 
+    def cut(self, log: Path, survives: Survives = NOTHING) -> None:
+        """Lose power now: make of the directory itself what the disk holds. What the kernel had is kept beside it.
+
+        Args:
+            log: The record of whoever wrote there since this object was made, dead now.
+            survives: Asked for each change that was not synced.
+
+        Raises:
+            Gap: The record holds a change that is not followed.
+        """
+        for call in recorded(log, self.root):
+            self.apply(call)
+        self.root.rename(self.root.with_name(f"{self.root.name}-before-{log.name}"))
+        self.restore(self.root, survives)
+
     def restore(self, target: Path, survives: Survives = NOTHING) -> None:
         """Write the disk as it is after a power failure now into a new directory.
 
@@ -228,7 +248,7 @@ class Disk:
     def _parts(self, path: str) -> tuple[str, ...] | None:
         """The names on the way from the root; None for a path elsewhere."""
         try:
-            return Path(path).relative_to(self._root).parts
+            return Path(path).relative_to(self.root).parts
         except ValueError:
             return None
 
@@ -248,7 +268,7 @@ class Disk:
         """The absolute paths that a call names, each from its directory's descriptor where it has one."""
         bases, names = list(call.paths), [os.fsdecode(name) for name in call.strings]
         if len(bases) < len(names):  # a call without directory descriptors: rename, unlink, mkdir
-            bases = [str(self._root)] * len(names)
+            bases = [str(self.root)] * len(names)
         return [os.path.normpath(Path(base) / name) for base, name in zip(bases, names, strict=False)]
 
     # -- calls -----------------------------------------------------------------------------------------------------
