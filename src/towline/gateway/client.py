@@ -110,12 +110,14 @@ class Stored:
         end: Offset in the outbox after the last of them.
         whole: Nothing more is expected of it.
         already: They were there before this call.
+        newest: Number of the writer's newest batch; -1 when it has none.
     """
 
     rows: int
     end: int
     whole: bool
     already: bool
+    newest: int
 
 
 class GatewayClient:
@@ -261,24 +263,37 @@ class GatewayClient:
         """Give a lease back, so that the next reader need not wait for the end of this process."""
         self._action("release", {"consumer": lease.consumer, "lease": lease.token}, 2.0)
 
-    def place(self, writer: str, batch: int) -> Stored:
-        """Ask how much of a batch the outbox holds.
+    def place(self, writer: str, batch: int, origin: str = "") -> Stored:
+        """Ask how much of a batch the outbox holds; arguments are those of `send`.
 
         Raises:
+            JournalError: TL-J22, another batch with this number is there.
             GatewayError: TL-G20 when the gateway has no outbox.
             GatewayUnreachable: When no gateway answers.
         """
-        return Stored(**self._action("place", {"writer": writer, "batch": batch}))
+        return Stored(**self._action("place", {"writer": writer, "batch": batch, "origin": origin}))
 
-    def send(self, writer: str, batch: int, rows: Iterable[pa.RecordBatch], schema: pa.Schema, *, start: int) -> Stored:
+    def send(
+        self,
+        writer: str,
+        batch: int,
+        rows: Iterable[pa.RecordBatch],
+        schema: pa.Schema,
+        *,
+        start: int = 0,
+        whole: bool = True,
+        origin: str = "",
+    ) -> Stored:
         """Bring the rows of a batch to the outbox; on return they are durable there, and they are there once [I10].
 
         Args:
             writer: Who writes one batch after the other.
             batch: Number of the batch; grows.
-            rows: Rows of `towline.gateway.outrows.MESSAGE_SCHEMA`, from row `start` of the batch to its last.
+            rows: Rows of `towline.gateway.outrows.MESSAGE_SCHEMA`, in order.
             schema: That schema.
-            start: Rows of the batch that the outbox holds already, as `place` said.
+            start: Number of the first of them within the batch; what the outbox holds already is left out.
+            whole: The batch ends with these rows.
+            origin: What the batch was made from, such as a hash of its offsets; empty for unknown.
 
         Raises:
             JournalFull: TL-J02, the outbox is full; try again later.
@@ -287,7 +302,8 @@ class GatewayClient:
         """
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
-        command = json.dumps({"writer": writer, "batch": batch, "start": start}).encode()
+        asked = {"writer": writer, "batch": batch, "start": start, "whole": int(whole), "origin": origin}
+        command = json.dumps(asked).encode()
         with self._translated():
             stream, answers = self._connected().do_put(flight.FlightDescriptor.for_command(command), schema)
         try:

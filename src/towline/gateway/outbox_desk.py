@@ -50,8 +50,14 @@ class OutboxDesk:
         """How much of a batch is here."""
         return self._outbox.stored(batch)
 
-    def take(self, batch: Batch, reader: Any, *, start: int) -> Appended:
-        """Store the rows of a stream, exactly once; `start` is the number of the first within the batch.
+    def take(self, batch: Batch, reader: Any, *, start: int, whole: bool) -> Appended:
+        """Store the rows of a stream, exactly once.
+
+        Args:
+            batch: Whose rows they are.
+            reader: The stream.
+            start: Number of the first row within the batch.
+            whole: The batch ends with this stream.
 
         Raises:
             GatewayError: TL-G21, the rows have other columns.
@@ -65,7 +71,7 @@ class OutboxDesk:
         try:
             for piece, last in _pieces(reader):
                 rows = arrived(piece, time.time_ns() // 1000)
-                stored = self._outbox.append(rows, batch, start=start, whole=last)
+                stored = self._outbox.append(rows, batch, start=start, whole=whole and last)
                 start += piece.num_rows
                 self._wake()
         except JournalFailed as error:

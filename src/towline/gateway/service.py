@@ -259,8 +259,9 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         del context
         with _told(self._name):
             asked = _Asked(self._name, _object(self._name, descriptor.command))
-            batch = Batch(asked.text("writer"), asked.number("batch"))
-            stored = self._outgoing().take(batch, reader, start=asked.number("start"))
+            stored = self._outgoing().take(
+                asked.batch(), reader, start=asked.number("start"), whole=asked.number("whole") == 1
+            )
             writer.write(json.dumps(stored._asdict()).encode())
 
     def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -375,7 +376,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _place(self, asked: _Asked, context: Any) -> dict[str, object]:
         del context
-        return self._outgoing().stored(Batch(asked.text("writer"), asked.number("batch")))._asdict()
+        return self._outgoing().stored(asked.batch())._asdict()
 
     def _sent(self, asked: _Asked, context: Any) -> dict[str, object]:
         """Wait until every message of the outbox below ``upto`` is with the broker, refused or expired."""
@@ -471,6 +472,12 @@ class _Asked:
 
     def optional(self, key: str) -> int | None:
         return None if self._fields.get(key) is None else self.number(key)
+
+    def batch(self) -> Batch:
+        origin = self._fields.get("origin", "")
+        if not isinstance(origin, str) or len(origin) > 256:
+            self._refuse("origin", "text of at most 256 characters")
+        return Batch(self.text("writer"), self.number("batch"), origin)
 
     def seconds(self, key: str) -> float:
         value = self._fields.get(key)

@@ -17,6 +17,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from towline.errors import JournalError
 from towline.journal.journal import Journal, Limits
 from towline.journal.ranges import Ranges
 from towline.journal.writer import full
@@ -58,10 +59,13 @@ class Batch:
     Attributes:
         writer: Who writes one batch after the other, such as a query and a partition of it.
         number: Grows with each of the writer's batches.
+        origin: What the batch was made from, such as a hash; tells another batch with the same number. Empty for
+            unknown.
     """
 
     writer: str
     number: int
+    origin: str = ""
 
 
 class Appended(NamedTuple):
@@ -72,12 +76,14 @@ class Appended(NamedTuple):
         end: The offset after the last of them.
         whole: The batch is complete: whatever more is brought of it is a repeat.
         already: Nothing of what was brought was new.
+        newest: Number of the writer's newest batch; -1 when it has none.
     """
 
     rows: int
     end: int
     whole: bool
     already: bool
+    newest: int = -1
 
 
 class Outbox:
@@ -107,12 +113,18 @@ class Outbox:
     # -- coming in; any thread --
 
     def stored(self, batch: Batch) -> Appended:
-        """How much of a batch is here: all of one that is older than the writer's newest."""
+        """How much of a batch is here: all of one that is older than the writer's newest.
+
+        Raises:
+            JournalError: TL-J22, another batch with this number is here.
+        """
         found = self.journal.notes.get(_MARKER + batch.writer)
         if found is None or found[0] < batch.number:
-            return Appended(0, self.journal.end, whole=False, already=False)
-        number, rows, whole, end = found
-        return Appended(rows, end, whole=bool(whole) or number > batch.number, already=True)
+            return Appended(0, self.journal.end, whole=False, already=False, newest=found[0] if found else -1)
+        number, rows, whole, end, origin = found
+        if number == batch.number and origin and batch.origin and origin != batch.origin:
+            raise _another(self.journal.directory, batch)
+        return Appended(rows, end, whole=bool(whole) or number > batch.number, already=True, newest=number)
 
     def append(self, rows: Any, batch: Batch | None = None, *, start: int = 0, whole: bool = True) -> Appended:
         """Make rows durable, exactly once if they belong to a batch [I10].
@@ -129,7 +141,7 @@ class Outbox:
         Raises:
             JournalFull: TL-J02, no room: nothing was stored, the same call may succeed later [I7].
             JournalFailed: TL-J04, nothing of it is promised; the outbox is dead [I6].
-            JournalError: TL-J06 another schema, TL-J08 too large for one frame, TL-J10 closed.
+            JournalError: TL-J06 another schema, TL-J08 too large for one frame, TL-J10 closed, TL-J22 another batch.
             ValueError: Rows before `start` are missing.
         """
         with self._entering:
@@ -145,9 +157,9 @@ class Outbox:
             if not count:
                 return Appended(0, self.journal.end, whole=True, already=False)  # an empty batch needs no marker
             end = self.journal.end + fresh.num_rows
-            marker = [batch.number, count, int(whole), end]
+            marker = [batch.number, count, int(whole), end, batch.origin]
             self.journal.append(fresh, notes={_MARKER + batch.writer: marker})
-            return Appended(count, end, whole, already=False)
+            return Appended(count, end, whole, already=False, newest=batch.number)
 
     # -- going out; the sending thread --
 
@@ -242,6 +254,16 @@ class Outbox:
 
     @property
     def markers(self) -> Mapping[str, Any]:
-        """The newest batch of each writer: number, rows, whole, end."""
+        """The newest batch of each writer: number, rows, whole, end, origin."""
         notes = dict(self.journal.notes).items()
         return {name.removeprefix(_MARKER): value for name, value in notes if name.startswith(_MARKER)}
+
+
+def _another(directory: Path, batch: Batch) -> JournalError:
+    return JournalError(
+        "TL-J22",
+        str(directory),
+        f"batch {batch.number} of {batch.writer} is here already, and was made from something else",
+        "The query's checkpoint was restored from an older copy: bring back the newest one, or start the query with a "
+        "new checkpoint directory.",
+    )

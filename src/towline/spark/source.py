@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
     from towline.spark.options import SourceOptions
     from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan
+    from towline.spark.sink import MqttBatchWriter, MqttStreamWriter
 
 __all__ = ["MqttDataSource"]
 
 
 class MqttDataSource(DataSource):
-    """Messages of an MQTT broker, by way of a gateway's durable inbox.
+    """Messages from and to an MQTT broker, by way of a gateway's durable inbox and outbox.
 
     Options are validated here, because only errors of ``__init__`` and ``schema`` come out cleanly at ``load()``.
 
@@ -26,10 +27,16 @@ class MqttDataSource(DataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._read: ReadPlan | None = None
+        if "subscribe" in {name.lower() for name in options}:  # a sink has none, and is not asked for a schema
+            self._read = self._plan
+
+    @property
+    def _plan(self) -> ReadPlan:
         from towline.spark.options import parse_options  # noqa: PLC0415 - discovery imports this module: keep it light
 
-        super().__init__(options)
-        self._plan = _plan(parse_options(options))
+        return self._read or _plan(parse_options(self.options))
 
     @classmethod
     def name(cls) -> str:
@@ -62,6 +69,18 @@ class MqttDataSource(DataSource):
         from towline.spark.reader import MqttBatchReader  # noqa: PLC0415 - see above
 
         return MqttBatchReader(_fitted(self._plan, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
+        """Make the writer of a stream; complete mode appends. See `towline.spark.sink.stream_writer` for errors."""
+        from towline.spark.sink import stream_writer  # noqa: PLC0415 - see above
+
+        return stream_writer(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> MqttBatchWriter:  # noqa: FBT001 - Spark's signature
+        """Make the writer of a batch query. See `towline.spark.sink.batch_writer` for errors."""
+        from towline.spark.sink import batch_writer  # noqa: PLC0415 - see above
+
+        return batch_writer(self.options, schema, overwrite=overwrite)
 
 
 def _plan(options: SourceOptions) -> ReadPlan:

@@ -1,0 +1,289 @@
+"""``format("mqtt")`` as a sink: a batch enters the outbox of a gateway exactly once, the gateway delivers it.
+
+A task's batch has a name, query and partition, and a number; what of it is in the outbox already stays out [I10]. So a
+batch that Spark runs again after a crash, or a task that it starts twice, sends nothing twice. A full outbox holds the
+task back [I7].
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from towline.checkpoint import Checkpoint
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalFull
+from towline.gateway.outrows import MESSAGE_SCHEMA
+from towline.spark.link import Place
+from towline.spark.sink_columns import SinkColumns
+from towline.spark.sink_options import SinkOptions, parse_sink_options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql.types import StructType
+
+    from towline.gateway.client import GatewayClient, Stored
+
+__all__ = ["MqttBatchWriter", "MqttStreamWriter", "Written", "batch_writer", "stream_writer"]
+
+_WHERE: Final = 'format("mqtt")'
+#: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution).
+_BATCH_ID: Final = "streaming.sql.batchId"
+_QUERY_ID: Final = "sql.streaming.queryId"
+#: Bytes brought to the gateway at a time, and kept for a repeat, about.
+_CHUNK_BYTES: Final = 16 << 20
+#: Longest single wait for the broker, in seconds; repeated until the option's time is over.
+_GLANCE_S: Final = 30.0
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """A task's answer to the driver.
+
+    Attributes:
+        partition: Spark's partition id.
+        batch: Batch id; None in a batch query.
+        rows: Rows that are in the outbox now.
+        already: They were there before.
+    """
+
+    partition: int
+    batch: int | None
+    rows: int
+    already: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Brings one partition's rows to the gateway; picklable, and free of secrets [I12].
+
+    Attributes:
+        options: What the sink was told.
+        columns: Which columns there are.
+        origin: Hash of what the offset log says about the newest batch; empty for unknown.
+        origin_batch: That batch.
+    """
+
+    options: SinkOptions
+    columns: SinkColumns
+    origin: str = ""
+    origin_batch: int | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where the gateway is."""
+        return Place(self.options.state_dir, self.options.location, self.options.settings)
+
+    def bring(self, writer: str, batch: int, batches: Iterator[pa.RecordBatch]) -> Stored:
+        """Bring all rows of a batch, and wait for the broker if that was asked for.
+
+        Raises:
+            GatewayError: TL-G22 a checkpoint that is too old, TL-G23 no room for too long, TL-G24 not confirmed.
+            TowlineError: What the gateway says.
+        """
+        origin = self.origin if batch == self.origin_batch else ""
+        stored = self._patiently(lambda client: client.place(writer, batch, origin))
+        if stored.newest > batch:
+            raise GatewayError(
+                "TL-G22",
+                _WHERE,
+                f"this query has brought batch {stored.newest} to the outbox, now it comes with batch {batch}",
+                "Its checkpoint was restored from an older copy: bring back the newest one, or start the query with a "
+                "new checkpoint directory.",
+            )
+        if not stored.whole:
+            stored = self._bring(writer, batch, origin, batches)
+        if self.options.to_broker:
+            self._confirmed(stored.end)
+        return stored
+
+    def _bring(self, writer: str, batch: int, origin: str, batches: Iterator[pa.RecordBatch]) -> Stored:
+        start, stored = 0, None
+        for rows, last in _chunks(map(self.columns.rows, batches)):
+            piece = partial(_send, writer=writer, batch=batch, rows=rows, start=start, whole=last, origin=origin)
+            stored = self._patiently(piece)
+            start += rows.num_rows
+        assert stored is not None  # without any row there is one empty piece
+        return stored
+
+    def _patiently(self, call: Callable[[GatewayClient], _T]) -> _T:
+        """Repeat a call as the retry strategy says, while the outbox is full or no gateway answers."""
+        pauses = self.options.retry.pauses()
+        while True:
+            try:
+                with self.place.connect() as client:
+                    return call(client)
+            except (JournalFull, GatewayUnreachable) as error:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise GatewayError(
+                        "TL-G23",
+                        _WHERE,
+                        f"the outbox took nothing for the whole retry strategy: {error.what}",
+                        "Nothing is lost: deliver or make room, then start the query again; retryAttempts = -1 waits "
+                        "for ever.",
+                    ) from error
+                time.sleep(pause)
+
+    def _confirmed(self, upto: int) -> None:
+        deadline = time.monotonic() + self.options.confirm_s
+        while True:
+            left = deadline - time.monotonic()
+            if self._patiently(lambda client: client.sent(upto, timeout_s=max(0.0, min(left, _GLANCE_S)))):  # noqa: B023 - called at once
+                return
+            if left <= 0:
+                raise GatewayError(
+                    "TL-G24",
+                    _WHERE,
+                    f"the broker has not confirmed a batch within {self.options.confirm_s:g} s",
+                    "Its messages are in the outbox and go on; start the query again, the batch does not enter twice.",
+                )
+
+
+def _send(
+    client: GatewayClient, *, writer: str, batch: int, rows: pa.RecordBatch, start: int, whole: bool, origin: str
+) -> Stored:
+    return client.send(writer, batch, [rows], MESSAGE_SCHEMA, start=start, whole=whole, origin=origin)
+
+
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """Rows in pieces of about `_CHUNK_BYTES`, and whether a piece is the last; without any row one empty piece."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if waiting and size + batch.nbytes > _CHUNK_BYTES:
+            yield pa.concat_batches(waiting), False
+            waiting, size = [], 0
+        waiting.append(batch)
+        size += batch.nbytes
+    empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
+    yield pa.concat_batches(waiting) if waiting else empty, True
+
+
+class MqttStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a stream."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Bring a partition of a micro-batch to the outbox.
+
+        Raises:
+            GatewayError: The rows are not in the outbox; TL-G25 if Spark does not say which batch this is.
+        """
+        context = TaskContext.get()
+        batch = context.getLocalProperty(_BATCH_ID) if context else None
+        query = context.getLocalProperty(_QUERY_ID) if context else None
+        if context is None or not batch or not query:
+            what = "Spark does not say which batch this task belongs to, so it could enter twice"
+            raise _out_of_place(what, "Use it with writeStream in micro-batch mode, not inside other code.")
+        partition = context.partitionId()
+        stored = self._sender.bring(f"{query}/{partition}", int(batch), iterator)
+        return Written(partition, int(batch), stored.rows, stored.already)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """See that all tasks of a batch answered; there is nothing left to do, so repeats do no harm.
+
+        Raises:
+            GatewayError: TL-G25 if an answer is missing or belongs to another batch.
+        """
+        _account(messages, batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Do nothing: what is in the outbox is sent, and does not enter again when Spark runs the batch again."""
+
+
+class MqttBatchWriter(DataSourceArrowWriter):
+    """Writes the result of a batch query; a task that Spark repeats sends nothing twice, a repeated query does."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._job = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Bring a partition to the outbox.
+
+        Raises:
+            GatewayError: The rows are not in the outbox.
+        """
+        context = TaskContext.get()
+        if context is None:
+            raise _out_of_place("there is no Spark task around this call", "Use it as a sink of a Spark query.")
+        partition = context.partitionId()
+        stored = self._sender.bring(f"job-{self._job}/{partition}", 0, iterator)
+        return Written(partition, None, stored.rows, stored.already)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """See that all tasks answered."""
+        _account(messages, None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: what is in the outbox is sent."""
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamWriter:
+    """Bind a stream's options and columns, and find or start the gateway; on the driver, before each batch.
+
+    The checkpoint is synced: a batch that is in the outbox must not be forgotten by Spark in a power failure.
+
+    Raises:
+        ConfigError: Options or columns that can't be.
+        JournalError: TL-J20, the checkpoint can't be made durable.
+        TowlineError: Whatever keeps the gateway from starting.
+    """
+    sender = _sender(options, schema)
+    location = next((value for key, value in options.items() if key.lower() == "checkpointlocation"), "")
+    checkpoint = Checkpoint(location)
+    checkpoint.sync()
+    batch = checkpoint.last_offsets_batch()
+    origin = checkpoint.offsets_hash(batch) if batch is not None else None
+    sender.place.connect().close()
+    return MqttStreamWriter(Sender(sender.options, sender.columns, origin or "", batch))
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> MqttBatchWriter:
+    """Bind a batch query's options and columns.
+
+    Raises:
+        ConfigError: Options or columns that can't be; TL-C49 for ``mode("overwrite")``.
+    """
+    if overwrite:
+        raise ConfigError(
+            "TL-C49",
+            _WHERE,
+            'mode("overwrite") is not possible, a topic can only be published to',
+            'Use mode("append").',
+        )
+    return MqttBatchWriter(_sender(options, schema))
+
+
+def _sender(options: Mapping[str, str], schema: StructType) -> Sender:
+    parsed = parse_sink_options(options)
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    columns = SinkColumns.bind(types, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain, levels=parsed.levels)
+    return Sender(parsed, columns)
+
+
+def _account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> int:
+    """Sum the rows of a batch."""
+    answers: list[Any] = list(messages)
+    strange = [m for m in answers if not isinstance(m, Written) or m.batch != batch]
+    if strange:
+        what = f"{len(strange)} of {len(answers)} tasks did not answer for batch {batch}"
+        raise _out_of_place(what, "The batch is not committed and runs again when the query restarts.")
+    return sum(m.rows for m in answers)
+
+
+def _out_of_place(what: str, do: str) -> GatewayError:
+    return GatewayError("TL-G25", _WHERE, what, do)

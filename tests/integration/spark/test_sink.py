@@ -1,0 +1,163 @@
+"""``format("mqtt")`` as a sink, in a real Spark towards a real Mosquitto, with a gateway that the sink starts itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from towline.devstack import Mosquitto
+from towline.gateway.client import discover
+from towline.gateway.endpoint import Endpoint
+from towline.mqtt.client import Client
+from towline.mqtt.messages import Message
+
+
+class Ear:
+    """A subscriber that keeps what it heard."""
+
+    def __init__(self, broker: Mosquitto) -> None:
+        self.client = Client(broker.uri, client_id="ear", subscribe=["#"]).open()
+        self.messages: list[Message] = []
+
+    def hear(self, count: int, timeout: float = 60) -> list[Message]:
+        def heard() -> bool:
+            while (message := self.client.receive(0)) is not None:
+                message.ack()
+                self.messages.append(message)
+            return len(self.messages) >= count
+
+        wait_until(heard, timeout, f"{count} messages")
+        return self.messages
+
+
+@pytest.fixture
+def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
+    return new_mosquitto(max_queued_messages="0", persistence="true")
+
+
+@pytest.fixture
+def ear(broker: Mosquitto) -> Iterator[Ear]:
+    ear = Ear(broker)
+    yield ear
+    ear.client.close()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    """The gateway's directory; a gateway that was started there ends with the test."""
+    yield tmp_path / "out"
+    endpoint = Endpoint.read(tmp_path / "out")
+    if endpoint is not None and not endpoint.process.gone():
+        os.kill(endpoint.pid, signal.SIGTERM)
+        wait_until(endpoint.process.gone, 15, "the end of the gateway")
+
+
+def kill_gateway(state: Path) -> None:
+    endpoint = Endpoint.read(state)
+    assert endpoint is not None
+    os.kill(endpoint.pid, signal.SIGKILL)
+    wait_until(endpoint.process.gone, 10, "the death of the gateway")
+
+
+def numbered(frame: DataFrame, column: str, topics: int = 3) -> DataFrame:
+    return frame.selectExpr(
+        f"concat('d/', {column} % {topics}) AS topic",
+        f"cast({column} AS string) AS payload",
+        "array(named_struct('key', 'a', 'value', '1'), named_struct('key', 'a', 'value', '2')) AS user_properties",
+    )
+
+
+def in_order(messages: list[Message]) -> bool:
+    last: dict[str, int] = {}
+    for message in messages:
+        if int(message.payload) <= last.get(message.topic, -1):
+            return False
+        last[message.topic] = int(message.payload)
+    return True
+
+
+def outbox(state: Path) -> dict[str, Any]:
+    client = discover(state)
+    assert client is not None
+    with client:
+        found: dict[str, Any] = client.status()["outbox"]
+        return found
+
+
+@pytest.mark.parametrize("guarantee", ["at_most_once", "at_least_once", "exactly_once"])
+def test_a_batch_query_publishes_each_row_once(
+    spark: SparkSession, broker: Mosquitto, ear: Ear, state: Path, guarantee: str
+) -> None:
+    writer = numbered(spark.range(0, 300, numPartitions=1), "id").write.format("mqtt").mode("append")
+    writer.options(broker=broker.uri, stateDir=str(state), guarantee=guarantee, confirm="broker").save()
+    messages = ear.hear(300)
+    assert Counter(int(m.payload) for m in messages) == Counter(range(300))
+    assert in_order(messages)
+    assert messages[0].user_properties == (("a", "1"), ("a", "2"))
+    account = outbox(state)
+    assert (account["accepted"], account["delivered"], account["queued"]) == (300, 300, 0)
+
+
+def test_a_stream_goes_on_after_its_gateway_and_itself_were_stopped(
+    spark: SparkSession, broker: Mosquitto, ear: Ear, state: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+
+    def run() -> None:
+        lines = spark.readStream.format("text").load(str(source))
+        query = (
+            numbered(lines, "cast(value AS long)")
+            .writeStream.format("mqtt")
+            .options(broker=broker.uri, stateDir=str(state), guarantee="exactly_once")
+            .option("checkpointLocation", str(tmp_path / "ck"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(60)
+
+    (source / "1.txt").write_text("".join(f"{n}\n" for n in range(200)))
+    run()
+    ear.hear(200)
+    kill_gateway(state)
+    # The commit log forgets the last batch: Spark runs it again, and nothing of it may enter a second time.
+    newest = max(int(path.name) for path in (tmp_path / "ck" / "commits").iterdir() if path.name.isdecimal())
+    (tmp_path / "ck" / "commits" / str(newest)).unlink()
+    (tmp_path / "ck" / "commits" / f".{newest}.crc").unlink(missing_ok=True)
+    (source / "2.txt").write_text("".join(f"{n}\n" for n in range(200, 300)))
+    run()
+    messages = ear.hear(300)
+    wait_until(lambda: outbox(state)["queued"] == 0 == outbox(state)["in_flight"], 20, "an empty outbox")
+    assert outbox(state)["accepted"] == 300
+    assert Counter(int(m.payload) for m in messages) == Counter(range(300))
+    assert in_order(messages)
+
+
+def test_a_full_outbox_holds_the_query_back_with_one_clear_line(
+    spark: SparkSession, broker: Mosquitto, state: Path
+) -> None:
+    broker.kill()  # nothing can be delivered
+    rows = spark.range(0, 40, numPartitions=1).selectExpr("'t' AS topic", "repeat('x', 100000) AS payload")
+    writer = rows.write.format("mqtt").mode("append")
+    writer = writer.options(broker=broker.uri, stateDir=str(state), outboxMaxBytes="1m")
+    with pytest.raises(Exception, match=r"TL-G23"):
+        writer.options(retryStrategy="constant", retryInterval="0.05", retryAttempts="3").save()
+
+
+def test_mistakes_are_one_line(spark: SparkSession, state: Path) -> None:
+    rows = spark.range(1).selectExpr("1 AS payload", "'t' AS topic")
+    with pytest.raises(Exception, match=r'column "payload" is int.*TL-C48'):
+        rows.write.format("mqtt").mode("append").options(broker="mqtt://127.0.0.1:1", stateDir=str(state)).save()
+    with pytest.raises(Exception, match=r"TL-C12"):
+        rows.write.format("mqtt").mode("append").options(
+            broker="mqtt://127.0.0.1:1", stateDir=str(state), guarantee="exactly_once", qos="1"
+        ).save()
