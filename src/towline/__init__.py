@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from towline.publisher import AsyncPublisher, Publisher
     from towline.session import register
     from towline.spark.session import spark_conf
 
-__all__ = ["register", "spark_conf"]
+__all__ = ["AsyncPublisher", "Publisher", "register", "spark_conf"]
 
-_HOMES = {"register": "towline.session", "spark_conf": "towline.spark.session"}
+_HOMES = {
+    "AsyncPublisher": "towline.publisher",
+    "Publisher": "towline.publisher",
+    "register": "towline.session",
+    "spark_conf": "towline.spark.session",
+}
 
 
 def __getattr__(name: str) -> Any:

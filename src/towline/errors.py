@@ -17,6 +17,7 @@
     ├── GatewayError       TL-G..  between Spark and a gateway
     │   ├── GatewayUnreachable     no gateway answers
     │   └── Fenced                 somebody newer reads this journal; this reader must stop [I8]
+    ├── PublisherError     TL-O..  an application's outbox
     └── KafkaError         TL-K..  Kafka, or the way to it
 
 An error is one line for a person: where, what is wrong, what to do, and a code that has a paragraph in
@@ -38,6 +39,7 @@ __all__ = [
     "JournalLocked",
     "KafkaError",
     "ProtocolViolation",
+    "PublisherError",
     "Refused",
     "SessionUnknown",
     "SetupError",
@@ -141,6 +143,10 @@ class GatewayUnreachable(GatewayError):
 
 class Fenced(GatewayError):
     """A newer reader has taken over, or the journal behind the gateway is another one [I8]."""
+
+
+class PublisherError(TowlineError):
+    """An application's outbox: it is full or closed, or a message of it will not be delivered."""
 
 
 class KafkaError(TowlineError):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,8 +31,14 @@ def pub(
     username: Annotated[str | None, typer.Option(help="MQTT user name.")] = None,
     password_file: Annotated[Path | None, typer.Option(help="File that holds the password.")] = None,
     ca_file: Annotated[Path | None, typer.Option(help="Certificates to trust, PEM.")] = None,
+    durable: Annotated[
+        Path | None, typer.Option(metavar="STATE_DIR", help="Store each message here first; deliver it from there.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0, help="With --durable: seconds to wait for the broker.")] = 30.0,
 ) -> None:
     """Publish test messages; ends when the broker has acknowledged all of them.
+
+    With --durable no message is lost by an end before that: the next start on the same directory sends what waits.
 
     Example: towline pub mqtt://127.0.0.1:1883 'telemetry/d{n}' '21.5' --count 1000
     """
@@ -44,6 +51,12 @@ def pub(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="BROKER") from None
     properties = [_pair(text) for text in user_property or []]
+    if durable is not None:
+        _pub_durably(
+            str(place), topic, message, count, rate, qos, properties, retain, durable, timeout,
+            username=username, password=_secret(password_file), tls=Tls(ca_file=ca_file) if ca_file else None,
+        )  # fmt: skip
+        return
     refused: list[int] = []
     sender = Sender(
         place.endpoint,
@@ -62,6 +75,47 @@ def pub(
             progress.update(task, completed=number + 1)
         sender.drain()
     _account(count, refused, time.monotonic() - started, place=str(place), qos=qos)
+
+
+def _pub_durably(
+    broker: str,
+    topic: str,
+    message: str,
+    count: int,
+    rate: float,
+    qos: int,
+    properties: list[tuple[str, str]],
+    retain: bool,
+    state_dir: Path,
+    timeout: float,
+    **login: Any,
+) -> None:
+    from towline.publisher import Publisher  # noqa: PLC0415
+
+    outcomes: Counter[str] = Counter()
+    publisher = Publisher(broker, state_dir=state_dir, on_outcome=lambda _n, told: outcomes.update([told]), **login)
+    started = time.monotonic()
+    waited = publisher.waiting
+    last = None
+    try:
+        for number in range(count):
+            _pace(started, number, rate)
+            text = str(number)
+            name, payload = topic.replace("{n}", text), message.replace("{n}", text)
+            last = publisher.publish(name, payload, qos=qos, retain=retain, user_properties=properties, wait=bool(rate))
+        if last is not None:
+            last.on_disk.result()
+        typer.echo(f"{count:,} messages on disk in {state_dir} in {time.monotonic() - started:.1f} s", err=True)
+    finally:
+        left = publisher.close(timeout)
+    before = f", {waited:,} of them from before" if waited else ""
+    typer.echo(f"{outcomes['delivered']:,} messages {'acknowledged by' if qos else 'sent to'} {broker}{before}")
+    if outcomes["refused"] or outcomes["expired"]:
+        typer.echo(f"{outcomes['refused']:,} refused, {outcomes['expired']:,} expired", err=True)
+    if left:
+        typer.echo(f"{left:,} messages wait in {state_dir}; the next start sends them", err=True)
+    if left or outcomes["refused"]:
+        raise typer.Exit(1)
 
 
 def _account(count: int, refused: list[int], seconds: float, *, place: str, qos: int) -> None:

@@ -208,6 +208,11 @@ class Connection:
         self.count += 1
         self.handle(Opened())
 
+    def renew(self, error: BrokerError) -> None:
+        """Begin anew with another session, because what this one decided can't be made durable."""
+        self.session = self._new_session(self._levels[0])
+        self._close(Close(error))
+
     def leave(self, patience_s: float) -> None:
         """Say goodbye, wait up to `patience_s` seconds until that is sent, and close; the session stays there."""
         if self._transport is not None:

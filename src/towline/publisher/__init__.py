@@ -1,0 +1,9 @@
+"""A durable outbox for applications: `publish` returns when the message is on disk, delivery goes on for ever after."""
+
+from __future__ import annotations
+
+from towline.publisher.aio import AsyncPublisher
+from towline.publisher.publisher import Publisher
+from towline.publisher.receipt import Receipt, Stage
+
+__all__ = ["AsyncPublisher", "Publisher", "Receipt", "Stage"]

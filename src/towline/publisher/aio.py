@@ -1,0 +1,109 @@
+"""`AsyncPublisher`: the same publisher for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from towline.publisher.publisher import Publisher
+from towline.publisher.receipt import Receipt, Stage
+
+__all__ = ["AsyncPublisher", "AsyncReceipt", "AsyncStage"]
+
+T = TypeVar("T")
+
+
+class AsyncStage(Generic[T]):
+    """A stage of a message, to be awaited; as often as you like.
+
+    Awaiting raises what `Stage.result` raises. Cancelling the wait cancels nothing else.
+    """
+
+    def __init__(self, stage: Stage[T]) -> None:
+        self._stage = stage
+
+    def done(self) -> bool:
+        """Whether it has happened, or failed."""
+        return self._stage.done()
+
+    def __await__(self) -> Any:
+        return self._wait().__await__()
+
+    async def _wait(self) -> T:
+        if not self._stage.done():
+            loop = asyncio.get_running_loop()
+            reached = asyncio.Event()
+
+            def tell(_stage: Stage[T]) -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(reached.set)
+
+            self._stage.add_done_callback(tell)
+            await reached.wait()
+        return self._stage.result(0)
+
+
+class AsyncReceipt:
+    """A published message.
+
+    Attributes:
+        on_disk: Awaitable: durable; its result is the message's number in the outbox.
+        at_broker: Awaitable: the broker has it; fails when it was refused for good, or expired.
+    """
+
+    def __init__(self, receipt: Receipt) -> None:
+        self.topic = receipt.topic
+        self.on_disk = AsyncStage(receipt.on_disk)
+        self.at_broker = AsyncStage(receipt.at_broker)
+
+
+class AsyncPublisher:
+    """A `Publisher` whose waits are awaits; arguments are the same. An asynchronous context manager."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self._given = (args, settings)
+        self._publisher: Publisher | None = None
+
+    @property
+    def publisher(self) -> Publisher:
+        """The publisher underneath: status, journal id, epoch.
+
+        Raises:
+            RuntimeError: It is not open.
+        """
+        if self._publisher is None:
+            raise RuntimeError("open it first: async with AsyncPublisher(...) as publisher")
+        return self._publisher
+
+    async def __aenter__(self) -> Self:
+        args, settings = self._given
+        self._publisher = await asyncio.to_thread(Publisher, *args, **settings)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(0 if kind else 30.0)
+
+    async def publish(
+        self, topic: str, payload: bytes | str = b"", *, wait: bool = True, **properties: Any
+    ) -> AsyncReceipt:
+        """Hand over a message; see `Publisher.publish` for arguments and errors."""
+        publisher = self.publisher
+        if publisher.crowded:  # it would wait, and the loop must not
+            receipt = await asyncio.to_thread(publisher.publish, topic, payload, wait=False, **properties)
+        else:
+            receipt = publisher.publish(topic, payload, wait=False, **properties)
+        found = AsyncReceipt(receipt)
+        if wait:
+            await found.on_disk
+        return found
+
+    async def flush(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - as `Publisher.flush`
+        """Wait until everything is at the broker; see `Publisher.flush`."""
+        return await asyncio.to_thread(self.publisher.flush, timeout)
+
+    async def close(self, timeout: float = 30.0) -> int:  # noqa: ASYNC109 - as `Publisher.close`
+        """End; see `Publisher.close`."""
+        return await asyncio.to_thread(self.publisher.close, timeout)

@@ -1,0 +1,547 @@
+"""`Publisher`: the Session and the outbox of a gateway inside the user's process.
+
+    any thread     publish   queue the message, wait until it is durable
+    disk thread    takes all that is queued, one frame, one sync for all of it: group commit across threads
+    mqtt thread    delivers, over reconnects, restarts and days offline
+
+What is on disk is delivered by the next `Publisher` on the same directory if this process ends first, however it ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import structlog
+
+from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, PublisherError, Unreachable
+from towline.gateway.downlink import Downlink, Outcome
+from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, packet, rows_of
+from towline.gateway.record import recall
+from towline.journal import Limits, Outbox
+from towline.mqtt.connection import LEVELS, Connection, Way
+from towline.mqtt.events import Action, Event, Online, Remember, SessionConfig, SessionLost
+from towline.mqtt.session import Session
+from towline.mqtt.transport import Endpoint, Proxy, Tls
+from towline.publisher.receipt import Receipt, Stage
+
+__all__ = ["Publisher"]
+
+#: Messages stored in one frame, at most.
+_GROUP: Final = 10_000
+#: Messages that may wait for the disk thread, before `publish` waits.
+_QUEUED: Final = 20_000
+#: How often a full disk or outbox is tried again, in seconds.
+_ROOM_RETRY: Final = 0.2
+#: The mqtt thread looks around after this many seconds at the latest; everything that matters wakes it.
+_LONGEST_TURN: Final = 60.0
+#: Patience with the broker's answers when the interpreter ends without `close`, in seconds.
+_AT_EXIT: Final = 5.0
+#: Patience with the goodbye, in seconds.
+_GOODBYE: Final = 2.0
+
+
+@dataclass(slots=True)
+class _Message:
+    fields: Mapping[str, Any]
+    receipt: Receipt
+
+
+class Publisher:
+    """Publishes MQTT messages that are not lost once `publish` has returned; a context manager.
+
+    One publisher per directory: a second one is refused. All methods may be called from any thread.
+
+    Args:
+        brokers: ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://``, ``wss://`` or ``unix:///PATH``; several in order of
+            preference.
+        state_dir: Directory of this publisher alone, on a local disk.
+        client_id: MQTT client id, stable; default one made from the directory's journal.
+        username: MQTT user name.
+        password: MQTT password.
+        tls: How to encrypt ``mqtts`` and ``wss``; None for verification against the system's certificates.
+        proxy: On the way to the broker.
+        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``.
+        keep_alive_s: Seconds; the server's own value wins [MQTT-3.2.2-21].
+        session_expiry_s: Seconds the broker keeps the session, which QoS 2 needs; default for ever.
+        max_bytes: Most bytes of the outbox on disk; None for no limit but the disk.
+        min_free_bytes: Space left free on the file system.
+        max_age_s: Messages that old are not sent any more; None for never.
+        overflow: What `publish` does when the outbox is full: ``block`` until there is room, or ``refuse``.
+        on_outcome: Called with number and outcome (``delivered``, ``expired``, ``refused``) of each message, also of
+            those of an earlier life, on the mqtt thread.
+
+    Raises:
+        ConfigError: Something that can't be.
+        JournalError: The directory can't be used; TL-J03 when another publisher has it.
+    """
+
+    def __init__(
+        self,
+        brokers: str | Sequence[str],
+        *,
+        state_dir: str | Path,
+        client_id: str = "",
+        username: str | None = None,
+        password: bytes | str | None = None,
+        tls: Tls | None = None,
+        proxy: Proxy | None = None,
+        protocol: Literal["5", "3.1.1", "3.1", "auto"] = "5",
+        keep_alive_s: int = 60,
+        session_expiry_s: int = 0xFFFFFFFF,
+        max_bytes: int | None = None,
+        min_free_bytes: int = 64 << 20,
+        max_age_s: float | None = None,
+        overflow: Literal["block", "refuse"] = "block",
+        on_outcome: Callable[[int, str], None] | None = None,
+    ) -> None:
+        endpoints = _endpoints(brokers)
+        if protocol not in LEVELS or overflow not in ("block", "refuse"):
+            raise _wrong("protocol is 5, 3.1.1, 3.1 or auto, overflow is block or refuse")
+        self._where = str(endpoints[0])
+        self._overflow = overflow
+        self._told = on_outcome
+        self._directory = Path(state_dir).expanduser()
+        limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
+        self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
+        self._config = SessionConfig(
+            client_id or f"towline-{self._outbox.journal.journal_id}",
+            self._where,
+            username=username,
+            password=password.encode() if isinstance(password, str) else password,
+            session_expiry_s=session_expiry_s,
+            keep_alive_s=keep_alive_s,
+            unknown_session="adopt",
+            durable=session_expiry_s > 0,
+            durable_ids=True,
+        )
+        self._log = structlog.get_logger("towline.publisher")
+        #: guards everything below, and is told of every change
+        self._changed = threading.Condition()
+        self._queue: deque[_Message] = deque()
+        #: the disk thread is at work on a group
+        self._storing = False
+        self._closing = False
+        #: why nothing works any more
+        self._dead: BaseException | None = None
+        #: number of a message → its stage at the broker, as long as somebody holds it or wants to be told
+        self._stages: weakref.WeakValueDictionary[int, Stage[None]] = weakref.WeakValueDictionary()
+        self._kept: set[Stage[Any]] = set()
+        #: every message below has been entered in `_stages`
+        self._entered = self._outbox.end
+        #: outcomes of messages that the mqtt thread had done before they were entered
+        self._early: dict[int, Outcome] = {}
+        #: outcomes of this turn, told together
+        self._outcomes: list[tuple[int, Outcome]] = []
+        self._full_since: JournalFull | None = None
+        try:
+            self._downlink = Downlink(
+                self._outbox,
+                handle=self._handle,
+                where=self._where,
+                aside=self._directory / "refused",
+                max_age_s=max_age_s,
+                on_outcome=self._outcome,
+                on_progress=self._progress,
+            )
+            self._connection = Connection(
+                Way(endpoints, tls, proxy), self._new_session, self._perform, LEVELS[protocol]
+            )
+        except BaseException:
+            self._outbox.close()
+            raise
+        self._disk_thread = threading.Thread(target=self._store_all, name="publisher-disk", daemon=True)
+        self._mqtt_thread = threading.Thread(target=self._deliver_all, name="publisher-mqtt", daemon=True)
+        self._disk_thread.start()
+        self._mqtt_thread.start()
+        atexit.register(self._at_exit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(0 if kind else 30.0)
+
+    # -- for everybody --
+
+    @property
+    def journal_id(self) -> str:
+        """Names this outbox for ever: 12 hex digits; a message is named by it and its number."""
+        return self._outbox.journal.journal_id
+
+    @property
+    def epoch(self) -> int:
+        """Grows by one each time the directory is opened [I8]."""
+        return self._outbox.journal.epoch
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes | str = b"",
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        content_type: str | None = None,
+        payload_is_utf8: bool | None = None,
+        response_topic: str | None = None,
+        correlation_data: bytes | None = None,
+        user_properties: Iterable[tuple[str, str]] = (),
+        message_expiry_s: int | None = None,
+        wait: bool = True,
+    ) -> Receipt:
+        """Hand over a message; on return it is durable.
+
+        Args:
+            topic: Topic name.
+            payload: Bytes, or text for UTF-8.
+            qos: 0, 1 or 2. QoS 0 is kept until it is sent, and sent once.
+            retain: The broker keeps it for later subscribers.
+            content_type: MQTT 5, as all that follow.
+            payload_is_utf8: The payload is text.
+            response_topic: Where an answer is expected.
+            correlation_data: Goes into the answer.
+            user_properties: Pairs, in order, repetitions kept.
+            message_expiry_s: Seconds from now after which nobody needs it any more.
+            wait: Return when the message is durable; False returns at once: see `Receipt.on_disk`.
+
+        Raises:
+            ConfigError: TL-C52, MQTT has no way to say this message.
+            PublisherError: TL-O01, the outbox is full and `overflow` is ``refuse``. TL-O02, the publisher is closed.
+            JournalFailed: TL-J04, the disk failed: what was not durable before is not promised.
+        """
+        fields = {
+            "topic": topic,
+            "payload": payload.encode() if isinstance(payload, str) else bytes(payload),
+            "qos": qos,
+            "retain": retain,
+            "content_type": content_type,
+            "payload_is_utf8": payload_is_utf8,
+            "response_topic": response_topic,
+            "correlation_data": correlation_data,
+            "user_properties": [{"key": k, "value": v} for k, v in user_properties] or None,
+            "message_expiry_seconds": message_expiry_s,
+        }
+        if qos not in (0, 1, 2) or isinstance(packet(**fields), int):  # type: ignore[arg-type] # the same names
+            raise ConfigError(
+                "TL-C52", f'message to "{topic[:80]}"', "MQTT has no way to say this message", "Change it."
+            )
+        receipt = Receipt(topic, self._changed, self._kept)
+        self._enqueue(_Message(fields, receipt))
+        if wait:
+            receipt.on_disk.result()
+        return receipt
+
+    def flush(self, timeout: float | None = None) -> int:
+        """Wait until everything is at the broker.
+
+        Args:
+            timeout: Seconds; None for ever.
+
+        Returns:
+            Messages that are not; they stay on disk.
+
+        Raises:
+            TowlineError: Why the publisher has ended.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while left := self._unsent():
+                if self._dead is not None:
+                    raise self._dead
+                rest = None if deadline is None else deadline - time.monotonic()
+                if rest is not None and rest <= 0:
+                    return left
+                self._changed.wait(rest)
+        return 0
+
+    @property
+    def crowded(self) -> bool:
+        """The disk can't keep up: `publish` would wait before it takes a message."""
+        return len(self._queue) >= _QUEUED or self._full_since is not None
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not at the broker."""
+        with self._changed:
+            return self._unsent()
+
+    def status(self) -> dict[str, Any]:
+        """The account, as a gateway's: accepted = queued + in_flight + delivered + expired + refused [I11]."""
+        error = self._connection.error
+        return {
+            **self._downlink.status(),
+            "online": self._connection.online,
+            "client_id": self._config.client_id,
+            "broker": str(self._connection.endpoint),
+            "last_error": str(error) if error else None,
+            "held_back": str(self._full_since) if self._full_since else None,
+        }
+
+    def close(self, timeout: float = 30.0) -> int:
+        """Wait until everything is at the broker, at most `timeout` seconds, and end; a second call does nothing.
+
+        Returns:
+            Messages that are not at the broker. They stay on disk, and the next `Publisher` on this directory sends
+            them; a warning says how many.
+        """
+        with self._changed:
+            if self._closing:
+                return 0
+        left = 0
+        with contextlib.suppress(BrokerError, JournalError, PublisherError):
+            left = self.flush(timeout)
+        self._end()
+        left = max(left, self._outbox.waiting)
+        if left:
+            self._log.warning(
+                "closed with messages unsent; they stay on disk and are sent at the next start",
+                messages=left,
+                directory=str(self._directory),
+                code="TL-O03",
+            )
+        return left
+
+    # -- inside: coming in --
+
+    def _unsent(self) -> int:
+        return len(self._queue) + int(self._storing) + self._outbox.waiting
+
+    def _enqueue(self, message: _Message) -> None:
+        with self._changed:
+            while not self._closing and self._dead is None:
+                full = self._full_since if self._overflow == "refuse" else None
+                if full is not None:
+                    raise PublisherError("TL-O01", str(self._directory), f"the outbox is full: {full.what}", full.do)
+                if len(self._queue) < _QUEUED:
+                    break
+                self._changed.wait()
+            if self._dead is not None:
+                raise self._dead
+            if self._closing:
+                raise _closed(self._directory)
+            self._queue.append(message)
+            if not self._storing:
+                self._changed.notify_all()
+
+    def _store_all(self) -> None:
+        """The disk thread."""
+        try:
+            while group := self._next_group():
+                self._store(group)
+        except BaseException as error:  # noqa: BLE001 - told to everybody who waits
+            self._die(error)
+
+    def _next_group(self) -> list[_Message]:
+        with self._changed:
+            self._storing = False
+            self._changed.notify_all()
+            while not self._queue and not self._closing:
+                self._changed.wait()
+            group = [self._queue.popleft() for _ in range(min(len(self._queue), _GROUP))]
+            self._storing = bool(group)
+            return group
+
+    def _store(self, group: list[_Message]) -> None:
+        rows = arrived(rows_of([message.fields for message in group]), time.time_ns() // 1000)
+        while True:
+            try:
+                end = self._outbox.append(rows).end
+            except JournalFull as error:
+                if not self._hold_back(group, error):
+                    return
+            else:
+                break
+        self._stored(group, end - len(group))
+
+    def _stored(self, group: list[_Message], first: int) -> None:
+        callbacks: list[tuple[Stage[Any], Callable[[Stage[Any]], None]]] = []
+        with self._changed:
+            self._full_since = None
+            for number, message in enumerate(group, first):
+                stage = message.receipt.on_disk
+                callbacks += [(stage, call) for call in stage._settle(number)]  # noqa: SLF001 - ours
+                self._stages[number] = message.receipt.at_broker
+                if (early := self._early.pop(number, None)) is not None:
+                    callbacks += self._settled(number, early)
+            self._entered = first + len(group)
+            self._changed.notify_all()
+        self._connection.wake()
+        self._call(callbacks)
+
+    def _hold_back(self, group: list[_Message], error: JournalFull) -> bool:
+        """Wait for room, or refuse the group; whether to try again."""
+        with self._changed:
+            self._full_since = error
+            if self._overflow == "refuse" or self._closing:
+                failure = PublisherError("TL-O01", str(self._directory), f"the outbox is full: {error.what}", error.do)
+                for message in group:
+                    message.receipt.on_disk._settle(failure=failure)  # noqa: SLF001 - ours
+                    message.receipt.at_broker._settle(failure=failure)  # noqa: SLF001
+                self._full_since = None
+                self._changed.notify_all()
+                return False
+            self._changed.notify_all()
+            self._changed.wait(_ROOM_RETRY)
+        return True
+
+    # -- inside: going out --
+
+    def _deliver_all(self) -> None:
+        """The mqtt thread."""
+        try:
+            while not self._closing and self._dead is None:
+                self._turn()
+        except BaseException as error:  # noqa: BLE001 - told to everybody who waits
+            self._die(error)
+
+    def _turn(self) -> None:
+        connection = self._connection
+        was = connection.connected
+        due = self._downlink.due()
+        patience = _LONGEST_TURN if due is None else max(0.0, min(due - time.monotonic(), _LONGEST_TURN))
+        try:
+            connection.turn(patience)
+            if was and not connection.connected:
+                self._downlink.lost()
+            self._downlink.turn(unsent=connection.unsent)
+        except JournalFull as error:  # what can't be made durable must not be acted on
+            connection.renew(
+                Unreachable("TL-M13", self._where, f"what is sent can't be recorded: {error.what}", error.do)
+            )
+        if connection.fatal is not None:
+            # What is on disk is safe, and another may mend the broker: go on trying, and say so.
+            self._log.warning("no connection", code=connection.fatal.code, reason=str(connection.fatal))
+            connection.fatal = None
+
+    def _handle(self, event: Event) -> None:
+        self._connection.handle(event)
+
+    def _new_session(self, level: int) -> Session:
+        record = recall(self._outbox.session)
+        if record is not None and record.client_id != self._config.client_id:
+            record = None
+        session = Session(replace(self._config, protocol=level), record)
+        self._downlink.attach(session)
+        return session
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Remember):
+            self._outbox.set_session(asdict(action.record) if action.record else {})
+        elif isinstance(action, Online):
+            self._log.info("online", broker=str(self._connection.endpoint), session="kept" if action.resumed else "new")
+        elif isinstance(action, SessionLost):
+            self._outbox.count(sessions_lost=1)
+            self._log.warning("the broker has lost our session", code="TL-M22", broker=str(self._connection.endpoint))
+        else:
+            self._downlink.perform(action)
+
+    def _outcome(self, number: int, outcome: Outcome) -> None:
+        self._outcomes.append((number, outcome))
+
+    def _progress(self) -> None:
+        """Tell all outcomes of a turn at once."""
+        outcomes, self._outcomes = self._outcomes, []
+        callbacks: list[tuple[Stage[Any], Callable[[Stage[Any]], None]]] = []
+        with self._changed:
+            for number, outcome in outcomes:
+                if number >= self._entered:
+                    self._early[number] = outcome
+                else:
+                    callbacks += self._settled(number, outcome)
+            self._changed.notify_all()
+        self._call(callbacks)
+        if self._told is not None:
+            for number, outcome in outcomes:
+                self._guarded(partial(self._told, number, outcome.value))
+
+    def _settled(self, number: int, outcome: Outcome) -> list[tuple[Stage[Any], Callable[[Stage[Any]], None]]]:
+        """Settle the stage of a message, with the condition held; what is to be called for it."""
+        stage = self._stages.pop(number, None)
+        if stage is None:
+            return []
+        failure = None if outcome is Outcome.DELIVERED else _not_sent(self._where, number, outcome)
+        return [(stage, call) for call in stage._settle(failure=failure)]  # noqa: SLF001 - ours
+
+    def _call(self, callbacks: Sequence[tuple[Any, Callable[[Any], None]]]) -> None:
+        for stage, call in callbacks:
+            self._guarded(partial(call, stage))
+
+    def _guarded(self, call: Callable[[], object]) -> None:
+        """A callback of the user's must not end the delivery."""
+        try:
+            call()
+        except Exception:  # noqa: BLE001 - whatever it is, it is the user's
+            self._log.exception("a callback failed")
+
+    # -- inside: ending --
+
+    def _die(self, error: BaseException) -> None:
+        with self._changed:
+            self._dead = self._dead or error
+            for message in self._queue:
+                message.receipt.on_disk._settle(failure=error)  # noqa: SLF001 - ours
+                message.receipt.at_broker._settle(failure=error)  # noqa: SLF001
+            self._queue.clear()
+            self._storing = False
+            self._changed.notify_all()
+        self._connection.wake()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._connection.cancel()
+        self._disk_thread.join()
+        self._mqtt_thread.join()
+        atexit.unregister(self._at_exit)
+        self._connection.leave(_GOODBYE)
+        try:
+            if self._dead is None:
+                self._downlink.close()
+        finally:
+            self._connection.dispose()
+            with contextlib.suppress(JournalError):
+                self._outbox.close()
+
+    def _at_exit(self) -> None:
+        """The interpreter ends without `close`: give the broker a moment, and say what stays."""
+        left = self.close(_AT_EXIT)
+        if left:
+            sys.stderr.write(f"{left:,} messages stay in {self._directory}; the next start sends them.   [TL-O03]\n")
+
+
+def _not_sent(where: str, number: int, outcome: Outcome) -> PublisherError:
+    if outcome is Outcome.EXPIRED:
+        return PublisherError("TL-O05", where, f"message {number} expired before it was sent")
+    return PublisherError("TL-O04", where, f"the broker refused message {number}", "It is kept aside; see the log.")
+
+
+def _closed(directory: Path) -> PublisherError:
+    return PublisherError("TL-O02", str(directory), "the publisher is closed", "Make a new one.")
+
+
+def _endpoints(brokers: str | Sequence[str]) -> tuple[Endpoint, ...]:
+    uris = (brokers,) if isinstance(brokers, str) else tuple(brokers)
+    if not uris:
+        raise _wrong("no broker is named")
+    try:
+        return tuple(Endpoint.parse(uri) for uri in uris)
+    except ValueError as error:
+        raise _wrong(str(error)) from None
+
+
+def _wrong(what: str) -> ConfigError:
+    return ConfigError("TL-C52", "Publisher", what, "Change it.")

@@ -1,0 +1,111 @@
+"""What became of a published message: two stages that can be waited for, asked, or told by a callback."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Receipt", "Stage"]
+
+T = TypeVar("T")
+
+
+class Stage(Generic[T]):
+    """Something that happens once, or fails once; like `concurrent.futures.Future`, and lighter.
+
+    Args:
+        changed: Shared by all stages of a publisher.
+        kept: Holds the stages that somebody wants to be told of, though nobody else may hold them.
+    """
+
+    __slots__ = ("__weakref__", "_callbacks", "_changed", "_done", "_failure", "_kept", "_value")
+
+    def __init__(self, changed: threading.Condition, kept: set[Stage[Any]]) -> None:
+        self._changed = changed
+        self._kept = kept
+        self._done = False
+        self._value: T | None = None
+        self._failure: BaseException | None = None
+        self._callbacks: list[Callable[[Stage[T]], None]] = []
+
+    def done(self) -> bool:
+        """Whether it has happened, or failed."""
+        return self._done
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait until it has happened.
+
+        Args:
+            timeout: Seconds; None for ever.
+
+        Raises:
+            TimeoutError: Not within `timeout` seconds; it may still happen.
+            TowlineError: It never will.
+        """
+        if not self._done:
+            self._wait(timeout)
+        if self._failure is not None:
+            raise self._failure
+        return self._value  # type: ignore[return-value] # set before `_done`
+
+    def _wait(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while not self._done:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"not within {timeout:g} s; it is on disk and may still happen")
+                self._changed.wait(left)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait as `result` does; return why it failed, or None."""
+        if not self._done:
+            self._wait(timeout)
+        return self._failure
+
+    def add_done_callback(self, call: Callable[[Stage[T]], None]) -> None:
+        """Call with this stage once it is done, on a thread of the publisher's; at once if it is."""
+        with self._changed:
+            if not self._done:
+                self._callbacks.append(call)
+                self._kept.add(self)
+                return
+        call(self)
+
+    def _settle(self, value: T | None = None, failure: BaseException | None = None) -> list[Callable[[Stage[T]], None]]:
+        """Note the outcome with the condition held; the caller notifies, and calls what this returns, without it."""
+        if self._done:
+            return []
+        self._value, self._failure, self._done = value, failure, True
+        callbacks, self._callbacks = self._callbacks, []
+        self._kept.discard(self)
+        return callbacks
+
+
+class Receipt:
+    """A published message.
+
+    Attributes:
+        topic: Where it goes.
+        on_disk: Done when it is durable; its result is the message's number in the outbox.
+        at_broker: Done when the broker has it (QoS 0: when it was sent). Fails when the broker refused it for good, or
+            when it expired.
+    """
+
+    __slots__ = ("at_broker", "on_disk", "topic")
+
+    def __init__(self, topic: str, changed: threading.Condition, kept: set[Stage[Any]]) -> None:
+        self.topic = topic
+        self.on_disk: Stage[int] = Stage(changed, kept)
+        self.at_broker: Stage[None] = Stage(changed, kept)
+
+    @property
+    def number(self) -> int:
+        """The message's number in the outbox, which names it for ever together with `Publisher.journal_id`; waits."""
+        return self.on_disk.result()
+
+    def __repr__(self) -> str:
+        state = "at broker" if self.at_broker.done() else "on disk" if self.on_disk.done() else "queued"
+        return f"Receipt({self.topic!r}, {state})"
