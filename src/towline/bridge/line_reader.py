@@ -103,13 +103,17 @@ class LineReader:
         return name
 
     def _one_within(self, uplink: UplinkSection | None, sections: tuple[RouteSection, ...]) -> None:
-        """One query has one watermark, so all routes remember equally long."""
+        """One query has one watermark, so all routes remember equally long; and one state, so that order is kept."""
         own = [(index, section.dedupe) for index, section in enumerate(sections) if section.dedupe]
         first = (uplink.dedupe if uplink else None) or next((dedupe for _, dedupe in own), None)
         for index, dedupe in own:
             if first is not None and dedupe.within != first.within:
                 what = f'within = "{dedupe.within}" differs from "{first.within}" on the same line'
                 self._note("TL-C72", ("route", index, "dedupe", "within"), what, "Make it one, or make two lines.")
+        name = "spark.sql.shuffle.partitions"
+        if first is not None and str(self._reader.spark_conf.get(name, 1)) != "1":
+            what = f"dedupe needs {name} = 1: more would mix up the order of a device's messages"
+            self._found.add("TL-C12", ("spark", "conf", *name.split(".")), self._subject, what, "Remove the setting.")
 
     def _routes(
         self, guarantee: Guarantee, dedupe: Dedupe | None

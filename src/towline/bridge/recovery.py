@@ -22,7 +22,7 @@ from towline.gateway.guarantees import knobs
 if TYPE_CHECKING:
     from towline.bridge.model import Line
 
-__all__ = ["PERMANENT", "Evidence", "begin_again", "examine", "gather", "problem", "starting"]
+__all__ = ["PERMANENT", "Evidence", "begin_again", "examine", "gather", "problem", "read_checkpoint", "starting"]
 
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0
@@ -68,14 +68,14 @@ def gather(line: Line, consumer: str) -> Evidence:
     """
     status = _status(line.gateway.state_dir)
     return replace(
-        _read(line.checkpoint),
+        read_checkpoint(line.checkpoint),
         gateway_journal=str(status["journal"]),
         committed=int(status["consumers"].get(consumer, 0)),
         tip=int(status["end"]),
     )
 
 
-def _read(checkpoint: Path) -> Evidence:
+def read_checkpoint(checkpoint: Path) -> Evidence:
     """What a checkpoint says, whoever serves its journal."""
     logs = Checkpoint(str(checkpoint))
     planned, done = logs.last_offsets_batch(), logs.last_commit_batch()
@@ -248,7 +248,7 @@ def _begin(line: Line, identity: Identity) -> Identity:
 
     A crash after the move shows as a checkpoint that is gone [TL-B22], and beginning again is one of its ways out.
     """
-    old = _read(line.checkpoint)
+    old = read_checkpoint(line.checkpoint)
     cut = old.done_end if knobs(line.guarantee).serves_again else old.planned_end
     fresh = identity.again(old.journal, -1 if cut is None else cut)
     if line.checkpoint.exists():
