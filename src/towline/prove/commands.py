@@ -14,12 +14,13 @@ import typer
 
 from towline.errors import ConfigError, TowlineError
 from towline.prove.account import Account
+from towline.prove.gateway_soak import GatewaySoak, GatewaySoakPlan
 from towline.prove.history import read_history
 from towline.prove.load import LoadPlan, run_load
 from towline.prove.processes import Role
 from towline.prove.reader import read_topic
 from towline.prove.referee import judge
-from towline.prove.soak import ROLES, Soak, SoakPlan
+from towline.prove.soak import EVERYBODY, ROLES, Soak, SoakPlan
 
 __all__ = ["app", "main"]
 
@@ -97,12 +98,13 @@ def soak(
     messages: Annotated[int, typer.Option(help="Messages per run.")] = 100_000,
     rate: Annotated[float, typer.Option(help="Messages a second.")] = 10_000.0,
     seed: Annotated[int, typer.Option(help="Decides the moments.")] = 1,
+    guarantee: Annotated[str, typer.Option(help="Of the line; exactly_once with QoS 2.")] = "at_least_once",
     *,
     quick: Annotated[bool, typer.Option("--quick", help="One small run per role.")] = False,
 ) -> None:
     """Kill -9 each role at random moments under load. Exit code 1 when a promise was broken."""
     plan = SoakPlan.quick() if quick else SoakPlan(runs=runs, messages=messages, rate=rate)
-    plan = replace(plan, roles=_roles(roles), seed=seed)
+    plan = replace(plan, roles=_roles(roles), seed=seed, guarantee=guarantee)
     with contextlib.ExitStack() as stack:
         place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="towline-soak-")))
         outcomes = Soak(plan, place, typer.echo).run()
@@ -117,11 +119,30 @@ def soak(
     raise typer.Exit(1 if bad else 0)
 
 
+@app.command("gateway-soak")
+def gateway_soak(
+    directory: Annotated[Path | None, typer.Option(help="Kept afterwards; a temporary one when not given.")] = None,
+    messages: Annotated[int, typer.Option(help="All messages.")] = 100_000,
+    kills: Annotated[int, typer.Option(help="How often the gateway is killed.")] = 40,
+    rate: Annotated[float, typer.Option(help="Messages a second.")] = 2_000.0,
+    qos: Annotated[int, typer.Option(help="2, or 1.", min=1, max=2)] = 2,
+    seed: Annotated[int, typer.Option(help="Decides the moments.")] = 1,
+) -> None:
+    """Kill -9 the gateway alone, many times, and count its journal. Exit code 1 when the promise was broken."""
+    plan = GatewaySoakPlan(messages=messages, kills=kills, rate=rate, qos=qos, seed=seed)
+    with contextlib.ExitStack() as stack:
+        place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="towline-soak-")))
+        place.mkdir(parents=True, exist_ok=True)
+        verdict = GatewaySoak(plan, place, typer.echo).run()
+    typer.echo("\n".join([f"{kills} kills   {verdict.line()}", *map(str, verdict.stories)]))
+    raise typer.Exit(0 if verdict.ok(plan.guarantee) and verdict.adds_up() else 1)
+
+
 def _roles(text: str) -> tuple[Role, ...]:
     try:
         return tuple(Role(word.strip()) for word in text.split(","))
     except ValueError as error:
-        raise ConfigError("TL-C83", "--roles", str(error), f"Choose from {', '.join(ROLES)}.") from error
+        raise ConfigError("TL-C83", "--roles", str(error), f"Choose from {', '.join(EVERYBODY)}.") from error
 
 
 def main() -> None:

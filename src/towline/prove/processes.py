@@ -23,13 +23,14 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Role(StrEnum):
-    """The processes of one running bridge."""
+    """The processes of one running bridge, and the Kafka it writes to."""
 
     BRIDGE = "bridge"
     GATEWAY = "gateway"
     DRIVER = "driver"
     JVM = "jvm"
     WORKER = "worker"
+    KAFKA = "kafka"
     OTHER = "other"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +16,7 @@ from towline.prove.account import Account, Watermarks
 from towline.prove.history import Claim, read_history
 from towline.prove.load import LoadPlan, LoadResult, connect, run_load
 from towline.prove.numbered import decode
+from towline.prove.processes import Role
 from towline.prove.proxy import Proxy
 from towline.prove.reader import Tail
 from towline.prove.referee import Arrival, judge
@@ -177,6 +179,22 @@ class Rig:
             return bool(found)
 
         return Watermarks.of(found[0]) if wait_for(ask, timeout) else None
+
+    def kill(self, role: Role) -> bool:
+        """SIGKILL to whoever plays a role now, Kafka included; False when nobody does."""
+        if role is Role.KAFKA:
+            self.kafka.kill()
+            return True
+        return self.bridge.hit(role, signal.SIGKILL)
+
+    def revive(self, role: Role) -> bool:
+        """Start what no service manager would leave down; whether the role is played again."""
+        if role is Role.KAFKA:
+            self.kafka.restart()
+            return True
+        self.bridge.restart_if_ended()
+        process = self.bridge.find(role)
+        return process is not None and process.alive
 
     def trial(self, name: str = "trial") -> Trial:
         """Begin one judged piece of traffic; call it while Kafka answers."""
