@@ -1,9 +1,10 @@
-"""Writes batches exactly once in a process of its own, and dies by SIGKILL at a named step of one of them.
+"""Writes batches exactly once in a process of its own, and dies or sleeps at a named step of one of them.
 
-    python -m tests.integration.kafka.dying BOOTSTRAP TOPIC FIRST LAST ROWS STEP AT
+    python -m tests.integration.kafka.dying BOOTSTRAP TOPIC FIRST LAST ROWS STEP AT [SIGNAL [OPTION=VALUE ...]]
 
-Batches FIRST to LAST of ROWS rows each; in batch AT the process kills itself at STEP. Nothing in the product knows of
-it: the steps are calls of the client, and they are wrapped here. Prints each batch it knows to be committed.
+Batches FIRST to LAST of ROWS rows each; in batch AT the process sends itself SIGNAL (SIGKILL) at STEP. Nothing in the
+product knows of it: the steps are calls of the client, and they are wrapped here. Prints each batch it knows to be
+committed, and the line of the error that ended it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
+from towline.errors import KafkaError
 from towline.kafka import producers, transactions
 from towline.kafka.delivery import Task
 from towline.kafka.markerstore import MarkerStore
@@ -37,9 +39,14 @@ STEPS: dict[str, tuple[Any, str, str]] = {
 }
 
 
+#: What happens at the step.
+_signal = signal.SIGKILL
+
+
 def die() -> None:
-    """As the kernel's out-of-memory killer would."""
-    os.kill(os.getpid(), signal.SIGKILL)
+    """As the kernel's out-of-memory killer would; or fall asleep as a paused machine does, and go on after SIGCONT."""
+    print("at the step", flush=True) if _signal != signal.SIGKILL else None  # noqa: T201 - our answer
+    os.kill(os.getpid(), _signal)
 
 
 def arm(step: str) -> None:
@@ -60,6 +67,7 @@ def arm(step: str) -> None:
         if moment == "flushed":
             self._producer.flush(10)
             die()
+            setattr(owner, name, original)
         if moment == "during":
             # A commit with no time to wait for the answer: the request leaves, then the process is gone.
             try:
@@ -67,21 +75,33 @@ def arm(step: str) -> None:
             finally:
                 die()
         result = original(self, *args, **kwargs)
-        die()
+        if moment == "after":
+            setattr(owner, name, original)
+            die()
         return result
 
     setattr(owner, name, wrapped)
 
 
-def main(bootstrap: str, topic: str, first: int, last: int, rows: int, step: str, at: int) -> None:
+def main(
+    bootstrap: str, topic: str, first: int, last: int, rows: int, step: str, at: int, options: dict[str, Any]
+) -> None:
     """Write, and die."""
-    sink = exactly_once(bootstrap, topic=topic, sinkId=topic)
+    sink = exactly_once(bootstrap, topic=topic, sinkId=topic, **options)
     for batch in range(first, last + 1):
         if batch == at and step != "none":
             arm(step)
-        done = sink.deliver(Task(0, batch=batch, query=QUERY), counted(batch * rows, (batch + 1) * rows))
+        try:
+            done = sink.deliver(Task(0, batch=batch, query=QUERY), counted(batch * rows, (batch + 1) * rows))
+        except KafkaError as error:
+            print(error, flush=True)  # noqa: T201 - our answer
+            raise SystemExit(1) from None
         print(batch, "skipped" if done.skipped else "written", done.rows, flush=True)  # noqa: T201 - our answer
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), sys.argv[6], int(sys.argv[7]))
+    given = sys.argv[1:]
+    if len(given) > 7:
+        _signal = signal.Signals[given[7]]
+    more: dict[str, Any] = dict(pair.split("=", 1) for pair in given[8:])
+    main(given[0], given[1], int(given[2]), int(given[3]), int(given[4]), given[5], int(given[6]), more)

@@ -1,0 +1,137 @@
+"""``towline kafka marker``: what a sink of exactly once remembers in Kafka, and setting it by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from towline.cli._screen import command_app, plain
+
+if TYPE_CHECKING:
+    from towline.kafka.markers import Marker
+    from towline.kafka.options import SinkSettings
+
+__all__ = ["app"]
+
+app = command_app(no_args_is_help=True, help="Look-ups and repairs in Kafka.")
+marker_app = command_app(no_args_is_help=True, help='The markers of format("kafka_transactional"), one per partition.')
+app.add_typer(marker_app, name="marker")
+
+Servers = Annotated[str, typer.Option("--kafka", help="HOST:PORT of Kafka, with commas between.")]
+Sink = Annotated[str, typer.Option("--sink", help="The sinkId; the query's id if the query names none.")]
+Prefix = Annotated[str, typer.Option(help="The sink's transactionalIdPrefix.")]
+Topic = Annotated[str | None, typer.Option(help="The sink's markerTopic.", show_default="PREFIX.SINK.markers")]
+More = Annotated[list[str] | None, typer.Option("-X", help="librdkafka setting NAME=VALUE; secrets as NAME.file=PATH.")]
+Json = Annotated[bool, typer.Option("--json", help="For scripts.")]
+
+
+@marker_app.command(epilog="Example:  towline kafka marker show --kafka k1:9092 --sink telemetry")
+def show(
+    servers: Servers,
+    sink: Sink,
+    prefix: Prefix = "towline",
+    marker_topic: Topic = None,
+    more: More = None,
+    as_json: Json = False,
+) -> None:
+    """Show the last batch each partition of a sink has in Kafka. Exit code 1 if there is no marker."""
+    from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loads librdkafka
+
+    store = MarkerStore(_settings(servers, prefix, marker_topic, more), sink)
+    markers = {p: marker for p, marker in store.read_all().items() if marker is not None}
+    _print(store.topic, markers, as_json=as_json)
+    if not markers:
+        raise typer.Exit(1)
+
+
+@marker_app.command(epilog="Example:  towline kafka marker reset --kafka k1:9092 --sink telemetry --to-batch 41 --yes")
+def reset(
+    servers: Servers,
+    sink: Sink,
+    to_batch: Annotated[
+        int | None,
+        typer.Option(help="Last batch that counts as written; -1: none.", min=-1, show_default=False),
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the markers instead.")] = False,
+    parallelism: Annotated[
+        int | None, typer.Option(help="Partitions of the sink from now on.", min=1, show_default="as they were")
+    ] = None,
+    prefix: Prefix = "towline",
+    marker_topic: Topic = None,
+    more: More = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without this it is only told.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Set the markers of a sink by hand, after an error TL-K10 to TL-K18 told you to. Stop the query first.
+
+    The query then goes on with the batch after --to-batch, whatever is in Kafka: rows that are there already are
+    doubled, rows that are not there and lie before it are lost.
+    """
+    from towline.errors import ConfigError  # noqa: PLC0415 - loaded when it is called
+    from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loads librdkafka
+    from towline.kafka.resetting import set_markers  # noqa: PLC0415 - loads librdkafka
+
+    if (to_batch is None) == (not remove):
+        raise ConfigError("TL-C47", "towline kafka marker reset", "say --to-batch N or --remove", "One of the two.")
+    looking = _settings(servers, prefix, marker_topic, more)
+    count = parallelism or _partitions(MarkerStore(looking, sink))
+    settings = _settings(servers, prefix, marker_topic, more, count)
+    if not yes:
+        sys.stdout.write(plain(_meaning(sink, count, to_batch)))
+        raise typer.Exit(1)
+    markers = set_markers(settings, sink, to_batch)
+    _print(settings.markers_of(sink), {p: m for p, m in markers.items() if m is not None}, as_json=as_json)
+
+
+def _settings(
+    servers: str, prefix: str, marker_topic: str | None, more: list[str] | None, parallelism: int = 1
+) -> SinkSettings:
+    from towline.kafka.options import SinkSettings  # noqa: PLC0415 - loads librdkafka
+
+    options = {f"kafka.{name}": value for name, _, value in (pair.partition("=") for pair in more or ())}
+    options |= {"kafka.bootstrap.servers": servers, "transactionalIdPrefix": prefix, "deliveryTimeout": "15"}
+    options["parallelism"] = str(parallelism)
+    if marker_topic is not None:
+        options["markerTopic"] = marker_topic
+    return SinkSettings.parse(options)
+
+
+def _partitions(store: Any) -> int:
+    """How many partitions the sink wrote last."""
+    return max((marker.parallelism for marker in store.read_all().values() if marker is not None), default=1)
+
+
+def _meaning(sink: str, count: int, to_batch: int | None) -> str:
+    partitions = f"{count} partition{'' if count == 1 else 's'}"
+    if to_batch is None:
+        return (
+            f"This would remove the markers of sink {sink} ({partitions}): only batch 0 can be written after that.\n"
+            "Nothing was changed. Add --yes to do it.\n"
+        )
+    return (
+        f"This would make batch {to_batch} the last one written by sink {sink} ({partitions}). The query goes on with\n"
+        f"batch {to_batch + 1}: its rows are doubled if they are in Kafka already; batches up to {to_batch} that are\n"
+        "not there are lost. A query that still runs is fenced and stops.\nNothing was changed. Add --yes to do it.\n"
+    )
+
+
+def _print(topic: str, markers: dict[int, Marker], *, as_json: bool) -> None:
+    if as_json:
+        found = {"topic": topic, "markers": {str(p): json.loads(m.to_json()) for p, m in markers.items()}}
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return
+    if not markers:
+        sys.stdout.write(f"no marker in {topic}\n")
+        return
+    lines = [f"{topic}", _ROW.format("partition", "of", "batch", "rows", "dead", "rows so far", "query")]
+    for p, m in markers.items():
+        writer = m.writer or "any (set by hand)"
+        cells = (p, m.parallelism, m.batch, f"{m.rows:,}", f"{m.dead_lettered:,}", f"{m.total_rows:,}", writer)
+        lines.append(_ROW.format(*map(str, cells)))
+    sys.stdout.write(plain("\n".join(lines) + "\n"))
+
+
+_ROW = "{:>9} {:>3} {:>8} {:>10} {:>6} {:>14}  {}"

@@ -1,0 +1,98 @@
+"""The hole of the old transaction protocol: a commit request that arrives during the next transaction (KIP-890)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.helpers import wait_until
+from tests.integration.kafka.holding import EndTxnHolder
+from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
+from towline.devstack import Kafka
+from towline.kafka.clientconfig import QUIET
+from towline.kafka.delivery import Task
+from towline.kafka.transactions import Transactional
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.faults]
+
+INVALID_PRODUCER_EPOCH, PRODUCER_FENCED = 47, 90
+ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def holder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EndTxnHolder, Kafka]]:
+    """A Kafka that is only reached through the proxy."""
+    with EndTxnHolder() as proxy:
+        settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}"}
+        kafka = Kafka(tmp_path_factory.mktemp("held"), settings=settings)
+        proxy.target = kafka.port
+        with kafka:
+            yield proxy, kafka
+
+
+def rearm(proxy: EndTxnHolder) -> None:
+    for event in (proxy.held, proxy.answered, proxy._released):
+        event.clear()
+    proxy.error_code = None
+    proxy.hold_next()
+
+
+def release_in_the_middle(proxy: EndTxnHolder) -> None:
+    proxy.release()
+    assert proxy.answered.wait(10)
+
+
+@pytest.mark.parametrize("reuse", ["never", "healthy"])
+def test_a_late_commit_does_not_end_the_next_transaction(
+    holder: tuple[EndTxnHolder, Kafka], monkeypatch: pytest.MonkeyPatch, reuse: str
+) -> None:
+    proxy, kafka = holder
+    topic = f"late.{reuse}"
+    kafka.create_topics({topic: 1})
+    options: dict[str, Any] = {"kafka__socket__timeout__ms": "1000", "deliveryTimeout": "20"}
+    sink = exactly_once(kafka.bootstrap, topic=topic, sinkId=topic, producerReuse=reuse, **options)
+    sink.deliver(Task(0, batch=0, query=QUERY), counted(0, ROWS))
+    rearm(proxy)
+    # The request of batch 1 hangs; librdkafka gives up on that connection after a second and asks again on another.
+    assert sink.deliver(Task(0, batch=1, query=QUERY), counted(ROWS, 2 * ROWS)).rows == ROWS
+    assert proxy.held.is_set()
+    original = Transactional.mark
+
+    def late(self: Transactional, *args: Any) -> None:
+        if not proxy.answered.is_set():
+            self._producer.flush(10)
+            assert account(committed(kafka, topic), 2 * ROWS) == (0, 0)
+            release_in_the_middle(proxy)
+        original(self, *args)
+
+    monkeypatch.setattr(Transactional, "mark", late)
+    assert sink.deliver(Task(0, batch=2, query=QUERY), counted(2 * ROWS, 3 * ROWS)).rows == ROWS
+    assert proxy.error_code in {INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
+    assert account(committed(kafka, topic), 3 * ROWS) == (0, 0)
+
+
+def test_a_producer_that_goes_on_would_be_torn(holder: tuple[EndTxnHolder, Kafka]) -> None:
+    """What the rule protects from, shown with librdkafka as it is: half a transaction becomes visible."""
+    proxy, kafka = holder
+    kafka.create_topics({"torn": 1})
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "transactional.id": "torn", "socket.timeout.ms": "1000"}, logger=QUIET
+    )
+    producer.init_transactions(10)
+    rearm(proxy)
+    producer.begin_transaction()
+    producer.produce("torn", b"0")
+    producer.commit_transaction(20)
+    assert proxy.held.is_set()
+    producer.begin_transaction()
+    producer.produce("torn", b"1")
+    producer.flush(10)
+    release_in_the_middle(proxy)
+    assert proxy.error_code == 0
+    visible = wait_until(
+        lambda: found if len(found := committed(kafka, "torn")) > 1 else None, 10, "half a transaction"
+    )
+    assert visible == [0, 1]  # never committed by anybody

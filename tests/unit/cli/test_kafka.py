@@ -1,0 +1,54 @@
+"""``towline kafka marker`` without a Kafka: its help, its refusals, and what a reset would mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from towline.cli import main
+from towline.cli.kafka import _meaning, _print
+from towline.kafka.markers import Marker
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["kafka", "marker", *arguments])
+    said = capsys.readouterr()
+    return end.value.code, said.out, said.err
+
+
+@pytest.mark.parametrize("command", ["show", "reset"])
+def test_help_has_an_example_and_fits_a_screen(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = run(capsys, command, "--help")
+    assert code == 0
+    assert f"Example:  towline kafka marker {command} --kafka" in out
+    assert len(out.splitlines()) < 40
+
+
+@pytest.mark.parametrize("more", [(), ("--to-batch", "3", "--remove")])
+def test_reset_wants_one_of_two(capsys: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
+    code, _, err = run(capsys, "reset", "--kafka", "127.0.0.1:1", "--sink", "s", *more)
+    assert code == 2
+    assert "say --to-batch N or --remove" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_wrong_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "show", "--kafka", "127.0.0.1:1", "--sink", "s", "-X", "securty.protocol=ssl")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert 'Did you mean "kafka.security.protocol"?' in err
+
+
+def test_a_reset_says_what_it_means() -> None:
+    text = _meaning("s", 2, 41)
+    assert "batch 41 the last one written by sink s (2 partitions)" in text
+    assert "batch 42: its rows are doubled" in text
+    assert "remove the markers of sink s (1 partition)" in _meaning("s", 1, None)
+
+
+def test_a_table_of_markers(capsys: pytest.CaptureFixture[str]) -> None:
+    _print("m", {0: Marker(41, 2, 1000, writer="q", total_rows=12345), 1: Marker(41, 2)}, as_json=False)
+    topic, head, first, second = capsys.readouterr().out.splitlines()
+    assert topic == "m"
+    assert head.split()[:3] == ["partition", "of", "batch"]
+    assert first.split() == ["0", "2", "41", "1,000", "0", "12,345", "q"]
+    assert second.endswith("any (set by hand)")
