@@ -130,6 +130,7 @@ def start_query(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQue
         .option("guarantee", line.guarantee.value)
         .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
         .option("startingOffset", starting(line, identity, seen))
+        .option("checkpointLocation", str(line.checkpoint))
         .load()
     )
     writer = (
@@ -142,6 +143,7 @@ def start_query(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQue
         .options(**sink_options(line, identity))
     )
     query = writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
+    Checkpoint(str(line.checkpoint)).sync()  # else a power failure could leave an identity without its checkpoint
     replace(identity, query=str(query.id), parallelism=line.parallelism).save(line.gateway.state_dir)
     return query
 
