@@ -117,7 +117,7 @@ class Account:
         waiting: On disk, not yet in Kafka.
         arriving: Received, not yet on disk and not acknowledged.
         dead_lettered: In the dead-letter topic.
-        deduplicated: Recognised as repeats.
+        deduplicated: Recognised as repeats: by a dedupe key, or by an open QoS 2 packet id.
         adds_up: Whether the parts are the whole, and both witnesses agree.
         why_not: What does not agree, or "".
         uncounted: Part of `in_kafka` that no report of Spark told of: a ``where`` may have left some of it out.
@@ -161,12 +161,14 @@ def account(gateway: Mapping[str, Any], counts: Counts) -> Account:
     """Bring both witnesses together.
 
     Args:
-        gateway: The answer to the action ``status``: ``received``, ``end``, ``committed`` ...
+        gateway: The answer to the action ``status``: ``received``, ``end``, ``committed``, ``deduplicated`` ...
         counts: What the bridge counted.
     """
     end, received = int(gateway["end"]), int(gateway["received"])
+    # What the broker sent again under an open QoS 2 id was answered and not stored [I3].
+    repeats = int(gateway.get("deduplicated", 0))
     # The status is not one instant: rows may become durable between reading `received` and `end`.
-    received = max(received, end)
+    received = max(received, end + repeats)
     told = int(gateway["committed"])
     # The gateway learns of a commit with the next `latestOffset`, the bridge right after the batch.
     committed = max(told, min(counts.upto, end))
@@ -186,10 +188,10 @@ def account(gateway: Mapping[str, Any], counts: Counts) -> Account:
         unrouted=counts.unrouted,
         skipped=counts.skipped,
         waiting=end - committed,
-        arriving=received - end,
+        arriving=received - end - repeats,
         adds_up=not why_not,
         why_not=why_not,
         uncounted=committed - counts.rows - counts.skipped if counts.agree and not why_not else 0,
         dead_lettered=counts.dead_lettered,
-        deduplicated=counts.deduplicated,
+        deduplicated=counts.deduplicated + repeats,
     )

@@ -48,6 +48,28 @@ def test_a_repeat_served_empty_is_given_up() -> None:
     assert "given up 5" in account(status(15, 15, 15), counts).sentence()
 
 
+def test_a_batch_that_the_marker_skipped_is_in_kafka() -> None:
+    counts = Counts().add(batch(0, 0, 10)).add({**batch(1, 10, 15, rows=0), "gives_up": False})
+    known = account(status(15, 15, 15), counts)
+    assert (counts.skipped, known.in_kafka, known.uncounted) == (0, 15, 5)
+    assert known.adds_up
+
+
+def test_every_way_out_is_in_the_sum() -> None:
+    counts = Counts().add(batch(0, 0, 100, filtered=1, dead_lettered=2, deduplicated=30))
+    known = account(status(115, 110, 100, deduplicated=4), counts)
+    assert known.sentence() == (
+        "received 115 = in Kafka 67 + filtered 1 + dead-lettered 2 + deduplicated 34 + arriving 1 + waiting 10"
+        "   adds up ✓"
+    )
+    assert 115 == 67 + 1 + 2 + 34 + 1 + 10
+
+
+def test_rows_that_the_state_store_dropped_are_told() -> None:
+    known = account(status(10, 10, 10), Counts().add(batch(0, 0, 10, late=3)))
+    assert "does not add up ✗ (3 rows were lost: the gateway's clock was set back" in known.sentence()
+
+
 def test_more_rows_than_offsets_is_told() -> None:
     known = account(status(10, 10, 10), Counts().add(batch(0, 0, 10, rows=11)))
     assert not known.adds_up
