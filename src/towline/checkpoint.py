@@ -66,7 +66,6 @@ class Checkpoint:
 
     def __init__(self, location: str) -> None:
         self._location = location
-        self._path = _local_path(location)
 
     @property
     def local(self) -> bool:
@@ -75,6 +74,10 @@ class Checkpoint:
         A path without a scheme belongs to Hadoop's ``fs.defaultFS``; it is local when it is there.
         """
         return self._path is not None
+
+    @property
+    def _path(self) -> Path | None:
+        return _local_path(self._location)  # asked each time: the query may make it in a moment
 
     def last_offsets_batch(self) -> int | None:
         """The newest batch in the offset log; None when there is none, or the checkpoint is not local."""
@@ -90,24 +93,26 @@ class Checkpoint:
         Spark writes an entry once and reads it back for a replay, so the same batch of the same checkpoint always has
         the same hash, and the same number in a restored older checkpoint another one.
         """
-        if self._path is None:
+        path = self._path
+        if path is None:
             return None
         try:
-            return hashlib.sha256((self._path / _OFFSETS / str(batch)).read_bytes()).hexdigest()
+            return hashlib.sha256((path / _OFFSETS / str(batch)).read_bytes()).hexdigest()
         except OSError:
             return None
 
-    def holds(self, offset: object) -> bool:
-        """Whether this checkpoint's newest done batch ended at a source offset; False where that can't be read.
+    def ends_at(self, offset: object, *, done: bool) -> bool:
+        """Whether this checkpoint's newest batch ends at a source offset; False where that can't be read.
 
         Args:
             offset: As the source gave it to Spark, a JSON value.
+            done: The newest batch in the commit log, else the newest in the offset log.
         """
-        batch = self.last_commit_batch()
-        if self._path is None or batch is None:
+        path, batch = self._path, self.last_commit_batch() if done else self.last_offsets_batch()
+        if path is None or batch is None:
             return False
         try:
-            lines = (self._path / _OFFSETS / str(batch)).read_text().split("\n")[2:]
+            lines = (path / _OFFSETS / str(batch)).read_text().split("\n")[2:]
             return any(line != "-" and json.loads(line) == offset for line in lines)
         except (OSError, ValueError):
             return False
@@ -118,12 +123,13 @@ class Checkpoint:
         Raises:
             JournalError: TL-J20, the disk did not take it: the batch must not run, the inbox must not be cut.
         """
-        if self._path is None:
+        path = self._path
+        if path is None:
             return
         try:
-            self._sync(self._path)
+            self._sync(path)
         except OSError as error:
-            _KNOWN.pop(str(self._path), None)
+            _KNOWN.pop(str(path), None)
             raise JournalError(
                 "TL-J20",
                 error.filename or self._location,
@@ -143,9 +149,10 @@ class Checkpoint:
         Raises:
             JournalDamaged: TL-J21, an entry is torn that was durable; nothing was changed.
         """
-        if self._path is None:
+        where = self._path
+        if where is None:
             return []
-        torn = self._torn(self._path)
+        torn = self._torn(where)
         for path in torn:
             for name in (path, _checksums(path)):
                 with contextlib.suppress(FileNotFoundError):
@@ -157,11 +164,12 @@ class Checkpoint:
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _batches(self, log: str) -> list[int]:
+        path = self._path
         try:
-            paths = list((self._path / log).iterdir()) if self._path else []
+            paths = list((path / log).iterdir()) if path else []
         except OSError:
             return []
-        return sorted(int(path.name) for path in paths if path.name.isdecimal())
+        return sorted(int(entry.name) for entry in paths if entry.name.isdecimal())
 
     def _sync(self, path: Path) -> None:
         metadata = _content(path / _METADATA)

@@ -287,7 +287,8 @@ def test_torn_metadata_of_a_query_that_ran_is_damage(spark: Spark) -> None:
 
 def test_it_knows_the_place_where_its_query_is(spark: Spark) -> None:
     found = Checkpoint(str(spark.path))
-    assert not found.holds({"offset": 0})
+    assert not found.ends_at({"offset": 0}, done=True)
     spark.run(0, 1)
     spark.plan(2)
-    assert [n for n in range(4) if found.holds({"offset": n})] == [1]
+    assert [n for n in range(4) if found.ends_at({"offset": n}, done=True)] == [1]
+    assert [n for n in range(4) if found.ends_at({"offset": n}, done=False)] == [2]

@@ -48,12 +48,23 @@ class Cut:
             JournalError: TL-J20, the checkpoint can't be made durable.
         """
         if self._safe is None or self._safe != here:
-            if self._checkpoint is not None and self._checkpoint.holds(here.to_json()):
+            if self._checkpoint is not None and self._checkpoint.ends_at(here.to_json(), done=True):
                 self._checkpoint.sync()
                 self._safe = here
             else:
                 self._safe = self._synced(here, wait=wait)
         return None if self._safe is None or self._safe.journal != here.journal else self._safe.offset
+
+    def remember(self, there: Position) -> None:
+        """Make durable that the batch up to ``there`` has been begun, so that it is never taken for a new one.
+
+        Raises:
+            JournalError: TL-J20, the checkpoint can't be made durable.
+        """
+        if self._checkpoint is not None and self._checkpoint.ends_at(there.to_json(), done=False):
+            self._checkpoint.sync()
+        else:
+            os.sync()
 
     def _synced(self, here: Position, *, wait: bool) -> Position | None:
         if wait:

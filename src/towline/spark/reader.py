@@ -240,13 +240,15 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """One slice a batch; an empty one for a tick, so that a worker is used.
 
         The first call after a crash is for the interrupted batch, before any `latestOffset`. It is served again, or
-        empty for ``at_most_once``.
+        empty for ``at_most_once``, where it must not be forgotten that it was begun, not by a power failure either.
         """
         here, there = Position.parse(start), Position.parse(end)
         if here == there or (self._plan.at_most_once and not self._planned):
             return []
         for place in (here, there):
             _same(place, self._opened())
+        if self._plan.at_most_once:
+            self._cut.remember(there)
         return [Slice(there.journal, here.offset, there.offset)]
 
     def commit(self, end: dict[str, Any]) -> None:

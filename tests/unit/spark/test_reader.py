@@ -562,6 +562,28 @@ def test_the_commit_log_is_durable_before_the_inbox_is_cut(
     assert server.journal.consumers["default"] == 10
 
 
+def test_at_most_once_a_batch_is_remembered_before_it_is_read(
+    server: Served, plan: ReadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forgotten by a power failure it would be planned anew, and what is in Kafka would come twice."""
+    stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "ck"), at_most_once=True))
+    query = Query(stream, tmp_path / "ck")
+    server.add(10)
+    start, end = query.at, stream.latestOffset(query.at, ALL)
+    query.write("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(end)}')
+    seen: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        seen.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert len(stream.partitions(start, end)) == 1
+    assert {"offsets", "ck"} <= set(seen)
+    stream.stop()
+
+
 def test_a_checkpoint_that_can_not_be_synced_ends_the_query_and_cuts_nothing(
     server: Served, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
