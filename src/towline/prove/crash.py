@@ -148,7 +148,7 @@ class CrashBench:
             else:
                 code = run.wait(5)
         if self._power is not None:
-            disk.cut(log, self._power)
+            disk.follow(log).cut(self._power)
         hurt = code != 0 or fired(log)  # held back by a full disk, it ends cleanly and leaves the rest at the broker
         problem = self._recover(settings, directory, published=listening) if hurt else ""
         verdict, recovery = self._judge(settings, directory)

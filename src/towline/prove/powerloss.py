@@ -4,12 +4,9 @@ A write is on the disk once its file was synced, a name once its directory was. 
 kernel would (`NOTHING`), or survives in part and in any order (`some`): ext4, XFS and btrfs lie between the two. A sync
 covers what had returned when it was entered, and counts once it has returned.
 
-    record = recording(command, log)              # towline.prove.strace
-    disk = Disk.empty(root)
-    for call in recorded(log, root):
-        disk.apply(call)
-        if call.name == "fdatasync":
-            disk.restore(copy)                    # power lost now
+    disk = Disk.of(root)
+    subprocess.run(recording(command, log))       # towline.prove.strace
+    disk.follow(log).cut()                        # what is in root now survived a power failure at the command's end
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final, Self
@@ -215,20 +213,35 @@ class Disk:
         elif call.name in _UNKNOWN and any(self._parts(path) is not None for path in [*call.paths, *self._named(call)]):
             raise Gap(f"{call.name}({call.arguments})")
 
-    def cut(self, log: Path, survives: Survives = NOTHING) -> None:
-        """Lose power now: make of the directory itself what the disk holds. What the kernel had is kept beside it.
+    def follow(self, log: Path, *, synced: bool = True) -> Self:
+        """Take in a whole record.
 
         Args:
-            log: The record of whoever wrote there since this object was made, dead now.
-            survives: Asked for each change that was not synced.
+            log: The record.
+            synced: Whether its syncs count; without them it tells what a program that makes none would leave.
 
         Raises:
             Gap: The record holds a change that is not followed.
         """
         for call in recorded(log, self.root):
-            self.apply(call)
-        self.root.rename(self.root.with_name(f"{self.root.name}-before-{log.name}"))
+            if synced or "sync" not in call.name:
+                self.apply(call)
+        return self
+
+    def cut(self, survives: Survives = NOTHING) -> Path:
+        """Lose power now: make of the directory itself what the disk holds. Whoever wrote there has to be dead.
+
+        Args:
+            survives: Asked for each change that was not synced.
+
+        Returns:
+            Where what the kernel had is kept, for a look.
+        """
+        names = (self.root.with_name(f"{self.root.name}-before-{number}") for number in count(1))
+        before = next(name for name in names if not name.exists())
+        self.root.rename(before)
         self.restore(self.root, survives)
+        return before
 
     def restore(self, target: Path, survives: Survives = NOTHING) -> None:
         """Write the disk as it is after a power failure now into a new directory.
@@ -242,6 +255,10 @@ class Disk:
     def unsynced(self) -> dict[str, int]:
         """How many changes a power failure would undo now, by path; directories end with a slash."""
         return {path: len(node.changes) for path, node in _walk(self._top, "") if node.changes}
+
+    def differs(self) -> list[str]:
+        """Paths where what the programs see, by this model, is not what is there: empty when the record was whole."""
+        return sorted(_differing(self._top, self.root, ""))
 
     # -- names -----------------------------------------------------------------------------------------------------
 
@@ -405,6 +422,19 @@ def _write(directory: _Directory, target: Path, survives: Survives) -> None:
         else:
             (target / name).write_bytes(node.content(survives))
             (target / name).chmod(0o600)
+
+
+def _differing(directory: _Directory, real: Path, path: str) -> Iterator[str]:
+    there = _loaded(real)
+    for name in there.names.keys() | directory.names.keys():
+        mine, other = directory.names.get(name), there.names.get(name)
+        if isinstance(mine, _Directory) and isinstance(other, _Directory):
+            yield from _differing(mine, real / name, f"{path}/{name}")
+        elif isinstance(mine, _File) and isinstance(other, _File):
+            if mine.content(EVERYTHING) != other.durable:
+                yield f"{path}/{name}"
+        elif mine is not other and not (isinstance(mine, _File) and (real / name).exists()):
+            yield f"{path}/{name}"
 
 
 def _walk(directory: _Directory, path: str) -> Iterator[tuple[str, _Node]]:

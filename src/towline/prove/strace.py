@@ -211,7 +211,12 @@ def _hexed(path: Path) -> str:
 
 
 def recording(
-    command: Sequence[str], log: Path, *, injection: Injection | None = None, unsynced: bool = False
+    command: Sequence[str],
+    log: Path,
+    *,
+    injection: Injection | None = None,
+    unsynced: bool = False,
+    seeks: bool = True,
 ) -> list[str]:
     """The command under strace, all it does to files and tells its peers written down; read it with `recorded`.
 
@@ -220,12 +225,14 @@ def recording(
         log: The record.
         injection: A fault to arm as well.
         unsynced: Answer every sync with success and make none: what a program without syncs would do to its files.
+        seeks: Write down lseek and mmap too. A JVM makes tens of thousands to read its jars; without them
+            `towline.prove.powerloss.Disk.differs` tells whether they mattered.
 
     Raises:
         SetupError: strace is missing (TL-S61).
     """
     quick = injection is None or injection.fault != "KILL"
-    calls = {*FILE_CALLS, *SENDS, *([injection.call] if injection else [])}
+    calls = {*FILE_CALLS, *SENDS, *([injection.call] if injection else [])} - (set() if seeks else {"lseek", "mmap"})
     faults = [part for part in injection.arguments() if part.startswith("inject=")] if injection else []
     faults += ["inject=fsync,fdatasync,sync,syncfs:retval=0"] if unsynced else []
     return [

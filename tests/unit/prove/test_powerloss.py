@@ -329,11 +329,29 @@ def test_a_real_record_rebuilds_the_directory(tmp_path: Path, *, unsynced: bool)
     root, log = tmp_path / "root", tmp_path / "log"
     root.mkdir()
     subprocess.run(recording([sys.executable, "-c", _LIFE, str(root)], log, unsynced=unsynced), check=True)
-    disk = Disk.empty(root)
-    for call in recorded(log, root):
-        disk.apply(call)
+    disk = Disk.empty(root).follow(log)
     disk.restore(tmp_path / "all", EVERYTHING)
     assert files(tmp_path / "all") == files(root)
+    assert disk.differs() == []
     disk.restore(tmp_path / "worst")
     worst: Files = {"sub/": None, "sub/a": b"heXYo\0\xff", "log": b"", "room2": b""}
     assert files(tmp_path / "worst") == ({} if unsynced else worst)
+
+
+@pytest.mark.usefixtures("ptrace")
+def test_a_record_with_a_hole_shows(tmp_path: Path) -> None:
+    root, log = tmp_path / "root", tmp_path / "log"
+    root.mkdir()
+    subprocess.run(recording([sys.executable, "-c", _LIFE, str(root)], log, seeks=False), check=True)
+    (root / "sub" / "new").write_text("behind strace's back")
+    disk = Disk.empty(root).follow(log)
+    assert disk.differs() == ["/sub/a", "/sub/new"]
+
+
+@pytest.mark.usefixtures("ptrace")
+def test_a_record_without_its_syncs(tmp_path: Path) -> None:
+    root, log = tmp_path / "root", tmp_path / "log"
+    root.mkdir()
+    subprocess.run(recording([sys.executable, "-c", _LIFE, str(root)], log), check=True)
+    Disk.empty(root).follow(log, synced=False).restore(tmp_path / "worst")
+    assert files(tmp_path / "worst") == {}

@@ -1,0 +1,125 @@
+"""A query of the product that stops for ever at a named step of a batch: ``python -m`` with its places as arguments.
+
+A file ``stop-at`` in its control directory names the step; when a batch with rows comes there, a file ``reached``
+appears and nothing moves any more, so that the test can take the power away.
+
+    planned   offsets/N is written, not synced; no task has run
+    writing   offsets/N is synced, the tasks begin
+    written   the records are in Kafka (committed), commits/N is not written
+    done      commits/N is written, not synced; the inbox is not cut
+    cut       the inbox is cut
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
+
+import towline
+from towline.kafka.datasource import KafkaTransactional, StreamWriter, Written
+from towline.spark.offsets import Position
+from towline.spark.reader import MqttStreamReader
+from towline.spark.source import MqttDataSource
+
+__all__ = ["STEPS", "main"]
+
+STEPS = ("planned", "writing", "written", "done", "cut")
+
+_CONTROL = "TOWLINE_TEST_CONTROL"
+
+
+def pause(step: str) -> None:
+    """Stop here for ever when it is this step's turn."""
+    control = Path(os.environ[_CONTROL])
+    if (control / "stop-at").exists() and (control / "stop-at").read_text() == step:
+        (control / "reached").touch()
+        time.sleep(3600)
+
+
+class Reader(MqttStreamReader):
+    _last: int | None = None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if Position.parse(end).offset > Position.parse(start).offset:
+            pause("planned")
+        return super().partitions(start, end)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        here = Position.parse(start).offset
+        moved, self._last = self._last is not None and here > self._last, here
+        if moved:
+            pause("done")
+        end = super().latestOffset(start, limit)
+        if moved:
+            pause("cut")
+        return end
+
+
+class Source(MqttDataSource):
+    def streamReader(self, schema: StructType) -> Reader:  # noqa: N802 - Spark's name
+        return Reader(super().streamReader(schema)._plan)
+
+
+class Writer(StreamWriter):
+    """Wraps another, whatever that was made of."""
+
+    def __init__(self, inner: StreamWriter) -> None:
+        self.inner = inner
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        first = next(iterator, None)
+        if first is None:
+            return self.inner.write(iter(()))
+        pause("writing")
+        return self.inner.write(batch for part in ([first], iterator) for batch in part)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        if any(isinstance(message, Written) and message.rows for message in messages):
+            pause("written")
+        self.inner.commit(messages, batchId)
+
+
+class Sink(KafkaTransactional):
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's signature
+        return Writer(super().streamWriter(schema, overwrite))
+
+
+def main() -> None:
+    """Run the query until killed: STATE_DIR CHECKPOINT BOOTSTRAP TOPIC GUARANTEE."""
+    state_dir, checkpoint, bootstrap, topic, guarantee = sys.argv[1:]
+    settings: dict[str, bool | float | int | str | None] = {
+        **towline.spark_conf(),
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.log.level": "ERROR",
+    }
+    spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+    spark.dataSource.register(Source)
+    spark.dataSource.register(Sink)
+    rows = spark.readStream.format("mqtt").option("gateway", state_dir).option("guarantee", guarantee)
+    rows = rows.option("checkpointLocation", checkpoint).option("pollMs", 500)
+    records = rows.load().selectExpr("split(topic, '/')[1] AS key", "payload AS value")
+    writer = records.writeStream.format("kafka_transactional").option("kafka.bootstrap.servers", bootstrap)
+    writer = writer.option("topic", topic).option("guarantee", guarantee).option("checkpointLocation", checkpoint)
+    for _ in range(5):  # Spark gives a new Python process ten seconds, too little on a busy machine
+        query = writer.start()
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            if "failed to connect back" not in str(error):
+                raise
+
+
+if __name__ == "__main__":
+    main()

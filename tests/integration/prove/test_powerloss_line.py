@@ -1,0 +1,208 @@
+"""Power lost at any step of a batch, gateway and Spark on one machine, both brokers on others and as they then were."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import NewMosquitto, NewTopic
+from tests.helpers import wait_until
+from tests.integration.prove.stopping import STEPS
+from towline.checkpoint import Checkpoint
+from towline.devstack import Kafka, Mosquitto
+from towline.gateway.rows import ROW_SCHEMA
+from towline.gateway.settings import GatewaySettings, Guarantee, JournalLimits, Subscription
+from towline.journal import Journal
+from towline.prove import processes
+from towline.prove.history import read_history
+from towline.prove.load import LoadPlan, run_load
+from towline.prove.powerloss import NOTHING, Disk, Survives, some
+from towline.prove.reader import read_topic
+from towline.prove.referee import Verdict, judge
+from towline.prove.strace import recording
+from towline.prove.subject import GatewayRun
+from towline.spark.offsets import Position
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.usefixtures("ptrace")]
+
+MESSAGES = 60
+LONG = 150
+
+
+class Machine:
+    """A gateway and a query on one disk: lives, loses power, lives again."""
+
+    def __init__(self, directory: Path, mosquitto: Mosquitto, kafka: Kafka, topic: str, guarantee: Guarantee) -> None:
+        self.directory, self.mosquitto, self.kafka, self.topic = directory, mosquitto, kafka, topic
+        self.guarantee = guarantee
+        self.control = directory / "control"
+        self.claims: list[Path] = []
+        self._lives = itertools.count(1)
+        for name in ("gateway", "spark", "control"):
+            (directory / name).mkdir()
+        plain = GatewaySettings(
+            name="gw",
+            state_dir=directory / "gateway" / "towline" / "gw",
+            brokers=(mosquitto.uri,),  # type: ignore[arg-type] # the validator reads a URI
+            subscriptions=(Subscription(filter="gw/#", qos=2 if guarantee is Guarantee.EXACTLY_ONCE else 1),),
+            guarantee=guarantee,
+        )
+        self.settings = plain.model_copy(update={"journal": JournalLimits(segment_bytes=64 << 10)})
+        self.gateway = GatewayRun(self.settings, log=directory / "gateway.log")
+
+    @contextlib.contextmanager
+    def on(self, survives: Survives = NOTHING, *, unsynced: bool = False) -> Iterator[None]:
+        """Run both; the power goes at the end of the block."""
+        life = next(self._lives)
+        disks = [Disk.of(self.directory / name) for name in ("gateway", "spark")]
+        logs = [self.directory / f"life-{life}-{disk.root.name}" for disk in disks]
+        for name in ("stop-at", "reached"):
+            (self.control / name).unlink(missing_ok=True)
+        with self.gateway as gateway:
+            gateway.start(lambda command: recording(command, logs[0]))
+            with self._query(recording(self._command(), logs[1], unsynced=unsynced, seeks=False)):
+                gateway.online()
+                yield
+        for disk, log in zip(disks, logs, strict=True):
+            disk.follow(log)
+        assert disks[1].differs() == [], "the record does not tell all of it"
+        self.spark_log = logs[1]
+        self.before = [disk.cut(survives) for disk in disks]
+
+    def checkpoint(self, spark: Path | None = None) -> Checkpoint:
+        """The checkpoint now, or in another place."""
+        return Checkpoint(f"file:{(spark or self.directory / 'spark') / 'towline' / 'ck'}")
+
+    def cut_at(self) -> int:
+        """Up to where the inbox was cut when the power went, whatever of that is on the disk."""
+        inbox = self.before[0] / self.settings.inbox.relative_to(self.directory / "gateway")
+        with Journal.open(inbox, schema=ROW_SCHEMA) as journal:
+            return journal.consumers.get("default", 0)
+
+    def done_at(self) -> int:
+        """Up to where batches are in the commit log that is on the disk."""
+        batch = self.checkpoint().last_commit_batch()
+        if batch is None:
+            return 0
+        path = self.directory / "spark" / "towline" / "ck" / "offsets" / str(batch)
+        return Position.parse(json.loads(path.read_text().split("\n")[2])).offset
+
+    def _command(self) -> list[str]:
+        checkpoint = self.directory / "spark" / "towline" / "ck"
+        places = [str(self.settings.state_dir), str(checkpoint), self.kafka.bootstrap, self.topic, self.guarantee.value]
+        return [sys.executable, "-m", "tests.integration.prove.stopping", *places]
+
+    @contextlib.contextmanager
+    def _query(self, command: Sequence[str]) -> Iterator[None]:
+        environment = {**os.environ, "TOWLINE_TEST_CONTROL": str(self.control), "PYTHONPATH": str(ROOT)}
+        wait_until(lambda: self.gateway.status() is not None, 60)
+        with (self.directory / "spark.log").open("ab") as out:
+            self.child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
+        try:
+            yield
+        finally:
+            for pid in processes.tree(self.child.pid)[::-1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+            self.child.wait(30)
+
+    def publish(self) -> None:
+        run = f"part-{len(self.claims)}"
+        plan = LoadPlan(
+            port=self.mosquitto.port, run=run, publishers=2, devices=4, messages=MESSAGES, size=1500,
+            topic="gw/{device}", qos=2, seconds=60,
+        )  # fmt: skip
+        self.claims.append(self.directory / run)
+        run_load(plan, self.claims[-1])
+
+    def carried(self) -> bool:
+        """Whether nothing waits any more."""
+        status = self.gateway.status()
+        return status is not None and status["consumers"].get("default") == status["end"] >= self.acknowledged
+
+    @property
+    def acknowledged(self) -> int:
+        return MESSAGES * len(self.claims)
+
+    def wait(self, done: object) -> None:
+        """Wait for a file of the control directory, or until nothing waits; the query has to live."""
+
+        def there() -> bool:
+            assert self.child.poll() is None, (self.directory / "spark.log").read_text()[-3000:]
+            return (self.control / str(done)).exists() if done else self.carried()
+
+        wait_until(there, LONG, str(done or "all carried"))
+
+    def stop_at(self, step: str) -> None:
+        """Let a batch go through, then stop the next one at this step."""
+        self.publish()
+        self.wait(None)
+        (self.control / "stop-at").write_text(step)
+        self.publish()
+        self.wait("reached")
+
+    def verdict(self) -> Verdict:
+        arrivals = read_topic(self.kafka.bootstrap, self.topic)
+        verdict = judge(read_history(self.claims[0]), arrivals)
+        for claims in self.claims[1:]:
+            verdict.merge(judge(read_history(claims), arrivals))
+        return verdict
+
+
+@pytest.fixture
+def machine(new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> Machine:
+    broker = new_mosquitto(max_queued_messages="0")
+    return Machine(tmp_path, broker, kafka, topic(), Guarantee.EXACTLY_ONCE)
+
+
+def all_there_once(machine: Machine) -> None:
+    """Start what the disk holds, let it carry what waits, and count: lost 0, doubled 0."""
+    with machine.on():
+        machine.wait(None)
+    assert machine.cut_at() == machine.done_at() == machine.acknowledged  # and now the inbox was cut
+    verdict = machine.verdict()
+    assert verdict.ok("exactly_once"), verdict.line()
+    assert verdict.delivered == machine.acknowledged
+
+
+def test_a_batch_in_kafka_and_not_in_the_commit_log(machine: Machine) -> None:
+    """Its entry of the offset log was synced before its tasks ran, so it runs again and is skipped."""
+    with machine.on():
+        machine.stop_at("written")
+    planned = machine.checkpoint(machine.before[1]).last_offsets_batch()
+    assert machine.checkpoint().last_offsets_batch() == planned
+    assert machine.cut_at() <= machine.done_at()
+    forgotten = machine.directory / "forgotten"
+    Disk.empty(machine.directory / "spark").follow(machine.spark_log, synced=False).restore(forgotten)
+    assert machine.checkpoint(forgotten).last_offsets_batch() is None  # without our syncs
+    all_there_once(machine)
+
+
+@pytest.mark.long
+def test_without_syncs_the_same_power_failure_doubles(machine: Machine) -> None:
+    """The checkpoint is gone, and with it the id of the query: what is in Kafka is written again."""
+    with machine.on(unsynced=True):
+        machine.stop_at("written")
+    with machine.on():
+        machine.wait(None)
+    assert machine.verdict().doubled > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("survives", [NOTHING, some(1), some(2), some(3, 0.8)], ids=["nothing", "1", "2", "3"])
+def test_power_lost_at_every_step(machine: Machine, survives: Survives) -> None:
+    for step in STEPS:
+        with machine.on(survives):
+            machine.stop_at(step)
+        assert machine.cut_at() <= machine.done_at(), step
+    all_there_once(machine)
