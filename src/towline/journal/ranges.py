@@ -35,8 +35,8 @@ class Ranges:
 
     def add(self, start: int, end: int | None = None) -> None:
         """Put in the numbers from `start` to `end` - 1; one number without an end."""
-        start = max(start, self.watermark)
         end = start + 1 if end is None else end
+        start = max(start, self.watermark)
         if end <= start:
             return
         if start == self.watermark and not self._starts:  # in order, as nearly always

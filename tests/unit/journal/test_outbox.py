@@ -1,0 +1,239 @@
+"""The outbox: a batch enters once, what is done is done, packet ids and phases outlive a kill; against a model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, FaultyDisk, Unsynced, crash, rows, segments
+from towline.errors import JournalError, JournalFailed, JournalFull
+from towline.journal import Batch, Flight, Limits, Outbox
+from towline.journal.outbox import PUBLISHED, RELEASED
+from towline.journal.ranges import Ranges
+
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 only its speed is wanted
+
+
+def opened(directory: Path, limits: Limits = ROOMY, disk: FaultyDisk | None = None) -> Outbox:
+    return Outbox.open(directory, schema=SCHEMA, limits=limits, disk=disk)
+
+
+def numbers(outbox: Outbox, start: int, end: int) -> list[int]:
+    return [n for batch in outbox.read(start, end) for n in batch.column("offset").to_pylist()]
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)), max_size=40), st.integers(0, 20))
+def test_ranges_are_a_set(added: list[tuple[int, int]], watermark: int) -> None:
+    ranges, model = Ranges(watermark), set(range(watermark))
+    for start, length in added:
+        ranges.add(start, start + length)
+        model |= set(range(start, start + length))
+    for number in list(model)[::3]:  # a second time changes nothing
+        ranges.add(number)
+    assert {n for n in range(80) if n in ranges} == model
+    assert ranges.watermark not in model
+    assert ranges.watermark + ranges.count_above() == len(model)
+    again = Ranges(ranges.watermark, ranges.above())
+    assert again.above() == ranges.above()
+
+
+def test_a_batch_enters_once(tmp_path: Path) -> None:
+    with opened(tmp_path / "o").journal as journal:
+        outbox = Outbox(journal)
+        first = outbox.append(rows(0, 5), Batch("q/0", 3))
+        assert (first.rows, first.end, first.already) == (5, 5, False)
+        again = outbox.append(rows(0, 5), Batch("q/0", 3))
+        assert (again.rows, again.end, again.already) == (5, 5, True)
+        assert outbox.append(rows(0, 5), Batch("q/0", 2)).already  # an older one
+        assert not outbox.append(rows(5, 2), Batch("q/1", 3)).already  # another partition
+        assert outbox.append(rows(7, 1), Batch("q/0", 4)).end == 8
+        assert outbox.end == 8
+
+
+def test_a_batch_in_pieces_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    outbox = opened(tmp_path / "o")
+    batch = Batch("q/0", 0)
+    outbox.append(rows(0, 4), batch, start=0, whole=False)
+    crash(outbox.journal)
+    outbox = opened(tmp_path / "o")
+    assert (outbox.stored(batch).rows, outbox.stored(batch).whole) == (4, False)
+    outbox.append(rows(0, 6), batch, start=0, whole=False)  # other pieces than the first time
+    outbox.append(rows(6, 2), batch, start=6, whole=True)
+    assert numbers(outbox, 0, 8) == list(range(8))
+    assert outbox.append(rows(0, 8), batch).already
+    with pytest.raises(ValueError, match="are missing"):
+        outbox.append(rows(3, 1), Batch("q/0", 1), start=3)
+    outbox.close()
+
+
+def test_another_batch_with_the_same_number_is_refused(tmp_path: Path) -> None:
+    outbox = opened(tmp_path / "o")
+    outbox.append(rows(0, 1), Batch("q/0", 7, "aaa"))
+    assert outbox.append(rows(0, 1), Batch("q/0", 7, "aaa")).already
+    with pytest.raises(JournalError, match="TL-J22"):
+        outbox.append(rows(0, 1), Batch("q/0", 7, "bbb"))
+    outbox.close()
+
+
+def test_markers_outlive_their_rows(tmp_path: Path) -> None:
+    """Compaction removes segments whose messages are delivered; a repeat of such a batch still enters nothing."""
+    outbox = opened(tmp_path / "o", SMALL)
+    for number in range(30):
+        outbox.append(rows(outbox.end, 20), Batch("q/0", number))
+        outbox.finish(range(outbox.end))
+        outbox.flush()
+    assert outbox.journal.first > 0
+    crash(outbox.journal)
+    outbox = opened(tmp_path / "o", SMALL)
+    assert all(outbox.append(rows(0, 20), Batch("q/0", number)).already for number in range(30))
+    assert outbox.end == 600
+    outbox.close()
+
+
+def test_a_full_outbox_refuses_and_takes_again_when_something_is_done(tmp_path: Path) -> None:
+    limits = Limits(max_bytes=40_000, min_free_bytes=0, segment_bytes=5000)
+    outbox = opened(tmp_path / "o", limits)
+    number = 0
+    with pytest.raises(JournalFull):
+        while True:
+            outbox.append(rows(outbox.end, 20), Batch("q/0", number))
+            number += 1
+    assert not outbox.stored(Batch("q/0", number)).already  # refused whole
+    outbox.finish(range(outbox.end // 2))
+    outbox.flush()
+    assert outbox.append(rows(outbox.end, 20), Batch("q/0", number)).rows == 20
+    outbox.close()
+
+
+def test_after_a_failed_sync_nothing_more_is_promised(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    outbox = opened(tmp_path / "o", disk=disk)
+    outbox.append(rows(0, 3), Batch("q/0", 0))
+    disk.call, disk.at = "sync_data", disk.calls.count("sync_data") + 1
+    with pytest.raises(JournalFailed):
+        outbox.append(rows(3, 3), Batch("q/0", 1))
+    with pytest.raises(JournalFailed):
+        outbox.fly({1: Flight(0, PUBLISHED)})
+    with pytest.raises(JournalFailed):
+        outbox.flush()
+
+
+class Life(RuleBasedStateMachine):
+    """Random lives: batches and their repeats, flights, answers, flushes, clean ends and kills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(dir=FAST))
+        self.limits = SMALL
+        self.outbox: Outbox
+        #: (writer, number) → rows, in the order of their entry
+        self.batches: dict[tuple[str, int], int] = {}
+        self.newest: dict[str, int] = {}
+        self.end = 0
+        self.done: set[int] = set()
+        #: what a kill can't take: done when the disk was last told, and synced since
+        self.sure: set[int] = set()
+        self.flights: dict[int, Flight] = {}
+
+    @initialize(segment=st.sampled_from([3000, 20_000]))
+    def begin(self, segment: int) -> None:
+        self.limits = Limits(min_free_bytes=0, segment_bytes=segment)
+        self._open()
+
+    def _open(self) -> None:
+        self.outbox = Outbox.open(self.directory, schema=SCHEMA, limits=self.limits, disk=Unsynced())
+
+    @rule(writer=st.sampled_from(["q/0", "q/1"]), count=st.integers(1, 30))
+    def new_batch(self, writer: str, count: int) -> None:
+        number = self.newest.get(writer, -1) + 1
+        stored = self.outbox.append(rows(self.end, count), Batch(writer, number))
+        assert (stored.rows, stored.already) == (count, False)
+        self.newest[writer] = number
+        self.batches[writer, number] = count
+        self.end += count
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def repeated_batch(self, data: st.DataObject) -> None:
+        writer, number = data.draw(st.sampled_from(list(self.batches)))
+        assert self.outbox.append(rows(0, self.batches[writer, number]), Batch(writer, number)).already
+
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def fly(self, data: st.DataObject, count: int) -> None:
+        free = [n for n in range(self.end) if n not in self.done and n not in {f.number for f in self.flights.values()}]
+        ids = [i for i in range(1, 40) if i not in self.flights]
+        flights = {i: Flight(n, PUBLISHED) for i, n in zip(ids, free[:count], strict=False)}
+        released = {i: Flight(f.number, RELEASED) for i, f in self.flights.items() if data.draw(st.booleans())}
+        if flights or released:
+            self.outbox.fly(flights | released)
+            self.flights |= flights | released
+
+    @rule(data=st.data(), out_of_turn=st.integers(0, 10))
+    def finish(self, data: st.DataObject, out_of_turn: int) -> None:
+        open_ = [n for n in range(self.end) if n not in self.done]
+        chosen = [n for n in open_[: out_of_turn + 1] if data.draw(st.booleans())]
+        freed = [i for i, f in self.flights.items() if f.number in chosen]
+        self.outbox.finish(chosen, freed)
+        self.done |= set(chosen)
+        for packet_id in freed:
+            del self.flights[packet_id]
+
+    @rule(durable=st.booleans())
+    def flush(self, durable: bool) -> None:
+        self.outbox.flush(durable=durable)
+        self.sure = set(self.done)
+
+    @rule()
+    def reopen(self) -> None:
+        self.outbox.flush()
+        self.outbox.close()
+        self._open()
+        self.sure = set(self.done)
+
+    @rule()
+    def kill(self) -> None:
+        crash(self.outbox.journal)
+        before = dict(self.flights)
+        self._open()
+        found = {n for n in range(self.end) if n in self.outbox.done}
+        assert self.sure <= found <= self.done | self.sure
+        # Whoever had a packet id and is not surely done still has it, under the same number and in the same phase.
+        assert {i: f for i, f in self.outbox.flights.items() if f.number not in self.done} == before
+        self.done = found
+        self.flights = dict(self.outbox.flights)
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "outbox"):
+            return
+        outbox = self.outbox
+        assert outbox.end == self.end
+        assert {n for n in range(self.end) if n in outbox.done} == self.done
+        assert outbox.waiting == self.end - len(self.done)
+        assert outbox.flights == self.flights
+        assert {writer: marker[0] for writer, marker in outbox.markers.items()} == self.newest
+        waiting = [n for n in range(self.end) if n not in self.done]
+        if waiting:
+            assert outbox.journal.first <= waiting[0]
+            assert numbers(outbox, waiting[0], self.end) == list(range(waiting[0], self.end))
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "outbox"):
+                self.outbox.close()
+                assert segments(self.directory)
+        finally:
+            shutil.rmtree(self.directory)
+
+
+Life.TestCase.settings = settings(
+    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestLife = Life.TestCase
