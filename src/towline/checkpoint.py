@@ -3,6 +3,7 @@
     offsets/N   written before batch N runs: what it holds
     commits/N   written after batch N: it is done
     metadata    the query's id, written once
+    state/      what a stateful query remembers after each batch, written by its tasks (``dedupe``)
 
 A batch whose records are in Kafka must never be forgotten, and rows whose batch is not surely in the commit log must
 never be removed [I5]. So `sync` is called before the tasks of a batch (offsets/N) and before the inbox is cut
@@ -12,6 +13,7 @@ never be removed [I5]. So `sync` is called before the tasks of a batch (offsets/
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -32,6 +34,7 @@ __all__ = ["Checkpoint"]
 _OFFSETS: Final = "offsets"
 _COMMITS: Final = "commits"
 _METADATA: Final = "metadata"
+_STATE: Final = "state"
 
 #: A query that starts again reads the two newest entries of the offset log (MicroBatchExecution.populateStartOffsets).
 _READ_AT_START: Final = 2
@@ -130,12 +133,24 @@ class Checkpoint:
             self._sync(path)
         except OSError as error:
             _KNOWN.pop(str(path), None)
-            raise JournalError(
-                "TL-J20",
-                error.filename or self._location,
-                f"Spark's checkpoint can't be made durable ({error.strerror}), so a power failure could undo a batch",
-                "Nothing was written and nothing removed. Check this disk, then start the query again.",
-            ) from error
+            raise _undurable(error, self._location) from error
+
+    def sync_state(self) -> None:
+        """Make the state of a stateful query durable; nothing to do for others.
+
+        Call it between the tasks of a batch and its entry in the commit log: a query whose commit log is ahead of its
+        state does not start. The tasks write hundreds of small files, so their file system is synced as a whole.
+
+        Raises:
+            JournalError: TL-J20, the disk did not take it: the batch must not be committed.
+        """
+        path = self._path
+        if path is None or not _has_entries(path / _STATE):
+            return
+        try:
+            _sync_file_system(path)
+        except OSError as error:
+            raise _undurable(error, self._location) from error
 
     def mend(self) -> list[str]:
         """Remove newest entries that a power failure tore; call it before the query starts, with no other one running.
@@ -177,8 +192,10 @@ class Checkpoint:
         if known is None or known.metadata != metadata:
             _sync_place(path)
             known = _Known(metadata)
-        for log in (_OFFSETS, _COMMITS):
-            self._sync_log(path / log, known)
+        self._sync_log(path / _OFFSETS, known)
+        if self.last_commit_batch() != known.upto.get(_COMMITS):
+            self.sync_state()
+        self._sync_log(path / _COMMITS, known)
         _KNOWN[str(path)] = known
 
     def _sync_log(self, directory: Path, known: _Known) -> None:
@@ -218,6 +235,15 @@ def _tail(directory: Path, batches: list[int]) -> Iterator[Path]:
         if _whole(directory / str(batch)):
             return
         yield directory / str(batch)
+
+
+def _undurable(error: OSError, location: str) -> JournalError:
+    return JournalError(
+        "TL-J20",
+        error.filename or location,
+        f"Spark's checkpoint can't be made durable ({error.strerror}), so a power failure could undo a batch",
+        "The batch is not done and nothing was removed. Check this disk, then start the query again.",
+    )
 
 
 def _damaged(path: Path, why: str) -> JournalDamaged:
@@ -326,6 +352,23 @@ def _sync_file(path: Path) -> None:
 def _sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     _sync_descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+
+
+def _has_entries(path: Path) -> bool:
+    try:
+        return next(path.iterdir(), None) is not None
+    except OSError:
+        return False
+
+
+def _sync_file_system(path: Path) -> None:
+    """Make everything on the file system of a directory durable; tells errors since Linux 5.8 (syncfs(2))."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    finally:
+        os.close(descriptor)
 
 
 def _sync_descriptor(descriptor: int, path: Path) -> None:

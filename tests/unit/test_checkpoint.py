@@ -197,6 +197,36 @@ def test_a_file_system_without_checksum_files(spark: Spark, synced: list[Path]) 
     assert synced[-2:] == [spark.path / "offsets" / "2", spark.path / "offsets"]
 
 
+def test_state_is_synced_before_the_commit_that_needs_it(
+    spark: Spark, synced: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_sync_file_system", lambda _: synced.append(Path("all")))
+    spark.run(0)
+    Checkpoint(str(spark.path)).sync()
+    Checkpoint(str(spark.path)).sync_state()
+    assert Path("all") not in synced  # there is none
+    (spark.path / "state" / "0" / "0").mkdir(parents=True)
+    spark.run(1)
+    synced.clear()
+    Checkpoint(str(spark.path)).sync()
+    assert synced.index(Path("all")) < synced.index(spark.path / "commits" / "1")
+    synced.clear()
+    Checkpoint(str(spark.path)).sync_state()
+    assert synced == [Path("all")]
+
+
+def test_a_file_system_that_fails_to_sync(spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
+    (spark.path / "state" / "0").mkdir(parents=True)
+    Checkpoint(str(spark.path)).sync_state()
+
+    def broken(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(checkpoint, "_sync_file_system", broken)
+    with pytest.raises(JournalError, match="TL-J20"):
+        Checkpoint(str(spark.path)).sync_state()
+
+
 @pytest.mark.parametrize("which", ["offsets", "commits", "1", "ck", "above"])
 def test_a_failed_sync_is_told_and_not_believed_later(
     spark: Spark, synced: list[Path], monkeypatch: pytest.MonkeyPatch, which: str
