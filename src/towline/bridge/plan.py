@@ -16,9 +16,7 @@ __all__ = ["overlapping", "plan_of", "render", "warnings"]
 _COST = {
     Guarantee.AT_MOST_ONCE: "nothing is waited for, and losses are counted where they can be seen",
     Guarantee.AT_LEAST_ONCE: "an fdatasync before each acknowledgement; records are visible at once",
-    Guarantee.EXACTLY_ONCE: (
-        "two more packets a message (QoS 2) and a transaction a batch: records are visible when it is committed"
-    ),
+    Guarantee.EXACTLY_ONCE: "a transaction a batch: records are visible when it is committed",
 }
 #: What no switch can give.
 _LIMITS = (
@@ -61,7 +59,7 @@ def _line(line: Line) -> dict[str, Any]:
         "guarantee": line.guarantee.value,
         "lost": promise.lost,
         "doubled": promise.doubled,
-        "cost": _COST[line.guarantee],
+        "cost": _cost(line),
         "limits": _limits(line),
         "replay": promise.replay,
         "ack_after": gateway.acks.value,
@@ -79,6 +77,16 @@ def _line(line: Line) -> dict[str, Any]:
         "dead_letter_topic": line.dead_letter_topic,
         "dedupe_within": line.within,
     }
+
+
+def _cost(line: Line) -> str:
+    """What the line pays for its promise."""
+    more = [_COST[line.guarantee]]
+    if any(subscription.qos == 2 for subscription in line.gateway.subscriptions):
+        more.append("two more packets a message (QoS 2)")
+    if line.within:
+        more.append("a place in Spark's state store for each message, some 200 B")
+    return "; ".join(more)
 
 
 def _limits(line: Line) -> list[str]:

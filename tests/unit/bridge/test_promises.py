@@ -75,7 +75,7 @@ def test_check_tells_promise_cost_and_limits(tmp_path: Path) -> None:
     for part in (
         "doubled   no, for a consumer with isolation.level=read_committed",
         "one transaction a batch, all topics and the marker at once   dead letters to dead",
-        "cost      two more packets a message (QoS 2)",
+        "cost      a transaction a batch: records are visible when it is committed; two more packets a message",
         "limit     repeats are dropped for 10 minutes at least",
         "limit     Kafka with unclean leader election",
         "repeats by {mqtt.user.id}",
