@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError, TowlineError
 from towline.kafka import guard
 from towline.kafka.columns import Columns
@@ -129,7 +130,7 @@ class KafkaTransactional(DataSource):
         """
         location = self.options.get("checkpointlocation", "")
         if self._settings.guarantee != "exactly_once" or not location:
-            return StreamWriter(self._delivery(schema))
+            return StreamWriter(self._delivery(schema), location)
         return StreamWriter(self._delivery(schema, guard.look(self._settings, location)), location)
 
     @_one_line
@@ -182,14 +183,18 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Account for a batch, and write the markers of partitions that had no task; repeats do no harm.
 
+        What a stateful query remembers after this batch is made durable before Spark's entry in the commit log.
+
         Raises:
             KafkaError: TL-K08 if an answer is missing or belongs to another batch; what `deliver` raises.
+            JournalError: TL-J20, the state can't be made durable.
         """
         total = account(messages, batchId)
         if isinstance(self._delivery, ExactlyOnce) and total.query is not None:
             seen = {message.partition for message in messages if isinstance(message, Written)}
             for partition in sorted(set(range(self._delivery.settings.parallelism)) - seen):
                 self._delivery.deliver(Task(partition, batch=batchId, query=total.query), ())
+        Checkpoint(self._location).sync_state()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
         """End what tasks may have left open, so that readers need not wait; what is committed stays committed."""
