@@ -229,7 +229,8 @@ def _fallback(route: Route) -> str:
         return literal(route.fallback_topic)
     sentence = (
         f'route from "{route.pattern.text}": a message gives a Kafka topic that is not legal or not allowed'
-        ". The line stops there rather than lose it. Give the route a fallback_topic.   [TL-B02]"
+        ". The line stops there rather than lose it. "
+        "Give the line a dead_letter_topic, or the route a fallback_topic.   [TL-B02]"
     )
     return f"raise_error({literal(sentence)})"
 
