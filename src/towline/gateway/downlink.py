@@ -53,7 +53,7 @@ _ROOM_RETRY: Final = 0.5
 
 
 class Outcome(Enum):
-    """What became of a message; also the name of its counter in the ledger."""
+    """What became of a message."""
 
     DELIVERED = "delivered"
     EXPIRED = "expired"
@@ -192,13 +192,18 @@ class Downlink:
     def status(self) -> dict[str, Any]:
         """The account: accepted = queued + in_flight + delivered + expired + refused [I11]; from any thread, about."""
         ledger, counted = self._outbox.ledger, dict(self._counted)
-        done = {o.value: ledger.get(o.value, 0) + counted.get(o.value, 0) for o in Outcome}
-        accepted, in_flight = self._outbox.end, len(self._dispatch.open)
+        expired, refused = (
+            ledger.get(o.value, 0) + counted.get(o.value, 0) for o in (Outcome.EXPIRED, Outcome.REFUSED)
+        )
+        accepted, waiting = self._outbox.end, self._outbox.waiting
+        in_flight = min(len(self._dispatch.open), waiting)
         return {
             "accepted": accepted,
-            "queued": max(0, accepted - sum(done.values()) - in_flight),
+            "queued": waiting - in_flight,
             "in_flight": in_flight,
-            **done,
+            "delivered": accepted - waiting - expired - refused,
+            "expired": expired,
+            "refused": refused,
             "put_off": self._dispatch.waiting,
             "resent_after_lost_session": ledger.get("resent_after_lost_session", 0),
             "unsure_after_lost_session": ledger.get("unsure_after_lost_session", 0),
@@ -287,7 +292,6 @@ class Downlink:
         sent_before = action.token in self._outbox.done  # QoS 0
         if fate is Fate.REFUSED or (sent_before and action.reason):
             self._outbox.finish((), freed)
-            self._outbox.count(delivered=-1 if sent_before else 0)
             self._to_set_aside.append((action.token, action.reason))
         elif sent_before:
             pass
@@ -300,7 +304,8 @@ class Downlink:
 
     def _done(self, number: int, outcome: Outcome, freed: Any = ()) -> None:
         self._outbox.finish((number,), freed)
-        self._counted[outcome.value] = self._counted.get(outcome.value, 0) + 1
+        if outcome is not Outcome.DELIVERED:  # of those there are as many as are done otherwise
+            self._counted[outcome.value] = self._counted.get(outcome.value, 0) + 1
         self._unflushed += 1
         self._news = True
         if self._flush_at is None:
@@ -309,6 +314,7 @@ class Downlink:
             self._on_outcome(number, outcome)
 
     def _count(self) -> None:
+        """Bring counters to the ledger; what they count has to become durable in the same frame."""
         counted, self._counted = self._counted, {}
         if counted:
             self._outbox.count(**counted)
@@ -321,7 +327,6 @@ class Downlink:
             self._outbox.finish((), action.forgotten)
         flights = {packet_id: Flight(token, PUBLISHED) for packet_id, token in action.assigned.items()}
         flights |= {packet_id: Flight(held[packet_id][0], RELEASED) for packet_id in action.released}
-        self._count()
         self._outbox.fly(flights)
 
     def _set_aside(self, now: float) -> None:

@@ -60,7 +60,7 @@ class Refused:
 
 
 def read_refused(directory: Path) -> list[dict[str, Any]]:
-    """The refused messages, oldest first, with ``number`` and ``reason``; each number once.
+    """The refused messages, by number, with ``number`` and ``reason``; each number once.
 
     Raises:
         JournalLocked: TL-J03, a gateway has it open.
@@ -70,6 +70,6 @@ def read_refused(directory: Path) -> list[dict[str, Any]]:
     journal = Journal.open(directory, schema=REFUSED_SCHEMA, limits=_LIMITS)
     try:
         rows = [row for batch in journal.read(journal.first, journal.end) for row in batch.to_pylist()]
-        return list({row["number"]: row for row in rows}.values())
+        return sorted({row["number"]: row for row in rows}.values(), key=lambda row: row["number"])
     finally:
         journal.close()

@@ -5,8 +5,8 @@ packet ids of that journal's frames, so that each becomes durable together with 
 
     marker    ``batch:<writer>`` → the newest batch of a writer and how much is here: a repeat enters nothing [I10]
     flight    packet id → number of the row and its phase, durable before the packet that depends on it leaves [I10]
-    done      the watermark of the only consumer, and the ranges above it that are done out of turn; not synced by
-              itself: after a crash a few rows may be done a second time, which the phases of QoS 2 make harmless
+    done      ranges of rows that need no more sending; not synced by itself: after a crash a few rows may be done a
+              second time. A packet id is freed in the frame that says its row is done, or a crash would send it anew
 
 Any thread may append; the marks belong to one thread, the one that sends.
 """
@@ -97,7 +97,9 @@ class Outbox:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         watermark = journal.consumers.get(_SENDER, journal.first)
-        self.done = Ranges(watermark, journal.notes.get(_DONE, ()))
+        self.done = Ranges(watermark)
+        for start, end in journal.notes.get(_DONE, ()):
+            self.done.add(start, end)
         #: packet ids that are free again and whose frame does not say so yet
         self._freed: list[int] = []
         #: markers are looked up and appended in one step
@@ -192,7 +194,8 @@ class Outbox:
         """
         held = {packet_id: (flight.number, flight.phase) for packet_id, flight in flights.items()}
         freed = self._freed
-        self.journal.append(self.journal.no_rows, held=held, released=freed)
+        done = {_DONE: self._ranges()} if freed else {}
+        self.journal.append(self.journal.no_rows, held=held, released=freed, notes=done)
         self._freed = []
 
     def finish(self, numbers: Iterable[int], freed: Sequence[int] = ()) -> None:
@@ -212,14 +215,17 @@ class Outbox:
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
         freed = self._freed
-        done = self.done.above() or None
-        written = self.journal.note(_SENDER, self.done.watermark, released=freed, notes={_DONE: done})
+        notes = {_DONE: self._ranges()}
+        written = self.journal.note(_SENDER, self.done.watermark, released=freed, notes=notes)
         if written:
             self._freed = []
         if durable:
             if not written:
                 raise full(self.journal.directory, "no room to note what is done")
             self.journal.sync()
+
+    def _ranges(self) -> list[list[int]]:
+        return [[0, self.done.watermark], *self.done.above()]
 
     def count(self, **increments: int) -> None:
         """Add to counters of the ledger; their totals reach the disk with the next frame [I11]."""

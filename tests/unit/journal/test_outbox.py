@@ -141,6 +141,8 @@ class Life(RuleBasedStateMachine):
         #: what a kill can't take: done when the disk was last told, and synced since
         self.sure: set[int] = set()
         self.flights: dict[int, Flight] = {}
+        #: rows that were ever in flight
+        self.flown: set[int] = set()
 
     @initialize(segment=st.sampled_from([3000, 20_000]))
     def begin(self, segment: int) -> None:
@@ -174,6 +176,7 @@ class Life(RuleBasedStateMachine):
         if flights or released:
             self.outbox.fly(flights | released)
             self.flights |= flights | released
+            self.flown |= {flight.number for flight in flights.values()}
 
     @rule(data=st.data(), out_of_turn=st.integers(0, 10))
     def finish(self, data: st.DataObject, out_of_turn: int) -> None:
@@ -206,6 +209,8 @@ class Life(RuleBasedStateMachine):
         assert self.sure <= found <= self.done | self.sure
         # Whoever had a packet id and is not surely done still has it, under the same number and in the same phase.
         assert {i: f for i, f in self.outbox.flights.items() if f.number not in self.done} == before
+        # What was in flight is still, under its id, or is done: else it would leave under a new id, doubled [I10].
+        assert self.flown <= found | {f.number for f in self.outbox.flights.values()}
         self.done = found
         self.flights = dict(self.outbox.flights)
 

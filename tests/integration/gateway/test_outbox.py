@@ -1,0 +1,246 @@
+"""A real gateway delivers its outbox to a real Mosquitto, whatever is killed on the way."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import Gateway, NewGateway
+from towline.devstack import Mosquitto
+from towline.errors import GatewayError, JournalFull
+from towline.gateway.outrows import MESSAGE_SCHEMA, rows_of
+from towline.gateway.refused import read_refused
+from towline.mqtt.client import Client
+from towline.mqtt.events import Filter
+from towline.mqtt.messages import Message
+
+KEEPING = {
+    "max_queued_messages": "0",
+    "persistence": "true",
+    "autosave_interval": "1",
+    "autosave_on_changes": "true",
+}
+
+
+class Ear:
+    """A persistent QoS 2 subscriber that keeps what it heard."""
+
+    def __init__(self, broker: Mosquitto, pattern: str = "#") -> None:
+        self.client = Client(broker.uri, client_id="ear", subscribe=[Filter(pattern, 2)]).open()
+        self.messages: list[Message] = []
+
+    def hear(self) -> int:
+        while (message := self.client.receive(0)) is not None:
+            message.ack()
+            self.messages.append(message)
+        return len(self.messages)
+
+    def until(self, count: int, timeout: float = 60) -> None:
+        """Wait for so many different messages."""
+        wait_until(lambda: self.hear() >= count and len(set(self.numbers())) >= count, timeout, f"{count} messages")
+
+    def numbers(self) -> list[int]:
+        return [int(m.payload) for m in self.messages]
+
+    def close(self) -> None:
+        self.client.close()
+
+
+@pytest.fixture
+def ears() -> Iterator[list[Ear]]:
+    listening: list[Ear] = []
+    yield listening
+    for ear in listening:
+        ear.close()
+
+
+def rows(numbers: range, qos: int, topics: int = 3, **more: object) -> Any:
+    return rows_of([{"topic": f"d/{n % topics}", "payload": b"%d" % n, "qos": qos, **more} for n in numbers])
+
+
+def outbox(gateway: Gateway) -> dict[str, Any]:
+    found: dict[str, Any] = gateway.status()["outbox"]
+    assert found["accepted"] == sum(found[k] for k in ("queued", "in_flight", "delivered", "expired", "refused"))
+    return found
+
+
+def drained(gateway: Gateway, timeout: float = 60) -> dict[str, Any]:
+    return wait_until(
+        lambda: (account := outbox(gateway))["queued"] == 0 == account["in_flight"] and account,
+        timeout,
+        "an empty outbox",
+    )
+
+
+def in_order(messages: list[Message]) -> bool:
+    """Per topic the first arrivals come in order; what comes again at QoS 1 does not count."""
+    last: dict[str, int] = {}
+    seen: set[int] = set()
+    for message in messages:
+        number = int(message.payload)
+        if number not in seen and number < last.get(message.topic, -1):
+            return False
+        seen.add(number)
+        last[message.topic] = max(number, last.get(message.topic, -1))
+    return True
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_kill_9_of_the_gateway_loses_nothing(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], qos: int
+) -> None:
+    broker = new_mosquitto(**KEEPING)
+    ears.append(ear := Ear(broker))
+    gateway = new_gateway(broker, subscriptions=[], outbox={})
+    total = 0
+    gateway.start()
+    for batch in range(3):
+        client = gateway.client
+        client.send("q/0", batch, [rows(range(total, total + 400), qos)], MESSAGE_SCHEMA)
+        total += 400
+        wait_until(lambda: ear.hear() > total - 350, 30, "some of the batch")
+        gateway.stop(signal.SIGKILL)
+        client = gateway.start()
+        assert client.send("q/0", batch, [rows(range(total - 400, total), qos)], MESSAGE_SCHEMA).already
+    account = drained(gateway)
+    ear.until(total)
+    counts = Counter(ear.numbers())
+    assert set(counts) == set(range(total))
+    assert account["accepted"] == total
+    if qos == 2:
+        assert counts.total() == total
+    assert in_order(ear.messages)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_broker_that_is_stopped_and_started_loses_nothing(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], qos: int
+) -> None:
+    broker = new_mosquitto(**KEEPING)
+    ears.append(ear := Ear(broker))
+    gateway = new_gateway(broker, subscriptions=[], outbox={})
+    client = gateway.start()
+    client.send("q/0", 0, [rows(range(1500), qos)], MESSAGE_SCHEMA)
+    for seen in (200, 700):
+        wait_until(lambda seen=seen: ear.hear() > seen, 30, "some messages")  # type: ignore[misc]
+        broker.stop()
+        broker.start()
+    ear.until(1500)
+    assert drained(gateway)["delivered"] == 1500
+    counts = Counter(ear.numbers())
+    assert set(counts) == set(range(1500))
+    if qos == 2:
+        assert counts.total() == 1500
+    assert in_order(ear.messages)
+
+
+def test_what_came_while_the_broker_was_away_is_delivered_and_what_expired_is_not(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear]
+) -> None:
+    broker = new_mosquitto(**KEEPING)
+    ears.append(ear := Ear(broker))
+    gateway = new_gateway(broker, subscriptions=[], outbox={})
+    client = gateway.start()
+    broker.stop()
+    client.send("q/0", 0, [rows(range(5), 1, message_expiry_seconds=0)], MESSAGE_SCHEMA)
+    client.send("q/0", 1, [rows(range(5, 10), 2, message_expiry_seconds=1000, retain=True)], MESSAGE_SCHEMA)
+    assert not client.sent(10, timeout_s=0.2)
+    broker.start()
+    account = drained(gateway)
+    assert (account["expired"], account["delivered"]) == (5, 5)
+    assert client.sent(10, timeout_s=5)
+    ear.until(5)
+    assert ear.numbers() == list(range(5, 10))
+    assert all(990 <= (m.expiry_s or 0) <= 1000 for m in ear.messages)
+
+
+def test_a_lost_session_sends_again_what_the_broker_had_not_released(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear]
+) -> None:
+    """Without its store a broker knows neither ids nor messages: QoS 2 may double or lose there, and it is counted."""
+    broker = new_mosquitto(max_queued_messages="0")
+    gateway = new_gateway(broker, subscriptions=[], outbox={})
+    client = gateway.start()
+    client.send("q/0", 0, [rows(range(3000), 2)], MESSAGE_SCHEMA)
+    wait_until(lambda: outbox(gateway)["delivered"] > 100, 30, "some messages at the broker")
+    broker.kill()
+    broker.start()
+    account = drained(gateway)
+    assert account["accepted"] == account["delivered"] == 3000
+    assert gateway.status()["sessions_lost"] == 1
+    assert account["resent_after_lost_session"] + account["unsure_after_lost_session"] <= 20  # Mosquitto's window
+
+
+def test_a_refused_message_is_set_aside_and_stops_nothing(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], tmp_path: Any
+) -> None:
+    acl = tmp_path / "acl"
+    acl.write_text("topic readwrite d/#\n")
+    broker = new_mosquitto(**KEEPING, acl_file=str(acl))
+    ears.append(ear := Ear(broker, "d/#"))
+    gateway = new_gateway(broker, subscriptions=[], outbox={})
+    client = gateway.start()
+    messages = [{"topic": "d/1", "payload": b"%d" % n, "qos": 1 + n % 2} for n in range(20)]
+    messages[5]["topic"] = "forbidden"
+    messages[6]["topic"] = "forbidden"
+    messages[9]["topic"] = "wild/#"  # MQTT has no way to say it
+    stored = client.send("q/0", 0, [rows_of(messages)], MESSAGE_SCHEMA)
+    assert client.sent(stored.end, timeout_s=20)
+    account = outbox(gateway)
+    assert (account["delivered"], account["refused"]) == (17, 3)
+    ear.until(17)
+    assert gateway.stop() == 0
+    aside = read_refused(gateway.settings.refused)
+    assert [(row["number"], row["reason"]) for row in aside] == [(5, 0x87), (6, 0x87), (9, 0x90)]
+
+
+def test_a_full_outbox_refuses_and_takes_again(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
+    broker = new_mosquitto(**KEEPING)
+    gateway = new_gateway(broker, subscriptions=[], outbox={"max_bytes": 1 << 20})
+    client = gateway.start()
+    broker.stop()
+    big = rows(range(4), 1, correlation_data=bytes(50_000))
+    batch = 0
+    with pytest.raises(JournalFull):
+        while True:
+            client.send("q/0", batch, [big], MESSAGE_SCHEMA)
+            batch += 1
+    assert outbox(gateway)["queued"] == 4 * batch
+    broker.start()
+    drained(gateway)
+
+    def taken() -> bool:
+        try:
+            return client.send("q/0", batch, [big], MESSAGE_SCHEMA).rows == 4
+        except JournalFull:
+            return False
+
+    wait_until(taken, 10, "room")
+
+
+def test_qos_0_is_sent_once(new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear]) -> None:
+    broker = new_mosquitto(**KEEPING)
+    ears.append(ear := Ear(broker))
+    gateway = new_gateway(broker, subscriptions=[], outbox={})
+    client = gateway.start()
+    client.send("q/0", 0, [rows(range(500), 0)], MESSAGE_SCHEMA)
+    ear.until(500)
+    gateway.stop(signal.SIGKILL)
+    gateway.start()
+    assert drained(gateway)["delivered"] == 500
+    gateway.client.send("q/0", 1, [rows(range(500, 501), 1)], MESSAGE_SCHEMA)
+    ear.until(501)
+    assert len(ear.messages) == 501
+    assert in_order(ear.messages)
+
+
+def test_a_gateway_that_only_receives_says_so(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
+    client = new_gateway(new_mosquitto()).start()
+    with pytest.raises(GatewayError, match="TL-G20"):
+        client.place("q/0", 0)
