@@ -7,7 +7,8 @@ which case Spark does not commit the batch and runs it again. Today two; the tra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from towline.errors import KafkaError
@@ -15,7 +16,7 @@ from towline.kafka import faults, producers
 from towline.kafka.screening import Screen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from towline.kafka.columns import Columns, Rows
     from towline.kafka.options import SinkSettings
@@ -90,13 +91,24 @@ class AtLeastOnce(Delivery):
 
     def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:  # noqa: ARG002 - who writes is all one here
         """Write and wait; any record without confirmation fails the task (TL-K02, TL-K03)."""
-        client = producers.borrow(self.settings)
+        settings, batches = self._fitted(iter(batches))
+        client = producers.borrow(settings)
         try:
             return self._deliver(client, batches)
         except BaseException:
             # Also for KeyboardInterrupt and a stopped query: left-over records must not meet the next batch.
-            producers.discard(self.settings)
+            producers.discard(settings)
             raise
+
+    def _fitted(self, batches: Iterator[Any]) -> tuple[SinkSettings, Iterator[Any]]:
+        """Settings whose batches fit into the topics of the first rows, and all rows; only with a dead-letter topic."""
+        first = next(batches, None)
+        if first is None or self.settings.dead_letter_topic is None:
+            return self.settings, batches if first is None else chain([first], batches)
+        screen = Screen(self.settings, self.columns, "")
+        screen.look([first])
+        fitting = {**self.settings.client, **screen.fitting()}
+        return replace(self.settings, client=fitting), chain([first], batches)
 
     def _deliver(self, client: producers.Client, batches: Iterable[Any]) -> Delivered:
         rows = size = 0

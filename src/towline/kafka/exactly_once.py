@@ -42,8 +42,6 @@ __all__ = ["ExactlyOnce", "Origin", "place_of"]
 _TRIES: Final = 3
 #: Seconds a stopping query waits for Kafka to end its transactions.
 _FENCE_S: Final = 3.0
-#: librdkafka's default batch.size is ours (`options.TUNING`); it may not exceed what the topic takes.
-_BATCH_SIZE: Final = "batch.size"
 
 
 @dataclass(frozen=True)
@@ -160,12 +158,11 @@ class ExactlyOnce(Delivery):
         return done
 
     def _take(self, work: _Work, screen: Screen) -> Transactional:
-        configured = int(self.settings.client.get(_BATCH_SIZE, "0"))
-        most = screen.most_bytes
-        more = {_BATCH_SIZE: str(most)} if most is not None and configured > most else {}
         # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
         name = work.sink_id if work.claim else f"{work.sink_id}.{self.origin.job}"
-        return transactions.take(self.settings, self.settings.transactional_id(name, work.task.partition), more)
+        return transactions.take(
+            self.settings, self.settings.transactional_id(name, work.task.partition), screen.fitting()
+        )
 
     def _transact(self, work: _Work, producer: Transactional, screen: Screen) -> Delivered:
         if work.claim is None:

@@ -210,15 +210,8 @@ class Verdict(Enum):
 _FENCED: Final = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
 
 
-#: Kafka refuses these again, however often they are sent.
-_REFUSALS: Final = frozenset(_ADVICE) - {"NOT_ENOUGH_REPLICAS"}
 #: The producer, not the record, is the matter: it was fenced, or its transaction must be aborted.
 _STATES: Final = frozenset({"_STATE", "_FATAL", *_FENCED})
-
-
-def is_refusal(problem: Any) -> bool:
-    """Whether an error is about what was sent or who sends it, so that a new attempt meets it again."""
-    return name_of(problem) in _REFUSALS
 
 
 def is_state(problem: BaseException) -> bool:

@@ -35,6 +35,7 @@ _FRESH_S: Final = 300.0
 _CLIENT_MAX: Final = 1_000_000
 _FRAME: Final = 100
 _A_HEADER: Final = 10
+_BATCH_SIZE: Final = "batch.size"
 #: Clocks differ: a time that is this close to the limit, in ms, is looked at one by one.
 _CLOCKS_MS: Final = 60_000
 #: org.apache.kafka.common.internals.Topic.validate
@@ -165,11 +166,13 @@ class Screen:
         #: Dead letters that `rows` has handed out so far; only grows.
         self.letters = 0
 
-    @property
-    def most_bytes(self) -> int | None:
-        """The smallest max.message.bytes among the topics; a batch of the client must not be larger."""
+    def fitting(self) -> dict[str, str]:
+        """Settings of a producer whose batches fit into the topics: their limit is on the batch, not on the record."""
         known = [facts.max_bytes for facts in self._limits.topics.values() if facts.max_bytes is not None]
-        return min(known, default=None)
+        most = min(known, default=None)
+        if most is None or int(self._settings.client.get(_BATCH_SIZE, "0")) <= most:
+            return {}
+        return {_BATCH_SIZE: str(most)}
 
     def look(self, batches: Iterable[Any], more: Iterable[str] = ()) -> None:
         """Ask Kafka about the topics of these batches; without a dead-letter topic every record is checked now.

@@ -101,7 +101,7 @@ class Transactional(Client):
         """Send rows within the transaction.
 
         Raises:
-            KafkaError: TL-K05, TL-K06 or TL-K20: aborted. TL-K19 fenced.
+            KafkaError: TL-K05, TL-K06 for a record the client refuses; TL-K19 fenced.
             Indefinite: A new producer may do better.
         """
         try:
@@ -123,8 +123,8 @@ class Transactional(Client):
         """Commit; when this returns, records and marker are visible together.
 
         Raises:
-            KafkaError: TL-K19 fenced, TL-K20 aborted because of a record.
-            Indefinite: Not known whether it is committed, or aborted for a passing reason.
+            KafkaError: TL-K19 fenced.
+            Indefinite: Aborted (TL-K20), or not known whether it is committed (TL-K21).
         """
         before, started = self.troubles, time.monotonic()
         try:
@@ -161,9 +161,8 @@ class Transactional(Client):
             return faults.fenced(servers, self.transactional_id)
         if isinstance(problem, QueueStuck) or verdict is Verdict.ABORT:
             self.abort()
-            told = faults.failed(servers, doing, problem, self.first)
-            refused = any(faults.is_refusal(error) for _, error in self.first) or faults.is_refusal(problem)
-            return told if refused else Indefinite(told)
+            # Even a refused record is worth another attempt: the limits it was compared with may have been old.
+            return Indefinite(faults.failed(servers, doing, problem, self.first))
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
         if verdict is Verdict.AGAIN:
             return Indefinite(faults.undecided(servers, self._settings.timeout_s, self._why or faults.reason(problem)))

@@ -135,7 +135,10 @@ def test_a_batch_without_fault_is_not_read_twice() -> None:
     looked = screen(*ALL)
     looked.look([batch])
     assert not looked._suspicious(batch)
-    assert looked.most_bytes == 10_000
+    assert looked.fitting() == {}
+    large = screen(*ALL, **{"kafka.batch.size": "20000"})
+    large.look([batch])
+    assert large.fitting() == {"batch.size": "10000"}
 
 
 def test_without_a_dead_letter_topic_nothing_is_sent() -> None:

@@ -1,0 +1,243 @@
+"""Exactly once through a real Spark: restarts, replays, and what Spark itself must refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from tests.conftest import NewTopic
+from tests.helpers import wait_until
+from tests.integration.kafka.reading import records
+from tests.integration.kafka.test_sink import ROWS_A_BATCH, counting, failure, line, running
+from tests.integration.kafka.writing import account, committed
+from towline.devstack import Kafka
+from towline.kafka.deadletters import Letter, Reason, from_record
+from towline.kafka.markers import Marker
+from towline.kafka.markerstore import MarkerStore
+from towline.kafka.options import SinkSettings
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def to_kafka(frame: DataFrame, kafka: Kafka, topic: str, checkpoint: Path, **more: str) -> DataStreamWriter:
+    given = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": topic, **more}
+    writer = frame.writeStream.format("kafka_transactional").options(**given)
+    return writer.option("checkpointLocation", str(checkpoint))
+
+
+def query_id(checkpoint: Path) -> str:
+    return str(json.loads((checkpoint / "metadata").read_text())["id"])
+
+
+def markers(kafka: Kafka, checkpoint: Path, partitions: int = 1) -> list[Marker | None]:
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": kafka.bootstrap})
+    store = MarkerStore(settings, query_id(checkpoint))
+    return [store.read(partition) for partition in range(partitions)]
+
+
+def committed_batch(checkpoint: Path) -> int:
+    names = [path.name for path in (checkpoint / "commits").glob("*")] if (checkpoint / "commits").exists() else []
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+
+def run_until(writer: DataStreamWriter, checkpoint: Path, batch: int) -> None:
+    with running(writer) as query:
+        wait_until(lambda: committed_batch(checkpoint) >= batch or not query.isActive, 90, f"batch {batch}")
+        assert query.exception() is None, query.exception()
+
+
+def forget_last_commit(checkpoint: Path) -> int:
+    """As if the driver had died after the tasks of its last batch: Spark runs that batch again."""
+    batch = committed_batch(checkpoint)
+    newest = max(int(path.name) for path in (checkpoint / "offsets").glob("*") if path.name.isdecimal())
+    for log, number in [("commits", batch), *(("offsets", n) for n in range(batch + 1, newest + 1))]:
+        for name in (str(number), f".{number}.crc"):
+            with contextlib.suppress(FileNotFoundError):
+                (checkpoint / log / name).unlink()
+    return batch
+
+
+def check(kafka: Kafka, topic: str) -> int:
+    found = committed(kafka, topic)
+    assert account(found, max(found) + 1) == (0, 0)
+    return len(found)
+
+
+def test_a_batch_that_is_in_kafka_is_skipped_when_spark_runs_it_again(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    name = topic(partitions=1)
+    for _ in range(2):
+        writer = to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path)
+        run_until(writer, tmp_path, committed_batch(tmp_path) + 1)
+        (before,) = markers(kafka, tmp_path)
+        assert before is not None
+        assert forget_last_commit(tmp_path) <= before.batch
+    run_until(to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path), tmp_path, committed_batch(tmp_path) + 2)
+    (marker,) = markers(kafka, tmp_path)
+    assert marker is not None
+    assert marker.writer == query_id(tmp_path)
+    assert marker.offsets is not None
+    assert marker.total_rows == check(kafka, name) == (marker.batch + 1) * ROWS_A_BATCH
+
+
+@pytest.mark.long
+def test_two_partitions_by_key(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
+    name = topic(partitions=3)
+    frame = counting(spark).repartition(2, "value")
+    run_until(to_kafka(frame, kafka, name, tmp_path, parallelism="2"), tmp_path, 1)
+    forget_last_commit(tmp_path)
+    run_until(to_kafka(frame, kafka, name, tmp_path, parallelism="2"), tmp_path, 2)
+    first, second = markers(kafka, tmp_path, 2)
+    assert first is not None
+    assert second is not None
+    assert first.batch == second.batch
+    assert first.total_rows + second.total_rows == check(kafka, name)
+
+
+def test_a_partition_without_a_task_gets_its_marker_from_the_driver(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    name = topic(partitions=1)
+    run_until(to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path, parallelism="2"), tmp_path, 1)
+    run_until(to_kafka(counting(spark), kafka, name, tmp_path, parallelism="2"), tmp_path, 3)
+    first, second = markers(kafka, tmp_path, 2)
+    assert first is not None
+    assert second is not None
+    assert first.batch == second.batch
+    check(kafka, name)
+
+
+def test_a_forgotten_coalesce_is_told_and_mended(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    name = topic(partitions=1)
+    told = line(failure(to_kafka(counting(spark, partitions=2), kafka, name, tmp_path)))
+    assert "[TL-K17]" in told or "[TL-K18]" in told or "[TL-K19]" in told
+    mended = to_kafka(counting(spark, partitions=2).coalesce(1), kafka, name, tmp_path)
+    if not committed(kafka, name):
+        run_until(mended, tmp_path, 1)
+        check(kafka, name)
+    else:
+        assert "[TL-K18]" in line(failure(mended))
+
+
+@pytest.mark.long
+def test_a_file_source_with_restarts(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
+    name = topic(partitions=2)
+    source, checkpoint = tmp_path / "files", tmp_path / "checkpoint"
+    source.mkdir()
+    for number in range(4):
+        scratch = tmp_path / "scratch"
+        scratch.write_text("".join(f"{n}\n" for n in range(number * 50, number * 50 + 50)))
+        scratch.rename(source / f"{number}.txt")
+    frame = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source)).coalesce(1)
+    for _ in range(3):
+        query = to_kafka(frame, kafka, name, checkpoint).trigger(availableNow=True).start()
+        assert query.awaitTermination(90)
+        assert query.exception() is None
+        forget_last_commit(checkpoint)
+    assert check(kafka, name) == 200
+
+
+def test_a_restored_checkpoint_is_recognised(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    name, checkpoint, backup = topic(), tmp_path / "checkpoint", tmp_path / "backup"
+    writer = to_kafka(counting(spark).coalesce(1), kafka, name, checkpoint)
+    run_until(writer, checkpoint, 0)
+    shutil.copytree(checkpoint, backup)
+    run_until(writer, checkpoint, committed_batch(checkpoint) + 3)
+    shutil.rmtree(checkpoint)
+    shutil.copytree(backup, checkpoint)
+    told = line(failure(writer))
+    assert "[TL-K12]" in told or "[TL-K15]" in told
+    assert "towline kafka marker reset" in told
+    check(kafka, name)
+
+
+def test_a_deleted_checkpoint_is_recognised(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
+    name = topic()
+    writer = to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path / "checkpoint", sinkId=name)
+    run_until(writer, tmp_path / "checkpoint", 1)
+    shutil.rmtree(tmp_path / "checkpoint")
+    assert "[TL-K13]" in line(failure(writer))
+    check(kafka, name)
+
+
+def test_lost_markers_are_found_on_the_driver(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    name, lost = topic(), topic("markers", 1, {"cleanup.policy": "compact"})
+    frame = counting(spark).coalesce(1)
+    run_until(to_kafka(frame, kafka, name, tmp_path), tmp_path, 1)
+    told = line(failure(to_kafka(frame, kafka, name, tmp_path, markerTopic=lost)))
+    assert "[TL-K10]" in told
+    check(kafka, name)
+
+
+def test_a_checkpoint_without_metadata_is_refused_by_spark(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    """Older versions made a new query id, and an exactly-once sink then doubled (SPARK-55058)."""
+    name = topic()
+    writer = to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path)
+    run_until(writer, tmp_path, 1)
+    for path in (tmp_path / "metadata", tmp_path / ".metadata.crc"):
+        path.unlink(missing_ok=True)
+    with pytest.raises(Exception, match=r"(?i)metadata"):
+        _ended(writer)
+    check(kafka, name)
+
+
+def _ended(writer: DataStreamWriter) -> None:
+    with running(writer) as query:
+        wait_until(lambda: not query.isActive, 60)
+        raise RuntimeError(str(query.exception()))
+
+
+def test_speculation_is_refused(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
+    """Spark hands the application's settings to its tasks as local properties."""
+    context: Any = spark.sparkContext
+    context.setLocalProperty("spark.speculation", "true")
+    try:
+        told = line(failure(to_kafka(counting(spark).coalesce(1), kafka, topic(), tmp_path)))
+    finally:
+        context.setLocalProperty("spark.speculation", None)
+    assert "[TL-K25]" in told
+
+
+def test_bad_records_become_dead_letters_in_the_same_transaction(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    good, dead = topic(), topic("dlq")
+    routed = (
+        counting(spark).coalesce(1).selectExpr("value", f"IF(CAST(value AS INT) % 10 = 0, 'a/b', '{good}') AS topic")
+    )
+    given = {"kafka.bootstrap.servers": kafka.bootstrap, "deadLetterTopic": dead}
+    writer = routed.writeStream.format("kafka_transactional").options(**given)
+    run_until(writer.option("checkpointLocation", str(tmp_path)), tmp_path, 1)
+    (marker,) = markers(kafka, tmp_path)
+    assert marker is not None
+    numbers = committed(kafka, good)
+    letters = [from_record(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, dead)]
+    values = [int(letter.value or b"") for letter in letters if isinstance(letter, Letter)]
+    assert account(numbers + values, marker.total_rows) == (0, 0)
+    assert marker.total_dead_lettered == len(values) == marker.total_rows // 10
+    assert {letter.reason for letter in letters if isinstance(letter, Letter)} == {Reason.TOPIC_ILLEGAL}
+
+
+def test_a_batch_query_is_one_transaction_a_partition(spark: SparkSession, kafka: Kafka, topic: NewTopic) -> None:
+    name = topic(partitions=2)
+    given = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": name}
+    frame = spark.range(100, numPartitions=3).selectExpr("CAST(id AS STRING) AS value")
+    for copies in (1, 2):
+        frame.write.format("kafka_transactional").mode("append").options(**given).save()
+        assert len(committed(kafka, name)) == copies * 100  # a query that is run again writes again
