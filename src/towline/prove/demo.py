@@ -6,6 +6,7 @@ started with ``towline run`` as a user starts it. Nothing is simulated and no nu
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
 import time
@@ -30,7 +31,7 @@ __all__ = ["Demo", "DemoFailed", "Moment", "Stage"]
 TOPIC: Final = "telemetry"
 LINE: Final = "telemetry"
 #: Spark's first start on a busy machine of two cores, in seconds.
-_START_S: Final = 180.0
+_START_S: Final = 400.0
 #: The way of the last message into Kafka after two kills, in seconds.
 _DRAIN_S: Final = 180.0
 
@@ -109,7 +110,7 @@ class Demo:
         messages: Numbered QoS 1 messages (QoS 2 for exactly_once, QoS 0 for at_most_once).
         devices: Publishing devices.
         rate: Messages a second.
-        directory: Keeps everything there; None for a directory that is removed at the end.
+        directory: Keeps everything there; None for a directory that is removed after a run that came to its end.
         kills: Whether the gateway and Spark are killed on the way.
     """
 
@@ -131,8 +132,10 @@ class Demo:
         if self.directory is not None:
             self.directory.mkdir(parents=True, exist_ok=True)
             return self._run(self.directory)
-        with tempfile.TemporaryDirectory(prefix="towline-demo-") as scratch:
-            return self._run(Path(scratch))
+        scratch = Path(tempfile.mkdtemp(prefix="towline-demo-"))
+        account = self._run(scratch)  # what went wrong is told by the logs in it: only a good run is removed
+        shutil.rmtree(scratch, ignore_errors=True)
+        return account
 
     def _run(self, directory: Path) -> Account:
         began = time.monotonic()
@@ -170,7 +173,8 @@ class Demo:
         bridge.start()
         ready = _wait(lambda: not bridge.running or self._reading(bridge), _START_S)
         if not ready or not bridge.running:
-            raise DemoFailed("TL-P10", "demo", f"the bridge did not start: {_last_line(bridge.log)}", "See its log.")
+            what = f"the bridge did not start: {_last_line(bridge.log)}"
+            raise DemoFailed("TL-P10", "demo", what, f"See {bridge.log} and the logs beside it.")
         seconds = time.monotonic() - began
         self.stage.step(
             f'line "{LINE}"',
@@ -228,7 +232,7 @@ class Demo:
                 return
             if time.monotonic() - last_change > _DRAIN_S:
                 what = f"nothing moved for {_DRAIN_S:g} s: {_last_line(bridge.log)}"
-                raise NotReady("TL-P01", "demo", what, "See bridge.log with towline demo --keep DIR.")
+                raise NotReady("TL-P01", "demo", what, f"See {bridge.log} and the logs beside it.")
 
     def _observe(self, bridge: BridgeRun, in_kafka: int) -> None:
         moment = self._moment
