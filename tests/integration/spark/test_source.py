@@ -57,9 +57,11 @@ class Collected:
 
 
 def load(spark: SparkSession, server: Served, **options: object) -> DataFrame:
+    """Read a stream that knows its checkpoint, the one that `start` gives a query unless told otherwise."""
     return (
         spark.readStream.format("mqtt")
         .option("gateway", str(server.state_dir))
+        .option("checkpointLocation", str(server.state_dir.parent / "ck"))
         .options(**{key: str(value) for key, value in options.items()})
         .load()
     )
@@ -243,8 +245,8 @@ def test_where_a_new_checkpoint_begins(spark: SparkSession, server: Served, star
 
 
 def test_the_last_message_of_an_idle_source_is_committed(spark: SparkSession, server: Served, start: Start) -> None:
-    """Spark's own commit() never comes for it; `start` of latestOffset does [I5]."""
-    query = start(load(spark, server), Collected())
+    """Spark's own commit() never comes for it; `start` of latestOffset does, also without a known checkpoint [I5]."""
+    query = start(load(spark, server, checkpointLocation=""), Collected())
     for end in (1, 2):
         server.add(1)
         until(query, partial(committed, server, end))
@@ -316,7 +318,8 @@ def sink(frame, batch):
     print("batch", batch, flush=True)
     if batch == 1:
         time.sleep(600)
-frame = (spark.readStream.format("mqtt").option("gateway", state_dir).option("maxMessagesPerTrigger", 100).load())
+frame = (spark.readStream.format("mqtt").option("gateway", state_dir).option("maxMessagesPerTrigger", 100)
+         .option("checkpointLocation", checkpoint).load())
 for _ in range(5):  # Spark gives a new Python process ten seconds, too little on a busy machine
     query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()
     try:
@@ -451,3 +454,25 @@ def test_both_formats_register(spark: SparkSession, server: Served) -> None:
     towline.register(spark)
     towline.register(spark)
     assert load(spark, server).schema.names == ROW_SCHEMA.names
+
+
+# -- power loss ------------------------------------------------------------------------------------------------------
+
+
+def test_a_query_starts_by_itself_from_a_torn_checkpoint(
+    spark: SparkSession, server: Served, start: Start, tmp_path: Path
+) -> None:
+    """Names survived a power failure, contents did not: Spark alone refuses to read them."""
+    checkpoint = tmp_path / "ck"
+    server.add(20)
+    finished(start(load(spark, server), Collected(), availableNow=True))
+    assert server.journal.consumers["default"] == 20
+    newest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
+    for log in ("offsets", "commits"):
+        (checkpoint / log / str(newest + 1)).write_bytes(b"")
+        (checkpoint / log / f".{newest + 1}.crc").write_bytes(b"")
+    server.add(10)
+    sink = Collected()
+    finished(start(load(spark, server), sink, availableNow=True))
+    assert sink.offsets == list(range(20, 30))
+    assert server.journal.consumers["default"] == 30
