@@ -120,8 +120,8 @@ class KafkaTransactional(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Bind the columns of a stream; complete mode appends, as in Spark's Kafka sink.
 
-        Spark calls this on the driver before the tasks of every batch. For exactly_once the checkpoint is synced here:
-        a batch that is committed in Kafka must not be forgotten by Spark.
+        Spark calls this on the driver before the tasks of every batch. The checkpoint is synced here, but for
+        at_least_once: a batch that is in Kafka must not be forgotten by Spark.
 
         Raises:
             ConfigError: TL-C48 for columns.
@@ -129,6 +129,8 @@ class KafkaTransactional(DataSource):
             KafkaError: TL-K10, TL-K11, as `guard.look` says.
         """
         location = self.options.get("checkpointlocation", "")
+        if self._settings.guarantee == "at_most_once":
+            Checkpoint(location).sync()
         if self._settings.guarantee != "exactly_once" or not location:
             return StreamWriter(self._delivery(schema), location)
         return StreamWriter(self._delivery(schema, guard.look(self._settings, location)), location)

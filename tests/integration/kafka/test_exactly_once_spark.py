@@ -183,6 +183,7 @@ def test_lost_markers_are_found_on_the_driver(
     check(kafka, name)
 
 
+@pytest.mark.long
 def test_a_checkpoint_without_metadata_is_refused_by_spark(
     spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
 ) -> None:

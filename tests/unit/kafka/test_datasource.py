@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import pickle
+from pathlib import Path
 
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.datasource import KafkaTransactional, Written, account
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce
+from towline.kafka.exactly_once import ExactlyOnce
 
 OPTIONS = {"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once", "topic": "t"}
 SCHEMA = StructType([StructField("value", StringType())])
@@ -23,6 +26,16 @@ def written(batch: int | None = 7, rows: int = 10, lost: int = 0, why: str = "")
 def test_a_batch_is_the_sum_of_its_tasks() -> None:
     assert account([written(rows=10), written(rows=5)], 7) == Written(-1, 7, "q", 15, 45)
     assert account([], None) == Written(-1, None, None, 0, 0)
+
+
+def test_dead_letters_and_skipped_partitions_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = written(), written()
+    one.dead_lettered, other.skipped = 3, True
+    with caplog.at_level(logging.INFO, "towline.kafka"):
+        total = account([one, other], 7)
+    assert (total.dead_lettered, total.skipped) == (3, True)
+    assert "batch 7: 3 rows went to the dead-letter topic" in caplog.text
+    assert "1 of 2 partitions were in Kafka already" in caplog.text
 
 
 def test_rows_given_up_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -65,7 +78,11 @@ def test_errors_leave_their_frames_behind() -> None:
 
 
 def test_a_guarantee_is_a_strategy() -> None:
-    for guarantee, strategy in (("at_least_once", AtLeastOnce), ("at_most_once", AtMostOnce)):
+    for guarantee, strategy in (
+        ("exactly_once", ExactlyOnce),
+        ("at_least_once", AtLeastOnce),
+        ("at_most_once", AtMostOnce),
+    ):
         writer = KafkaTransactional({**OPTIONS, "guarantee": guarantee}).streamWriter(SCHEMA, overwrite=False)
         assert type(writer._delivery) is strategy
 
@@ -81,3 +98,14 @@ def test_what_travels_to_the_tasks_holds_no_secret(monkeypatch: pytest.MonkeyPat
 def test_reading_is_refused() -> None:
     with pytest.raises(ConfigError, match="only writes"):
         KafkaTransactional(OPTIONS).schema()
+
+
+def test_the_checkpoint_is_synced_before_the_tasks_of_what_must_not_run_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(Checkpoint, "sync", lambda self: synced.append(self._location))
+    for guarantee in ("at_least_once", "at_most_once", "exactly_once"):
+        given = {**OPTIONS, "guarantee": guarantee, "checkpointlocation": str(tmp_path / guarantee)}
+        KafkaTransactional(given).streamWriter(SCHEMA, overwrite=False)
+    assert synced == [str(tmp_path / "at_most_once"), str(tmp_path / "exactly_once")]
