@@ -19,7 +19,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 from mqtt5 import PublishPacket
 
 from towline.errors import JournalFull
@@ -66,7 +65,7 @@ class Downlink:
     Args:
         outbox: What is to be sent; its marks belong to the caller's thread.
         handle: Gives the session an event.
-        where: Names the line in logs.
+        log: Takes ``warning(event, **facts)``, as structlog's loggers do.
         aside: Directory for what the broker refused.
         max_age_s: Messages that came this many seconds ago are not sent any more; None for no such limit.
         on_outcome: Called with the number of each message that is done and what became of it, before the disk knows.
@@ -78,7 +77,7 @@ class Downlink:
         outbox: Outbox,
         *,
         handle: Callable[[Event], None],
-        where: str,
+        log: Any,
         aside: Path,
         max_age_s: float | None = None,
         on_outcome: Callable[[int, Outcome], None] | None = None,
@@ -86,8 +85,8 @@ class Downlink:
     ) -> None:
         self._outbox = outbox
         self._handle = handle
-        self._log = structlog.get_logger("towline.downlink").bind(line=where)
-        self._refused = Refused(aside)
+        self._log = log
+        self._refused = Refused(aside, log)
         self._max_age_us = None if max_age_s is None else int(max_age_s * 1e6)
         self._on_outcome = on_outcome
         self._on_progress = on_progress

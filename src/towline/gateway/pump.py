@@ -157,7 +157,7 @@ class Pump:
             self._downlink = Downlink(
                 outbox,
                 handle=self._handle,
-                where=settings.name,
+                log=self._log,
                 aside=settings.refused,
                 max_age_s=settings.outbox.max_age_s,
                 on_progress=on_progress,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import structlog
 
 from towline.errors import JournalFull
 from towline.gateway.outrows import REFUSED_SCHEMA
@@ -24,10 +23,12 @@ class Refused:
 
     Args:
         directory: Of its journal; made with the first message.
+        log: Takes ``warning(event, **facts)``.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, log: Any) -> None:
         self._directory = directory
+        self._log = log
         self._journal: Journal | None = None
 
     def keep(self, messages: Iterable[tuple[pa.RecordBatch, int, int]]) -> None:
@@ -48,9 +49,7 @@ class Refused:
                 self._journal = Journal.open(self._directory, schema=REFUSED_SCHEMA, limits=_LIMITS)
             self._journal.append(pa.concat_batches(columns))
         except JournalFull as error:
-            structlog.get_logger("towline.downlink").warning(
-                "refused messages not kept", reason=str(error), code=error.code
-            )
+            self._log.warning("refused messages not kept", reason=str(error), code=error.code)
 
     def close(self) -> None:
         """Close the journal, if there is one."""

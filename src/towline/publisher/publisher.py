@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import sys
 import threading
 import time
@@ -22,8 +23,6 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
-
-import structlog
 
 from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, PublisherError, Unreachable
 from towline.gateway.downlink import Downlink, Outcome
@@ -126,7 +125,7 @@ class Publisher:
             durable=session_expiry_s > 0,
             durable_ids=True,
         )
-        self._log = structlog.get_logger("towline.publisher")
+        self._log = _Log()
         #: guards everything below, and is told of every change
         self._changed = threading.Condition()
         self._queue: deque[_Message] = deque()
@@ -149,7 +148,7 @@ class Publisher:
             self._downlink = Downlink(
                 self._outbox,
                 handle=self._handle,
-                where=self._where,
+                log=self._log,
                 aside=self._directory / "refused",
                 max_age_s=max_age_s,
                 on_outcome=self._outcome,
@@ -483,8 +482,8 @@ class Publisher:
         """A callback of the user's must not end the delivery."""
         try:
             call()
-        except Exception:  # noqa: BLE001 - whatever it is, it is the user's
-            self._log.exception("a callback failed")
+        except Exception:
+            logging.getLogger(_Log.NAME).exception("a callback failed")
 
     # -- inside: ending --
 
@@ -521,6 +520,24 @@ class Publisher:
         left = self.close(_AT_EXIT)
         if left:
             sys.stderr.write(f"{left:,} messages stay in {self._directory}; the next start sends them.   [TL-O03]\n")
+
+
+class _Log:
+    """The application's own logging: a library does not choose where its words go."""
+
+    NAME: Final = "towline.publisher"
+
+    def info(self, event: str, **facts: object) -> None:
+        """Say it at level INFO."""
+        logging.getLogger(self.NAME).info("%s%s", event, _told(facts))
+
+    def warning(self, event: str, **facts: object) -> None:
+        """Say it at level WARNING."""
+        logging.getLogger(self.NAME).warning("%s%s", event, _told(facts))
+
+
+def _told(facts: Mapping[str, object]) -> str:
+    return "".join(f" {name}={value}" for name, value in facts.items())
 
 
 def _not_sent(where: str, number: int, outcome: Outcome) -> PublisherError:

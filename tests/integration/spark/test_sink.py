@@ -1,4 +1,4 @@
-"""``format("mqtt")`` as a sink, in a real Spark towards a real Mosquitto, with a gateway that the sink starts itself."""
+"""``format("mqtt")`` as a sink: a real Spark, a real Mosquitto, and a gateway that the sink starts itself."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_a_full_outbox_refuses_and_takes_again_when_something_is_done(tmp_path: 
     limits = Limits(max_bytes=40_000, min_free_bytes=0, segment_bytes=5000)
     outbox = opened(tmp_path / "o", limits)
     number = 0
-    with pytest.raises(JournalFull):
+    with pytest.raises(JournalFull):  # noqa: PT012 - the n-th of them
         while True:
             outbox.append(rows(outbox.end, 20), Batch("q/0", number))
             number += 1

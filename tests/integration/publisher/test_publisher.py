@@ -1,0 +1,252 @@
+"""`towline.Publisher` and a real Mosquitto: what `publish` has returned is never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from towline import AsyncPublisher, Publisher
+from towline.devstack import Mosquitto
+from towline.errors import ConfigError, JournalLocked, PublisherError
+from towline.mqtt.client import Client
+from towline.mqtt.events import Filter
+from towline.prove.strace import Injection, fired, wrapped
+
+KEEPING = {"max_queued_messages": "0", "persistence": "true", "autosave_interval": "1", "autosave_on_changes": "true"}
+
+#: Publishes numbered messages, and says of each that it is on disk; goes on with what an earlier life left.
+LIFE = """
+import sys
+from towline import Publisher
+broker, state, first, count, qos = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+publisher = Publisher(broker, state_dir=state)
+for number in range(first, first + count):
+    publisher.publish(f"d/{number % 3}", str(number), qos=qos)
+    print(number, flush=True)
+sys.exit(3 if publisher.close(30) else 0)
+"""
+
+
+@pytest.fixture
+def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
+    return new_mosquitto(**KEEPING)
+
+
+@pytest.fixture
+def heard(broker: Mosquitto) -> Iterator[list[int]]:
+    """Numbers as a QoS 2 subscriber gets them."""
+    numbers: list[int] = []
+    with Client(broker.uri, client_id="ear", subscribe=[Filter("#", 2)]) as ear:
+
+        def listen() -> None:
+            for message in ear:
+                message.ack()
+                numbers.append(int(message.payload))
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        yield numbers
+    listener.join(10)
+
+
+def in_order(numbers: list[int]) -> bool:
+    topics = [[n for n in dict.fromkeys(numbers) if n % 3 == t] for t in range(3)]
+    return all(topic == sorted(topic) for topic in topics)
+
+
+def test_a_receipt_tells_disk_and_broker(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
+    told: list[tuple[int, str]] = []
+    called = threading.Event()
+    with Publisher(broker.uri, state_dir=tmp_path / "p", on_outcome=lambda n, o: told.append((n, o))) as publisher:
+        receipt = publisher.publish("d/1", "1", qos=2, user_properties=[("a", "1")])
+        assert receipt.on_disk.done()
+        assert receipt.number == 0
+        receipt.at_broker.add_done_callback(lambda _stage: called.set())
+        receipt.at_broker.result(timeout=10)
+        publisher.publish("d/1", "2", qos=0).at_broker.add_done_callback(lambda stage: stage.result())
+        assert publisher.flush(10) == 0
+        assert called.wait(5)
+        status = publisher.status()
+        assert (status["accepted"], status["delivered"]) == (2, 2)
+        assert publisher.epoch == 1
+    wait_until(lambda: heard == [1, 2], 10, "both")
+    assert told == [(0, "delivered"), (1, "delivered")]
+    with pytest.raises(PublisherError, match="TL-O02"):
+        publisher.publish("d/1", "3")
+
+
+def test_eight_threads_share_one_outbox(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
+    with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
+        receipts: list[int] = []
+
+        def work(thread: int) -> None:
+            receipts.extend(publisher.publish(f"d/{thread}", str(thread * 100 + n)).number for n in range(100))
+
+        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(8)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert publisher.flush(30) == 0
+    assert sorted(receipts) == list(range(800))
+    wait_until(lambda: len(heard) == 800, 20, "all")
+    for thread in range(8):
+        mine = [n for n in heard if n // 100 == thread]
+        assert mine == sorted(mine)
+
+
+def test_what_a_broker_that_is_away_did_not_get_goes_out_at_the_next_start(
+    broker: Mosquitto, heard: list[int], tmp_path: Path
+) -> None:
+    broker.stop()
+    publisher = Publisher(broker.uri, state_dir=tmp_path / "p")
+    for n in range(50):
+        publisher.publish(f"d/{n % 3}", str(n), qos=1 + n % 3 % 2)  # order is kept per QoS
+    with pytest.raises(JournalLocked):
+        Publisher(broker.uri, state_dir=tmp_path / "p")
+    assert publisher.close(0.1) == 50  # never without saying so
+    broker.start()
+    with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
+        assert publisher.flush(30) == 0
+        assert publisher.epoch == 2
+    wait_until(lambda: len(set(heard)) == 50, 20, "all")
+    assert in_order(heard)
+
+
+def test_a_full_outbox_refuses_or_blocks_as_it_was_told(broker: Mosquitto, tmp_path: Path) -> None:
+    broker.stop()
+    with Publisher(broker.uri, state_dir=tmp_path / "r", max_bytes=1 << 20, overflow="refuse") as publisher:
+        with pytest.raises(PublisherError, match="TL-O01"):  # noqa: PT012 - one of many
+            for _ in range(100):
+                publisher.publish("d/1", bytes(50_000))
+        kept = publisher.status()["accepted"]
+        assert 0 < kept < 100
+        broker.start()
+        assert publisher.flush(30) == 0
+        wait_until(lambda: publisher.publish("d/1", bytes(50_000), wait=False).on_disk.exception(5) is None, 10, "room")
+    broker.stop()
+    with Publisher(broker.uri, state_dir=tmp_path / "b", max_bytes=1 << 20) as publisher:
+        done = threading.Event()
+
+        def fill() -> None:
+            for _ in range(40):
+                publisher.publish("d/1", bytes(50_000))
+            done.set()
+
+        filling = threading.Thread(target=fill, daemon=True)
+        filling.start()
+        wait_until(lambda: publisher.status()["held_back"], 10, "a full outbox")
+        assert not done.is_set()
+        broker.start()
+        assert done.wait(30)
+        assert publisher.flush(30) == 0
+
+
+def test_a_message_that_can_not_be_said_is_refused_at_once(broker: Mosquitto, tmp_path: Path) -> None:
+    with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
+        with pytest.raises(ConfigError, match="TL-C52"):
+            publisher.publish("d/#", b"")
+        with pytest.raises(ConfigError, match="TL-C52"):
+            publisher.publish("d/1", b"", qos=3)
+        expired = publisher.publish("d/1", "1", message_expiry_s=0)
+        with pytest.raises(PublisherError, match="TL-O05"):
+            expired.at_broker.result(10)
+
+
+def test_asyncio(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncPublisher(broker.uri, state_dir=tmp_path / "p") as publisher:
+            receipts = await asyncio.gather(*(publisher.publish(f"d/{n}", str(n), qos=2) for n in range(20)))
+            await asyncio.gather(*(receipt.at_broker for receipt in receipts))
+            assert await publisher.flush(5) == 0
+
+    asyncio.run(main())
+    wait_until(lambda: sorted(heard) == list(range(20)), 10, "all")
+
+
+def test_the_command_keeps_what_it_could_not_send(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
+    def pub(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "towline", "pub", broker.uri, "d/{n}", "--durable", str(tmp_path / "p")]
+        return subprocess.run([*command, *more], capture_output=True, text=True, check=False, timeout=60)
+
+    broker.stop()
+    first = pub("--count", "5", "--timeout", "0")
+    assert first.returncode == 1
+    assert "5 messages wait in" in first.stderr
+    broker.start()
+    second = pub("--count", "2", "--qos", "2")
+    assert second.returncode == 0, second.stderr
+    assert "7 messages acknowledged by" in second.stdout
+    wait_until(lambda: len(heard) == 7, 10, "all")
+
+
+def _life(broker: Mosquitto, state: Path, first: int, count: int, qos: int) -> list[str]:
+    return [sys.executable, "-c", LIFE, broker.uri, str(state), str(first), str(count), str(qos)]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_kill_9_of_the_process(broker: Mosquitto, heard: list[int], tmp_path: Path, qos: int) -> None:
+    promised = 0
+    for life in range(3):
+        command = _life(broker, tmp_path / "p", life * 1000, 1000, qos)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                if int(line) == life * 1000 + 150:
+                    os.kill(child.pid, signal.SIGKILL)
+                    break
+            promised += 151
+    with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
+        assert publisher.flush(30) == 0
+        accepted = publisher.status()["accepted"]
+    wait_until(lambda: len(set(heard)) == accepted, 20, "all that was on disk")
+    assert {life * 1000 + n for life in range(3) for n in range(151)} <= set(heard)
+    assert in_order(heard)
+    if qos == 2:
+        assert Counter(heard).total() == accepted
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("ptrace")
+@pytest.mark.parametrize(("call", "points"), [("fdatasync", (1, 3, 6, 11)), ("writev", (2, 5, 9))])
+def test_kill_at_a_durable_write(
+    broker: Mosquitto, heard: list[int], tmp_path: Path, call: str, points: tuple[int, ...]
+) -> None:
+    """QoS 2, a kill at the n-th write or sync of a thread: nothing that was promised is lost, nothing is doubled."""
+    _killed_at(broker, heard, tmp_path, call, points)
+
+
+@pytest.mark.long
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("ptrace")
+@pytest.mark.parametrize("call", ["fdatasync", "writev", "fsync"])
+def test_kill_at_every_durable_write(broker: Mosquitto, heard: list[int], tmp_path: Path, call: str) -> None:
+    _killed_at(broker, heard, tmp_path, call, range(1, 200))
+
+
+def _killed_at(broker: Mosquitto, heard: list[int], tmp_path: Path, call: str, points: range | tuple[int, ...]) -> None:
+    for when in points:
+        state, log, first = tmp_path / f"p{when}", tmp_path / f"strace{when}", when * 1000
+        command = wrapped(_life(broker, state, first, 15, 2), Injection(call, str(when), "KILL"), log)
+        told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout.split()
+        with Publisher(broker.uri, state_dir=state) as publisher:
+            assert publisher.flush(30) == 0
+            accepted = publisher.status()["accepted"]
+        assert len(told) <= accepted
+        mine = range(first, first + 1000)
+        wait_until(lambda m=mine, n=accepted: sum(x in m for x in heard) >= n, 20, f"all of point {when}")  # type: ignore[misc]
+        assert Counter(n for n in heard if n in mine) == Counter(range(first, first + accepted)), (call, when)
+        if not fired(log):
+            return
