@@ -213,7 +213,16 @@ def _settings(options: Mapping[str, str], guarantee: Guarantee) -> GatewaySettin
     try:
         return GatewaySettings.model_validate(values)
     except ValidationError as error:
-        raise shared._translated(error) from None  # noqa: SLF001
+        raise _named(error) or shared._translated(error) from None  # noqa: SLF001
+
+
+def _named(error: ValidationError) -> ConfigError | None:
+    """The line for an option of the outbox, None when it is about another."""
+    first = error.errors(include_url=False)[0]
+    for option, (field, _) in _OUTBOX.items():
+        if first["loc"][:2] == ("outbox", field):
+            return _wrong(option, first["msg"].replace("Input should", "it should"))
+    return None
 
 
 def _topic(given: str | None) -> str | None:
