@@ -110,8 +110,7 @@ class GatewayRun:
         Raises:
             NotReady: It ended, or was not subscribed in time.
         """
-        _wait(lambda: not self.running or self._state() == "online", timeout)
-        if self._state() != "online":
+        if not (_wait(lambda: not self.running or self._state() == "online", timeout) and self.running):
             raise NotReady("TL-P01", self.settings.name, "the gateway is not subscribed", "See its log.")
         return self
 
