@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -44,6 +46,7 @@ def bridge(tmp_path: Path) -> Iterator[Running]:
     made = Running(tmp_path, tmp_path / "bridge.toml")
     yield made
     if hasattr(made, "process") and made.process.poll() is None:
+        family = psutil.Process(made.process.pid).children(recursive=True)
         made.process.send_signal(signal.SIGINT)
         made.process.send_signal(signal.SIGINT)
         try:
@@ -51,3 +54,6 @@ def bridge(tmp_path: Path) -> Iterator[Running]:
         except subprocess.TimeoutExpired:
             made.process.kill()
             made.process.wait()
+        for one in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
