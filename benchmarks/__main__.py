@@ -1,19 +1,21 @@
-"""``python -m benchmarks [session|intake|pipeline|paho|latency|restart] [--quick]``: all when none is named."""
+"""``python -m benchmarks [NAME ...] [--quick]``: session, intake, pipeline, paho, latency, restart, publisher; else all."""
 
 from __future__ import annotations
 
 import argparse
 
-from benchmarks import intake, latency, pipeline, restart, session
+from benchmarks import intake, latency, pipeline, publisher, restart, session
+
+_ALL = ["session", "intake", "pipeline", "latency", "restart", "publisher"]
 
 
 def main() -> None:
     """Run what is named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("which", nargs="*", choices=["session", "intake", "pipeline", "paho", "latency", "restart", []])
+    parser.add_argument("which", nargs="*", choices=[*_ALL, "paho", []])
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast")
     asked = parser.parse_args()
-    which = asked.which or ["session", "intake", "pipeline", "latency", "restart"]
+    which = asked.which or _ALL
     scale = 10 if asked.quick else 1
     if "session" in which:
         session.run(300_000 // scale, rounds=1 if asked.quick else 5)
@@ -25,6 +27,8 @@ def main() -> None:
         latency.run()
     if "restart" in which:
         restart.run(1_000_000 // scale)
+    if "publisher" in which:
+        publisher.run(100_000 // scale)
 
 
 if __name__ == "__main__":

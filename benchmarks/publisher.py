@@ -18,12 +18,11 @@ from towline import Publisher
 from towline.devstack import Mosquitto
 from towline.mqtt.sender import Sender
 
-MESSAGES = 40_000
 PAYLOAD = b"x" * 150
 SETTINGS = {"max_inflight_messages": "0", "max_queued_messages": "0"}
 
 
-def main(messages: int = MESSAGES) -> dict[str, float]:
+def run(messages: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         with Mosquitto(directory / "broker", settings=SETTINGS) as broker:
@@ -94,7 +93,3 @@ def threaded(broker: Mosquitto, directory: Path, messages: int) -> float:
             thread.join()
         publisher.flush()
         return 8 * share / (time.perf_counter() - started)
-
-
-if __name__ == "__main__":
-    main()

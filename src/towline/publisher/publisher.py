@@ -299,11 +299,10 @@ class Publisher:
         with self._changed:
             if self._closing:
                 return 0
-        left = 0
         with contextlib.suppress(BrokerError, JournalError, PublisherError):
-            left = self.flush(timeout)
+            self.flush(timeout)
         self._end()
-        left = max(left, self._outbox.waiting)
+        left = self._outbox.waiting
         if left:
             self._log.warning(
                 "closed with messages unsent; they stay on disk and are sent at the next start",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -236,6 +237,23 @@ class Life(RuleBasedStateMachine):
                 assert segments(self.directory)
         finally:
             shutil.rmtree(self.directory)
+
+
+def test_a_full_disk_lets_no_packet_id_out(tmp_path: Path) -> None:
+    """What `fly` could not write must not be believed after a crash; the next try goes on [I10]."""
+    disk = FaultyDisk()
+    outbox = opened(tmp_path / "o", disk=disk)
+    outbox.append(rows(0, 3), Batch("q/0", 0))
+    outbox.fly({1: Flight(0, PUBLISHED)})
+    disk.call, disk.at, disk.number, disk.times = "write", disk.calls.count("write") + 1, errno.ENOSPC, 1
+    with pytest.raises(JournalFull):
+        outbox.fly({1: Flight(0, RELEASED), 2: Flight(1, PUBLISHED)})
+    assert outbox.flights == {1: Flight(0, PUBLISHED)}
+    outbox.fly({1: Flight(0, RELEASED)})
+    crash(outbox.journal)
+    outbox = opened(tmp_path / "o")
+    assert outbox.flights == {1: Flight(0, RELEASED)}
+    outbox.close()
 
 
 Life.TestCase.settings = settings(
