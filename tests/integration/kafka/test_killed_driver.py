@@ -1,0 +1,42 @@
+"""kill -9 of a whole Spark application, driver, JVM and workers, at whatever moment: nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import NewTopic
+from tests.helpers import wait_until
+from tests.integration.kafka.writing import account, committed
+from towline.devstack import Kafka
+
+pytestmark = [pytest.mark.long, pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
+
+KILLS = 5
+
+
+def test_killed_at_random_moments(kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
+    name = topic()
+    dice = random.Random(5)
+    command = [sys.executable, "-m", "tests.integration.kafka.streaming", kafka.bootstrap, name, str(tmp_path / "ck")]
+    for _ in range(KILLS):
+        before = len(committed(kafka, name))
+        with (tmp_path / "log").open("wb") as log:
+            application = subprocess.Popen(
+                command, cwd=Path(__file__).parents[3], stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            wait_until(lambda: len(committed(kafka, name)) > before + 400, 300, "batches of this life")  # noqa: B023
+            time.sleep(dice.uniform(0, 1))  # the kill falls anywhere within a batch
+        finally:
+            os.killpg(application.pid, signal.SIGKILL)
+            application.wait(30)
+        found = committed(kafka, name)
+        assert account(found, max(found) + 1) == (0, 0)
