@@ -286,9 +286,9 @@ class Downlink:
     def _acknowledged(self, action: Acknowledged) -> None:
         if action.token not in self._dispatch.open:
             return  # of a session before this one
-        freed = [action.packet_id] if action.packet_id in self._outbox.journal.held else ()
-        fate = self._dispatch.answered(action.token, action.reason, time.monotonic())
-        sent_before = action.token in self._outbox.done  # QoS 0
+        freed = [action.packet_id] if self._outbox.holds(action.packet_id) else ()
+        fate = self._dispatch.answered(action.token, action.reason, time.monotonic() if action.reason else 0.0)
+        sent_before = not action.packet_id and action.token in self._outbox.done  # QoS 0
         if fate is Fate.REFUSED or (sent_before and action.reason):
             self._outbox.finish((), freed)
             self._to_set_aside.append((action.token, action.reason))

@@ -102,6 +102,8 @@ class Outbox:
             self.done.add(start, end)
         #: packet ids that are free again and whose frame does not say so yet
         self._freed: list[int] = []
+        #: as the disk has them; the journal changes it
+        self._held = journal.held
         #: markers are looked up and appended in one step
         self._entering = threading.Lock()
         if _SENDER not in journal.consumers:
@@ -180,6 +182,10 @@ class Outbox:
         """Packet ids in use, as the disk knows them, in the order of their rows."""
         held = sorted(self.journal.held.items(), key=lambda entry: entry[1][0])
         return {packet_id: Flight(*entry) for packet_id, entry in held if packet_id not in self._freed}
+
+    def holds(self, packet_id: int) -> bool:
+        """Whether the disk knows a packet id as in use."""
+        return packet_id in self._held
 
     def read(self, start: int, end: int, *, batch_rows: int = 1000) -> Iterator[Any]:
         """Return the rows from `start` to `end`, as `Journal.read` does."""

@@ -31,6 +31,7 @@ from towline.gateway.record import recall
 from towline.journal import Limits, Outbox
 from towline.mqtt.connection import LEVELS, Connection, Way
 from towline.mqtt.events import Action, Event, Online, Remember, SessionConfig, SessionLost
+from towline.mqtt.rules import topic_problem
 from towline.mqtt.session import Session
 from towline.mqtt.transport import Endpoint, Proxy, Tls
 from towline.publisher.receipt import Receipt, Stage
@@ -230,10 +231,15 @@ class Publisher:
             "payload_is_utf8": payload_is_utf8,
             "response_topic": response_topic,
             "correlation_data": correlation_data,
-            "user_properties": [{"key": k, "value": v} for k, v in user_properties] or None,
+            "user_properties": [{"key": k, "value": v} for k, v in user_properties] if user_properties else None,
             "message_expiry_seconds": message_expiry_s,
         }
-        if qos not in (0, 1, 2) or isinstance(packet(**fields), int):  # type: ignore[arg-type] # the same names
+        plain = not (content_type or response_topic or correlation_data or user_properties or message_expiry_s)
+        if plain:
+            fine = qos in (0, 1, 2) and topic_problem(topic) is None
+        else:
+            fine = qos in (0, 1, 2) and not isinstance(packet(**fields), int)  # type: ignore[arg-type] # the same names
+        if not fine:
             raise ConfigError(
                 "TL-C52", f'message to "{topic[:80]}"', "MQTT has no way to say this message", "Change it."
             )

@@ -16,8 +16,8 @@ from mqtt5 import (
 )
 
 from towline.mqtt.codec import Packet, encode
-from towline.mqtt.events import Acknowledged, Action, Send
-from towline.mqtt.outbound import Outbound, Phase, Unexpected
+from towline.mqtt.events import Acknowledged, Action, Flying, Send
+from towline.mqtt.outbound import Outbound, Phase, Unexpected, _renumbered
 
 
 def connected(window: int = 10, connack: ConnAckPacket | None = None) -> Outbound:
@@ -215,3 +215,63 @@ def test_packet_ids_go_round_and_skip_those_in_use() -> None:
         assert packet_id not in (kept, kept + 1)
         list(outbound.answered(PubAckPacket(packet_id)))
     outbound.validate()
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 70_000])
+@pytest.mark.parametrize("topic", ["t", "t/ü/" + "x" * 300])
+def test_a_packet_under_another_id_is_the_same_packet(size: int, topic: str) -> None:
+    properties = [("a", "1"), ("a", "2")]
+    packet = PublishPacket(topic, bytes(size), qos=QoS(2), packet_id=1, retain=True, user_properties=properties)
+    for packet_id in (1, 255, 256, 65535):
+        (again,) = sent([Send(_renumbered(encode(packet), packet_id))])
+        assert isinstance(again, PublishPacket)
+        assert again.packet_id == packet_id
+        assert (again.topic, again.payload, again.retain, again.qos) == (topic, bytes(size), True, QoS(2))
+        assert again.user_properties == properties
+
+
+def test_what_is_about_to_leave_is_told_first_where_ids_are_durable() -> None:
+    """[I10]: assigned before PUBLISH, released before PUBREL, each once; answers of a gulp together."""
+    outbound = Outbound(encode, durable=True)
+    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    for token in (7, 8):
+        outbound.publish(token, PublishPacket("t", b"", qos=QoS(2), packet_id=1))
+    flying, publishes = list(outbound.actions())
+    assert flying == Flying((), {1: 7, 2: 8}, ())
+    assert isinstance(publishes, Send)
+    for packet_id in (1, 2):
+        assert list(outbound.take(PubRecPacket(packet_id))) == []
+    flying, pubrels = list(outbound.actions())
+    assert flying == Flying((), {}, (1, 2))
+    assert [type(p) for p in sent([pubrels])] == [PubRelPacket, PubRelPacket]
+    outbound.disconnected()
+    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    lost = list(outbound.actions())
+    assert [(a.token, a.unsure) for a in lost if isinstance(a, Acknowledged)] == [(7, True), (8, True)]
+    assert lost[-1] == Flying((1, 2), {}, ())
+
+
+def test_what_an_earlier_life_had_in_flight_goes_on_under_its_id() -> None:
+    outbound = Outbound(encode, durable=True)
+    outbound.restore(5, 50, PublishPacket("t/5", b"", qos=QoS(2), packet_id=1), Phase.RELEASED)
+    outbound.restore(9, 51, PublishPacket("t/9", b"", qos=QoS(2), packet_id=1), Phase.PUBLISHED)
+    outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+    pubrel, again = sent(outbound.actions())
+    assert (type(pubrel), type(again)) == (PubRelPacket, PublishPacket)
+    assert isinstance(again, PublishPacket)
+    assert (again.packet_id, again.duplicate) == (9, True)
+    outbound.publish(1, PublishPacket("new", b"", qos=QoS(1), packet_id=1))
+    assert first_id(sent(outbound.actions())) not in (5, 9)
+
+
+def test_an_expiry_counts_down_while_a_message_waits() -> None:
+    """[MQTT-3.3.2-6] is the server's; here the same holds for what waited with us."""
+    outbound = Outbound(encode)
+    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    packet = PublishPacket("t", b"", qos=QoS(1), packet_id=1, message_expiry_interval=60)
+    outbound.publish(1, packet, 160.0)
+    outbound.publish(2, packet, 100.5)
+    first, second = sent(outbound.actions(now=130.0))
+    assert isinstance(first, PublishPacket)
+    assert isinstance(second, PublishPacket)
+    assert (first.message_expiry_interval, second.message_expiry_interval) == (30, 1)
