@@ -5,8 +5,12 @@ PYTHON ?= python3
 GUARANTEE ?= at_least_once
 BIN := .venv/bin
 TESTS ?= tests
+WORKERS ?= 2
 MINUTES ?= 10
 STEPS ?= 10000000
+
+# A file's tests share their brokers, so a file stays with one worker.
+SPREAD := --numprocesses $(WORKERS) --dist loadfile
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -32,10 +36,10 @@ lint: setup
 	exit $$failed
 
 check: lint ## style, types, import order and the tests that need no broker; under two minutes
-	@$(BIN)/pytest -q tests/unit
+	@$(BIN)/pytest -q $(SPREAD) tests/unit
 
 test: lint ## everything: check, then the tests on real brokers; make soak has those that take minutes each
-	@$(BIN)/pytest -q $(TESTS)
+	@$(BIN)/pytest -q $(SPREAD) $(TESTS)
 
 bench: setup ## the benchmarks, with their ratios
 	@$(BIN)/python -m benchmarks
