@@ -2,8 +2,8 @@
 
 Actions carry JSON both ways, rows come as a stream of record batches. Reading never consumes [I4]; the only call
 that moves a watermark is ``wait`` (and ``commit``), because the ``start`` it carries is the end of the last batch
-in Spark's commit log [I5], and ``safe`` what of it survives a power failure. Python work is per request and per record batch, never per row: the MQTT pump needs the
-same interpreter lock.
+in Spark's commit log [I5], and ``safe`` what of it survives a power failure. Python work is per request and per record
+batch, never per row: the MQTT pump needs the same interpreter lock.
 """
 
 from __future__ import annotations
