@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME ...] [--quick]``: session, intake, pipeline, paho, latency, restart, publisher; else all."""
+"""``python -m benchmarks [NAME ...] [--quick]``: all but paho when none is named."""
 
 from __future__ import annotations
 

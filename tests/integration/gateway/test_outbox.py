@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
@@ -16,9 +21,6 @@ from towline.devstack import Mosquitto
 from towline.errors import GatewayError, JournalFull
 from towline.gateway.outrows import MESSAGE_SCHEMA, rows_of
 from towline.gateway.refused import read_refused
-from towline.mqtt.client import Client
-from towline.mqtt.events import Filter
-from towline.mqtt.messages import Message
 
 KEEPING = {
     "max_queued_messages": "0",
@@ -28,28 +30,46 @@ KEEPING = {
 }
 
 
+class Message(NamedTuple):
+    topic: str
+    payload: bytes
+    expiry_s: int | None
+
+
 class Ear:
-    """A persistent QoS 2 subscriber that keeps what it heard."""
+    """A foreign QoS 2 subscriber with a persistent session: each message once, as long as it lives."""
 
     def __init__(self, broker: Mosquitto, pattern: str = "#") -> None:
-        self.client = Client(broker.uri, client_id="ear", subscribe=[Filter(pattern, 2)]).open()
         self.messages: list[Message] = []
+        subscribed = threading.Event()
+        self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id="ear", protocol=paho.MQTTv5)
+        self.client.on_message = self._on_message
+        self.client.on_subscribe = lambda *_: subscribed.set()
+        self.client.reconnect_delay_set(1, 1)
+        keep = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        keep.SessionExpiryInterval = 3600
+        self.client.connect("127.0.0.1", broker.port, clean_start=False, properties=keep)
+        self.client.subscribe(pattern, 2)
+        self.client.loop_start()
+        assert subscribed.wait(10)
+
+    def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
+        expiry = getattr(message.properties, "MessageExpiryInterval", None)
+        self.messages.append(Message(message.topic, message.payload, expiry))
 
     def hear(self) -> int:
-        while (message := self.client.receive(0)) is not None:
-            message.ack()
-            self.messages.append(message)
         return len(self.messages)
 
     def until(self, count: int, timeout: float = 60) -> None:
         """Wait for so many different messages."""
-        wait_until(lambda: self.hear() >= count and len(set(self.numbers())) >= count, timeout, f"{count} messages")
+        wait_until(lambda: len(set(self.numbers())) >= count, timeout, f"{count} messages")
 
     def numbers(self) -> list[int]:
         return [int(m.payload) for m in self.messages]
 
     def close(self) -> None:
-        self.client.close()
+        self.client.disconnect()
+        self.client.loop_stop()
 
 
 @pytest.fixture
