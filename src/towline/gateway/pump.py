@@ -37,6 +37,8 @@ from towline.errors import (
 )
 from towline.gateway.downlink import Downlink
 from towline.gateway.inbox import Inbox
+from towline.gateway.receipts import Ledger
+from towline.gateway.receipts_desk import ReceiptDesk
 from towline.gateway.record import recall
 from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee, WillSettings
 from towline.gateway.uplink import Uplink
@@ -44,6 +46,7 @@ from towline.journal import Outbox
 from towline.mqtt.codec import Decoder, MalformedPacket
 from towline.mqtt.connection import LEVELS
 from towline.mqtt.events import (
+    Acknowledged,
     Action,
     Close,
     Deliver,
@@ -112,6 +115,8 @@ class Pump:
         self._levels = LEVELS[settings.protocol]
         #: The one in use; it changes only while nothing is connected.
         self._level = self._levels[0]
+        #: Publishers that want receipts; None when nobody gets any.
+        self._ledger = _ledger(settings, inbox)
         self._session = self._new_session()
         self._tls = Tls(**settings.tls.model_dump())
         self._proxy = settings.way
@@ -151,7 +156,9 @@ class Pump:
             "last_error": None,
             "held_back": None,
         }
-        self._uplink = Uplink(settings, inbox, handle=self._handle, on_rows=on_rows, note=self._no_room)
+        self._uplink = Uplink(
+            settings, inbox, handle=self._handle, on_rows=on_rows, note=self._no_room, ledger=self._ledger
+        )
         self._downlink: Downlink | None = None
         if outbox is not None and settings.outbox is not None:
             self._downlink = Downlink(
@@ -163,6 +170,9 @@ class Pump:
                 on_progress=on_progress,
             )
             self._downlink.attach(self._session)
+        self._receipts: ReceiptDesk | None = None
+        if self._ledger is not None and settings.receipts is not None:
+            self._receipts = ReceiptDesk(settings.receipts, self._ledger, inbox, self._handle, self._log)
 
     # -- from any thread --
 
@@ -174,7 +184,7 @@ class Pump:
     def committed(self, upto: int) -> None:
         """The consumers have committed everything below `upto`."""
         self._committed = max(self._committed, upto)
-        if self._settings.acks is AckAfter.KAFKA:
+        if self._settings.acks is AckAfter.KAFKA or self._ledger is not None:
             self.wake()
 
     def wake(self) -> None:
@@ -201,10 +211,12 @@ class Pump:
             "deduplicated": ledger.get("deduplicated", 0),
             "packet_ids_reused": ledger.get("packet_ids_reused", 0),
             "sessions_lost": ledger.get("sessions_lost", 0),
+            "broker_max_packet_bytes": self._session.server.max_packet_size if self._session.server else None,
             "proxy": str(self._proxy) if self._proxy else None,
             "insecure": self._settings.tls.insecure,
             "ack_after": self._settings.acks.value,
             "outbox": self._downlink.status() if self._downlink else None,
+            "receipts": self._receipts.status() if self._receipts else None,
         }
 
     @property
@@ -243,6 +255,7 @@ class Pump:
         self._uplink.find_room(now)
         if self._downlink is not None:
             self._send_on(self._downlink)
+        self._tell_publishers(now)
         self._adjust_reading()
         for key, _mask in self._selector.select(self._patience()):
             if key.fd == self._wake_read:
@@ -258,6 +271,11 @@ class Pump:
             downlink.turn(unsent=self._transport.unsent if self._transport is not None else 0)
         except JournalFull as error:
             self._begin_again("what is to be sent can't be recorded", error)
+
+    def _tell_publishers(self, now: float) -> None:
+        if self._ledger is not None and self._receipts is not None:
+            self._ledger.commit(self._committed)
+            self._receipts.turn(now, online=self._session.state is State.ONLINE)
 
     def _serve_transport(self) -> None:
         assert self._transport is not None
@@ -283,6 +301,9 @@ class Pump:
         sending = self._downlink.due() if self._downlink is not None else None
         if sending is not None:
             due = min(due, sending)
+        telling = self._receipts.due() if self._receipts is not None and self._transport is not None else None
+        if telling is not None and self._session.state is State.ONLINE:
+            due = min(due, telling)
         return max(0.0, due - time.monotonic())
 
     def _adjust_reading(self) -> None:
@@ -362,6 +383,9 @@ class Pump:
         session = Session(config, record, self._inbox.end, held)
         if self._settings.acks is AckAfter.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
             session.inbound.settled = self._inbox.committed
+        if self._ledger is not None:
+            ledger = self._ledger
+            session.inbound.screen = lambda packets: ledger.screen(packets, int(time.time()))
         return session
 
     def _line_broke(self) -> None:
@@ -395,6 +419,10 @@ class Pump:
             self._inbox.count(sessions_lost=1)
             what = "the broker has lost our session; what it held for us is gone"
             self._log.warning(what, code="TL-M22", broker=self._where)
+            if self._receipts is not None:
+                self._receipts.session_lost()
+        elif self._receipts is not None and isinstance(action, Acknowledged) and self._receipts.perform(action):
+            pass
         elif self._downlink is not None:
             self._tell_downlink(self._downlink, action)
 
@@ -416,6 +444,9 @@ class Pump:
         self._close(Close(Unreachable("TL-M13", self._where, f"{what}: {error.what}", error.do)))
 
     def _renew_session(self) -> None:
+        if self._ledger is not None and self._receipts is not None:
+            self._ledger.start_again(self._uplink.waiting_marks)
+            self._receipts.start_again()
         self._session = self._new_session()
         if self._downlink is not None:
             self._downlink.attach(self._session)
@@ -494,8 +525,11 @@ class Pump:
             self._transport.drain(0.2)
             self._transport.close()
             self._transport = None
+            withdrawn = self._session.outbound.withdraw()
             if self._downlink is not None:
-                self._downlink.lost()
+                self._downlink.lost(token for token in withdrawn if token >= 0)
+            if self._receipts is not None:
+                self._receipts.lost(withdrawn)
         self._shown.update(connected_since=None, state=State.OFFLINE.value)
 
     def _try_again(self, error: BrokerError | ConfigError) -> None:
@@ -533,6 +567,21 @@ class Pump:
             if isinstance(action, Send):
                 transport.write(action.data)
         transport.drain(_GOODBYE)
+
+
+def _ledger(settings: GatewaySettings, inbox: Inbox) -> Ledger | None:
+    if settings.receipts is None:
+        return None
+    ledger = Ledger(
+        inbox.notes,
+        inbox.end,
+        gateway=settings.name,
+        most_publishers=settings.receipts.max_publishers,
+        most_ranges=settings.receipts.max_ranges,
+        keep_s=settings.receipts.keep_s,
+    )
+    ledger.commit(inbox.committed)
+    return ledger
 
 
 def _session_config(settings: GatewaySettings, password: bytes | None, level: int) -> SessionConfig:
