@@ -67,6 +67,7 @@ def test_a_child_holds_it_until_it_is_killed(tmp_path: Path) -> None:
             r"pid 4711 \(since \d{4}-\d\d-\d\d \d\d:\d\d\)",
         ),
     ],
+    ids=["nothing", "no time", "rubbish", "today", "the day before yesterday"],
 )
 def test_who_holds_it(tmp_path: Path, content: str, holder: str) -> None:
     lock = Lock(tmp_path)
