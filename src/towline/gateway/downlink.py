@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -125,10 +125,9 @@ class Downlink:
         session.outbound.restore(packet_id, flight.number, message.content, phase, left)
         self._dispatch.hand_over(flight.number, message.topic, message.size)
 
-    def lost(self) -> None:
-        """The connection is gone."""
-        assert self._session is not None
-        self._dispatch.start_again(self._session.outbound.withdraw())
+    def lost(self, withdrawn: Iterable[int]) -> None:
+        """The connection is gone; these never left."""
+        self._dispatch.start_again(withdrawn)
         self._rewind()
 
     def perform(self, action: Action) -> None:

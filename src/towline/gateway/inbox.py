@@ -7,7 +7,7 @@ exactly this contract, and no more is used.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -37,8 +37,21 @@ class Inbox(Protocol):
     def held(self) -> Mapping[int, tuple[int, int]]:
         """QoS 2 packet ids stored with their row and not released: number and digest of each [I3]."""
 
-    def append(self, batch: pa.RecordBatch, *, held: Mapping[int, tuple[int, int]], released: Sequence[int]) -> int:
-        """Store rows with the packet ids that come and go with them, in one step; return the new end [I2], [I3].
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """What `append` was given last, by name."""
+
+    def append(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        held: Mapping[int, tuple[int, int]],
+        released: Sequence[int],
+        notes: Mapping[str, Any],
+    ) -> int:
+        """Store rows with the packet ids and notes that come and go with them, in one step; return the new end.
+
+        Any of them may be missing; a note that is None goes [I2], [I3].
 
         Raises:
             JournalFull: No room; nothing was stored [I7].

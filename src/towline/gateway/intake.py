@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 from mqtt5 import PublishPacket
 
+from towline.gateway.receipts_wire import NUMBER_KEY, unmarked
 from towline.gateway.rows import ROW_SCHEMA
 from towline.mqtt.events import Messages
 
@@ -24,7 +25,9 @@ _DUPLICATE: Final = bytes(byte >> 3 & 1 for byte in range(256))
 _FALSE: Final = pa.scalar(False)
 
 
-def to_rows(messages: Messages, first: int, received_at_us: int, gateway: str) -> pa.RecordBatch:
+def to_rows(
+    messages: Messages, first: int, received_at_us: int, gateway: str, *, strip_marks: bool = False
+) -> pa.RecordBatch:
     """One row a message, in order.
 
     Args:
@@ -32,6 +35,8 @@ def to_rows(messages: Messages, first: int, received_at_us: int, gateway: str) -
         first: Offset of the first row.
         received_at_us: Microseconds since 1970 UTC; the same for all, which arrived in one gulp.
         gateway: The gateway's name.
+        strip_marks: Leave out the marks of publishers that want receipts: they name a message on this hop alone, and
+            a copy that carries them further would be taken for a repeat.
     """
     packets, headers, count = messages.packets, messages.headers, len(messages)
     columns = [
@@ -44,7 +49,7 @@ def to_rows(messages: Messages, first: int, received_at_us: int, gateway: str) -
         _payload_format(packets),
         _optional([p.response_topic for p in packets], "response_topic"),
         _optional([p.correlation_data for p in packets], "correlation_data"),
-        _user_properties(packets),
+        _user_properties(packets, strip_marks=strip_marks),
         _optional([p.message_expiry_interval for p in packets], "message_expiry_seconds"),
         _lists([p.subscription_ids for p in packets], "subscription_ids"),
         pa.repeat(pa.scalar(received_at_us, pa.timestamp("us", "UTC")), count),
@@ -82,9 +87,11 @@ def _lists(values: list[list[Any]], column: str) -> pa.Array:
     return pa.array([value or None for value in values], kind)
 
 
-def _user_properties(packets: Sequence[PublishPacket]) -> pa.Array:
+def _user_properties(packets: Sequence[PublishPacket], *, strip_marks: bool) -> pa.Array:
     """Order and repetition are kept [MQTT-3.3.2-18]."""
     values = [p.user_properties for p in packets]
+    if strip_marks and any(values):
+        values = [unmarked(v) if any(key == NUMBER_KEY for key, _ in v) else v for v in values]
     if not any(values):
         return pa.nulls(len(values), ROW_SCHEMA.field("user_properties").type)
     rows = [[{"key": key, "value": value} for key, value in pairs] or None for pairs in values]

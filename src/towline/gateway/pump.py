@@ -24,7 +24,6 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import structlog
-from mqtt5 import QoS, Will
 
 from towline.errors import (
     BrokerError,
@@ -37,10 +36,10 @@ from towline.errors import (
 )
 from towline.gateway.downlink import Downlink
 from towline.gateway.inbox import Inbox
-from towline.gateway.receipts import Ledger
-from towline.gateway.receipts_desk import ReceiptDesk
+from towline.gateway.receipts_desk import ReceiptDesk, ledger_of
 from towline.gateway.record import recall
-from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee, WillSettings
+from towline.gateway.sessions import session_config
+from towline.gateway.settings import AckAfter, GatewaySettings
 from towline.gateway.uplink import Uplink
 from towline.journal import Outbox
 from towline.mqtt.codec import Decoder, MalformedPacket
@@ -51,7 +50,6 @@ from towline.mqtt.events import (
     Close,
     Deliver,
     Event,
-    Filter,
     Held,
     Lost,
     Malformed,
@@ -61,7 +59,6 @@ from towline.mqtt.events import (
     Remember,
     Resumed,
     Send,
-    SessionConfig,
     SessionLost,
     Stop,
     Suspended,
@@ -116,7 +113,7 @@ class Pump:
         #: The one in use; it changes only while nothing is connected.
         self._level = self._levels[0]
         #: Publishers that want receipts; None when nobody gets any.
-        self._ledger = _ledger(settings, inbox)
+        self._ledger = ledger_of(settings, inbox)
         self._session = self._new_session()
         self._tls = Tls(**settings.tls.model_dump())
         self._proxy = settings.way
@@ -379,7 +376,7 @@ class Pump:
             self._log.warning(what, code="TL-M23")
             record = None
         held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
-        config = _session_config(self._settings, self._password, self._level)
+        config = session_config(self._settings, self._password, self._level)
         session = Session(config, record, self._inbox.end, held)
         if self._settings.acks is AckAfter.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
             session.inbound.settled = self._inbox.committed
@@ -416,14 +413,22 @@ class Pump:
         elif isinstance(action, Online):
             self._online(action)
         elif isinstance(action, SessionLost):
-            self._inbox.count(sessions_lost=1)
-            what = "the broker has lost our session; what it held for us is gone"
-            self._log.warning(what, code="TL-M22", broker=self._where)
-            if self._receipts is not None:
-                self._receipts.session_lost()
-        elif self._receipts is not None and isinstance(action, Acknowledged) and self._receipts.perform(action):
-            pass
-        elif self._downlink is not None:
+            self._session_lost()
+        else:
+            self._sent(action)
+
+    def _session_lost(self) -> None:
+        self._inbox.count(sessions_lost=1)
+        what = "the broker has lost our session; what it held for us is gone"
+        self._log.warning(what, code="TL-M22", broker=self._where)
+        if self._receipts is not None:
+            self._receipts.session_lost()
+
+    def _sent(self, action: Action) -> None:
+        """What the session says of what we publish."""
+        if self._receipts is not None and isinstance(action, Acknowledged) and self._receipts.perform(action):
+            return
+        if self._downlink is not None:
             self._tell_downlink(self._downlink, action)
 
     def _tell_downlink(self, downlink: Downlink, action: Action) -> None:
@@ -567,56 +572,3 @@ class Pump:
             if isinstance(action, Send):
                 transport.write(action.data)
         transport.drain(_GOODBYE)
-
-
-def _ledger(settings: GatewaySettings, inbox: Inbox) -> Ledger | None:
-    if settings.receipts is None:
-        return None
-    ledger = Ledger(
-        inbox.notes,
-        inbox.end,
-        gateway=settings.name,
-        most_publishers=settings.receipts.max_publishers,
-        most_ranges=settings.receipts.max_ranges,
-        keep_s=settings.receipts.keep_s,
-    )
-    ledger.commit(inbox.committed)
-    return ledger
-
-
-def _session_config(settings: GatewaySettings, password: bytes | None, level: int) -> SessionConfig:
-    return SessionConfig(
-        client_id=settings.mqtt_client_id,
-        where=settings.name,
-        filters=tuple(
-            Filter(s.filter, s.qos, s.no_local, s.retain_as_published, s.retain_handling, s.identifier)
-            for s in settings.subscriptions
-        ),
-        username=settings.username,
-        password=password,
-        session_expiry_s=settings.session_expiry_s,
-        receive_maximum=settings.window,
-        keep_alive_s=settings.keep_alive_s,
-        connect_timeout_s=settings.connect_timeout_s,
-        unknown_session=settings.unknown_session,
-        durable=settings.guarantee is not Guarantee.AT_MOST_ONCE,
-        protocol=level,
-        durable_ids=settings.outbox is not None,
-        topic_alias_maximum=settings.topic_alias_maximum if level == 5 else 0,
-        will=_will(settings.will) if settings.will else None,
-    )
-
-
-def _will(settings: WillSettings) -> Will:
-    return Will(
-        settings.topic,
-        payload=settings.payload.encode(),
-        qos=QoS(settings.qos),
-        retain=settings.retain,
-        payload_format_indicator=1,
-        message_expiry_interval=settings.expiry_s,
-        content_type=settings.content_type,
-        response_topic=settings.response_topic,
-        will_delay_interval=settings.delay_s,
-        user_properties=list(settings.user_properties),
-    )

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from towline.gateway.receipts_wire import PREFIX
 from towline.mqtt.rules import filter_problem
 from towline.mqtt.transport.endpoint import Endpoint, Scheme
 from towline.mqtt.transport.proxy import Proxy
@@ -21,6 +22,7 @@ __all__ = [
     "Guarantee",
     "JournalLimits",
     "OutboxSettings",
+    "ReceiptSettings",
     "Subscription",
     "TlsSettings",
     "filter_problem",
@@ -214,6 +216,23 @@ class OutboxSettings(_Model):
     max_age_s: Annotated[float, Field(gt=0)] | None = None
 
 
+class ReceiptSettings(_Model):
+    """End-to-end receipts for publishers that ask for them (docs/receipts.md).
+
+    Attributes:
+        prefix: Receipts go to this topic, a slash, and the publisher's id.
+        max_publishers: More are not known: their messages pass, get no receipt, and repeats are doubles.
+        max_ranges: Ranges of one publisher's numbers with others missing between them; what would make one more is
+            dropped and comes again.
+        keep_s: A publisher that is silent for so long is forgotten, and with it what it had sent.
+    """
+
+    prefix: Annotated[str, Field(pattern=r"^[^+#\x00$/](?:[^+#\x00]{0,198}[^+#\x00/])?$")] = PREFIX
+    max_publishers: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    max_ranges: Annotated[int, Field(ge=1, le=100_000)] = 256
+    keep_s: Annotated[float, Field(ge=60)] = 30 * 86400
+
+
 class GatewaySettings(_Model):
     """Everything one gateway needs; secrets only as names of files.
 
@@ -226,6 +245,7 @@ class GatewaySettings(_Model):
         client_id: Stable MQTT client id; default the name.
         subscriptions: At least one, unless there is an outbox.
         outbox: What to send is taken and delivered; None for a gateway that only receives.
+        receipts: Publishers that ask for it learn what is in Kafka, and their repeats are dropped; None for neither.
         guarantee: Sets ``ack_after`` unless it is given.
         keep_alive_s: MQTT keep alive in seconds; the server's own value wins [MQTT-3.2.2-21].
         session_expiry_s: How long the broker keeps the session while we are away; 0xFFFFFFFF for ever.
@@ -258,6 +278,7 @@ class GatewaySettings(_Model):
     proxy_password_file: Path | None = None
     subscriptions: tuple[Subscription, ...] = ()
     outbox: OutboxSettings | None = None
+    receipts: ReceiptSettings | None = None
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     ack_after: AckAfter | None = None
     keep_alive_s: Annotated[int, Field(ge=5, le=65535)] = 60
@@ -299,6 +320,19 @@ class GatewaySettings(_Model):
             low = [s.filter for s in self.subscriptions if s.qos == 0]
             if low:
                 raise ValueError(f'guarantee {self.guarantee} needs QoS 1, "{low[0]}" is subscribed with QoS 0')
+        return self
+
+    @model_validator(mode="after")
+    def _receipted(self) -> Self:
+        if self.receipts is None:
+            return self
+        if self.guarantee is Guarantee.AT_MOST_ONCE:
+            raise ValueError("receipts need guarantee at_least_once or exactly_once: at_most_once gives messages up")
+        if self.protocol != "5":
+            raise ValueError('receipts need protocol "5": marks are user properties')
+        shared = [s.filter for s in self.subscriptions if s.filter.startswith("$share/")]
+        if shared:
+            raise ValueError(f'receipts need every message of a publisher, "{shared[0]}" shares them with others')
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -16,6 +16,8 @@ import structlog
 from towline.errors import JournalFull
 from towline.gateway.inbox import Inbox
 from towline.gateway.intake import to_rows
+from towline.gateway.receipts import Ledger
+from towline.gateway.receipts_wire import Mark, mark_of
 from towline.gateway.settings import AckAfter, GatewaySettings
 from towline.mqtt.events import Deliver, Event, Held, Settled, Stored
 from towline.mqtt.inbound import Inbound
@@ -38,6 +40,8 @@ class _Unstored(NamedTuple):
     released: tuple[int, ...]
     #: Of the delivery that is whole with this frame; 0 while more of it follows.
     ticket: int
+    #: Of publishers that want receipts.
+    marks: tuple[Mark, ...] = ()
 
 
 class Uplink:
@@ -49,6 +53,7 @@ class Uplink:
         handle: Gives the session an event.
         on_rows: Called after rows became durable.
         note: Called when there is no room.
+        ledger: Of the publishers that want receipts; None when nobody gets any.
 
     Attributes:
         received: Messages received over the journal's life, repeats included.
@@ -63,11 +68,13 @@ class Uplink:
         handle: Callable[[Event], None],
         on_rows: Callable[[], None],
         note: Callable[[JournalFull], None],
+        ledger: Ledger | None = None,
     ) -> None:
         self._inbox = inbox
         self._handle = handle
         self._on_rows = on_rows
         self._note = note
+        self._ledger = ledger
         self._acks = settings.acks
         self._name = settings.name
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
@@ -89,8 +96,10 @@ class Uplink:
         self.received += len(action.messages)
         if self._acks is AckAfter.RECEIVED:
             self.settle(inbound, action.first + len(action.messages))
-        batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._name)
-        self._waiting += _frames(batch, action, self._frame_bytes)
+        marked = self._ledger is not None
+        batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._name, strip_marks=marked)
+        marks = [mark_of(p.user_properties) for p in action.messages.packets] if marked else []
+        self._waiting += _frames(batch, action, self._frame_bytes, marks)
         self.store()
 
     def find_room(self, now: float) -> None:
@@ -103,8 +112,12 @@ class Uplink:
         try:
             while self._waiting:
                 frame = self._waiting[0]
-                end = self._inbox.append(frame.rows, held=frame.held, released=frame.released)
+                change = self._ledger.storing(frame.marks) if self._ledger is not None and frame.marks else None
+                notes = change.notes if change is not None else {}
+                end = self._inbox.append(frame.rows, held=frame.held, released=frame.released, notes=notes)
                 self._waiting.popleft()
+                if self._ledger is not None and change is not None:
+                    self._ledger.stored(change, end)
                 self._on_rows()
                 if self._acks is AckAfter.JOURNAL:
                     self._handle(Settled(end))
@@ -119,6 +132,11 @@ class Uplink:
         if upto > inbound.settled:
             self._handle(Settled(upto))
 
+    @property
+    def waiting_marks(self) -> list[Mark]:
+        """Of the messages that wait for room."""
+        return [mark for frame in self._waiting for mark in frame.marks]
+
     def count_repeats(self, inbound: Inbound, where: str) -> None:
         """Carry what the session saw of the broker's repeats into the ledger [I11]."""
         repeats, inbound.repeats = inbound.repeats, 0
@@ -132,15 +150,22 @@ class Uplink:
             self._log.warning(what, code="TL-M24", broker=where, count=reused)
 
 
-def _frames(rows: pa.RecordBatch, delivery: Deliver, most: int) -> Iterator[_Unstored]:
+def _frames(
+    rows: pa.RecordBatch, delivery: Deliver, most: int, marks: Sequence[Mark | None] = ()
+) -> Iterator[_Unstored]:
     """Part a delivery into frames of about `most` bytes; each packet id stays with its row [I3]."""
     pieces = min(max(1, rows.num_rows), -(-rows.nbytes // most))
     if pieces <= 1:
-        yield _Unstored(rows, delivery.held, delivery.released, delivery.ticket)
+        yield _Unstored(rows, delivery.held, delivery.released, delivery.ticket, _some(marks))
         return
     step = -(-rows.num_rows // pieces)
     for start in range(0, rows.num_rows, step):
         first, last = delivery.first + start, delivery.first + start + step
         held = {packet_id: entry for packet_id, entry in delivery.held.items() if first <= entry.number < last}
         ticket = delivery.ticket if start + step >= rows.num_rows else 0
-        yield _Unstored(rows.slice(start, step), held, () if start else delivery.released, ticket)
+        released = () if start else delivery.released
+        yield _Unstored(rows.slice(start, step), held, released, ticket, _some(marks[start : start + step]))
+
+
+def _some(marks: Sequence[Mark | None]) -> tuple[Mark, ...]:
+    return tuple(mark for mark in marks if mark is not None)

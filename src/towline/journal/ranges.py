@@ -33,6 +33,30 @@ class Ranges:
         at = bisect_right(self._starts, number) - 1
         return at >= 0 and number < self._ends[at]
 
+    @property
+    def pieces(self) -> int:
+        """Ranges above the watermark."""
+        return len(self._starts)
+
+    def touches(self, number: int) -> bool:
+        """Whether a number could be put in without making another range."""
+        if number <= self.watermark:
+            return True
+        at = bisect_right(self._starts, number + 1) - 1
+        return at >= 0 and number <= self._ends[at]
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The ranges of numbers from `start` to `end` - 1 that are not in the set."""
+        found = []
+        start = max(start, self.watermark)
+        for begin, stop in zip(self._starts, self._ends, strict=True):
+            if begin >= end:
+                break
+            if begin > start:
+                found.append((start, begin))
+            start = max(start, stop)
+        return [*found, (start, end)] if start < end else found
+
     def add(self, start: int, end: int | None = None) -> None:
         """Put in the numbers from `start` to `end` - 1; one number without an end."""
         end = start + 1 if end is None else end

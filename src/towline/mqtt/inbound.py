@@ -22,7 +22,7 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -100,6 +100,9 @@ class Inbound:
         self.repeats = 0
         #: QoS > 0 messages of this connection that are not acknowledged.
         self.unacknowledged = 0
+        #: Tells which of some messages are stored already by a name their publisher gave them: places in the list. They
+        #: are acknowledged and not stored again, as a repeat under an open packet id; None for nobody who knows.
+        self.screen: Callable[[Sequence[PublishPacket]], Collection[int]] | None = None
         self._receive_maximum = receive_maximum
         self._alias_maximum = topic_alias_maximum
         self._reasons = reasons
@@ -119,6 +122,10 @@ class Inbound:
         """
         qos = run.qos
         topics = self._topics(run)
+        known = self.screen(run.packets) if self.screen is not None else ()
+        if known:
+            self._one_by_one(run, qos, topics, known)
+            return
         if b"\x02" in qos:
             self._with_qos_2(run, qos, topics)
             return
@@ -210,15 +217,14 @@ class Inbound:
 
     def _with_qos_2(self, run: PublishRun, qos: bytes, topics: list[str]) -> None:
         ids = [packet.packet_id or 0 for packet in run.packets]
-        seeds = {topic: zlib.crc32(topic.encode()) for topic in set(topics)}
-        digests = [zlib.crc32(p.payload, seeds[topic]) for p, topic in zip(run.packets, topics, strict=True)]
         if qos.count(2) == len(ids) == len(set(ids)) and self.held.keys().isdisjoint(ids):
-            self._all_new(run, topics, ids, digests)
+            self._all_new(run, topics, ids)
         else:
-            self._one_by_one(run, qos, topics, ids, digests)
+            self._one_by_one(run, qos, topics)
 
-    def _all_new(self, run: PublishRun, topics: list[str], ids: list[int], digests: list[int]) -> None:
+    def _all_new(self, run: PublishRun, topics: list[str], ids: list[int]) -> None:
         """Take QoS 2 messages whose ids are all free: the case that has to be fast."""
+        digests = _digests(run, topics)
         gulp, numbers = self._gulp, range(self.next_number, self.next_number + len(run))
         self.next_number += len(run)
         gulp.packets += run.packets
@@ -230,14 +236,21 @@ class Inbound:
         word = _ACK_WORD[2]
         self._owe([word | packet_id for packet_id in ids], numbers)
 
-    def _one_by_one(  # five columns of one run
-        self, run: PublishRun, qos: bytes, topics: list[str], ids: list[int], digests: list[int]
-    ) -> None:
+    def _one_by_one(self, run: PublishRun, qos: bytes, topics: list[str], known: Collection[int] = ()) -> None:
+        """Take messages of which some may be repeats; `known` are such by the name their publisher gave them."""
         gulp = self._gulp
+        digests = _digests(run, topics)
         words: list[int] = []
         numbers: list[int] = []
-        for index, (level, packet_id) in enumerate(zip(qos, ids, strict=True)):
-            repeated = level == 2 and self._is_repeat(packet_id, digests[index])
+        for index, level in enumerate(qos):
+            packet_id = run.packets[index].packet_id or 0
+            if index in known:
+                repeated = True
+                self.repeats += 1
+                if level == 2:  # for its PUBREL; after a crash the id is free, and PUBCOMP with 0x92 ends it as well
+                    self.held.setdefault(packet_id, Held(self.next_number - 1, digests[index]))
+            else:
+                repeated = level == 2 and self._is_repeat(packet_id, digests[index])
             if not repeated:
                 gulp.packets.append(run.packets[index])
                 gulp.headers.append(run.headers[index])
@@ -288,6 +301,11 @@ class Inbound:
         elif alias not in self._aliases:
             raise AliasError(f"used topic alias {alias} before it gave it a topic")
         return self._aliases[alias]
+
+
+def _digests(run: PublishRun, topics: list[str]) -> list[int]:
+    seeds = {topic: zlib.crc32(topic.encode()) for topic in set(topics)}
+    return [zlib.crc32(p.payload, seeds[topic]) for p, topic in zip(run.packets, topics, strict=True)]
 
 
 def _big_endian(words: array[int]) -> bytes:

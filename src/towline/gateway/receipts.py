@@ -1,0 +1,337 @@
+"""What a gateway knows of publishers that want receipts: decisions only, no disk, no socket, no clock.
+
+Three sets of numbers for each publisher, each within the one before it; a repeat is judged by the first, a receipt
+tells the other two:
+
+    seen        received by this process, perhaps not on disk yet     a number in it comes again: dropped
+    journaled   in the journal; the note beside the rows says it      answers a question
+    committed   in Kafka: Spark's commit log has passed its row       the watermark of the receipt
+
+A message whose range of numbers finds no room is dropped as well, unseen: its publisher sends it again until it has
+the receipt. A publisher that finds no room is not known: its messages pass, get no receipt, and repeats are doubles.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, NamedTuple, Protocol
+
+from towline.gateway.receipts_wire import Mark, Receipt, mark_of
+from towline.journal.ranges import Ranges
+
+__all__ = ["Change", "Ledger", "Verdict"]
+
+_NOTE: Final = "publisher:"
+#: Frames of a publisher that wait for their commit, apart; of more, neighbours wait together.
+_MOST_WAITING: Final = 256
+
+
+class Verdict(Enum):
+    """What becomes of a marked message."""
+
+    NEW = "new"  # store it
+    REPEAT = "repeat"  # stored before, or about to be: acknowledge and drop
+    DEFERRED = "deferred"  # no room for what it would leave open: acknowledge and drop, it comes again
+    UNKNOWN = "unknown"  # of an older epoch, or one publisher too many: store it, and forget it
+
+
+class _Marked(Protocol):
+    @property
+    def user_properties(self) -> list[tuple[str, str]]: ...
+
+
+class Change(NamedTuple):
+    """What a frame will do to the ledger once it is durable.
+
+    Attributes:
+        journaled: Publisher → its epoch and its numbers in the journal then.
+        asked: Publisher → the question that came with the frame.
+        notes: To be stored with the frame.
+    """
+
+    journaled: Mapping[str, tuple[int, Ranges]]
+    asked: Mapping[str, str]
+    notes: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Publisher:
+    epoch: int
+    seen: Ranges
+    journaled: Ranges
+    committed: Ranges
+    #: when it was last heard, in seconds since 1970
+    heard_s: int
+    #: end of a frame → the numbers in the journal then, in order: committed as soon as the frame is
+    waiting: deque[tuple[int, Ranges]] = field(default_factory=deque)
+    #: the question to be answered
+    asked: str = ""
+    #: the watermark last told; -1 for none by this process
+    told: int = -1
+    #: this gateway may have missed something of it: it should ask
+    fresh: bool = False
+
+    def note(self, journaled: Ranges | None = None) -> list[Any]:
+        journaled = self.journaled if journaled is None else journaled
+        return [self.epoch, journaled.watermark, journaled.above(), self.committed.watermark, self.heard_s]
+
+
+class Ledger:
+    """The publishers of one journal.
+
+    Args:
+        notes: The journal's notes.
+        end: The journal's end.
+        gateway: Its name, as receipts give it.
+        most_publishers: More are not known.
+        most_ranges: Ranges of numbers of one publisher with others missing between them, at most.
+        keep_s: A publisher that is silent for so many seconds is forgotten, and so are its numbers.
+
+    Attributes:
+        deferred: Messages dropped because there was no room for what they would leave open.
+        unknown: Marked messages that were stored without being remembered.
+    """
+
+    def __init__(
+        self,
+        notes: Mapping[str, Any],
+        end: int,
+        *,
+        gateway: str = "",
+        most_publishers: int = 10_000,
+        most_ranges: int = 256,
+        keep_s: float = 30 * 86400,
+    ) -> None:
+        self._gateway = gateway
+        self._most_publishers = most_publishers
+        self._most_ranges = most_ranges
+        self._keep_s = keep_s
+        self._publishers: dict[str, _Publisher] = {}
+        #: those with frames that wait for their commit
+        self._waiting: set[str] = set()
+        #: those with something to tell, in order
+        self._due: dict[str, None] = {}
+        self.deferred = 0
+        self.unknown = 0
+        for name, note in notes.items():
+            if name.startswith(_NOTE):
+                self._restore(name.removeprefix(_NOTE), note, end)
+
+    def _restore(self, name: str, note: Sequence[Any], end: int) -> None:
+        epoch, watermark, above, committed, heard_s = note
+        journaled = Ranges(watermark, above)
+        known = _Publisher(epoch, _copy(journaled), journaled, Ranges(committed), heard_s, fresh=True)
+        # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
+        known.waiting.append((end, _copy(journaled)))
+        self._publishers[name] = known
+        self._waiting.add(name)
+        self._due[name] = None
+
+    def __len__(self) -> int:
+        return len(self._publishers)
+
+    # -- coming in --
+
+    def screen(self, packets: Sequence[_Marked], now_s: int) -> set[int]:
+        """Take messages in; return the places of those that must not be stored."""
+        dropped: set[int] = set()
+        for place, packet in enumerate(packets):
+            properties = packet.user_properties
+            mark = mark_of(properties) if properties else None
+            if mark is not None and self.take(mark, now_s) in (Verdict.REPEAT, Verdict.DEFERRED):
+                dropped.add(place)
+        return dropped
+
+    def take(self, mark: Mark, now_s: int) -> Verdict:
+        """Judge a message and, if it is new, see it."""
+        known = self._known(mark, now_s)
+        if known is None:
+            self.unknown += 1
+            return Verdict.UNKNOWN
+        known.heard_s = max(known.heard_s, now_s)
+        self._raise_low(mark, known)
+        if mark.number in known.seen:
+            self._asked(mark.publisher, known, mark.nonce)
+            return Verdict.REPEAT
+        if not known.seen.touches(mark.number) and known.seen.pieces >= self._most_ranges:
+            self.deferred += 1
+            self._asked(mark.publisher, known, mark.nonce)
+            return Verdict.DEFERRED
+        known.seen.add(mark.number)
+        return Verdict.NEW
+
+    def _known(self, mark: Mark, now_s: int) -> _Publisher | None:
+        known = self._publishers.get(mark.publisher)
+        if known is not None and mark.epoch == known.epoch:
+            return known
+        if known is None and len(self._publishers) >= self._most_publishers:
+            return None
+        if known is not None and mark.epoch < known.epoch:
+            return None
+        low = mark.low
+        fresh = _Publisher(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now_s)
+        fresh.told = low  # the publisher knows
+        self._publishers[mark.publisher] = fresh
+        self._waiting.discard(mark.publisher)
+        self._due.pop(mark.publisher, None)
+        return fresh
+
+    def _raise_low(self, mark: Mark, known: _Publisher) -> None:
+        """What the publisher gave up counts as arrived: a hole that stays would hold its watermark back for ever."""
+        for numbers in (known.seen, known.journaled, known.committed):
+            numbers.add(0, mark.low)
+        if known.committed.watermark > max(known.told, mark.low):
+            self._due[mark.publisher] = None
+
+    def _asked(self, name: str, known: _Publisher, nonce: str) -> None:
+        if nonce:
+            known.asked = nonce
+            self._due[name] = None
+
+    # -- on disk --
+
+    def storing(self, marks: Iterable[Mark]) -> Change:
+        """What a frame with these messages will change."""
+        journaled: dict[str, tuple[int, Ranges]] = {}
+        asked: dict[str, str] = {}
+        for mark in marks:
+            known = self._publishers.get(mark.publisher)
+            if known is None or known.epoch != mark.epoch:
+                continue
+            if mark.publisher not in journaled:
+                journaled[mark.publisher] = (known.epoch, _copy(known.journaled))
+            journaled[mark.publisher][1].add(mark.number)
+            if mark.nonce:
+                asked[mark.publisher] = mark.nonce
+        notes = {_NOTE + name: self._publishers[name].note(numbers) for name, (_, numbers) in journaled.items()}
+        return Change(journaled, asked, notes)
+
+    def stored(self, change: Change, end: int) -> None:
+        """The frame is durable, and the journal ends at `end`."""
+        for name, (epoch, numbers) in change.journaled.items():
+            known = self._publishers.get(name)
+            if known is None or known.epoch != epoch:
+                continue
+            _unite(known.journaled, numbers)
+            if len(known.waiting) >= _MOST_WAITING:
+                known.waiting.pop()
+            known.waiting.append((end, _copy(known.journaled)))
+            self._waiting.add(name)
+            self._asked(name, known, change.asked.get(name, ""))
+
+    def start_again(self, marks: Iterable[Mark]) -> None:
+        """A session was made anew: what is not in the journal, and not among `marks`, was never received."""
+        for known in self._publishers.values():
+            known.seen = _copy(known.journaled)
+        for mark in marks:
+            known_ = self._publishers.get(mark.publisher)
+            if known_ is not None and known_.epoch == mark.epoch:
+                known_.seen.add(mark.number)
+
+    # -- in Kafka --
+
+    def commit(self, upto: int) -> None:
+        """Every row below `upto` is in Kafka."""
+        for name in list(self._waiting):
+            known = self._publishers[name]
+            before = known.committed.watermark
+            while known.waiting and known.waiting[0][0] <= upto:
+                _unite(known.committed, known.waiting.popleft()[1])
+            if not known.waiting:
+                self._waiting.discard(name)
+            if known.committed.watermark > before:
+                self._due[name] = None
+
+    # -- telling --
+
+    @property
+    def due(self) -> bool:
+        """Something is to be told."""
+        return bool(self._due)
+
+    def receipts(self, most: int, busy: Iterable[str] = ()) -> list[Receipt]:
+        """Receipts to be sent now, at most one for a publisher; none for those in `busy`, whose turn comes again."""
+        names = [name for name in self._due if name not in set(busy)][:most]
+        return [self._receipt(name) for name in names]
+
+    def _receipt(self, name: str) -> Receipt:
+        known = self._publishers[name]
+        ranges = ((0, known.journaled.watermark), *known.journaled.above()) if known.asked else ()
+        return Receipt(
+            name,
+            known.epoch,
+            known.committed.watermark,
+            self._gateway,
+            known.asked,
+            tuple((start, end) for start, end in ranges if end > start),
+            fresh=known.fresh,
+        )
+
+    def notes(self, receipts: Iterable[Receipt]) -> dict[str, Any]:
+        """What has to be durable before these leave: a watermark never goes back."""
+        return {_NOTE + one.publisher: self._publishers[one.publisher].note() for one in receipts}
+
+    def told(self, receipt: Receipt) -> None:
+        """A receipt was handed over."""
+        known = self._publishers.get(receipt.publisher)
+        if known is None or known.epoch != receipt.epoch:
+            return
+        known.told = max(known.told, receipt.watermark)
+        known.fresh = False
+        if known.asked == receipt.asked:
+            known.asked = ""
+        if not known.asked and known.committed.watermark <= known.told:
+            self._due.pop(receipt.publisher, None)
+
+    def tell_again(self, names: Iterable[str] | None = None) -> None:
+        """Receipts may not have come through: those of `names`; or of all, and what they sent neither."""
+        for name in self._publishers if names is None else names:
+            if name in self._publishers:
+                known = self._publishers[name]
+                known.told = -1
+                known.fresh = known.fresh or names is None
+                self._due[name] = None
+
+    # -- forgetting --
+
+    def expire(self, now_s: int) -> dict[str, None]:
+        """Forget who is silent for too long and has nothing on the way to Kafka; returns the notes to remove."""
+        silent = [
+            name
+            for name, known in self._publishers.items()
+            if now_s - known.heard_s > self._keep_s and name not in self._waiting
+        ]
+        for name in silent:
+            del self._publishers[name]
+            self._due.pop(name, None)
+        return dict.fromkeys(_NOTE + name for name in silent)
+
+    def validate(self) -> None:
+        """Assert every invariant named above; for tests."""
+        for name, known in self._publishers.items():
+            assert _within(known.committed, known.journaled), name
+            assert _within(known.journaled, known.seen), name
+            assert bool(known.waiting) == (name in self._waiting), name
+            assert [end for end, _ in known.waiting] == sorted(end for end, _ in known.waiting), name
+            assert len(known.waiting) <= _MOST_WAITING, name
+        assert self._waiting <= self._publishers.keys()
+        assert self._due.keys() <= self._publishers.keys()
+        assert len(self._publishers) <= self._most_publishers
+
+
+def _copy(numbers: Ranges) -> Ranges:
+    return Ranges(numbers.watermark, numbers.above())
+
+
+def _unite(numbers: Ranges, others: Ranges) -> None:
+    for start, end in ((0, others.watermark), *others.above()):
+        numbers.add(start, end)
+
+
+def _within(inner: Ranges, outer: Ranges) -> bool:
+    both = _copy(outer)
+    _unite(both, inner)
+    return both.watermark == outer.watermark and both.above() == outer.above()

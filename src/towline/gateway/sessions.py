@@ -1,0 +1,55 @@
+"""What a gateway's settings say to its MQTT session."""
+
+from __future__ import annotations
+
+from mqtt5 import QoS, Will
+
+from towline.gateway.settings import GatewaySettings, Guarantee, WillSettings
+from towline.mqtt.events import Filter, SessionConfig
+
+__all__ = ["session_config"]
+
+
+def session_config(settings: GatewaySettings, password: bytes | None, level: int) -> SessionConfig:
+    """The session's own part of the settings.
+
+    Args:
+        settings: The gateway's.
+        password: Read from its file; None without one.
+        level: Protocol level: 5, 4 or 3.
+    """
+    return SessionConfig(
+        client_id=settings.mqtt_client_id,
+        where=settings.name,
+        filters=tuple(
+            Filter(s.filter, s.qos, s.no_local, s.retain_as_published, s.retain_handling, s.identifier)
+            for s in settings.subscriptions
+        ),
+        username=settings.username,
+        password=password,
+        session_expiry_s=settings.session_expiry_s,
+        receive_maximum=settings.window,
+        keep_alive_s=settings.keep_alive_s,
+        connect_timeout_s=settings.connect_timeout_s,
+        unknown_session=settings.unknown_session,
+        durable=settings.guarantee is not Guarantee.AT_MOST_ONCE,
+        protocol=level,
+        durable_ids=settings.outbox is not None,
+        topic_alias_maximum=settings.topic_alias_maximum if level == 5 else 0,
+        will=_will(settings.will) if settings.will else None,
+    )
+
+
+def _will(settings: WillSettings) -> Will:
+    return Will(
+        settings.topic,
+        payload=settings.payload.encode(),
+        qos=QoS(settings.qos),
+        retain=settings.retain,
+        payload_format_indicator=1,
+        message_expiry_interval=settings.expiry_s,
+        content_type=settings.content_type,
+        response_topic=settings.response_topic,
+        will_delay_interval=settings.delay_s,
+        user_properties=list(settings.user_properties),
+    )
