@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import intake, latency, pipeline, publisher, restart, session
+from benchmarks import exactly_once, intake, latency, pipeline, publisher, restart, session
 
-_ALL = ["session", "intake", "pipeline", "latency", "restart", "publisher"]
+_ALL = ["session", "intake", "exactly_once", "restart", "publisher"]
+#: Parts of others, and what costs little to run alone: exactly_once has the whole way and its latency in it.
+_MORE = ["paho", "pipeline", "latency"]
 
 
 def main() -> None:
     """Run what is named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("which", nargs="*", choices=[*_ALL, "paho", []])
+    parser.add_argument("which", nargs="*", choices=[*_ALL, *_MORE, []])
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast")
     asked = parser.parse_args()
     which = asked.which or _ALL
@@ -23,6 +25,8 @@ def main() -> None:
         intake.run(300_000 // scale, rounds=1 if asked.quick else 3)
     if "pipeline" in which or "paho" in which:
         pipeline.run(300_000 // scale, rounds=1 if asked.quick else 3)
+    if "exactly_once" in which:
+        exactly_once.run(quick=asked.quick)
     if "latency" in which:
         latency.run()
     if "restart" in which:

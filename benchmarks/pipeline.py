@@ -19,7 +19,7 @@ from towline.prove.processes import Role
 from towline.prove.rig import TOPIC, Rig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 UNLIMITED = {"max_queued_messages": "0", "max_inflight_messages": "65535"}
 RIVAL_TOPIC = "paho"
@@ -44,7 +44,7 @@ class Ends:
 
 
 def towline_drain(rig: Rig, directory: Path, count: int) -> Outcome:
-    """Hold the gateway, pile up a backlog, let go."""
+    """Hold the gateway, pile up a backlog, let go; QoS 2 where it is to be exactly once."""
     bridge = rig.bridge
     gateway = bridge.gateway()
     assert gateway is not None
@@ -60,7 +60,8 @@ def towline_drain(rig: Rig, directory: Path, count: int) -> Outcome:
         }
     )
     own = ["gateway", "spark tree", "supervisor"]
-    return _drain("towline run (at least once)", rig, directory, gateway.pid, meter, TOPIC, count, own)
+    qos = 2 if rig.guarantee == "exactly_once" else 1
+    return _drain(f"towline {rig.guarantee}", rig, directory, gateway.pid, meter, TOPIC, count, own, qos)
 
 
 def _root(rig: Rig) -> int:
@@ -104,11 +105,19 @@ def paho_drain(rig: Rig, directory: Path, pid: int, count: int) -> Outcome:
 
 
 def _drain(
-    name: str, rig: Rig, directory: Path, pid: int, meter: Meter, topic: str, count: int, own: list[str]
+    name: str,
+    rig: Rig,
+    directory: Path,
+    pid: int,
+    meter: Meter,
+    topic: str,
+    count: int,
+    own: list[str],
+    qos: int = 1,
 ) -> Outcome:
     ends = Ends(rig.bootstrap, topic, 2)
     with held(pid):
-        publish(rig.mosquitto, directory, count)
+        publish(rig.mosquitto, directory, count, qos=qos)
         before = ends()
         meter.start()
         began = time.monotonic()
@@ -119,25 +128,30 @@ def _drain(
     return Outcome(name, count, seconds, meter.used, own)
 
 
-def run(count: int = 300_000, rounds: int = 2) -> None:
-    """Both in turn, and their ratio (the best of each)."""
-    with tempfile.TemporaryDirectory(prefix="towline-bench-") as name:
-        directory = Path(name)
-        with Rig(directory / "rig", mosquitto=UNLIMITED, direct=True) as rig:
+def run(count: int = 300_000, rounds: int = 2, guarantees: Sequence[str] = ("exactly_once", "at_least_once")) -> None:
+    """The rival and each guarantee in turn, and their ratios (the best of each)."""
+    for number, guarantee in enumerate(guarantees):
+        with tempfile.TemporaryDirectory(prefix="towline-bench-") as name:
+            _compare(Path(name), guarantee, count, rounds, told=number > 0)
+
+
+def _compare(directory: Path, guarantee: str, count: int, rounds: int, *, told: bool) -> None:
+    with Rig(directory / "rig", mosquitto=UNLIMITED, guarantee=guarantee, direct=True) as rig:
+        if not told:
             print(f"pipeline: backlog of {count:,} drained into Kafka {rig.kafka.version}\n  {machine()}")
-            print(f"  Mosquitto {rig.mosquitto.version}, QoS 1, 150 B, Spark warm, everything on this machine\n")
-            rig.kafka.create_topics({RIVAL_TOPIC: 2})
-            rig.warm(5_000)
-            ours = _rounds(lambda: towline_drain(rig, directory, count), rounds + 1)[1:]  # the first is warm-up
-            rig.bridge.stop()
-            forget(rig.mosquitto, "prove-telemetry")
-            with paho(rig, directory, count // 3 * rounds) as pid:
-                theirs = _rounds(lambda: paho_drain(rig, directory, pid, count // 3), rounds)
-            best, rival = (max(found, key=lambda outcome: outcome.rate) for found in (ours, theirs))
-            cpu = {each.name: sum(each.micros(part) for part in each.own) for each in (best, rival)}
-            print(f"\n  ratio towline : paho by hand   {best.rate / rival.rate:.1f}   (aim 12)")
-            print(f"  CPU us a message: towline {cpu[best.name]:.1f}, paho by hand {cpu[rival.name]:.1f}")
-            print(f"  gateway {best.micros('gateway'):.2f} (aim 1.5), Spark {best.micros('spark tree'):.2f} (aim 6)\n")
+            print(f"  Mosquitto {rig.mosquitto.version}, 150 B, QoS 2 for exactly_once, else 1, Spark warm\n")
+        rig.kafka.create_topics({RIVAL_TOPIC: 2})
+        rig.warm(5_000)
+        ours = _rounds(lambda: towline_drain(rig, directory, count), rounds + 1)[1:]  # the first is warm-up
+        rig.bridge.stop()
+        forget(rig.mosquitto, "prove-telemetry")
+        with paho(rig, directory, count // 3 * rounds) as pid:
+            theirs = _rounds(lambda: paho_drain(rig, directory, pid, count // 3), rounds)
+    best, rival = (max(found, key=lambda outcome: outcome.rate) for found in (ours, theirs))
+    cpu = {each.name: sum(each.micros(part) for part in each.own) for each in (best, rival)}
+    print(f"\n  ratio towline {guarantee} : paho by hand, at least once   {best.rate / rival.rate:.1f}   (aim 12)")
+    print(f"  CPU us a message: towline {cpu[best.name]:.1f}, paho by hand {cpu[rival.name]:.1f}")
+    print(f"  gateway {best.micros('gateway'):.2f} (aim 1.5), Spark {best.micros('spark tree'):.2f} (aim 6)\n")
 
 
 def _rounds(measure: Callable[[], Outcome], rounds: int) -> list[Outcome]:

@@ -45,10 +45,12 @@ def header(title: str, broker: Mosquitto) -> None:
     print(f"{title}\n  {machine()}\n  Mosquitto {broker.version}, QoS 1, 150 B payloads, everything on this machine\n")
 
 
-def publish(broker: Mosquitto, directory: Path, count: int, *, rate: float = 0.0, run: str = "bench") -> LoadResult:
+def publish(
+    broker: Mosquitto, directory: Path, count: int, *, rate: float = 0.0, run: str = "bench", qos: int = 1
+) -> LoadResult:
     """Publish numbered messages from 8 connections; the history lands in the directory."""
     claims = directory / f"claims-{run}-{time.time_ns()}"
-    return run_load(LoadPlan(port=broker.port, messages=count, rate=rate, run=run, window=5000), claims)
+    return run_load(LoadPlan(port=broker.port, messages=count, rate=rate, run=run, window=5000, qos=qos), claims)
 
 
 @dataclass
