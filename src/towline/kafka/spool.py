@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from crc32c import crc32c
 
 from towline.errors import KafkaError
@@ -44,18 +44,17 @@ def checksum(batch: Any) -> int:
     """Sum of the rows' checksums, each a CRC32C over the key and then the value; null counts as empty.
 
     Other columns are left out: the sum tells whether a replay brings other messages, and has to be cheap
-    (some 0.3 us a row).
+    (some 0.3 us a row). So key and value are joined in C: one object and one call a row instead of two.
     """
-    names = batch.schema.names
-    values = _bytes(batch.column("value"))
-    seeds = map(crc32c, _bytes(batch.column("key"))) if "key" in names else repeat(0)
-    return sum(map(crc32c, values, seeds)) % _MODULUS
+    parts = [_bytes(batch.column(name)) for name in ("key", "value") if name in batch.schema.names]
+    joined = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+    return sum(map(crc32c, joined.to_pylist())) % _MODULUS
 
 
-def _bytes(column: Any) -> list[bytes]:
-    binary = column.cast(pa.binary())
-    listed: list[bytes] = (binary.fill_null(b"") if binary.null_count else binary).to_pylist()
-    return listed
+def _bytes(column: Any) -> Any:
+    # Large: key and value of a batch together may be more than the 2 GiB that 32-bit offsets can tell.
+    binary = column.cast(pa.large_binary())
+    return binary.fill_null(b"") if binary.null_count else binary
 
 
 class Spool:
