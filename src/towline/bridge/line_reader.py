@@ -161,6 +161,8 @@ class LineReader:
         }
         if uplink and uplink.ack_after in knobs(guarantee).acks:
             values["ack_after"] = uplink.ack_after
+        if uplink and uplink.receipts:
+            values["receipts"] = {} if uplink.receipts is True else uplink.receipts
         if "brokers" not in merged:
             values["brokers"] = "mqtt://x"  # its absence is noted for [mqtt]
         try:

@@ -13,7 +13,7 @@ from towline.bridge.mistakes import did_you_mean
 from towline.bridge.routes import Pattern, Route, Template
 from towline.errors import ConfigError
 from towline.gateway.guarantees import knobs
-from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee
+from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee, ReceiptSettings
 
 __all__ = [
     "NAME",
@@ -180,6 +180,7 @@ class UplinkSection(Section):
     parallelism: Annotated[int, Field(ge=1, le=256)] = 1
     dead_letter_topic: str | Literal[False] | None = None
     dedupe: Dedupe | None = None
+    receipts: bool | ReceiptSettings = False
 
 
 class Line(Section):
