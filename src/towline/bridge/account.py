@@ -136,6 +136,16 @@ class Account:
     dead_lettered: int = 0
     deduplicated: int = 0
 
+    @property
+    def carried(self) -> int:
+        """What is where it was to go."""
+        return self.in_kafka
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What `received` and `carried` are called."""
+        return "received", "in Kafka"
+
     def sentence(self) -> str:
         """The sum in one line; parts that are zero are left out, but for the three that matter."""
         rest = {

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from towline.bridge.account import Account, Counts, account
+from towline.bridge.downaccount import DownAccount, DownCounts, down_account
 from towline.gateway.endpoint import write_private
 
-__all__ = ["BRIDGE_FILE", "Board", "LineView", "read_board"]
+__all__ = ["BRIDGE_FILE", "Board", "LineView", "account_of", "counts_of", "read_board"]
 
 BRIDGE_FILE = "bridge.json"
 #: Rates are taken over this many seconds.
@@ -24,12 +25,23 @@ WINDOW_S = 5.0
 SAMPLES = 3600
 
 
+def counts_of(direction: str, values: Mapping[str, Any]) -> Counts | DownCounts:
+    """What was counted of a line, from the JSON of ``bridge.json``."""
+    return DownCounts.from_json(values) if direction == "down" else Counts.from_json(values)
+
+
+def account_of(status: Mapping[str, Any], counts: Counts | DownCounts) -> Account | DownAccount:
+    """The account of a line, whichever way it goes."""
+    return down_account(status, counts) if isinstance(counts, DownCounts) else account(status, counts)
+
+
 @dataclass
 class LineView:
     """One line as the bridge sees it.
 
     Attributes:
         name: Of the line.
+        direction: ``up`` or ``down``.
         query: ``starting``, ``running``, ``waiting to retry``, ``stopped``.
         status: Last answer of its gateway; empty before the first.
         gateway_error: Why its gateway does not run, or None.
@@ -41,20 +53,21 @@ class LineView:
     """
 
     name: str
+    direction: str = "up"
     query: str = "starting"
     status: Mapping[str, Any] = field(default_factory=dict)
     gateway_error: str | None = None
     query_error: str | None = None
-    counts: Counts = field(default_factory=Counts)
+    counts: Counts | DownCounts = field(default_factory=Counts)
     restarts: int = 0
     gateway_restarts: int = 0
     batch_ms: int = 0
     samples: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
     @property
-    def account(self) -> Account | None:
+    def account(self) -> Account | DownAccount | None:
         """The account; None before the gateway's first word."""
-        return account(self.status, self.counts) if self.status else None
+        return account_of(self.status, self.counts) if self.status else None
 
     def sample(self, now: float) -> None:
         """Note where the line is, for rates and lag."""
@@ -84,6 +97,7 @@ class LineView:
         """Plain values for ``bridge.json``."""
         rate_in, rate_out = self.rates()
         return {
+            "direction": self.direction,
             "query": self.query,
             "counts": self.counts.as_json(),
             "gateway": dict(self.status),
@@ -104,23 +118,23 @@ class Board:
     Args:
         name: Of the bridge.
         state_dir: Where ``bridge.json`` goes; counts of former runs are taken from there.
-        lines: Names of the lines.
+        lines: Names of the lines, and their directions.
     """
 
-    def __init__(self, name: str, state_dir: Path, lines: list[str]) -> None:
+    def __init__(self, name: str, state_dir: Path, lines: Mapping[str, str]) -> None:
         self.lock = threading.RLock()
         self.name = name
         self.spark = "starting"
         self.spark_restarts = 0
         self.kafka = "unknown"
         self.kafka_error: str | None = None
-        self.lines = {line: LineView(line) for line in lines}
+        self.lines = {line: LineView(line, direction) for line, direction in lines.items()}
         self._file = state_dir / BRIDGE_FILE
         self._started = time.time()
         self._said: deque[str] = deque(maxlen=1000)
         former = (read_board(state_dir) or {}).get("lines", {})
         for line, view in self.lines.items():
-            view.counts = Counts.from_json(former.get(line, {}).get("counts", {}))
+            view.counts = counts_of(view.direction, former.get(line, {}).get("counts", {}))
 
     def say(self, text: str) -> None:
         """An event for the person who watches: one line."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from towline.bridge.line_reader import LineReader
+from towline.bridge.line_reader import DownlinkReader, LineReader
 from towline.bridge.mistakes import Mistakes, did_you_mean
-from towline.bridge.model import NAME, Bridge, Kafka, Line, SparkSection
+from towline.bridge.model import NAME, Bridge, DownLine, Kafka, Line, SparkSection
 from towline.bridge.places import KeyPath, Places
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
@@ -27,7 +27,7 @@ __all__ = ["Reader", "load", "parse"]
 _REFERENCE = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 #: What the bridge decides about a gateway from elsewhere in the file.
-_NOT_MQTT = {"name", "state_dir", "subscriptions", "guarantee", "ack_after", "journal", "owner_pid", "receipts"}
+_NOT_MQTT = {"name", "state_dir", "subscriptions", "guarantee", "ack_after", "journal", "outbox", "owner_pid", "receipts"}
 #: What [mqtt] and [uplink.mqtt] may set: all the rest of `GatewaySettings`.
 _MQTT_KEYS = tuple(name for name in GatewaySettings.model_fields if name not in _NOT_MQTT)
 #: Client settings the sink sets by itself, from the guarantee or this file.
@@ -92,11 +92,7 @@ class Reader:
     def bridge(self) -> Bridge:
         """Everything, or every mistake."""
         raw = self._raw
-        known = ("name", "state_dir", "mqtt", "kafka", "spark", "uplink")
-        if "downlink" in raw:
-            what = "[[downlink]] is not built yet: this version carries messages from MQTT to Kafka only"
-            self.found.add("TL-C70", ("downlink", 0), "", what, "Remove the table; it comes in a later version.")
-        self._unknown(dict.fromkeys(key for key in raw if key != "downlink"), known, (), "")
+        self._unknown(raw, ("name", "state_dir", "mqtt", "kafka", "spark", *_READERS), (), "")
         name = self._name(raw.get("name"))
         state_dir = self._state_dir(raw.get("state_dir"))
         kafka = self._kafka(self._table("kafka"))
@@ -221,7 +217,15 @@ class Reader:
 
     def _spark(self, table: dict[str, Any]) -> SparkSection:
         made = {**table, "conf": _flat(table.get("conf", {}))}
-        return self.model(SparkSection, made, ("spark",), "[spark]") or SparkSection()
+        found = self.model(SparkSection, made, ("spark",), "[spark]") or SparkSection()
+        jars = tuple(self._base / jar.expanduser() for jar in found.kafka_jars)
+        for jar in jars:
+            if not jar.is_file():
+                path, what = ("spark", "kafka_jars"), f"the jar {jar} is not there"
+                self.found.add(
+                    "TL-C15", path, "[spark]", what, "Correct the path, or remove it: Maven brings the jars."
+                )
+        return found.model_copy(update={"kafka_jars": jars})
 
     def _judge_client(self, kafka: Kafka) -> None:
         """Let the client library judge its settings; it opens no connection for that."""
@@ -267,32 +271,45 @@ class Reader:
             }
         return made
 
-    def _lines(self, bridge: str, state_dir: Path, mqtt: dict[str, Any]) -> tuple[Line, ...]:
-        tables = self._raw.get("uplink", [])
-        if not isinstance(tables, list) or not tables:
-            where = "must be written [[uplink]]" if tables else "is missing: there is no line to run"
-            self.found.add("TL-C60", ("uplink",), "", f"[[uplink]] {where}", "Add one with a name and a route.")
+    def _lines(self, bridge: str, state_dir: Path, mqtt: dict[str, Any]) -> tuple[Line | DownLine, ...]:
+        places = list(self._tables())
+        if not places:
+            if not any(kind in self._raw for kind in _READERS):
+                what = "[[uplink]] is missing: there is no line to run"
+                self.found.add("TL-C60", ("uplink",), "", what, "Add one with a name and a route, or a [[downlink]].")
             return ()
+        tables = [table for _, _, table in places]
         if "brokers" not in mqtt and any("brokers" not in (t.get("mqtt") or {}) for t in tables if isinstance(t, dict)):
             self.found.add(
                 "TL-C02", ("mqtt",), "[mqtt]", '"brokers" is missing', 'Add it, as brokers = ["mqtt://localhost:1883"].'
             )
-        made = [LineReader(self, i, table, bridge, state_dir, mqtt).line() for i, table in enumerate(tables)]
+        made = [_READERS[kind](self, i, table, bridge, state_dir, mqtt).line() for kind, i, table in places]
         lines = [line for line in made if line is not None]
-        self._twice(tables, lines)
+        self._twice(places, lines)
         return tuple(lines)
 
-    def _twice(self, tables: list[Any], lines: list[Line]) -> None:
+    def _tables(self) -> Iterator[tuple[str, int, Any]]:
+        """Kind, index and content of every table of a line."""
+        for kind in _READERS:
+            tables = self._raw.get(kind, [])
+            if kind in self._raw and (not isinstance(tables, list) or not tables):
+                what = f"[[{kind}]] must be written [[{kind}]]"
+                self.found.add("TL-C60", (kind,), "", what, "Add one with a name.")
+            else:
+                yield from ((kind, index, table) for index, table in enumerate(tables))
+
+    def _twice(self, places: list[tuple[str, int, Any]], lines: Sequence[Line | DownLine]) -> None:
         """Two lines never share a name, nor a client id on one broker [MQTT-3.1.4-3].
 
         Each would throw the other out.
         """
-        names = [table.get("name") if isinstance(table, dict) else None for table in tables]
-        for index, name in enumerate(names):
-            if name is not None and name in names[:index]:
-                self.found.add(
-                    "TL-C18", ("uplink", index, "name"), f'uplink "{name}"', "another line has this name", "Rename one."
-                )
+        named: dict[object, KeyPath] = {}
+        for kind, index, table in places:
+            name = table.get("name") if isinstance(table, dict) else None
+            if name is not None and name in named:
+                subject, what = f'{kind} "{name}"', "another line has this name"
+                self.found.add("TL-C18", (kind, index, "name"), subject, what, "Rename one.")
+            named.setdefault(name, (kind, index))
         seen: dict[tuple[str, str], str] = {}
         for line in lines:
             for broker in line.gateway.brokers:
@@ -300,8 +317,13 @@ class Reader:
                 other = seen.setdefault(identity, line.name)
                 if other != line.name:
                     what = f'client id "{identity[1]}" is also that of line "{other}"; they would throw each other out'
-                    path: KeyPath = ("uplink", names.index(line.name))
-                    self.found.add("TL-C19", path, f'uplink "{line.name}"', what, "Give each line its own client_id.")
+                    path = named[line.name]
+                    subject = f'{path[0]} "{line.name}"'
+                    self.found.add("TL-C19", path, subject, what, "Give each line its own client_id.")
+
+
+#: The tables of lines, and who reads them.
+_READERS: dict[str, type[LineReader | DownlinkReader]] = {"uplink": LineReader, "downlink": DownlinkReader}
 
 
 def _stays(path: KeyPath) -> bool:
@@ -314,7 +336,7 @@ def _secret(key: str) -> bool:
 
 
 def _subject(path: KeyPath) -> str:
-    return f"[{path[0]}]" if len(path) > 1 and isinstance(path[0], str) and path[0] != "uplink" else ""
+    return f"[{path[0]}]" if len(path) > 1 and isinstance(path[0], str) and path[0] not in _READERS else ""
 
 
 def _flat(value: Any, prefix: str = "") -> Any:

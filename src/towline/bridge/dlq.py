@@ -22,7 +22,7 @@ import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from towline.bridge.identity import Identity
-from towline.bridge.remap import Fate, Mapper, Outcome
+from towline.bridge.remap import Fate, Mapper, Outcome, Returner, mapper_of
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import client_config, topic_facts
@@ -33,7 +33,7 @@ from towline.kafka.screening import Limits, fault_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from towline.bridge.model import Bridge, Line
+    from towline.bridge.model import AnyLine, Bridge
 
 __all__ = ["Entry", "Ledger", "Replay", "Wanted", "replay", "shelves"]
 
@@ -93,7 +93,7 @@ class Ledger:
 
     client: Mapping[str, str]
     topic: str
-    lines: Mapping[str, Line]
+    lines: Mapping[str, AnyLine]
     _replayed: set[tuple[int, int]] = field(default_factory=set, init=False)
 
     def entries(self, wanted: Wanted) -> Iterator[Entry]:
@@ -106,7 +106,7 @@ class Ledger:
         chosen = (entry for entry in self._letters() if self._chosen(entry, wanted))
         return islice(chosen, wanted.limit)
 
-    def line_of(self, letter: Letter) -> Line | None:
+    def line_of(self, letter: Letter) -> AnyLine | None:
         """The line that signed a letter; None for one of another bridge."""
         return self.lines.get(letter.source)
 
@@ -213,7 +213,7 @@ def shelves(bridge: Bridge) -> list[Ledger]:
     Raises:
         ConfigError: TL-C75 when no line has one.
     """
-    topics: dict[str, dict[str, Line]] = {}
+    topics: dict[str, dict[str, AnyLine]] = {}
     for line in bridge.lines:
         if line.dead_letter_topic:
             identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
@@ -285,7 +285,7 @@ def replay(
     Raises:
         KafkaError: TL-K01, TL-K04; TL-B30 when a transaction failed: what was not committed waits as before.
     """
-    mappers = {line.name: Mapper(line, spark) for line in ledger.lines.values()}
+    mappers = {line.name: mapper_of(line, spark) for line in ledger.lines.values()}
     done = Replay()
     writer = None if dry_run else _Writer(bridge, ledger)
     try:
@@ -303,7 +303,7 @@ def replay(
     return done
 
 
-def _outcomes(ledger: Ledger, mappers: Mapping[str, Mapper], chunk: list[Entry]) -> list[Outcome]:
+def _outcomes(ledger: Ledger, mappers: Mapping[str, Mapper | Returner], chunk: list[Entry]) -> list[Outcome]:
     """The fate of each letter, and whether Kafka takes what it becomes."""
     found: dict[int, Outcome] = {}
     for name, mapper in mappers.items():

@@ -23,10 +23,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import towline
+from towline.bridge import downlink
 from towline.bridge.backoff import Backoff
 from towline.bridge.failures import reason
 from towline.bridge.identity import Identity
-from towline.bridge.model import Bridge, Line
+from towline.bridge.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.recovery import examine, gather, starting
 from towline.bridge.sql import Letters, Repeats, apply
 from towline.checkpoint import Checkpoint
@@ -98,7 +99,8 @@ def session(bridge: Bridge) -> SparkSession:
         "spark.sql.ansi.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
-        **(_STATEFUL if any(line.within for line in bridge.lines) else {}),
+        **(_STATEFUL if any(line.within for line in bridge.uplinks) else {}),
+        **({"spark.jars": ",".join(map(str, bridge.spark.kafka_jars))} if bridge.spark.kafka_jars else {}),
         **{
             name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in bridge.spark.conf.items()
@@ -110,17 +112,26 @@ def session(bridge: Bridge) -> SparkSession:
     return made
 
 
-def start_query(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQuery:
-    """Start the query of a line: gateway → routes → Kafka.
+def start_query(spark: SparkSession, bridge: Bridge, line: Line | DownLine) -> StreamingQuery:
+    """Start the query of a line: gateway → routes → Kafka, or Kafka → mapping → gateway.
 
     Raises:
-        TowlineError: TL-B22 to TL-B25, checkpoint and journal do not belong together; others in Spark's wrapping,
+        TowlineError: TL-B22 to TL-B27, checkpoint and journal do not belong together; others in Spark's wrapping,
             `failures.reason` finds them.
         pyspark.errors.AnalysisException: For a ``where`` that is no SQL over the source's columns.
     """
-    identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
     for told in Checkpoint(str(line.checkpoint)).mend():
         sys.stderr.write(f"--- line {line.name}\n{told}\n")
+    if isinstance(line, Line):
+        query = _start_uplink(spark, bridge, line)
+    else:
+        query = downlink.start(spark, bridge, line, (COUNTER, KEPT_COUNTER), _parts(line))
+    Checkpoint(str(line.checkpoint)).sync()  # else a power failure could leave an identity without its checkpoint
+    return query
+
+
+def _start_uplink(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQuery:
+    identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
     seen = gather(line, CONSUMER)
     identity = examine(line, bridge.file, identity, seen)
     rows = (
@@ -143,7 +154,6 @@ def start_query(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQue
         .options(**sink_options(line, identity))
     )
     query = writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
-    Checkpoint(str(line.checkpoint)).sync()  # else a power failure could leave an identity without its checkpoint
     replace(identity, query=str(query.id), parallelism=line.parallelism).save(line.gateway.state_dir)
     return query
 
@@ -164,12 +174,15 @@ def records(rows: DataFrame, line: Line) -> DataFrame:
 
 def sink_options(line: Line, identity: Identity) -> dict[str, str]:
     """What the sink is told beside its client's settings."""
-    made = {"sinkId": identity.sink}
+    made = {"sinkId": identity.sink, **_parts(line)}
     if line.dead_letter_topic and knobs(line.guarantee).serves_again:  # at_most_once gives up what Kafka refuses
         made["deadLetterTopic"] = line.dead_letter_topic
-    if knobs(line.guarantee).transactions:
-        made["parallelism"] = str(line.parallelism)
     return made
+
+
+def _parts(line: AnyLine) -> dict[str, str]:
+    """How many transactions a batch is."""
+    return {"parallelism": str(line.parallelism)} if knobs(line.guarantee).transactions else {}
 
 
 class _Listener(StreamingQueryListener):
@@ -202,6 +215,7 @@ def facts(progress: Mapping[str, Any]) -> dict[str, Any]:
         "batch": progress["batchId"],
         "rows": progress.get("numInputRows", 0),
         "journal": end.get("journal", ""),
+        **downlink.facts(progress),
         "start": begin.get("offset"),
         "end": end.get("offset"),
         "millis": progress.get("durationMs", {}),
@@ -215,7 +229,7 @@ def _observed(progress: Mapping[str, Any]) -> dict[str, int]:
     seen = {
         name: int(value or 0) for part in (COUNTER, KEPT_COUNTER) for name, value in (metrics.get(part) or {}).items()
     }
-    if "kept" in seen and "rows" in seen:
+    if "kept" in seen and "unrouted" in seen:  # an uplink's
         late = sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in progress.get("stateOperators") or [])
         gone = seen["rows"] - seen.get("filtered", 0) - seen.get("unrouted", 0) - seen.pop("kept")
         seen |= {"deduplicated": max(0, gone - late), "late": late}
@@ -235,7 +249,7 @@ class _Runner:
     calling thread*, and PySpark makes it active on the thread that made the session only.
     """
 
-    def __init__(self, driver: Driver, line: Line) -> None:
+    def __init__(self, driver: Driver, line: Line | DownLine) -> None:
         self.line = line
         self._driver = driver
         self._backoff = Backoff()
@@ -387,6 +401,7 @@ def main() -> int:
     reports = Reports(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
     bridge = Bridge.model_validate_json(sys.stdin.readline())
+    downlink.find_modules(bridge.file)
     try:
         driver = Driver(bridge, reports)
     except Exception as error:

@@ -68,10 +68,14 @@ def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> 
         said = found[2] if found else text.splitlines()[0]
         what = f"Spark does not understand the line's SQL: {_short(said)}"
         told = TowlineError(
-            "TL-C74", where, what, "Correct where in the bridge file; the columns are those of the mqtt source."
+            "TL-C74", where, what, "Correct it in the bridge file; the columns are those of the line's source."
         )
         return Reason(told.code, str(told), permanent=True)
     found = _SPARK.search(text)
+    if found and found[1].startswith("KAFKA_DATA_LOSS"):
+        what = f"Kafka no longer has records that the line had not read: {_short(found[2])}"
+        do = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
+        return Reason("TL-B06", str(TowlineError("TL-B06", where, what, do)), permanent=True)
     said = f"{found[1]} {found[2]}" if found else next((line for line in text.splitlines() if line.strip()), kind)
     told = TowlineError("TL-B01", where, f"{failed}: {_short(said)}", "The details are in the driver's log.")
     return Reason(told.code, str(told), permanent=False)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from towline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from towline.bridge.model import Bridge, Line
+    from towline.bridge.model import AnyLine, Bridge
 
 __all__ = ["IDENTITY_FILE", "Identity", "settle"]
 
@@ -37,6 +37,9 @@ class Identity:
         parallelism: Transactions of a batch when it ran last; 0 before the first start.
         journal: Journal that `start` belongs to.
         start: Offset where a query without a checkpoint begins; -1 for where the gateway's account stands.
+        offsets: The same of a downlink: offsets in Kafka as Spark's source takes them; "" for where the file says.
+        mapping: Digest of what a downlink makes of a record in batches that were begun.
+        packet_limit: Largest packet of the broker in those batches, in bytes; 0 for no limit.
     """
 
     line: str
@@ -46,6 +49,9 @@ class Identity:
     parallelism: int = 0
     journal: str = ""
     start: int = -1
+    offsets: str = ""
+    mapping: str = ""
+    packet_limit: int = 0
 
     @classmethod
     def new(cls, bridge: str, line: str) -> Identity:
@@ -70,6 +76,9 @@ class Identity:
                 int(values["parallelism"]),
                 str(values["journal"]),
                 int(values["start"]),
+                str(values.get("offsets", "")),
+                str(values.get("mapping", "")),
+                int(values.get("packet_limit", 0)),
             )
         except FileNotFoundError:
             return None
@@ -83,11 +92,11 @@ class Identity:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_durably(state_dir / IDENTITY_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
-    def again(self, journal: str = "", start: int = -1) -> Identity:
-        """The same line with a new sink id and without a checkpoint, to begin at an offset of a journal."""
+    def again(self, journal: str = "", start: int = -1, offsets: str = "") -> Identity:
+        """The same line with a new sink id and without a checkpoint, to begin at an offset of a journal or in Kafka."""
         base = self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
         number = self.generation + 1
-        return Identity(self.line, f"{base}.{number}", number, journal=journal, start=start)
+        return Identity(self.line, f"{base}.{number}", number, journal=journal, start=start, offsets=offsets)
 
 
 def settle(bridge: Bridge) -> list[str]:
@@ -134,7 +143,7 @@ def _renamed(bridge: Bridge, kept: Mapping[str, Identity]) -> None:
         raise _ambiguous(bridge, fresh[0], gone[0])
 
 
-def _ambiguous(bridge: Bridge, fresh: Line, gone: str) -> ConfigError:
+def _ambiguous(bridge: Bridge, fresh: AnyLine, gone: str) -> ConfigError:
     place, own = bridge.state_dir, fresh.gateway
     what = (
         f'line "{fresh.name}" is new, and line "{gone}" is no longer in {bridge.file.name} but has left journal and '

@@ -29,7 +29,7 @@ from towline.gateway.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from towline.bridge.board import Board, LineView
-    from towline.bridge.model import Bridge, Line
+    from towline.bridge.model import AnyLine, Bridge
 
 __all__ = ["DriverKeeper", "GatewayKeeper", "KafkaKeeper"]
 
@@ -51,7 +51,7 @@ class GatewayKeeper(threading.Thread):
         stopping: Set when the bridge ends.
     """
 
-    def __init__(self, line: Line, board: Board, log: Path, stopping: threading.Event) -> None:
+    def __init__(self, line: AnyLine, board: Board, log: Path, stopping: threading.Event) -> None:
         super().__init__(name=f"gateway {line.name}", daemon=True)
         self.line = line
         #: The error that only a person can mend, or None.

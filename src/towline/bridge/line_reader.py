@@ -1,17 +1,17 @@
-"""Reads one ``[[uplink]]`` of a bridge file with its routes."""
+"""Reads one ``[[uplink]]`` of a bridge file with its routes, or one ``[[downlink]]``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from towline.bridge.mistakes import Mistakes, did_you_mean
-from towline.bridge.model import Dedupe, Line, RouteSection, UplinkSection
+from towline.bridge.model import Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
 from towline.bridge.places import KeyPath
 from towline.bridge.routes import Pattern, Route, Template, allowed, kafka_name_problem, subscriptions
 from towline.gateway.guarantees import conf_problem, knobs
@@ -20,68 +20,44 @@ from towline.gateway.settings import GatewaySettings, Guarantee
 if TYPE_CHECKING:
     from towline.bridge.config import Reader
 
-__all__ = ["LineReader"]
+__all__ = ["DownlinkReader", "LineReader"]
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
 _UNITS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
 _T = TypeVar("_T")
+_S = TypeVar("_S", bound=BaseModel)
 
 
-class LineReader:
-    """Reads one ``[[uplink]]``."""
+class TableReader:
+    """What reading a line has in common, whichever way it goes."""
+
+    #: The table it reads.
+    kind: ClassVar[str]
 
     def __init__(
         self, reader: Reader, index: int, table: Any, bridge: str, state_dir: Path, mqtt: dict[str, Any]
     ) -> None:
         self._reader = reader
         self._found = reader.found
-        self._path: KeyPath = ("uplink", index)
+        self._path: KeyPath = (self.kind, index)
         self._table: dict[str, Any] = table if isinstance(table, dict) else {}
-        self._subject = f'uplink "{self._table.get("name", index + 1)}"'
+        self._subject = f'{self.kind} "{self._table.get("name", index + 1)}"'
         self._bridge = bridge
         self._state_dir = state_dir
         self._common = mqtt
-
-    def line(self) -> Line | None:
-        """The line, or None with its mistakes noted."""
-        tables = {"mqtt", "journal", "route"}
-        uplink = self._uplink({key: value for key, value in self._table.items() if key not in tables})
-        guarantee = uplink.guarantee if uplink else Guarantee.AT_LEAST_ONCE
-        sections, routes = self._routes(guarantee, uplink.dedupe if uplink else None)
-        self._one_within(uplink, sections)
-        gateway = self._gateway(uplink, routes)
-        if uplink is None or gateway is None or not sections:
-            return None
-        return Line(
-            name=uplink.name,
-            guarantee=guarantee,
-            gateway=gateway,
-            sections=sections,
-            max_messages_per_trigger=uplink.max_messages_per_trigger,
-            trigger_interval_s=uplink.trigger_interval_s,
-            parallelism=uplink.parallelism,
-            dead_letter_topic=self._dead_letters(uplink),
-            dedupe=uplink.dedupe,
-        )
 
     def _note(self, code: str, key: str | KeyPath, what: str, do: str) -> None:
         path = self._path + ((key,) if isinstance(key, str) else key)
         self._found.add(code, path, self._subject, what, do)
 
-    def _uplink(self, table: dict[str, Any]) -> UplinkSection | None:
-        known = (*UplinkSection.model_fields, "mqtt", "journal", "route")
+    def _section(self, kind: type[_S], tables: tuple[str, ...]) -> _S | None:
+        """The line's own keys."""
+        table = {key: value for key, value in self._table.items() if key not in tables}
+        known = (*(field.alias or name for name, field in kind.model_fields.items()), *tables)
         for key in [key for key in table if key not in known]:
             self._note("TL-C01", key, f'unknown key "{key}"', did_you_mean(key, known))
             del table[key]
-        made = self._reader.model(UplinkSection, table, self._path, self._subject)
-        if made is None:
-            return None
-        allowed_acks = knobs(made.guarantee).acks
-        if made.ack_after is not None and made.ack_after not in allowed_acks:
-            what = f"guarantee {made.guarantee} acknowledges after {' or '.join(allowed_acks)}, not {made.ack_after}"
-            self._note("TL-C12", "ack_after", what, "Remove ack_after, or take another guarantee.")
-        self._spark(made.guarantee)
-        return made
+        return self._reader.model(kind, table, self._path, self._subject)
 
     def _spark(self, guarantee: Guarantee) -> None:
         """What [spark.conf] must not undo."""
@@ -92,15 +68,121 @@ class LineReader:
                 "TL-C12", ("spark", "conf", *name.split(".")), self._subject, what, "Remove it from [spark.conf]."
             )
 
-    def _dead_letters(self, uplink: UplinkSection) -> str | None:
+    def _dead_letters(self, named: str | Literal[False] | None) -> str | None:
         """The topic: as named, else `<bridge>.dead-letters` where missing topics are created."""
-        named = uplink.dead_letter_topic
         if named is False or (named is None and not self._reader.creates_topics):
             return None
         name = named or f"{self._bridge}.dead-letters"
         if problem := kafka_name_problem(name):
             self._note("TL-C62", "dead_letter_topic", problem, "Correct the name, or write false for none.")
         return name
+
+    def _gateway(self, name: str, guarantee: Guarantee, own_values: Mapping[str, Any]) -> GatewaySettings | None:
+        own = self._table.get("mqtt", {})
+        own = self._reader.mqtt(own if isinstance(own, dict) else {}, (*self._path, "mqtt"), self._subject)
+        merged = {**self._common, **own}
+        prefix = merged.pop("client_id_prefix", None) or self._bridge
+        origin: dict[str, KeyPath] = {key: ("mqtt", key) for key in self._common}
+        origin |= {key: (*self._path, "mqtt", key) for key in own}
+        if merged.get("session_expiry_s") == 0 and knobs(guarantee).persistent:
+            what = f"guarantee {guarantee} needs a session that outlives the connection, session_expiry_s is 0"
+            self._found.add(
+                "TL-C12", origin["session_expiry_s"], self._subject, what, "Raise it; without the key it is for ever."
+            )
+            merged.pop("session_expiry_s")
+        self._tls(merged, origin)
+        values = {
+            "client_id": f"{prefix}-{name}",
+            **merged,
+            "name": name,
+            "state_dir": self._state_dir / name,
+            "guarantee": guarantee,
+            **own_values,
+        }
+        if "brokers" not in merged:
+            values["brokers"] = "mqtt://x"  # its absence is noted for [mqtt]
+        try:
+            return GatewaySettings.model_validate(values)
+        except ValidationError as error:
+            origin |= {key: (*self._path, key) for key in ("journal", "outbox")}
+            self._found.add_details(error.errors(), origin, self._path, self._subject)
+            return None
+
+    def _tls(self, merged: dict[str, Any], origin: dict[str, KeyPath]) -> None:
+        brokers = merged.get("brokers", [])
+        brokers = brokers.split(",") if isinstance(brokers, str) else brokers
+        plain = isinstance(brokers, list) and not any(
+            str(uri).strip().startswith(("mqtts:", "wss:")) for uri in brokers
+        )
+        if merged.get("tls") and plain and brokers:
+            what = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
+            self._found.add("TL-C17", origin["tls"], self._subject, what, "Write mqtts://, or remove tls.")
+
+    def _limits(self, name: str) -> Any:
+        """The table ``journal`` or ``outbox``, sizes as numbers."""
+        table = self._table.get(name, {})
+        if not isinstance(table, dict):
+            return table
+        return {key: self._size(name, key, value) if key.endswith("_bytes") else value for key, value in table.items()}
+
+    def _size(self, table: str, key: str, value: object) -> object:
+        """Bytes from ``"20 GB"`` (powers of 1,000) or ``"20 GiB"`` (powers of 1,024)."""
+        if not isinstance(value, str):
+            return value
+        if not (found := _SIZE.match(value)):
+            self._note(
+                "TL-C03",
+                (table, key),
+                f'"{key}" must be a size',
+                'Write bytes as a number, or as "20 GB" or "512 MiB".',
+            )
+            return 1 << 30
+        unit = found[2].removesuffix("B")
+        return int(float(found[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS[unit.removesuffix("i")])
+
+
+class LineReader(TableReader):
+    """Reads one ``[[uplink]]``."""
+
+    kind = "uplink"
+
+    def line(self) -> Line | None:
+        """The line, or None with its mistakes noted."""
+        uplink = self._uplink()
+        guarantee = uplink.guarantee if uplink else Guarantee.AT_LEAST_ONCE
+        sections, routes = self._routes(guarantee, uplink.dedupe if uplink else None)
+        self._one_within(uplink, sections)
+        own: dict[str, Any] = {"subscriptions": subscriptions(routes) or ({"filter": "x"},)}
+        own["journal"] = self._limits("journal")
+        if uplink and uplink.ack_after in knobs(guarantee).acks:
+            own["ack_after"] = uplink.ack_after
+        if uplink and uplink.receipts:
+            own["receipts"] = {} if uplink.receipts is True else uplink.receipts
+        gateway = self._gateway(uplink.name if uplink else "x", guarantee, own)
+        if uplink is None or gateway is None or not sections:
+            return None
+        return Line(
+            name=uplink.name,
+            guarantee=guarantee,
+            gateway=gateway,
+            sections=sections,
+            max_messages_per_trigger=uplink.max_messages_per_trigger,
+            trigger_interval_s=uplink.trigger_interval_s,
+            parallelism=uplink.parallelism,
+            dead_letter_topic=self._dead_letters(uplink.dead_letter_topic),
+            dedupe=uplink.dedupe,
+        )
+
+    def _uplink(self) -> UplinkSection | None:
+        made = self._section(UplinkSection, ("mqtt", "journal", "route"))
+        if made is None:
+            return None
+        allowed_acks = knobs(made.guarantee).acks
+        if made.ack_after is not None and made.ack_after not in allowed_acks:
+            what = f"guarantee {made.guarantee} acknowledges after {' or '.join(allowed_acks)}, not {made.ack_after}"
+            self._note("TL-C12", "ack_after", what, "Remove ack_after, or take another guarantee.")
+        self._spark(made.guarantee)
+        return made
 
     def _one_within(self, uplink: UplinkSection | None, sections: tuple[RouteSection, ...]) -> None:
         """One query has one watermark, so all routes remember equally long; and one state, so that order is kept."""
@@ -134,74 +216,42 @@ class LineReader:
                 routes.append(route)
         return tuple(sections), tuple(routes)
 
-    def _gateway(self, uplink: UplinkSection | None, routes: tuple[Route, ...]) -> GatewaySettings | None:
-        own = self._table.get("mqtt", {})
-        own = self._reader.mqtt(own if isinstance(own, dict) else {}, (*self._path, "mqtt"), self._subject)
-        merged = {**self._common, **own}
-        prefix = merged.pop("client_id_prefix", None) or self._bridge
-        name = uplink.name if uplink else "x"
-        origin: dict[str, KeyPath] = {key: ("mqtt", key) for key in self._common}
-        origin |= {key: (*self._path, "mqtt", key) for key in own}
-        guarantee = uplink.guarantee if uplink else Guarantee.AT_LEAST_ONCE
-        if merged.get("session_expiry_s") == 0 and knobs(guarantee).persistent:
-            what = f"guarantee {guarantee} needs a session that outlives the connection, session_expiry_s is 0"
-            self._found.add(
-                "TL-C12", origin["session_expiry_s"], self._subject, what, "Raise it; without the key it is for ever."
-            )
-            merged.pop("session_expiry_s")
-        self._tls(merged, origin)
-        values = {
-            "client_id": f"{prefix}-{name}",
-            **merged,
-            "name": name,
-            "state_dir": self._state_dir / name,
-            "subscriptions": subscriptions(routes) or ({"filter": "x"},),
-            "guarantee": guarantee,
-            "journal": self._journal(),
-        }
-        if uplink and uplink.ack_after in knobs(guarantee).acks:
-            values["ack_after"] = uplink.ack_after
-        if uplink and uplink.receipts:
-            values["receipts"] = {} if uplink.receipts is True else uplink.receipts
-        if "brokers" not in merged:
-            values["brokers"] = "mqtt://x"  # its absence is noted for [mqtt]
-        try:
-            return GatewaySettings.model_validate(values)
-        except ValidationError as error:
-            origin["journal"] = (*self._path, "journal")
-            self._found.add_details(error.errors(), origin, self._path, self._subject)
+
+class DownlinkReader(TableReader):
+    """Reads one ``[[downlink]]``."""
+
+    kind = "downlink"
+
+    def line(self) -> DownLine | None:
+        """The line, or None with its mistakes noted."""
+        section = self._section(DownlinkSection, ("mqtt", "outbox"))
+        guarantee = section.guarantee if section else Guarantee.AT_LEAST_ONCE
+        own = {"subscriptions": (), "outbox": self._limits("outbox")}
+        gateway = self._gateway(section.name if section else "x", guarantee, own)
+        if section is None:
             return None
-
-    def _tls(self, merged: dict[str, Any], origin: dict[str, KeyPath]) -> None:
-        brokers = merged.get("brokers", [])
-        brokers = brokers.split(",") if isinstance(brokers, str) else brokers
-        plain = isinstance(brokers, list) and not any(
-            str(uri).strip().startswith(("mqtts:", "wss:")) for uri in brokers
+        self._spark(guarantee)
+        self._qos(section)
+        dead_letters = self._dead_letters(section.dead_letter_topic)
+        if gateway is None:
+            return None
+        return DownLine(
+            name=section.name,
+            guarantee=guarantee,
+            gateway=gateway,
+            section=section,
+            max_messages_per_trigger=section.max_messages_per_trigger,
+            trigger_interval_s=section.trigger_interval_s,
+            parallelism=section.parallelism,
+            dead_letter_topic=dead_letters,
         )
-        if merged.get("tls") and plain and brokers:
-            what = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
-            self._found.add("TL-C17", origin["tls"], self._subject, what, "Write mqtts://, or remove tls.")
 
-    def _journal(self) -> Any:
-        table = self._table.get("journal", {})
-        if not isinstance(table, dict):
-            return table
-        return {key: self._size(key, value) if key.endswith("_bytes") else value for key, value in table.items()}
-
-    def _size(self, key: str, value: object) -> object:
-        """Bytes from ``"20 GB"`` (powers of 1,000) or ``"20 GiB"`` (powers of 1,024)."""
-        if not isinstance(value, str):
-            return value
-        if not (found := _SIZE.match(value)):
-            self._note(
-                "TL-C03",
-                ("journal", key),
-                f'"{key}" must be a size',
-                'Write bytes as a number, or as "20 GB" or "512 MiB".',
-            )
-            return 1 << 30
-        unit = found[2].removesuffix("B")
-        return int(float(found[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS[unit.removesuffix("i")])
+    def _qos(self, section: DownlinkSection) -> None:
+        levels = knobs(section.guarantee).publish_levels
+        if section.qos is not None and section.qos not in levels:
+            wanted = " or ".join(map(str, levels))
+            what = f"guarantee {section.guarantee} publishes with QoS {wanted}, not {section.qos}"
+            self._note("TL-C12", "qos", what, "Change one of the two.")
 
 
 class _RouteReader:

@@ -7,19 +7,24 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
+from towline.bridge.downway import DownlinkSection
 from towline.bridge.mistakes import did_you_mean
 from towline.bridge.routes import Pattern, Route, Template
+from towline.bridge.section import NAME, Section
 from towline.errors import ConfigError
 from towline.gateway.guarantees import knobs
 from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee, ReceiptSettings
 
 __all__ = [
     "NAME",
+    "AnyLine",
     "Bridge",
     "CreateTopics",
     "Dedupe",
+    "DownLine",
+    "DownlinkSection",
     "Kafka",
     "Line",
     "RouteSection",
@@ -27,15 +32,6 @@ __all__ = [
     "SparkSection",
     "UplinkSection",
 ]
-
-#: Names of bridges and lines: they become file names, client ids and metric labels.
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-
-
-class Section(BaseModel):
-    """A table of the file: unknown keys are mistakes, and nothing changes afterwards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class CreateTopics(Section):
@@ -62,7 +58,7 @@ class Kafka(Section):
     """
 
     bootstrap_servers: str = Field(min_length=1)
-    settings: dict[str, str | bool | int | float] = {}
+    settings: dict[str, str | bool | int | float] = Field(default_factory=dict)
     password_file: Path | None = None
     key_password_file: Path | None = None
     create_topics: CreateTopics | None = None
@@ -85,11 +81,13 @@ class SparkSection(Section):
         master: ``local[*]``, or a cluster that reaches this machine's state directory.
         ui: Whether Spark's web page is served (on loopback).
         conf: Further Spark settings.
+        kafka_jars: Jars of Spark's Kafka source, for downlinks; none lets Maven bring them at the start.
     """
 
     master: str = Field(default="local[*]", min_length=1)
     ui: bool = False
-    conf: dict[str, str | bool | int | float] = {}
+    conf: dict[str, str | bool | int | float] = Field(default_factory=dict)
+    kafka_jars: tuple[Path, ...] = ()
 
 
 #: How long keys are remembered: ``10 minutes``, at least a second, at most 30 days.
@@ -134,7 +132,7 @@ class RouteSection(Section):
     topic: str = Field(min_length=1)
     qos: Annotated[int, Field(ge=0, le=2)] | None = None
     key: str | None = None
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = Field(default_factory=dict)
     where: str | None = None
     allowed_topics: tuple[str, ...] = ()
     fallback_topic: str | None = None
@@ -183,29 +181,44 @@ class UplinkSection(Section):
     receipts: bool | ReceiptSettings = False
 
 
-class Line(Section):
+class AnyLine(Section):
     """One MQTT identity, one query, one direction.
 
     Attributes:
         name: Unique in the file.
         guarantee: The promise.
         gateway: What its gateway is told.
-        sections: Its routes as written.
         max_messages_per_trigger: Most messages in one micro-batch.
         trigger_interval_s: Seconds between batches; 0 begins the next at once.
-        parallelism: Writers of a batch: 1 makes it one transaction, more split it by key.
+        parallelism: Writers of a batch; more than one split it, by key on the way up and by topic on the way down.
         dead_letter_topic: Where records go that can't be mapped or written; None for nowhere, the line stops then.
-        dedupe: How repeats are recognised on routes that do not say it themselves.
     """
 
     name: str
     guarantee: Guarantee
     gateway: GatewaySettings
-    sections: tuple[RouteSection, ...]
     max_messages_per_trigger: int
     trigger_interval_s: float
     parallelism: int = 1
     dead_letter_topic: str | None = None
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's checkpoint of the line's query."""
+        return self.gateway.state_dir / "checkpoint"
+
+
+class Line(AnyLine):
+    """A line from MQTT to Kafka.
+
+    Attributes:
+        direction: Tells the kinds apart in JSON.
+        sections: Its routes as written.
+        dedupe: How repeats are recognised on routes that do not say it themselves.
+    """
+
+    direction: Literal["up"] = "up"
+    sections: tuple[RouteSection, ...]
     dedupe: Dedupe | None = None
 
     @property
@@ -219,17 +232,34 @@ class Line(Section):
         return next((one.within for one in (*(s.dedupe for s in self.sections), self.dedupe) if one), None)
 
     @property
-    def checkpoint(self) -> Path:
-        """Spark's checkpoint of the line's query."""
-        return self.gateway.state_dir / "checkpoint"
-
-    @property
     def fixed_topics(self) -> tuple[str, ...]:
         """Kafka topics known without a message, fallbacks and dead letters included, sorted."""
         routes = self.routes
         named = {route.topic.constant for route in routes} | {route.fallback_topic for route in routes}
         named.add(self.dead_letter_topic)
         return tuple(sorted(name for name in named if name))
+
+
+class DownLine(AnyLine):
+    """A line from Kafka to MQTT.
+
+    Attributes:
+        direction: Tells the kinds apart in JSON.
+        section: What becomes of a record, as written.
+    """
+
+    direction: Literal["down"] = "down"
+    section: DownlinkSection
+
+    @property
+    def fixed_topics(self) -> tuple[str, ...]:
+        """Kafka topics that must be there, the dead letters' included, sorted; those of a pattern are not known."""
+        return tuple(sorted({*self.section.topics, *([self.dead_letter_topic] if self.dead_letter_topic else [])}))
+
+    @property
+    def qos(self) -> int:
+        """QoS of every PUBLISH."""
+        return knobs(self.guarantee).publish_qos if self.section.qos is None else self.section.qos
 
 
 class Bridge(Section):
@@ -249,14 +279,24 @@ class Bridge(Section):
     state_dir: Path
     kafka: Kafka
     spark: SparkSection
-    lines: tuple[Line, ...]
+    lines: tuple[Annotated[Line | DownLine, Field(discriminator="direction")], ...]
+
+    @property
+    def uplinks(self) -> tuple[Line, ...]:
+        """The lines from MQTT to Kafka."""
+        return tuple(line for line in self.lines if isinstance(line, Line))
+
+    @property
+    def downlinks(self) -> tuple[DownLine, ...]:
+        """The lines from Kafka to MQTT."""
+        return tuple(line for line in self.lines if isinstance(line, DownLine))
 
     @property
     def logs(self) -> Path:
         """Directory of the children's standard error."""
         return self.state_dir / "logs"
 
-    def line(self, name: str) -> Line:
+    def line(self, name: str) -> Line | DownLine:
         """The line of that name.
 
         Raises:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
-from towline.bridge.model import Bridge, Line
+from towline.bridge import downplan
+from towline.bridge.jars import told
+from towline.bridge.model import AnyLine, Bridge, Line
 from towline.bridge.routes import Pattern, Route, covers, shadowed, subscriptions
 from towline.gateway.guarantees import knobs
 from towline.gateway.settings import AckAfter, Guarantee
@@ -46,8 +48,8 @@ def plan_of(bridge: Bridge) -> dict[str, Any]:
             "topics": sorted({topic for line in bridge.lines for topic in line.fixed_topics}),
             "create_topics": bridge.kafka.create_topics is not None,
         },
-        "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui},
-        "lines": [_line(line) for line in bridge.lines],
+        "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui, "kafka_source": told(bridge)},
+        "lines": [_line(line) if isinstance(line, Line) else downplan.plan_line(line) for line in bridge.lines],
         "warnings": warnings(bridge),
     }
 
@@ -56,6 +58,7 @@ def _line(line: Line) -> dict[str, Any]:
     gateway, promise = line.gateway, knobs(line.guarantee)
     return {
         "name": line.name,
+        "direction": "up",
         "guarantee": line.guarantee.value,
         "lost": promise.lost,
         "doubled": promise.doubled,
@@ -128,7 +131,11 @@ def _route(route: Route) -> dict[str, Any]:
 
 def warnings(bridge: Bridge) -> list[str]:
     """What is allowed and yet deserves a thought."""
-    return [f'line "{line.name}": {text}' for line in bridge.lines for text in _line_warnings(line)]
+    found = []
+    for line in bridge.lines:
+        own = _line_warnings(line) if isinstance(line, Line) else downplan.warnings_of(line)
+        found += [f'line "{line.name}": {text}' for text in (*own, *_transport_warnings(line))]
+    return found
 
 
 def _line_warnings(line: Line) -> list[str]:
@@ -154,10 +161,10 @@ def _line_warnings(line: Line) -> list[str]:
         for index, route in enumerate(routes)
         if route.dedupe is None and line.within
     ]
-    return found + _transport_warnings(line)
+    return found
 
 
-def _transport_warnings(line: Line) -> list[str]:
+def _transport_warnings(line: AnyLine) -> list[str]:
     gateway = line.gateway
     found = []
     if gateway.tls.insecure:
@@ -195,8 +202,10 @@ def render(plan: dict[str, Any]) -> str:
         f"  kafka     {kafka['bootstrap_servers']}   topics {', '.join(kafka['topics']) or 'from messages only'}{made}",
         f"  state     {plan['state_dir']}",
     ]
+    if source := plan["spark"]["kafka_source"]:
+        out.append(f"  spark     {source}")
     for line in plan["lines"]:
-        out += ["", *_render_line(line)]
+        out += ["", *(downplan.render_line(line) if line["direction"] == "down" else _render_line(line))]
     out += ["", *(f"warning  {text}" for text in plan["warnings"])] if plan["warnings"] else []
     return "\n".join(out) + f"\n\nNothing was contacted. Start it with: towline run {plan['file']}\n"
 

@@ -6,6 +6,7 @@ is recognised by comparing what the three say, and told in one message with the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -20,9 +21,20 @@ from towline.gateway.client import discover
 from towline.gateway.guarantees import knobs
 
 if TYPE_CHECKING:
-    from towline.bridge.model import Line
+    from towline.bridge.model import AnyLine, Line
 
-__all__ = ["PERMANENT", "Evidence", "begin_again", "examine", "gather", "problem", "read_checkpoint", "starting"]
+__all__ = [
+    "PERMANENT",
+    "Evidence",
+    "begin_again",
+    "examine",
+    "gateway_status",
+    "gather",
+    "mapping_problem",
+    "problem",
+    "read_checkpoint",
+    "starting",
+]
 
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0
@@ -66,7 +78,7 @@ def gather(line: Line, consumer: str) -> Evidence:
     Raises:
         GatewayUnreachable: TL-G01 when it does not answer for a while.
     """
-    status = _status(line.gateway.state_dir)
+    status = gateway_status(line.gateway.state_dir)
     return replace(
         read_checkpoint(line.checkpoint),
         gateway_journal=str(status["journal"]),
@@ -84,7 +96,12 @@ def read_checkpoint(checkpoint: Path) -> Evidence:
     return Evidence(_query_id(checkpoint), planned, done, journal, planned_end, done_end)
 
 
-def _status(state_dir: Path) -> Mapping[str, Any]:
+def gateway_status(state_dir: Path) -> Mapping[str, Any]:
+    """The answer of a line's gateway, which is waited for.
+
+    Raises:
+        GatewayUnreachable: TL-G01 when it does not answer for a while.
+    """
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         client = discover(state_dir)
@@ -117,6 +134,20 @@ def _position(checkpoint: Path, batch: int | None) -> tuple[str, int]:
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return "", 0
+
+
+def _kafka_offsets(checkpoint: Path, batch: int | None) -> str:
+    """The entry of Spark's Kafka source in the offset log; "" where there is none, or the line goes the other way."""
+    try:
+        lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[2:]
+    except OSError:
+        return ""
+    for text in lines:
+        with contextlib.suppress(ValueError, AttributeError):
+            told = json.loads(text)
+            if told and "gateways" not in told and all(isinstance(parts, dict) for parts in told.values()):
+                return json.dumps(told)
+    return ""
 
 
 _Rule = Callable[[Identity, Evidence, int], str]
@@ -182,7 +213,7 @@ RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
     ("TL-B25", _rescaled, "Set parallelism back until this batch is done, then change it"),
 )
 #: Another try finds the same.
-PERMANENT: Final = frozenset(code for code, _, _ in RULES)
+PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27"})
 
 
 def problem(identity: Identity, seen: Evidence, parallelism: int) -> tuple[str, str, str] | None:
@@ -193,7 +224,7 @@ def problem(identity: Identity, seen: Evidence, parallelism: int) -> tuple[str, 
     return None
 
 
-def examine(line: Line, file: Path, identity: Identity, seen: Evidence) -> Identity:
+def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence) -> Identity:
     """Let a query start, or say why not.
 
     Returns:
@@ -207,11 +238,25 @@ def examine(line: Line, file: Path, identity: Identity, seen: Evidence) -> Ident
     if found is None:
         changed = identity.parallelism not in (0, parallelism)
         return _begin(line, identity) if changed else identity
-    code, what, way = found
+    raise _told(line, file, *found)
+
+
+def mapping_problem(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mapping: str) -> None:
+    """Refuse to finish a downlink's batch with another mapping than it was begun with.
+
+    Raises:
+        TowlineError: TL-B27, with both ways out.
+    """
+    if identity.mapping not in ("", mapping):
+        what = f"batch {seen.planned} was begun when the line said something else: parts of it may be in the outbox"
+        raise _told(line, file, "TL-B27", what, "Set the line back until this batch is done, then change it")
+
+
+def _told(line: AnyLine, file: Path, code: str, what: str, way: str) -> TowlineError:
     again = f"towline run {file} --begin-again {line.name}"
     cost = _COST[line.guarantee.value]
     do = f"{way} (in {line.gateway.state_dir}); or begin again where the gateway's account stands: {again} ({cost})."
-    raise TowlineError(code, f'line "{line.name}"', what, do)
+    return TowlineError(code, f'line "{line.name}"', what, do)
 
 
 def starting(line: Line, identity: Identity, seen: Evidence) -> str:
@@ -230,7 +275,7 @@ _COST: Final = {
 }
 
 
-def begin_again(line: Line) -> str:
+def begin_again(line: AnyLine) -> str:
     """Put the checkpoint aside and take a new sink id; the query then starts where the account stands.
 
     Returns:
@@ -243,14 +288,18 @@ def begin_again(line: Line) -> str:
     return f'line "{line.name}" begins again as sink "{fresh.sink}"; an old checkpoint is kept beside the new one'
 
 
-def _begin(line: Line, identity: Identity) -> Identity:
+def _begin(line: AnyLine, identity: Identity) -> Identity:
     """Cut after the last batch that is done; at_most_once after the last that was begun.
 
     A crash after the move shows as a checkpoint that is gone [TL-B22], and beginning again is one of its ways out.
     """
     old = read_checkpoint(line.checkpoint)
-    cut = old.done_end if knobs(line.guarantee).serves_again else old.planned_end
-    fresh = identity.again(old.journal, -1 if cut is None else cut)
+    again = knobs(line.guarantee).serves_again
+    cut = old.done_end if again else old.planned_end
+    batch = old.done if again else old.planned
+    # Without a batch it begins where it began before.
+    offsets = _kafka_offsets(line.checkpoint, batch) or identity.offsets
+    fresh = identity.again(old.journal, -1 if cut is None else cut, offsets)
     if line.checkpoint.exists():
         line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
     fresh.save(line.gateway.state_dir)

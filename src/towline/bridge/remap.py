@@ -12,15 +12,16 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from towline.bridge.model import Line
 from towline.bridge.routes import USER_PREFIX, Route, first_match
 from towline.kafka.deadletters import Letter, Reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from towline.bridge.model import Line
+    from towline.bridge.model import AnyLine
 
-__all__ = ["Fate", "Mapper", "Outcome", "row_of"]
+__all__ = ["Fate", "Mapper", "Outcome", "Returner", "mapper_of", "row_of"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _INDEX: Final = "__index"
@@ -91,6 +92,19 @@ def _text(value: bytes | None) -> str | None:
 def _number(value: bytes | None) -> int | None:
     text = _text(value)
     return int(text) if text is not None and text.isdecimal() else None
+
+
+def mapper_of(line: AnyLine, spark: Callable[[], SparkSession]) -> Mapper | Returner:
+    """What carries on the letters of a line."""
+    return Mapper(line, spark) if isinstance(line, Line) else Returner()
+
+
+class Returner:
+    """Puts the letters of a downlink back where they came from: the line takes them from Kafka once more."""
+
+    def outcomes(self, letters: Sequence[Letter]) -> list[Outcome]:
+        """The fate of each, in order."""
+        return [_as_it_was(letter) for letter in letters]
 
 
 class Mapper:

@@ -13,7 +13,7 @@ The rules, which `towline.bridge.sql` compiles for Spark and `Route.record` stat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Self
@@ -194,6 +194,25 @@ class Template:
             ValueError: For a lone brace, or a field that is neither captured in ``from`` nor of the message.
         """
         known = {*captures, *FIELDS}
+
+        def problem(name: str) -> str:
+            if name in known or (name.startswith(USER_PREFIX) and name != USER_PREFIX):
+                return ""
+            return f"which from does not capture; {_fields_known(captures)}"
+
+        return cls.read(text, problem)
+
+    @classmethod
+    def read(cls, text: str, problem: Callable[[str], str]) -> Self:
+        """Read a template whose fields another rule judges.
+
+        Args:
+            text: As written.
+            problem: Says what is wrong with a field's name, "" if nothing is.
+
+        Raises:
+            ValueError: For a lone brace, or a field with a problem.
+        """
         parts = [""]
         for piece in _PIECE.finditer(text):
             name = piece[1]
@@ -202,8 +221,8 @@ class Template:
                     raise ValueError(f'"{text}" has a lone brace; write {{{{ or }}}} for a brace')
                 parts[-1] += {"{{": "{", "}}": "}"}.get(piece[0], piece[0])
                 continue
-            if name not in known and not (name.startswith(USER_PREFIX) and name != USER_PREFIX):
-                raise ValueError(f'"{text}" names {{{name}}}, which from does not capture; {_fields_known(captures)}')
+            if wrong := problem(name):
+                raise ValueError(f'"{text}" names {{{name}}}, {wrong}')
             parts += [name, ""]
         return cls(text, tuple(parts))
 

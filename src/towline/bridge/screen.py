@@ -40,8 +40,9 @@ def summary(view: LineView, spark: str) -> str:
     if known is None:
         return f'line "{view.name}"   {line_state(view, spark)}'
     dead = f"dead letters {known.dead_lettered:,}   " if known.dead_lettered else ""
+    came, went = known.words
     return (
-        f'line "{view.name}"   received {known.received:,}   in Kafka {known.in_kafka:,}   waiting {known.waiting:,}   '
+        f'line "{view.name}"   {came} {known.received:,}   {went} {known.carried:,}   waiting {known.waiting:,}   '
         f"{dead}in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {view.lag_s():.1f} s   {line_state(view, spark)}"
     )
 
@@ -108,7 +109,7 @@ class LiveScreen:
         self._live.update(_table(board))
 
 
-_COLUMNS = ("line", "received", "in Kafka", "waiting", "dead", "in/s", "out/s", "lag", "batch", "state")
+_COLUMNS = ("line", "received", "delivered", "waiting", "dead", "in/s", "out/s", "lag", "batch", "state")
 
 
 def _table(board: Board) -> Table:
@@ -140,7 +141,7 @@ def _cells(view: LineView, spark: str) -> list[str]:
     return [
         view.name,
         f"{known.received:,}",
-        f"{known.in_kafka:,}",
+        f"{known.carried:,}",
         f"{known.waiting:,}",
         f"{known.dead_lettered:,}",
         f"{rate_in:,.0f}",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COUNTS",
+    "HEADER_TYPE",
     "KEPT",
     "LEVELS",
     "Letters",
@@ -29,6 +30,7 @@ __all__ = [
     "apply",
     "condition",
     "expressions",
+    "header",
     "literal",
     "matches",
     "template",
@@ -49,7 +51,8 @@ LEVELS, ROUTE, WHERE, KEEP, NAME, TOPIC, REASON = (
 SAME = ("__scope", "__dedupe", "__unique")
 
 _SAFE = re.compile(r"[A-Za-z0-9 _./:,;-]")
-_HEADER_TYPE = "array<struct<key: string, value: binary>>"
+#: Type of a record's headers.
+HEADER_TYPE = "array<struct<key: string, value: binary>>"
 
 #: Counted in every batch by `observe`, of all rows: name → SQL aggregate.
 COUNTS = {
@@ -161,17 +164,18 @@ def _switch(routes: Sequence[Route], arm: Callable[[Route], str], otherwise: str
     return f"CASE {ROUTE} {cases} ELSE {otherwise} END"
 
 
-def _header(name: str, value: str) -> str:
+def header(name: str, value: str) -> str:
+    """A Kafka header, of a name and a value in SQL."""
     return f"named_struct('key', {name}, 'value', CAST({value} AS BINARY))"
 
 
 def _some(column: str, name: str, value: str | None = None) -> str:
     """A header when the column has a value, else null."""
-    return f"CASE WHEN {column} IS NOT NULL THEN {_header(literal(name), value or f'CAST({column} AS STRING)')} END"
+    return f"CASE WHEN {column} IS NOT NULL THEN {header(literal(name), value or f'CAST({column} AS STRING)')} END"
 
 
-_ALWAYS = [_header("'mqtt.topic'", "topic"), _header("'mqtt.qos'", "CAST(qos AS STRING)")]
-_RECEIVED = _header("'mqtt.received-at'", "CAST(unix_micros(received_at) AS STRING)")
+_ALWAYS = [header("'mqtt.topic'", "topic"), header("'mqtt.qos'", "CAST(qos AS STRING)")]
+_RECEIVED = header("'mqtt.received-at'", "CAST(unix_micros(received_at) AS STRING)")
 _RARE = (
     "coalesce(retain, false)",
     "content_type IS NOT NULL",
@@ -191,7 +195,7 @@ def _property_headers() -> str:
     """
     optional = ", ".join(
         [
-            f"CASE WHEN retain THEN {_header(literal('mqtt.retain'), literal('true'))} END",
+            f"CASE WHEN retain THEN {header(literal('mqtt.retain'), literal('true'))} END",
             _some("content_type", "mqtt.content-type"),
             _some("response_topic", "mqtt.response-topic"),
             _some("correlation_data", "mqtt.correlation-data", "correlation_data"),
@@ -199,9 +203,9 @@ def _property_headers() -> str:
             _some("payload_is_utf8", "mqtt.payload-format", "CAST(CAST(payload_is_utf8 AS INT) AS STRING)"),
         ]
     )
-    identifiers = f"transform(subscription_ids, i -> {_header(literal('mqtt.subscription-id'), 'CAST(i AS STRING)')})"
-    users = f"transform(user_properties, p -> {_header(f'concat({literal(USER_PREFIX)}, p.key)', 'p.value')})"
-    none = f"CAST(array() AS {_HEADER_TYPE})"
+    identifiers = f"transform(subscription_ids, i -> {header(literal('mqtt.subscription-id'), 'CAST(i AS STRING)')})"
+    users = f"transform(user_properties, p -> {header(f'concat({literal(USER_PREFIX)}, p.key)', 'p.value')})"
+    none = f"CAST(array() AS {HEADER_TYPE})"
     always = f"array({', '.join(_ALWAYS)})"
     full = (
         f"concat({always}, array_compact(array({optional})), coalesce({identifiers}, {none}), "
@@ -211,13 +215,13 @@ def _property_headers() -> str:
 
 
 def _headers(route: Route) -> str:
-    own = [_header(literal(name), template(text, route.pattern)) for name, text in route.headers]
+    own = [header(literal(name), template(text, route.pattern)) for name, text in route.headers]
     parts = [_property_headers()] if route.properties else []
     parts += [f"array({', '.join(own)})"] if own else []
     if not parts:
-        return f"CAST(NULL AS {_HEADER_TYPE})"
+        return f"CAST(NULL AS {HEADER_TYPE})"
     joined = parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
-    return f"CAST({joined} AS {_HEADER_TYPE})"
+    return f"CAST({joined} AS {HEADER_TYPE})"
 
 
 def _key(route: Route) -> str:
@@ -278,15 +282,15 @@ def _letter_headers(letters: Letters) -> str:
         "source": literal(letters.source),
     }
     first = ", ".join(
-        f"CASE WHEN {value} IS NOT NULL THEN {_header(literal(PREFIX + name), value)} END"
+        f"CASE WHEN {value} IS NOT NULL THEN {header(literal(PREFIX + name), value)} END"
         for name, value in ours.items()
     )
     place = ", ".join(
-        _header(literal(name), f"CAST({column} AS STRING)")
+        header(literal(name), f"CAST({column} AS STRING)")
         for name, column in (("mqtt.gateway", "gateway"), ("mqtt.offset", "offset"))
     )
     original = f"concat({_property_headers()}, array({place}))"
-    count = _header(literal(PREFIX + "headers"), "CAST(size(original) AS STRING)")
+    count = header(literal(PREFIX + "headers"), "CAST(size(original) AS STRING)")
     whole = f"concat(array_compact(array({first})), array({count}), original)"
     return f"get(transform(array({original}), original -> {whole}), 0)"
 
@@ -315,7 +319,7 @@ def expressions(
         "topic": f"coalesce({TOPIC}, {_switch(routes, _fallback, null)})",
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
         "value": "payload",
-        "headers": _switch(routes, _headers, f"CAST(NULL AS {_HEADER_TYPE})"),
+        "headers": _switch(routes, _headers, f"CAST(NULL AS {HEADER_TYPE})"),
         "timestamp": "received_at",
     }
     return made if letters is None else _with_letters(made, routes, letters, repeats)

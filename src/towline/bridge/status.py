@@ -8,8 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from towline.bridge.account import Counts, account
-from towline.bridge.board import read_board
+from towline.bridge.board import account_of, counts_of, read_board
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.client import discover
 
@@ -55,10 +54,11 @@ def _alive(board: dict[str, Any]) -> bool:
 
 
 def _line(state_dir: Path, known: dict[str, Any]) -> dict[str, Any]:
-    counts = Counts.from_json(known.get("counts", {}))
+    counts = counts_of(known.get("direction", "up"), known.get("counts", {}))
     status = _ask(state_dir)
     gateway = status or known.get("gateway") or None
     made: dict[str, Any] = {
+        "direction": known.get("direction", "up"),
         "gateway_running": status is not None,
         "query": known.get("query", "not started"),
         "query_error": known.get("query_error"),
@@ -71,8 +71,8 @@ def _line(state_dir: Path, known: dict[str, Any]) -> dict[str, Any]:
         "gateway": gateway,
     }
     if gateway:
-        made["account"] = account(gateway, counts).as_json()
-        made["sentence"] = account(gateway, counts).sentence()
+        made["account"] = account_of(gateway, counts).as_json()
+        made["sentence"] = account_of(gateway, counts).sentence()
     return made
 
 
@@ -92,19 +92,38 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What to do about what is wrong with a line, or what weakens its promise."""
     gateway = line["gateway"] or {}
     if not line["gateway_running"]:
-        yield "no gateway runs: nothing is received, and the broker keeps only what it is told to. Start towline run."
+        yield _NO_GATEWAY[line["direction"]]
+    elif not running and line["direction"] == "down":
+        yield "what is in the outbox is delivered; nothing more comes from Kafka. Start towline run."
     elif not running:
         yield "messages are received and wait on disk; nothing carries them to Kafka. Start towline run."
     for error in (line["gateway_error"], line["query_error"], (gateway.get("last_error") or {}).get("text")):
         if error:
             yield str(error)
     yield from _broker_advice(gateway)
+    yield from _outbox_advice(gateway)
     if unrouted := (line["account"] or {}).get("unrouted"):
         yield f"{unrouted:,} messages were taken by no route and are not in Kafka. Add a route, or subscribe to less."
     if dead := (line["account"] or {}).get("dead_lettered"):
         yield f"{dead:,} messages are dead letters: towline dlq show tells why, towline dlq replay carries them on."
     if line["fallback"]:
         yield f"{line['fallback']:,} messages went to a fallback topic, because their own was not legal or not allowed."
+
+
+_NO_GATEWAY = {
+    "up": "no gateway runs: nothing is received, and the broker keeps only what it is told to. Start towline run.",
+    "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits. Start towline run.",
+}
+
+
+def _outbox_advice(gateway: dict[str, Any]) -> Iterator[str]:
+    outbox = gateway.get("outbox") or {}
+    if refused := outbox.get("refused"):
+        yield f"the broker refuses {refused:,} messages for good; they are kept in refused/ with reason codes."
+    if again := outbox.get("resent_after_lost_session"):
+        yield f"{again:,} messages were sent again, because the broker lost the session: they may be doubled."
+    if unsure := outbox.get("unsure_after_lost_session"):
+        yield f"{unsure:,} messages had been released to a broker that lost its session: it may have lost them."
 
 
 def _broker_advice(gateway: dict[str, Any]) -> Iterator[str]:
@@ -138,12 +157,21 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
     if line["account"]:
         out.append(f"  account   {line['sentence']}")
     if line["gateway_running"]:
-        out += _render_gateway(gateway)
+        out += _render_outbox(gateway, line) if line["direction"] == "down" else _render_gateway(gateway)
     if running:
         out.append(
             f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {line['lag_s']:.1f} s"
         )
     return [*out, *(f"  ! {text}" for text in advice(line, running=running))]
+
+
+def _render_outbox(gateway: dict[str, Any], line: dict[str, Any]) -> list[str]:
+    outbox = gateway.get("outbox") or {}
+    place = f"{gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}   {gateway.get('state')}"
+    parts = [f"queued {outbox.get('queued', 0):,}", f"in flight {outbox.get('in_flight', 0):,}"]
+    parts.append(f"{outbox.get('bytes_on_disk', 0) / 1e6:,.1f} MB on disk")
+    behind = (line["account"] or {}).get("behind", 0)
+    return [f"  session   {place}", f"  outbox    {'   '.join(parts)}   {behind:,} offsets behind in Kafka"]
 
 
 def _render_gateway(gateway: dict[str, Any]) -> list[str]:

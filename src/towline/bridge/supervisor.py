@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from towline.bridge.board import Board
 from towline.bridge.identity import settle
+from towline.bridge.jars import equipped, told
 from towline.bridge.keepers import DriverKeeper, GatewayKeeper, KafkaKeeper
 from towline.bridge.recovery import begin_again
 from towline.errors import ConfigError, TowlineError
@@ -75,9 +76,12 @@ class Supervisor:
         bridge = self._bridge
         with _alone(bridge), _signals(self._interrupted):
             bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+            bridge = self._bridge = equipped(bridge)
+            if jars := told(bridge):
+                self._screen.say(jars)
             for text in (*settle(bridge), *(begin_again(bridge.line(name)) for name in self._again)):
                 self._screen.say(text)
-            self._board = Board(bridge.name, bridge.state_dir, [line.name for line in bridge.lines])
+            self._board = Board(bridge.name, bridge.state_dir, {line.name: line.direction for line in bridge.lines})
             self._kafka = KafkaKeeper(bridge, self._board, self._spark_ending)
             self._driver = DriverKeeper(bridge, self._board, self._kafka, self._spark_ending)
             self._gateways = [

@@ -10,7 +10,7 @@ from towline.errors import SetupError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["spark_kafka_jars"]
+__all__ = ["known_spark_kafka_jars", "spark_kafka_jars"]
 
 #: What the connector needs beside itself, as its own releases name it.
 _BESIDE: Final = ("org.apache.kafka:kafka-clients:3.9.2", "org.apache.commons:commons-pool2:2.12.1")
@@ -27,14 +27,20 @@ def spark_kafka_jars(version: str) -> list[Path]:
     Raises:
         SetupError: TL-S15 when Maven can't bring either.
     """
-    choices = ((version, version), _TESTED)
-    for connector, provider in choices:
+    if known := known_spark_kafka_jars(version):
+        return known
+    try:
+        return _fetched(version, version)
+    except SetupError:
+        return _fetched(*_TESTED)
+
+
+def known_spark_kafka_jars(version: str) -> list[Path]:
+    """The jars as far as they are on this machine; empty when Maven would have to be asked."""
+    for connector, provider in ((version, version), _TESTED):
         if (known := cache_directory() / _name(connector, provider)).is_dir():
             return sorted(known.glob("*.jar"))
-    try:
-        return _fetched(*choices[0])
-    except SetupError:
-        return _fetched(*choices[1])
+    return []
 
 
 def _name(connector: str, provider: str) -> str:

@@ -30,7 +30,7 @@ class Knobs:
         replay: The same in words.
         transactions: Whether records and marker are one transaction [I9].
         isolation: ``isolation.level`` of whoever reads the way back, "" where it does not matter.
-        publish_qos: QoS of what is published on the way back.
+        publish_levels: QoS that may be published with on the way back; the first is taken where none is written.
         spark: Spark settings that must have this value.
         lost: What can be lost, in words; "no" if nothing.
         doubled: What can be doubled, in words; "no" if nothing.
@@ -45,10 +45,15 @@ class Knobs:
     replay: str
     transactions: bool
     isolation: str
-    publish_qos: int
+    publish_levels: tuple[int, ...]
     spark: Mapping[str, str]
     lost: str
     doubled: str
+
+    @property
+    def publish_qos(self) -> int:
+        """QoS of what is published on the way back where none is written."""
+        return self.publish_levels[0]
 
 
 #: A second attempt of a task would fence the first; another number of partitions on a replay would be another batch.
@@ -68,7 +73,7 @@ KNOBS: Final[Mapping[Guarantee, Knobs]] = MappingProxyType(
             replay="served empty",
             transactions=False,
             isolation="",
-            publish_qos=0,
+            publish_levels=(0,),
             spark=MappingProxyType({}),
             lost="yes: what is on the way when a process or a broker fails",
             doubled="no",
@@ -83,7 +88,7 @@ KNOBS: Final[Mapping[Guarantee, Knobs]] = MappingProxyType(
             replay="served again, the same rows in the same order",
             transactions=False,
             isolation="read_committed",
-            publish_qos=1,
+            publish_levels=(1, 2),
             spark=MappingProxyType({}),
             lost="no, from the broker's hand-over on, as long as the state directory is kept",
             doubled="yes: after a crash or a retry, and what a publisher sends again",
@@ -98,7 +103,7 @@ KNOBS: Final[Mapping[Guarantee, Knobs]] = MappingProxyType(
             replay="served again, and skipped if the marker says that Kafka has it",
             transactions=True,
             isolation="read_committed",
-            publish_qos=2,
+            publish_levels=(2,),
             spark=_REPEATABLE,
             lost="no, from the broker's hand-over on, as long as the state directory is kept",
             doubled="no, for a consumer with isolation.level=read_committed",

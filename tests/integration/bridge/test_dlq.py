@@ -108,7 +108,7 @@ def test_a_replay_that_was_overtaken_writes_nothing(kafka: Kafka, make: Make) ->
     slow = dlq._Writer(bridge, shelf)
     waiting = list(shelf.entries(dlq.Wanted()))
     assert dlq.replay(bridge, shelf, dlq.Wanted(), no_spark).mended == {target: 1}
-    mappers = {"line": Mapper(bridge.line("line"), no_spark)}
+    mappers = {"line": Mapper(bridge.uplinks[0], no_spark)}
     with pytest.raises(KafkaError, match=r"TL-B30"):
         slow.write(dead, waiting, dlq._outcomes(shelf, mappers, waiting))
     assert values(kafka, target) == [b"m0"]

@@ -132,13 +132,13 @@ def test_rates_and_lag() -> None:
 
 
 def test_the_board_remembers(tmp_path: Path) -> None:
-    board = Board("b", tmp_path, ["l"])
+    board = Board("b", tmp_path, {"l": "up"})
     board.lines["l"].counts = Counts().add(batch(0, 0, 10))
     board.say("hello")
     board.save()
     assert board.heard() == ["hello"]
     assert board.heard() == []
-    assert Board("b", tmp_path, ["l"]).lines["l"].counts.rows == 10
+    assert Board("b", tmp_path, {"l": "up"}).lines["l"].counts.rows == 10
     assert (tmp_path / "bridge.json").stat().st_mode & 0o777 == 0o600
     (tmp_path / "bridge.json").write_text("[]")
     assert read_board(tmp_path) is None
@@ -166,7 +166,7 @@ def test_the_state_is_the_worst_news(change: dict[str, Any], word: str) -> None:
 def test_the_plain_screen_says_only_what_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     import sys  # noqa: PLC0415 - the captured stream, not the one at import
 
-    board = Board("b", tmp_path, ["l"])
+    board = Board("b", tmp_path, {"l": "up"})
     board.lines["l"].status = status(5, 5, 5)
     screen = PlainScreen(sys.stdout)
     screen.show(board)
@@ -175,7 +175,7 @@ def test_the_plain_screen_says_only_what_changed(capsys: pytest.CaptureFixture[s
 
 
 def test_the_table_shows_numbers_and_the_reason(tmp_path: Path) -> None:
-    board = Board("b", tmp_path, ["l", "m"])
+    board = Board("b", tmp_path, {"l": "up", "m": "up"})
     board.lines["l"].status = status(5000, 5000, 4000)
     board.lines["l"].query_error = "k1:9092: gone. [odd] markup   [TL-K01]"
     console = Console(file=io.StringIO(), width=160, record=True)
@@ -188,7 +188,7 @@ def test_the_table_shows_numbers_and_the_reason(tmp_path: Path) -> None:
 
 def test_the_live_screen_prints_events_as_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with make_screen(live=True) as screen:
-        screen.show(Board("b", tmp_path, ["l"]))
+        screen.show(Board("b", tmp_path, {"l": "up"}))
         screen.say("x: [bold]wrong[/bold].   [TL-X01]")
     assert "x: [bold]wrong[/bold].   [TL-X01]" in capsys.readouterr().out
 

@@ -54,7 +54,7 @@ def changed(old: str, new: str) -> str:
 
 def test_a_small_file_gets_safe_defaults(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
-    (line,) = bridge.lines
+    (line,) = bridge.uplinks
     assert line.guarantee is Guarantee.AT_LEAST_ONCE
     assert line.gateway.acks is AckAfter.JOURNAL
     assert line.gateway.client_id == "plant-7-telemetry"
@@ -74,7 +74,7 @@ def test_the_bridge_travels_as_json(tmp_path: Path) -> None:
 
 def test_the_example_is_right() -> None:
     bridge = load(Path(__file__).parents[3] / "examples" / "bridge.toml", {})
-    assert [line.name for line in bridge.lines] == ["telemetry"]
+    assert [line.name for line in bridge.uplinks] == ["telemetry"]
 
 
 def test_a_line_overrides_the_common_settings(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_at_most_once_subscribes_with_qos_0(tmp_path: Path) -> None:
 
 def test_exactly_once_sets_every_knob(tmp_path: Path) -> None:
     text = changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "exactly_once"')
-    (line,) = read(text, tmp_path).lines
+    (line,) = read(text, tmp_path).uplinks
     assert line.gateway.subscriptions[0].qos == 2
     assert line.gateway.acks is AckAfter.JOURNAL
     assert (line.parallelism, line.dead_letter_topic, line.within) == (1, None, None)
@@ -113,7 +113,7 @@ def test_a_dedupe_key_allows_qos_1(tmp_path: Path) -> None:
         'name = "telemetry"\n',
         'name = "telemetry"\nguarantee = "exactly_once"\ndedupe = { key = "{mqtt.user.id}", within = "2 Hours" }\n',
     )
-    (line,) = read(text + "qos = 1\n", tmp_path).lines
+    (line,) = read(text + "qos = 1\n", tmp_path).uplinks
     assert line.gateway.subscriptions[0].qos == 1
     assert line.within == "2 hours"
     assert line.routes[0].dedupe is not None
@@ -137,7 +137,7 @@ def test_the_environment_fills_in(tmp_path: Path) -> None:
 
 def test_a_doubled_dollar_is_literal(tmp_path: Path) -> None:
     text = GOOD + "where = \"topic != '$${HOME}'\"\n"
-    (line,) = read(text, tmp_path, {}).lines
+    (line,) = read(text, tmp_path, {}).uplinks
     assert line.routes[0].where == "topic != '${HOME}'"
 
 
@@ -192,7 +192,6 @@ MISTAKES = [
     ('"k1:9092"', '"k1:9092"\nsettings = { "sasl.password" = "hunter2" }', 'bridge.toml:9  [kafka]: "sasl.password" would put a secret into this file. Use password_file or key_password_file, or write ${NAME}.   [TL-C16]'),
     ('"k1:9092"', '"k1:9092"\nsettings = { "lingerr.ms" = 1 }', 'bridge.toml:9  [kafka]: unknown "lingerr.ms". Did you mean "linger.ms"?   [TL-C01]'),
     ('"k1:9092"', '"k1:9092"\ncreate_topics = { partitions = 0 }', 'bridge.toml:9  [kafka]: "partitions" must be at least 1. Change the number.   [TL-C03]'),
-    ("[[uplink]]", "[[downlink]]\nx = 1\n\n[[uplink]]", "bridge.toml:10: [[downlink]] is not built yet: this version carries messages from MQTT to Kafka only. Remove the table; it comes in a later version.   [TL-C70]"),
     ('name = "telemetry"\n', "", 'bridge.toml:10  uplink "1": "name" is missing. Add it.   [TL-C02]'),
     ('name = "telemetry"', 'name = "telemetry"\nguarante = "x"', 'bridge.toml:12  uplink "telemetry": unknown key "guarante". Did you mean "guarantee"?   [TL-C01]'),
     ('name = "telemetry"', 'name = "telemetry"\nguarantee = "twice"', 'bridge.toml:12  uplink "telemetry": "guarantee" must be "at_most_once", "at_least_once" or "exactly_once". Choose one.   [TL-C03]'),
@@ -253,7 +252,7 @@ def test_a_line_needs_a_route(tmp_path: Path) -> None:
 def test_a_bridge_needs_a_line(tmp_path: Path) -> None:
     text = GOOD[: GOOD.index("[[uplink]]")]
     assert told(text, tmp_path) == [
-        "bridge.toml:1: [[uplink]] is missing: there is no line to run. Add one with a name and a route.   [TL-C60]"
+        "bridge.toml:1: [[uplink]] is missing: there is no line to run. Add one with a name and a route, or a [[downlink]].   [TL-C60]"
     ]
 
 

@@ -31,6 +31,8 @@ def test_progress_becomes_facts() -> None:
         "batch": 3,
         "rows": 10,
         "journal": "j",
+        "query": "",
+        "behind": 0,
         "start": 5,
         "end": 15,
         "millis": {"triggerExecution": 41},

@@ -21,7 +21,7 @@ FINE = Evidence("q1", 7, 7, "j1", 700, 700, "j1", 700, 900)
 
 def line(directory: Path, parallelism: int = 1) -> Line:
     text = changed('name = "telemetry"', f'name = "telemetry"\nguarantee = "exactly_once"\nparallelism = {parallelism}')
-    return read(text, directory).lines[0]
+    return read(text, directory).uplinks[0]
 
 
 def batch(one: Line, number: int, end: int) -> None:
@@ -82,7 +82,7 @@ def test_another_parallelism_waits_for_the_end_of_a_batch(tmp_path: Path) -> Non
 def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
     settle(bridge)
-    (one,) = bridge.lines
+    (one,) = bridge.uplinks
     assert begin_again(one) == 'line "telemetry" begins anyway: it has no checkpoint'
     KNOWN.save(one.gateway.state_dir)
     batch(one, 0, 100)

@@ -70,7 +70,7 @@ def test_a_row_comes_back_as_it_was() -> None:
 
 
 def test_a_mended_route_takes_its_letters(tmp_path: Path) -> None:
-    (line,) = bridge(tmp_path, 'key = "{device}"\n').lines
+    (line,) = bridge(tmp_path, 'key = "{device}"\n').uplinks
     (made,) = Mapper(line, no_spark).outcomes([letter()])
     assert made.fate is Fate.MENDED
     assert made.record is not None
@@ -81,7 +81,7 @@ def test_a_mended_route_takes_its_letters(tmp_path: Path) -> None:
 
 
 def test_what_is_not_mended_stays(tmp_path: Path) -> None:
-    (line,) = bridge(tmp_path, 'key = "{mqtt.user.none}"\nkey_required = true\n').lines
+    (line,) = bridge(tmp_path, 'key = "{mqtt.user.none}"\nkey_required = true\n').uplinks
     elsewhere = (("mqtt.topic", b"nobody"),)
     made = Mapper(line, no_spark).outcomes([letter(), letter(headers=elsewhere), letter(headers=(), topic=None)])
     assert [(one.fate, one.why) for one in made] == [
@@ -92,7 +92,7 @@ def test_what_is_not_mended_stays(tmp_path: Path) -> None:
 
 
 def test_a_record_that_kafka_refused_goes_as_it_was(tmp_path: Path) -> None:
-    (line,) = bridge(tmp_path).lines
+    (line,) = bridge(tmp_path).uplinks
     reasons = (Reason.TOO_LARGE, Reason.PARTITION, Reason.TIMESTAMP)
     made = Mapper(line, no_spark).outcomes([letter(reason, (("h", None),)) for reason in reasons])
     assert [one.record for one in made] == [

@@ -1,0 +1,164 @@
+"""The query of a line from Kafka to MQTT: Spark's own Kafka source → mapping → outbox, dead letters to Kafka."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from towline.bridge.downsink import FORMAT, LETTERS, MQTT, DownlinkSink
+from towline.bridge.downsql import Way, apply
+from towline.bridge.downway import KafkaPattern
+from towline.bridge.identity import Identity
+from towline.bridge.javaclient import java_client
+from towline.bridge.recovery import Evidence, examine, gateway_status, mapping_problem, read_checkpoint
+from towline.bridge.sql import Letters
+from towline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from towline.bridge.model import Bridge, DownLine
+
+__all__ = ["facts", "find_modules", "start"]
+
+
+def start(
+    spark: SparkSession, bridge: Bridge, line: DownLine, counters: tuple[str, str], sink: Mapping[str, str]
+) -> StreamingQuery:
+    """Start the query of a line.
+
+    Args:
+        spark: The session, with the jars of Spark's Kafka source.
+        bridge: The file.
+        line: Which line.
+        counters: Names of the observed metrics.
+        sink: What a Kafka sink of this line is told, but for its sink id.
+
+    Raises:
+        TowlineError: TL-B22, TL-B25, TL-B27, checkpoint and line do not belong together; TL-C76 to TL-C78.
+        pyspark.errors.AnalysisException: For SQL that is none over the columns of a record.
+    """
+    spark.dataSource.register(DownlinkSink)
+    identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
+    seen = read_checkpoint(line.checkpoint)
+    identity = _begun(line, bridge, examine(line, bridge.file, identity, seen), seen)
+    letters = Letters(line.dead_letter_topic, line.name) if line.dead_letter_topic else None
+    way = Way(line.section, line.name, line.qos, identity.packet_limit, letters, line.parallelism)
+    rows = apply(_records(spark, bridge, line, identity), way, *counters, transform=_transform(line))
+    writer = _sink(rows.writeStream, bridge, line, {"sinkId": identity.sink, **sink})
+    query = (
+        writer.queryName(line.name)
+        .option("checkpointLocation", str(line.checkpoint))
+        .trigger(processingTime=f"{line.trigger_interval_s:g} seconds")
+        .start()
+    )
+    replace(identity, query=str(query.id), parallelism=line.parallelism).save(line.gateway.state_dir)
+    return query
+
+
+def _begun(line: DownLine, bridge: Bridge, identity: Identity, seen: Evidence) -> Identity:
+    """The identity with the mapping of the next batches, durable before there is one.
+
+    A batch that was begun is finished with the mapping it was begun with: the outbox may have the first of its rows,
+    and knows them by their number [I10]. So what decides which record becomes a row is fixed from one start to the
+    next, and changes only where no batch is undecided.
+    """
+    digest = hashlib.sha256(line.section.model_dump_json().encode()).hexdigest()[:16]
+    if not seen.decided:
+        mapping_problem(line, bridge.file, identity, seen, digest)
+        return identity
+    told = gateway_status(line.gateway.state_dir).get("broker_max_packet_bytes")
+    limit = identity.packet_limit if told is None else int(told)
+    begun = replace(identity, mapping=digest, packet_limit=limit)
+    begun.save(line.gateway.state_dir)
+    return begun
+
+
+def _records(spark: SparkSession, bridge: Bridge, line: DownLine, identity: Identity) -> DataFrame:
+    section = line.section
+    pattern = section.from_.pattern if isinstance(section.from_, KafkaPattern) else None
+    options = {
+        **{f"kafka.{name}": value for name, value in java_client(bridge.kafka.client()).items()},
+        # Spark's source shows uncommitted and aborted records without it.
+        "kafka.isolation.level": "read_committed",
+        "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(section.topics),
+        "startingOffsets": identity.offsets or _starting(section.starting_offsets),
+        "failOnDataLoss": str(section.on_data_loss == "stop").lower(),
+        "maxOffsetsPerTrigger": str(line.max_messages_per_trigger),
+        "includeHeaders": "true",
+        "groupIdPrefix": f"towline-{bridge.name}-{line.name}",
+    }
+    return spark.readStream.format("kafka").options(**options).load()
+
+
+def _starting(said: str | dict[str, dict[str, int]]) -> str:
+    return said if isinstance(said, str) else json.dumps(said)
+
+
+def _sink(writer: DataStreamWriter, bridge: Bridge, line: DownLine, letters: Mapping[str, str]) -> DataStreamWriter:
+    mqtt = {
+        "gateway": str(line.gateway.state_dir),
+        "guarantee": line.guarantee.value,
+        "qos": str(line.qos),
+        "confirm": line.section.confirm,
+        "retryAttempts": "-1",  # a full outbox is no reason to fail: the batch waits for room [I7]
+    }
+    kafka = {
+        **{f"kafka.{name}": value for name, value in bridge.kafka.client().items()},
+        **letters,
+        # Counted as dead letters, so they must not be lost with any guarantee.
+        "guarantee": line.guarantee.value if line.guarantee.value == "exactly_once" else "at_least_once",
+        **({"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}),
+    }
+    both = {**{MQTT + k: v for k, v in mqtt.items()}, **{LETTERS + k: v for k, v in kafka.items()}}
+    return writer.format(FORMAT).options(**both)
+
+
+def _transform(line: DownLine) -> Callable[[DataFrame], DataFrame] | None:
+    """The user's function; a module beside the bridge file is found too.
+
+    Raises:
+        ConfigError: TL-C78 when it can't be had.
+    """
+    if line.section.transform is None:
+        return None
+    module, _, name = line.section.transform.partition(":")
+    try:
+        found: Callable[[DataFrame], DataFrame] = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        what = f'transform "{line.section.transform}" can\'t be loaded ({type(error).__name__}: {error})'
+        raise ConfigError("TL-C78", f'line "{line.name}"', what, "Correct the name, or install the module.") from error
+    return found
+
+
+def find_modules(file: Path) -> None:
+    """Let a transform be a module beside the bridge file."""
+    place = str(file.parent)
+    if place not in sys.path:
+        sys.path.append(place)
+
+
+def facts(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """What the account needs of a query's progress, beside what all lines need: query and distance to the end."""
+    source: Mapping[str, Any] = next(iter(progress.get("sources") or []), {})
+    end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+    return {
+        "query": progress.get("id", ""),
+        "behind": sum(max(0, offset - end.get(place, offset)) for place, offset in latest.items()),
+    }
+
+
+def _offsets(told: Any) -> dict[tuple[str, str], int]:
+    """Offsets by topic and partition, as Spark's Kafka source tells them."""
+    if not isinstance(told, dict):
+        return {}
+    parts = [(topic, one) for topic, one in told.items() if isinstance(one, dict)]
+    return {(topic, part): at for topic, one in parts for part, at in one.items() if isinstance(at, int)}

@@ -1,0 +1,51 @@
+"""The jars of Spark's own Kafka source, which the way down reads with: named in the file, or brought by Maven once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from towline.devstack.connector import known_spark_kafka_jars, spark_kafka_jars
+from towline.errors import ConfigError, SetupError
+
+if TYPE_CHECKING:
+    from towline.bridge.model import Bridge
+
+__all__ = ["equipped", "told"]
+
+_CONNECTOR: Final = re.compile(r"^(spark-(?:sql|token-provider)-kafka-[\d-]+_[\d.]+)-(.+)\.jar$")
+
+
+def equipped(bridge: Bridge) -> Bridge:
+    """The bridge with the jars its downlinks need; as it is when it has none, or the file names them.
+
+    Raises:
+        ConfigError: TL-B07 when they can't be had.
+    """
+    if not bridge.downlinks or bridge.spark.kafka_jars:
+        return bridge
+    try:
+        jars = spark_kafka_jars(version("pyspark"))
+    except SetupError as error:
+        what = f"a downlink reads with Spark's Kafka source, whose jars can't be had ({error.what})"
+        do = 'Name them with kafka_jars = ["FILE.jar", ...] in [spark], or let Maven reach its repository.'
+        raise ConfigError("TL-B07", str(bridge.file), what, do) from error
+    return bridge.model_copy(update={"spark": bridge.spark.model_copy(update={"kafka_jars": tuple(jars)})})
+
+
+def told(bridge: Bridge) -> str:
+    """The pair in use in one line, without a network; "" for a bridge that needs none."""
+    if not bridge.downlinks:
+        return ""
+    ours = version("pyspark")
+    jars: Sequence[Path] | None = bridge.spark.kafka_jars or known_spark_kafka_jars(ours)
+    if not jars:
+        return f"Spark's Kafka source for PySpark {ours}: Maven brings its jars at the first start"
+    found = [match for jar in jars if (match := _CONNECTOR.match(jar.name))]
+    pair = " + ".join(f"{one[1]} {one[2]}" for one in found) or ", ".join(jar.name for jar in jars)
+    same = all(one[2] == ours for one in found)
+    why = "" if same or bridge.spark.kafka_jars else f" (the tested pair: there is none of {ours})"
+    return f"Spark's Kafka source for PySpark {ours}: {pair}{why}"

@@ -1,0 +1,276 @@
+"""Kafka → MQTT with real brokers, a real Spark and real kills; a foreign subscriber judges."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from tests.conftest import NewMosquitto, NewTopic
+from tests.helpers import wait_until
+from tests.integration.bridge.running import PATIENCE, Running
+from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order
+from towline.bridge.status import collect
+from towline.devstack import Kafka, Mosquitto
+from towline.gateway.endpoint import Endpoint
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def write(bridge: Running, broker: Mosquitto, kafka: Kafka, lines: str) -> None:
+    bridge.file.write_text(f"""
+name = "tests"
+state_dir = "state"
+mqtt = {{ brokers = "{broker.uri}" }}
+kafka = {{ bootstrap_servers = "{kafka.bootstrap}", create_topics = {{ partitions = 1 }} }}
+spark = {{ master = "local[2]" }}
+{lines}""")
+
+
+def lines_of(bridge: Running) -> dict[str, Any]:
+    known: dict[str, Any] = collect(bridge.directory / "state")["lines"]
+    return known
+
+
+def accounts(bridge: Running) -> dict[str, Any]:
+    return {name: line["account"] for name, line in lines_of(bridge).items()}
+
+
+def put(kafka: Kafka, topic: str, numbers: range, keys: int = 5) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in numbers:
+        producer.produce(topic, b"%d" % number, b"k%d" % (number % keys))
+        producer.poll(0)
+    assert producer.flush(30) == 0
+
+
+class Device:
+    """A foreign device that keeps whole messages."""
+
+    def __init__(self, broker: Mosquitto, pattern: str) -> None:
+        self.messages: list[Any] = []
+        self.client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        self.client.on_message = lambda _client, _data, message: self.messages.append(message)
+        self.client.connect("127.0.0.1", broker.port)
+        self.client.subscribe(pattern, 2)
+        self.client.loop_start()
+
+    def publish(self, topic: str, payload: bytes, properties: dict[str, Any], **more: Any) -> None:
+        made = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        for name, value in properties.items():
+            setattr(made, name, value)
+        self.client.publish(topic, payload, qos=1, properties=made, **more).wait_for_publish(30)
+
+    def close(self) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+@pytest.fixture
+def devices() -> Iterator[list[Device | Ear]]:
+    made: list[Device | Ear] = []
+    yield made
+    for device in made:
+        device.close()
+
+
+PROPERTIES: list[dict[str, Any]] = [
+    {},
+    {
+        "ContentType": "text/plain; charset=ü",
+        "ResponseTopic": "answers/d1",
+        "CorrelationData": b"\x00\xff\x01",
+        "UserProperty": [("a", "1"), ("b", ""), ("a", "2"), ("", "🚀")],
+        "PayloadFormatIndicator": 1,
+    },
+    {"MessageExpiryInterval": 3600, "UserProperty": [("mqtt.topic", "not ours")]},
+]
+
+
+def test_round_trip_request_response_and_dead_letters(
+    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic, devices: list[Device | Ear]
+) -> None:
+    """A device's request goes up, is answered in Kafka, and the answer comes down where the device asked for it."""
+    requests, answers, dead = topic("requests"), topic("answers"), topic("dead")
+    lines = f'''
+[[uplink]]
+name = "up"
+dead_letter_topic = false
+route = [{{ from = "requests/{{device}}", topic = "{requests}", key = "{{device}}" }}]
+
+[[downlink]]
+name = "line"
+guarantee = "exactly_once"
+from = ["{requests}", "{answers}"]
+topic = {{ sql = """CASE topic WHEN '{requests}' THEN concat('back/', CAST(key AS STRING))
+    ELSE CAST(get(filter(headers, h -> h.key = 'mqtt.response-topic'), 0).value AS STRING) END""" }}
+where = "coalesce(CAST(value AS STRING), '') <> 'skip'"
+dead_letter_topic = "{dead}"
+'''
+    write(bridge, mosquitto, kafka, lines)
+    devices.append(device := Device(mosquitto, "back/#"))
+    device.client.subscribe("answers/#", 2)
+    bridge.start()
+    wait_until(
+        lambda: (
+            (bridge.directory / "state" / "bridge.json").exists()
+            and all(line["gateway_running"] for line in lines_of(bridge).values())
+        ),
+        PATIENCE,
+        "both gateways",
+    )
+    for number, properties in enumerate(PROPERTIES):
+        device.publish(f"requests/d{number}", b"\x00\xff%d" % number, properties)
+    wait_until(lambda: len(device.messages) >= len(PROPERTIES), PATIENCE, "what went up to come down")
+    for number, (message, sent) in enumerate(zip(device.messages, PROPERTIES, strict=True)):
+        assert (message.topic, message.payload, message.qos) == (f"back/d{number}", b"\x00\xff%d" % number, 2)
+        came = message.properties.json()
+        wanted = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        for name, value in sent.items():
+            setattr(wanted, name, value)
+        expected = wanted.json()  # type: ignore[no-untyped-call]
+        expiry = came.pop("MessageExpiryInterval", None)
+        assert came == {name: value for name, value in expected.items() if name != "MessageExpiryInterval"}
+        assert (expiry is None) == ("MessageExpiryInterval" not in sent)
+
+    # an application reads the request from Kafka and answers with the headers that name device and question
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    asked = [("mqtt.response-topic", b"answers/d1"), ("mqtt.correlation-data", b"\x00\xff\x01")]
+    producer.produce(answers, b"42", b"d1", headers=[*asked, ("trace", b"t1")])
+    producer.produce(answers, b"skip", b"d1", headers=[*asked])
+    producer.produce(answers, b"nowhere", b"d1", headers=[("raw", b"\xff")])
+    producer.produce(answers, b"wild", b"d1", headers=[("mqtt.response-topic", b"a/#")])
+    assert producer.flush(30) == 0
+    wait_until(lambda: len(device.messages) > len(PROPERTIES), PATIENCE, "the answer")
+    answer = device.messages[-1]
+    assert (answer.topic, answer.payload) == ("answers/d1", b"42")
+    assert answer.properties.CorrelationData == b"\x00\xff\x01"
+    assert ("trace", "t1") in answer.properties.UserProperty
+
+    known = wait_until(
+        lambda: (a := accounts(bridge)["line"]) and a["dead_lettered"] == 2 and a["waiting"] == 0 and a,
+        PATIENCE,
+        "the account",
+    )
+    assert (known["taken"], known["delivered"], known["filtered"], known["adds_up"]) == (7, 4, 1, True)
+    shown = towline("dlq", "show", str(bridge.file), "--json")
+    assert {row["reason"]: row["letters"] for row in shown["waiting"]} == {"topic_absent": 1, "topic_illegal": 1}
+    assert {row["topic"] for row in shown["first"]} == {answers}
+    assert bridge.interrupt() == 0
+    assert "Spark's Kafka source for PySpark" in bridge.out
+    assert "taken 7 = delivered 4 + dead-lettered 2 + filtered 1 + waiting 0   adds up ✓" in bridge.out
+    assert "Traceback" not in bridge.out
+
+
+def towline(*words: str) -> Any:
+    made = subprocess.run([sys.executable, "-m", "towline.cli", *words], capture_output=True, check=True, timeout=60)
+    return json.loads(made.stdout)
+
+
+TWO_LINES = """
+[[downlink]]
+name = "q1"
+from = "{topic}"
+topic = "q1/{{key}}"
+dead_letter_topic = false
+max_messages_per_trigger = {most}
+[[downlink]]
+name = "q2"
+guarantee = "exactly_once"
+from = "{topic}"
+topic = "q2/{{key}}"
+dead_letter_topic = "{dead}"
+max_messages_per_trigger = {most}
+"""
+
+
+def judge(ear: Ear, line: str, numbers: range) -> Counter[int]:
+    """What of a line's messages came, how often, and whether each topic's came in order."""
+    mine = [message for message in ear.messages if message.topic.startswith(f"{line}/")]
+    assert in_order(mine), f"{line}: order"
+    counts = Counter(int(message.payload) for message in mine)
+    assert set(counts) == set(numbers), f"{line}: lost {len(set(numbers) - set(counts))}"
+    return counts
+
+
+def killed(bridge: Running, broker: Mosquitto, what: str, line: str = "") -> None:
+    if what == "mosquitto":
+        broker.kill()
+        broker.start()
+    elif what == "gateway":
+        endpoint = Endpoint.read(bridge.directory / "state" / line)
+        if endpoint is not None:
+            os.kill(endpoint.pid, signal.SIGKILL)
+    else:
+        part = {"jvm": "org.apache.spark.deploy.SparkSubmit", "driver": "towline.bridge.driver"}[what]
+        if found := bridge.child(part):
+            os.kill(found.pid, signal.SIGKILL)
+
+
+def run_through(
+    bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear, source: str, kills: list[str], step: int
+) -> int:
+    """Feed, kill in the midst of it, again and again, and wait until everything is delivered; how many there were."""
+    total = 0
+    for kill in [*kills, ""]:
+        before = len(ear.messages)
+        put(kafka, source, range(total, total + step))
+        total += step
+        wait_until(lambda before=before: len(ear.messages) > before, PATIENCE, f"messages before {kill}")  # type: ignore[misc]
+        for line in ("q1", "q2") if kill == "gateway" else ("",):
+            if kill:
+                killed(bridge, broker, kill, line)
+
+    def done() -> bool:
+        known = accounts(bridge).values()
+        return all(a and a["taken"] >= total and not a["waiting"] and a["adds_up"] for a in known)
+
+    wait_until(done, PATIENCE, f"the end: {accounts(bridge)}")
+    wait_until(lambda: len(ear.messages) >= 2 * total, 60, f"{2 * total} messages")
+    return total
+
+
+def test_kill_9_of_everything_loses_and_doubles_nothing(
+    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic, devices: list[Device | Ear]
+) -> None:
+    broker = new_mosquitto(**KEEPING)
+    source = topic("commands")
+    write(bridge, broker, kafka, TWO_LINES.format(topic=source, most=300, dead=topic("dead")))
+    devices.append(ear := Ear(broker))
+    bridge.start()
+    total = run_through(bridge, broker, kafka, ear, source, ["gateway", "mosquitto", "jvm"], 1000)
+    judge(ear, "q1", range(total))
+    assert judge(ear, "q2", range(total)).total() == total, "exactly once means once"
+    assert bridge.interrupt() == 0
+    assert bridge.out.count("adds up ✓") == 2
+
+
+@pytest.mark.long
+def test_100k_messages_through_30_random_kills(
+    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic, devices: list[Device | Ear]
+) -> None:
+    seed = int(os.environ.get("TOWLINE_SEED", time.time_ns() % 1_000_000))
+    rng = random.Random(seed)
+    kills = rng.choices(["gateway", "mosquitto", "jvm", "driver"], k=30)
+    broker = new_mosquitto(**KEEPING)
+    source = topic("commands")
+    write(bridge, broker, kafka, TWO_LINES.format(topic=source, most=2000, dead=topic("dead")))
+    devices.append(ear := Ear(broker))
+    bridge.start()
+    total = run_through(bridge, broker, kafka, ear, source, kills, 100_000 // 31 + 1)
+    judge(ear, "q1", range(total))
+    assert judge(ear, "q2", range(total)).total() == total, f"seed {seed}: exactly once means once"

@@ -1,0 +1,227 @@
+"""The mapping of the way down on a real Spark: what went up comes down the same; what MQTT can't carry stays out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mqtt5 import PublishPacket
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
+
+from towline.bridge import downsql, sql
+from towline.bridge.downsql import LETTER, PLACE, Way
+from towline.bridge.downway import DownlinkSection
+from towline.bridge.model import RouteSection
+from towline.bridge.sql import Letters
+from towline.errors import ConfigError
+from towline.gateway.outrows import MESSAGE_SCHEMA, packet
+from towline.gateway.rows import SPARK_SCHEMA
+from towline.gateway.settings import Guarantee
+from towline.kafka.deadletters import Letter, Reason, from_record
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+COLUMNS = [part.split(" ")[0] for part in SPARK_SCHEMA.replace("struct<key: string, value: string>", "x").split(", ")]
+RECORD = (
+    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
+    "headers array<struct<key: string, value: binary>>"
+)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+#: What MQTT allows in a string [MQTT-1.5.4-2], and in a topic name.
+CHARACTERS = st.characters(codec="utf-8", exclude_characters="\0")
+TEXT = st.text(CHARACTERS, max_size=20)
+TOPIC = st.text(CHARACTERS.filter(lambda c: c not in "+#"), min_size=1, max_size=20).filter(lambda t: t[0] != "$")
+MESSAGE = st.fixed_dictionaries(
+    {
+        "topic": TOPIC,
+        "payload": st.binary(max_size=40),
+        "qos": st.integers(0, 2),
+        "retain": st.booleans(),
+        "duplicate": st.just(value=False),
+        "content_type": st.none() | TEXT,
+        "payload_is_utf8": st.none() | st.booleans(),
+        "response_topic": st.none() | TOPIC,
+        "correlation_data": st.none() | st.binary(max_size=20),
+        "user_properties": st.none() | st.lists(st.fixed_dictionaries({"key": TEXT, "value": TEXT}), max_size=4),
+        "message_expiry_seconds": st.none() | st.integers(0, 0xFFFFFFFF),
+        "subscription_ids": st.none() | st.lists(st.integers(1, 268_435_455), max_size=2),
+        "received_at": st.just(NOW),
+        "gateway": st.just("g"),
+        "offset": st.just(0),
+    }
+)
+#: Many messages at once, because a Spark job costs more than all of them.
+MANY = st.lists(MESSAGE, min_size=100, max_size=200)
+
+
+def section(**said: Any) -> DownlinkSection:
+    return DownlinkSection.model_validate({"name": "line", "from": "t", **said})
+
+
+def way(limit: int = 0, *, letters: bool = True, qos: int = 1, **said: Any) -> Way:
+    return Way(section(**said), "line", qos, limit, Letters("dead", "line") if letters else None)
+
+
+def sent(row: Row, qos: int = 1) -> bytes:
+    """The packet of a row of the sink, with everything MQTT 5 says in it."""
+    known = row.asDict(recursive=True)
+    known.pop(LETTER, None)
+    known.pop(PLACE, None)
+    made = packet(**{**known, "payload": bytes(known["payload"]), "qos": qos})
+    assert isinstance(made, PublishPacket)
+    return bytes(made.write())
+
+
+def up(spark: SparkSession, messages: list[dict[str, Any]]) -> DataFrame:
+    """What the way up writes, as Spark's Kafka source would read it."""
+    route = RouteSection.model_validate({"from": "#", "topic": "t", "key": "{mqtt.topic}"})
+    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
+    made = sql.apply(frame, (route.compile(Guarantee.AT_LEAST_ONCE),), "up")
+    return made.select(
+        "key",
+        "value",
+        "topic",
+        F.lit(0).alias("partition"),
+        F.monotonically_increasing_id().alias("offset"),
+        "timestamp",
+        "headers",
+    )
+
+
+@given(messages=MANY)
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+def test_what_goes_up_comes_down_byte_for_byte(spark: SparkSession, messages: list[dict[str, Any]]) -> None:
+    rows = downsql.apply(up(spark, messages), way(), "c").collect()
+    assert len(rows) == len(messages)
+    for row, message in zip(rows, messages, strict=True):
+        assert row[LETTER] is None
+        original = packet(**{name: message[name] for name in MESSAGE_SCHEMA.names} | {"qos": 1})
+        assert isinstance(original, PublishPacket)
+        assert sent(row) == bytes(original.write())
+        assert row.payload_is_utf8 == message["payload_is_utf8"]
+
+
+@given(messages=MANY)
+@settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_size_of_a_packet_is_known_beforehand(spark: SparkSession, messages: list[dict[str, Any]]) -> None:
+    made = downsql.apply(up(spark, messages), way(), "c").withColumns(
+        {f"__{name}": F.col(name) for name in MESSAGE_SCHEMA.names if name != "qos"}
+    )
+    for row in made.select("*", F.expr(downsql.packet_size(1)).alias("size")).collect():
+        plain = Row(**{name: row[name] for name in MESSAGE_SCHEMA.names if name != "qos"})
+        assert len(sent(plain)) <= row["size"] <= len(sent(plain)) + 12
+
+
+def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) -> tuple[Any, ...]:
+    headers = more.pop("headers", [])
+    return key, value, "t", more.get("partition", 0), more.get("offset", 0), NOW, headers
+
+
+def down(spark: SparkSession, how: Way, *records: tuple[Any, ...]) -> list[Row]:
+    return downsql.apply(spark.createDataFrame(records, RECORD), how, "c", "k").collect()
+
+
+def letter_of(row: Row) -> Letter:
+    letter = row[LETTER]
+    headers = [(h.key, None if h.value is None else bytes(h.value)) for h in letter.headers]
+    made = from_record(letter.key and bytes(letter.key), letter.value and bytes(letter.value), headers)
+    assert isinstance(made, Letter)
+    return made
+
+
+LONG = b"x" * 65536
+POISON: list[tuple[tuple[Any, ...], Reason]] = [
+    (record(None), Reason.TOPIC_ABSENT),
+    (record(b"\xff\xfe"), Reason.TOPIC_ABSENT),
+    (record(b"a/+"), Reason.TOPIC_ILLEGAL),
+    (record(b"#"), Reason.TOPIC_ILLEGAL),
+    (record(b"a\0b"), Reason.TOPIC_ILLEGAL),
+    (record(b""), Reason.TOPIC_ILLEGAL),
+    (record(LONG), Reason.TOPIC_ILLEGAL),
+    (record(headers=[("h", b"\xff")]), Reason.UNDELIVERABLE),
+    (record(headers=[("h", LONG)]), Reason.UNDELIVERABLE),
+    (record(headers=[("h\0", b"")]), Reason.UNDELIVERABLE),
+    (record(headers=[("mqtt.content-type", b"\xff")]), Reason.UNDELIVERABLE),
+    (record(headers=[("mqtt.content-type", LONG)]), Reason.UNDELIVERABLE),
+    (record(headers=[("mqtt.response-topic", b"a/#")]), Reason.UNDELIVERABLE),
+    (record(headers=[("mqtt.correlation-data", LONG)]), Reason.UNDELIVERABLE),
+    (record(value=b"x" * 90_000), Reason.TOO_LARGE),
+    (record(value=b"boom"), Reason.UNMAPPED),
+]
+
+
+def test_what_mqtt_cant_carry_becomes_a_letter_with_every_byte(spark: SparkSession) -> None:
+    fine = record(b"fine", b"v", headers=[("h", None), ("mqtt.user.u", b"1"), ("h", b"2")], offset=99)
+    where = "CASE WHEN value = 'boom' THEN raise_error('boom') ELSE true END"
+    records = [(*one[:4], at, *one[5:]) for at, (one, _) in enumerate(POISON)]
+    rows = down(spark, way(80_000, topic="{key}", where=where), *records, fine)
+    assert [letter_of(row).reason for row in rows[:-1]] == [reason for _, reason in POISON]
+    for row, one in zip(rows, records, strict=False):
+        letter = letter_of(row)
+        assert (letter.key, letter.value, list(letter.headers)) == (one[0], one[1], one[6])
+        assert (letter.topic, letter.partition, letter.source, row[LETTER].topic) == ("t", 0, "line", "dead")
+        assert letter.detail
+    assert rows[-1][LETTER] is None
+    assert [tuple(p) for p in rows[-1].user_properties] == [("h", ""), ("u", "1"), ("h", "2")]
+
+
+def test_a_line_without_dead_letters_stops_and_says_where(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match=r"line line: record t/0 offset 7: MQTT takes no such topic.*\[TL-B05\]"):
+        down(spark, way(topic="{key}", letters=False), record(b"a/+", offset=7))
+
+
+def test_everything_can_be_said_in_sql_or_as_a_template(spark: SparkSession) -> None:
+    how = way(
+        topic="c/{key}/{header.tenant}/{value.a.b[1]}/{kafka.offset}",
+        payload={"sql": "upper(CAST(value AS STRING)) -- loud"},
+        retain={"sql": "offset > 3"},
+        expiry="{value.ttl}",
+        content_type="text/{header.tenant}",
+        response_topic={"sql": "concat('r/', CAST(key AS STRING))"},
+        correlation_data="{kafka.topic}",
+        properties="mqtt",
+    )
+    value = b'{"a": {"b": [1, "x"]}, "ttl": 60}'
+    headers = [("tenant", b"acme"), ("mqtt.user.u", b"1"), ("mqtt.retain", b"true")]
+    (row,) = down(spark, how, record(value=value, headers=headers, offset=4))
+    assert (row.topic, bytes(row.payload)) == ("c/k/acme/x/4", value.upper())
+    assert (row.retain, row.message_expiry_seconds, row.content_type) == (True, 60, "text/acme")
+    assert (row.response_topic, bytes(row.correlation_data)) == ("r/k", b"t")
+    assert [tuple(p) for p in row.user_properties] == [("u", "1")]
+
+
+def test_properties_none_takes_nothing_from_the_headers(spark: SparkSession) -> None:
+    headers = [("mqtt.user.u", b"1"), ("mqtt.retain", b"true"), ("mqtt.content-type", b"\xff")]
+    (row,) = down(spark, way(topic="{key}", properties="none"), record(headers=headers))
+    assert (row.user_properties, row.retain, row.content_type, row[LETTER]) == (None, False, None, None)
+
+
+def test_a_where_filters_and_parts_are_by_topic(spark: SparkSession) -> None:
+    how = Way(section(topic="d/{key}", where="offset % 2 = 0"), "line", 1, 0, Letters("dead", "line"), 3)
+    records = [record(b"%d" % (n % 4), b"%d" % n, offset=n) for n in range(40)]
+    frame = downsql.apply(spark.createDataFrame(records, RECORD), how, "c", "k")
+    rows = frame.withColumn("part", F.spark_partition_id()).collect()
+    assert len({(row.topic, row.part) for row in rows}) == len({row.topic for row in rows}) == 2
+    assert sorted(row[PLACE].offset for row in rows) == list(range(0, 40, 2))
+
+
+@pytest.mark.parametrize("said", [{"where": "offset ==="}, {"where": "true) OR (true"}, {"payload": {"sql": "nope"}}])
+def test_wrong_sql_is_refused_before_the_query_begins(spark: SparkSession, said: dict[str, Any]) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's own two kinds
+        down(spark, way(**said), record())
+    assert isinstance(caught.value, AnalysisException)
+
+
+def test_a_transform_keeps_the_columns(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([record(b"a"), record(b"b")], RECORD)
+    how = way(topic="{key}", transform="m:f")
+    made = downsql.apply(frame, how, "c", transform=lambda rows: rows.where("key = 'b'")).collect()
+    assert [row.topic for row in made] == ["b"]
+    with pytest.raises(ConfigError, match="does not keep the column headers"):
+        downsql.apply(frame, how, "c", transform=lambda rows: rows.drop("headers"))

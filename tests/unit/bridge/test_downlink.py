@@ -1,0 +1,282 @@
+"""The way down without brokers: what a [[downlink]] may say, its account, its client's settings, its place in Kafka."""
+
+# ruff: noqa: E501 - the messages are one line each, and pinned as such
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from towline.bridge.config import parse
+from towline.bridge.downaccount import DownCounts, down_account
+from towline.bridge.downlink import facts
+from towline.bridge.downsink import sorted_out
+from towline.bridge.downsql import LETTER, PLACE
+from towline.bridge.downway import template_of
+from towline.bridge.failures import reason
+from towline.bridge.identity import Identity
+from towline.bridge.javaclient import java_client
+from towline.bridge.mistakes import ConfigMistakes
+from towline.bridge.model import Bridge, DownLine
+from towline.bridge.plan import plan_of, render
+from towline.bridge.recovery import begin_again, mapping_problem, read_checkpoint
+from towline.bridge.remap import Fate, Returner
+from towline.errors import ConfigError, TowlineError
+from towline.kafka.deadletters import Letter, Reason
+
+GOOD = """\
+name = "plant-7"
+state_dir = "state"
+mqtt = { brokers = ["mqtt://a:1883"] }
+kafka = { bootstrap_servers = "k1:9092" }
+
+[[downlink]]
+name = "commands"
+from = "commands"
+topic = "command/{header.tenant}/{key}/req"
+"""
+
+
+def read(text: str, directory: Path) -> Bridge:
+    return parse(text, directory / "bridge.toml", {})
+
+
+def the_line(text: str, directory: Path) -> DownLine:
+    (line,) = read(text, directory).downlinks
+    return line
+
+
+def test_a_small_table_gets_safe_defaults(tmp_path: Path) -> None:
+    line = the_line(GOOD, tmp_path)
+    assert (line.qos, line.guarantee.value, line.parallelism) == (1, "at_least_once", 1)
+    assert line.fixed_topics == ("commands",)
+    assert line.gateway.subscriptions == ()
+    assert line.gateway.outbox is not None
+    assert line.gateway.mqtt_client_id == "plant-7-commands"
+    assert (line.section.starting_offsets, line.section.on_data_loss) == ("earliest", "stop")
+
+
+def test_it_travels_as_json(tmp_path: Path) -> None:
+    text = GOOD + 'payload = { sql = "upper(value)" }\nexpiry = 5\nretain = false\noutbox = { max_bytes = "2 GB" }\n'
+    bridge = read(text.replace('from = "commands"', 'from = { pattern = "c.*" }'), tmp_path)
+    assert Bridge.model_validate_json(bridge.model_dump_json(by_alias=True)) == bridge
+    assert bridge.downlinks[0].gateway.outbox is not None
+    assert bridge.downlinks[0].gateway.outbox.max_bytes == 2_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('topic = "command', 'topic = "{nope}/', 'bridge.toml:6  downlink "commands": "{nope}//{header.tenant}/{key}/req" names {nope}, which a record does not have. Known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, {kafka.topic}, {kafka.partition}, {kafka.offset}, {kafka.timestamp}.   [TL-C05]'),
+        ('from = "commands"\n', "", 'bridge.toml:6  downlink "commands": "from" is missing. Add it.   [TL-C02]'),
+        ("[[downlink]]\n", "[[downlink]]\nqos = 0\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once publishes with QoS 1 or 2, not 0. Change one of the two.   [TL-C12]'),
+        ("[[downlink]]\n", "[[downlink]]\nqso = 1\n", 'bridge.toml:7  downlink "commands": unknown key "qso". Did you mean "qos"?   [TL-C01]'),
+        ("[[downlink]]\n", '[[downlink]]\nwhere = " "\n', 'bridge.toml:6  downlink "commands": where is empty. Give a condition in Spark SQL, or remove it.   [TL-C05]'),
+        ('from = "commands"', 'from = "com mands"', 'bridge.toml:8  downlink "commands": "com mands" is no Kafka topic name: letters, digits, dots, _ and - only. Name one, several in a list, or { pattern = ... }.   [TL-C05]'),
+        ("[[downlink]]\n", "[[downlink]]\nmqtt = { session_expiry_s = 0 }\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once needs a session that outlives the connection, session_expiry_s is 0. Raise it; without the key it is for ever.   [TL-C12]'),
+        ("[[downlink]]\n", '[[downlink]]\nname = "commands"\nfrom = "x"\n[[downlink]]\n', 'bridge.toml:10  downlink "commands": another line has this name. Rename one.   [TL-C18]'),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(old: str, new: str, told: str, tmp_path: Path) -> None:
+    assert old in GOOD
+    with pytest.raises(ConfigMistakes) as caught:
+        read(GOOD.replace(old, new, 1), tmp_path)
+    assert str(caught.value.mistakes[0]).replace(f"{tmp_path}/", "") == told
+
+
+def test_two_lines_never_share_a_name_or_a_client_id(tmp_path: Path) -> None:
+    text = (
+        GOOD
+        + '[[uplink]]\nname = "up"\nmqtt = { client_id = "plant-7-commands" }\nroute = [{ from = "#", topic = "t" }]\n'
+    )
+    with pytest.raises(ConfigMistakes) as caught:
+        read(text, tmp_path)
+    assert [m.code for m in caught.value.mistakes] == ["TL-C19"]
+
+
+def test_fields_of_a_record() -> None:
+    text = "{key}/{value}/{value.a.b[0]}/{header.x}/{kafka.offset}{{}}"
+    assert template_of(text).fields == ("key", "value", "value.a.b[0]", "header.x", "kafka.offset")
+    with pytest.raises(ValueError, match="which a record does not have"):
+        template_of("{header.}")
+
+
+def test_check_shows_promise_cost_and_limits(tmp_path: Path) -> None:
+    text = GOOD.replace('name = "commands"', 'name = "commands"\nguarantee = "exactly_once"')
+    bridge = read(text, tmp_path)
+    told = render(plan_of(bridge))
+    for part in (
+        "Kafka → MQTT",
+        "read_committed",
+        "QoS 2",
+        "doubled   no",
+        "limit ",
+        "Spark's Kafka source for PySpark",
+    ):
+        assert part in told
+    assert 'warning  line "commands": a record that MQTT can\'t carry stops the line' in told
+    assert json.loads(json.dumps(plan_of(bridge)))["lines"][0]["direction"] == "down"
+
+
+OUTBOX = {"accepted": 90, "delivered": 70, "expired": 2, "refused": 3}
+
+
+def batch(number: int, rows: int, query: str = "q", **observed: int) -> dict[str, Any]:
+    return {"query": query, "batch": number, "rows": rows, "behind": 7, "observed": {"rows": rows, **observed}}
+
+
+def test_the_account_adds_up() -> None:
+    counts = DownCounts().add(batch(0, 60, kept=60, filtered=5, dead_lettered=1)).add(batch(1, 40, kept=40, filtered=4))
+    known = down_account({"outbox": OUTBOX}, counts)
+    assert known.adds_up
+    assert (known.taken, known.waiting, known.uncounted, known.behind) == (100, 15, 0, 7)
+    assert known.taken == sum(
+        (known.delivered, known.dead_lettered, known.filtered, known.expired, known.refused, known.waiting)
+    )
+    assert known.sentence() == (
+        "taken 100 = delivered 70 + dead-lettered 1 + filtered 9 + expired 2 + refused 3 + waiting 15   adds up ✓"
+    )
+    assert DownCounts.from_json(counts.as_json()) == counts
+
+
+def test_a_batch_counts_once_and_a_hole_is_seen() -> None:
+    counts = DownCounts().add(batch(0, 60)).add(batch(0, 60)).add(batch(3, 10))
+    assert (counts.rows, counts.unseen) == (70, 2)
+    assert counts.add(batch(0, 5, query="again")).rows == 75
+    assert down_account({"outbox": OUTBOX}, counts).uncounted == 20
+
+
+def test_an_outbox_that_knows_less_does_not_add_up() -> None:
+    known = down_account({"outbox": OUTBOX}, DownCounts().add(batch(0, 91)))
+    assert not known.adds_up
+    assert "Spark brought 91 messages, the outbox knows 90" in known.sentence()
+
+
+def test_what_a_transform_takes_away_or_adds_is_counted() -> None:
+    assert DownCounts().add(batch(0, 10, kept=7, filtered=1)).filtered == 4
+    more = DownCounts().add(batch(0, 10, kept=15))
+    assert (more.added, more.sent) == (5, 15)
+
+
+def test_progress_of_sparks_kafka_source_becomes_facts() -> None:
+    source = {"endOffset": {"t": {"0": 5, "1": 7}}, "latestOffset": {"t": {"0": 9, "1": 7}}}
+    assert facts({"id": "q", "sources": [source]}) == {"query": "q", "behind": 4}
+    assert facts({"sources": []}) == {"query": "", "behind": 0}
+
+
+def test_rows_and_letters_come_in_the_order_of_kafka() -> None:
+    kind = pa.struct([("key", pa.binary()), ("value", pa.binary())])
+    where = pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+    places = [("t", 1, 3), ("t", 0, 9), ("s", 7, 8), ("t", 0, 10)]
+    made = pa.RecordBatch.from_arrays(
+        [
+            pa.array(["d", None, "a", "c"]),
+            pa.array([None, {"key": b"k", "value": b"v"}, None, None], kind),
+            pa.array([dict(zip(("topic", "partition", "offset"), place, strict=True)) for place in places], where),
+        ],
+        ["topic", LETTER, PLACE],
+    )
+    rows, letters = sorted_out(iter([made.slice(0, 2), made.slice(2)]))
+    assert [row for part in rows for row in part.to_pylist()] == [{"topic": "a"}, {"topic": "c"}, {"topic": "d"}]
+    assert [part.to_pylist() for part in letters] == [[{"key": b"k", "value": b"v"}]]
+    assert sorted_out(iter([])) == ([], [])
+
+
+# -- Kafka's other client --
+
+
+def test_plain_settings_are_the_same() -> None:
+    assert java_client({"bootstrap.servers": "a:1", "linger.ms": "5"}, {}) == {"bootstrap.servers": "a:1"}
+
+
+def test_no_secret_is_in_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text('s3"cret\\\n')
+    (tmp_path / "ca").write_text("-----CA-----")
+    told: dict[str, str] = {}
+    client = {
+        "bootstrap.servers": "a:1",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanisms": "SCRAM-SHA-512",
+        "sasl.username": "me",
+        "sasl.password.file": str(tmp_path / "secret"),
+        "ssl.ca.location": str(tmp_path / "ca"),
+        "ssl.endpoint.identification.algorithm": "none",
+    }
+    made = java_client(client, told)
+    assert "cret" not in str(made)
+    assert told["TOWLINE_KAFKA_PASSWORD"] == 's3\\"cret\\\\'  # noqa: S105 - made up
+    assert told["TOWLINE_KAFKA_SSL_CA_LOCATION"] == "-----CA-----"
+    assert made["sasl.jaas.config"] == (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="me" '
+        'password="${env:TOWLINE_KAFKA_PASSWORD}";'
+    )
+    assert (made["ssl.truststore.type"], made["ssl.endpoint.identification.algorithm"]) == ("PEM", "")
+    assert made["config.providers"] == "env"
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        {"enable.ssl.certificate.verification": "false"},
+        {"sasl.mechanism": "GSSAPI"},
+        {"ssl.ca.location": "/nowhere"},
+    ],
+)
+def test_what_java_can_not_do_is_refused(client: dict[str, str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        java_client({"bootstrap.servers": "a:1", **client}, {})
+    assert caught.value.code == "TL-C77"
+
+
+# -- beginning again --
+
+
+def checkpoint(line: DownLine, offsets: dict[str, Any], batch: int = 0, *, done: bool = True) -> None:
+    for log in ("offsets", "commits"):
+        (line.checkpoint / log).mkdir(parents=True, exist_ok=True)
+    text = f"v1\n{json.dumps({'batchWatermarkMs': 0})}\n{json.dumps(offsets)}"
+    (line.checkpoint / "offsets" / str(batch)).write_text(text)
+    if done:
+        (line.checkpoint / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    (line.checkpoint / "metadata").write_text('{"id":"q"}')
+
+
+def test_it_begins_again_behind_the_last_batch_that_is_done(tmp_path: Path) -> None:
+    line = the_line(GOOD, tmp_path)
+    checkpoint(line, {"commands": {"0": 12}})
+    checkpoint(line, {"commands": {"0": 20}}, 1, done=False)
+    Identity("commands", "plant-7.commands", query="q").save(line.gateway.state_dir)
+    assert "begins again" in begin_again(line)
+    fresh = Identity.read(line.gateway.state_dir)
+    assert fresh is not None
+    assert (json.loads(fresh.offsets), fresh.sink) == ({"commands": {"0": 12}}, "plant-7.commands.2")
+    assert not line.checkpoint.exists()
+
+
+def test_an_undecided_batch_keeps_its_mapping(tmp_path: Path) -> None:
+    line = the_line(GOOD, tmp_path)
+    checkpoint(line, {"commands": {"0": 12}}, done=False)
+    seen = read_checkpoint(line.checkpoint)
+    mapping_problem(line, tmp_path / "bridge.toml", Identity("c", "s", mapping="same"), seen, "same")
+    with pytest.raises(TowlineError) as caught:
+        mapping_problem(line, tmp_path / "bridge.toml", Identity("c", "s", mapping="same"), seen, "other")
+    assert caught.value.code == "TL-B27"
+    assert "--begin-again commands" in str(caught.value)
+    assert reason(caught.value, "line").permanent
+
+
+def test_a_letter_goes_back_where_it_came_from() -> None:
+    letter = Letter(Reason.TOPIC_ABSENT, "commands", b"k", b"v", (("h", b"1"),), 3, 17, "why", "commands")
+    (outcome,) = Returner().outcomes([letter])
+    assert outcome.fate is Fate.MENDED
+    assert outcome.record == ("commands", b"v", b"k", 3, None, None, 17, [("h", b"1")])
+
+
+def test_data_kafka_has_deleted_stops_the_line() -> None:
+    told = reason("x [KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost.", 'line "commands"')
+    assert (told.code, told.permanent) == ("TL-B06", True)
+    assert 'on_data_loss = "go_on"' in told.text
