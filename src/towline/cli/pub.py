@@ -34,11 +34,15 @@ def pub(
     durable: Annotated[
         Path | None, typer.Option(metavar="STATE_DIR", help="Store each message here first; deliver it from there.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0, help="With --durable: seconds to wait for the broker.")] = 30.0,
+    receipts: Annotated[
+        bool, typer.Option("--receipts", help="With --durable: wait until each message is in Kafka.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="With --durable: seconds to wait for all of that.")] = 30.0,
 ) -> None:
     """Publish test messages; ends when the broker has acknowledged all of them.
 
     With --durable no message is lost by an end before that: the next start on the same directory sends what waits.
+    With --receipts it ends when all of them are in Kafka, and what a broker loses on the way is sent again.
 
     Example: towline pub mqtt://127.0.0.1:1883 'telemetry/d{n}' '21.5' --count 1000
     """
@@ -55,8 +59,11 @@ def pub(
         _pub_durably(
             str(place), topic, message, count, rate, qos, properties, retain, durable, timeout,
             username=username, password=_secret(password_file), tls=Tls(ca_file=ca_file) if ca_file else None,
+            receipts=receipts,
         )  # fmt: skip
         return
+    if receipts:
+        raise typer.BadParameter("it needs --durable", param_hint="--receipts")
     refused: list[int] = []
     sender = Sender(
         place.endpoint,
@@ -110,10 +117,13 @@ def _pub_durably(
         left = publisher.close(timeout)
     before = f", {waited:,} of them from before" if waited else ""
     typer.echo(f"{outcomes['delivered']:,} messages {'acknowledged by' if qos else 'sent to'} {broker}{before}")
+    if login["receipts"]:
+        typer.echo(f"{outcomes['arrived']:,} messages in Kafka")
     if outcomes["refused"] or outcomes["expired"]:
         typer.echo(f"{outcomes['refused']:,} refused, {outcomes['expired']:,} expired", err=True)
     if left:
-        typer.echo(f"{left:,} messages wait in {state_dir}; the next start sends them", err=True)
+        without = "without a receipt " if login["receipts"] else ""
+        typer.echo(f"{left:,} messages {without}wait in {state_dir}; the next start sends them", err=True)
     if left or outcomes["refused"]:
         raise typer.Exit(1)
 

@@ -83,6 +83,12 @@ class Dispatch:
         """Messages that wait behind one that was put off, that one included."""
         return self._waiting_count + len(self._ready)
 
+    @property
+    def oldest(self) -> int | None:
+        """The smallest number that was handed over or waits; None when there is none."""
+        firsts = [queue[0] for queue in self._waiting.values()]
+        return min((*self.open, *self._ready, *firsts), default=None)
+
     def admit(self, number: int, topic: str) -> Fate:
         """Decide about the next message of the outbox: GO, WAIT or KNOWN."""
         if number in self.open or number in self._done or number in self._ready_set:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -70,6 +70,7 @@ class Downlink:
         max_age_s: Messages that came this many seconds ago are not sent any more; None for no such limit.
         on_outcome: Called with the number of each message that is done and what became of it, before the disk knows.
         on_progress: Called when messages were done since the last time.
+        mark: Number → user properties to be added to the message, for an owner that sends messages again.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Downlink:
         max_age_s: float | None = None,
         on_outcome: Callable[[int, Outcome], None] | None = None,
         on_progress: Callable[[], None] = lambda: None,
+        mark: Callable[[int], Sequence[tuple[str, str]]] | None = None,
     ) -> None:
         self._outbox = outbox
         self._handle = handle
@@ -90,6 +92,9 @@ class Downlink:
         self._max_age_us = None if max_age_s is None else int(max_age_s * 1e6)
         self._on_outcome = on_outcome
         self._on_progress = on_progress
+        self._mark = mark
+        #: Messages that were done and go once more.
+        self._repeats: Iterator[Outgoing] = iter(())
         self._dispatch = Dispatch(outbox.done, most_open=_MOST_OPEN, most_bytes=_MOST_BYTES, most_waiting=_MOST_WAITING)
         self._session: Session | None = None
         #: Next row to be looked at; everything below is done, open or waiting.
@@ -117,7 +122,9 @@ class Downlink:
 
     def _restore(self, session: Session, packet_id: int, flight: Flight) -> None:
         message = self._fetch(flight.number)
-        if flight.number in self._outbox.done or not isinstance(message.content, PublishPacket):
+        # Of what is sent a second time, the first may be done; its packet id is in use all the same.
+        forgotten = flight.number in self._outbox.done and self._mark is None
+        if forgotten or not isinstance(message.content, PublishPacket):
             self._outbox.finish((), [packet_id])
             return
         phase = Phase.RELEASED if flight.phase == RELEASED else Phase.PUBLISHED
@@ -142,6 +149,23 @@ class Downlink:
             self._acknowledged(action)
         elif isinstance(action, Flying):
             self._fly(action)
+
+    def send_again(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Send messages that are done once more, before newer ones; instead of what was asked for before."""
+        self._repeats = self._read_again(ranges)
+
+    def _read_again(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Outgoing]:
+        for first, end in ranges:
+            start = first
+            while (start := max(start, self._outbox.journal.first)) < end:
+                for batch in self._outbox.read(start, min(start + _CHUNK, end), batch_rows=_CHUNK):
+                    yield from outgoing(batch, start, self._mark, again=True)
+                    start += batch.num_rows
+
+    @property
+    def oldest(self) -> int | None:
+        """The smallest number on its way or put off, whose row has to stay; None when there is none."""
+        return self._dispatch.oldest
 
     def turn(self, *, unsent: int = 0) -> None:
         """Hand over what may go, and bring to the disk what is due.
@@ -219,6 +243,9 @@ class Downlink:
             message = self._fetch(number)
             if not self._dispatch.wait_again(number, message.topic):
                 self._go(message, now, clock, messages)
+        while self._dispatch.room and (following := next(self._repeats, None)) is not None:
+            if following.number in self._outbox.done and following.number not in self._dispatch.open:
+                self._go(following, now, clock, messages)
         while self._dispatch.room and (following := self._next()) is not None:
             if self._dispatch.admit(following.number, following.topic) is Fate.GO:
                 self._go(following, now, clock, messages)
@@ -262,7 +289,7 @@ class Downlink:
         while not self._entries:
             batch = next(self._reader, None)
             if batch is not None:
-                self._entries.extend(outgoing(batch, self._cursor))
+                self._entries.extend(outgoing(batch, self._cursor, self._mark))
                 self._cursor += batch.num_rows
             elif self._cursor < self._outbox.end:
                 self._reader = self._outbox.read(self._cursor, self._outbox.end, batch_rows=_CHUNK)
@@ -274,10 +301,11 @@ class Downlink:
         self._cursor = self._outbox.done.watermark
         self._reader = iter(())
         self._entries.clear()
+        self._repeats = iter(())
 
     def _fetch(self, number: int) -> Outgoing:
         (batch,) = self._outbox.read(number, number + 1)
-        (message,) = outgoing(batch, number)
+        (message,) = outgoing(batch, number, self._mark, again=number in self._outbox.done)
         return message
 
     # -- answers --
@@ -301,6 +329,7 @@ class Downlink:
             self._done(action.token, Outcome.DELIVERED, freed)
 
     def _done(self, number: int, outcome: Outcome, freed: Any = ()) -> None:
+        again = outcome is Outcome.DELIVERED and number in self._outbox.done
         self._outbox.finish((number,), freed)
         if outcome is not Outcome.DELIVERED:  # of those there are as many as are done otherwise
             self._counted[outcome.value] = self._counted.get(outcome.value, 0) + 1
@@ -308,7 +337,7 @@ class Downlink:
         self._news = True
         if self._flush_at is None:
             self._flush_at = time.monotonic() + _FLUSH_S
-        if self._on_outcome is not None:
+        if self._on_outcome is not None and not again:
             self._on_outcome(number, outcome)
 
     def _count(self) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -78,8 +78,21 @@ def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
-def outgoing(rows: pa.RecordBatch, first: int) -> Iterator[Outgoing]:
-    """Messages of the outbox, in order; `first` is the number of the first."""
+def outgoing(
+    rows: pa.RecordBatch,
+    first: int,
+    mark: Callable[[int], Sequence[tuple[str, str]]] | None = None,
+    *,
+    again: bool = False,
+) -> Iterator[Outgoing]:
+    """Messages of the outbox, in order.
+
+    Args:
+        rows: Of `OUTBOX_SCHEMA`.
+        first: Number of the first.
+        mark: Number → user properties that are added to the message's own.
+        again: Sent before: without RETAIN, or an old value would take the place of a newer one.
+    """
     columns = [column.to_pylist() if column.null_count < len(column) else None for column in rows.columns[:-1]]
     topics, payloads, qos, retain, *rest = columns
     stamps = rows.column("arrived_at").view(pa.int64()).to_pylist()  # a cast would load pyarrow.compute
@@ -90,6 +103,10 @@ def outgoing(rows: pa.RecordBatch, first: int) -> Iterator[Outgoing]:
         level = (qos[at] if qos else None) or 0
         extra = () if plain else tuple(column[at] if column else None for column in rest)
         expiry = extra[5] if extra else None
+        if mark is not None:
+            extra = extra or (None,) * 6
+            own = [{"key": key, "value": value} for key, value in mark(first + at)]
+            extra = (*extra[:4], [*(extra[4] or ()), *own], extra[5])
         yield Outgoing(
             first + at,
             topic,
@@ -97,7 +114,7 @@ def outgoing(rows: pa.RecordBatch, first: int) -> Iterator[Outgoing]:
             len(payload),
             stamps[at],
             None if expiry is None else stamps[at] + max(0, expiry) * 1_000_000,
-            packet(topic, payload, level, bool(retain and retain[at]), *extra),
+            packet(topic, payload, level, bool(retain and retain[at]) and not again, *extra),
         )
 
 

@@ -38,6 +38,11 @@ class Ranges:
         """Ranges above the watermark."""
         return len(self._starts)
 
+    @property
+    def end(self) -> int:
+        """The number after the largest in the set."""
+        return self._ends[-1] if self._ends else self.watermark
+
     def touches(self, number: int) -> bool:
         """Whether a number could be put in without making another range."""
         if number <= self.watermark:

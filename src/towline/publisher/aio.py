@@ -50,12 +50,14 @@ class AsyncReceipt:
     Attributes:
         on_disk: Awaitable: durable; its result is the message's number in the outbox.
         at_broker: Awaitable: the broker has it; fails when it was refused for good, or expired.
+        end_to_end: Awaitable: it is in Kafka; for a publisher with receipts.
     """
 
     def __init__(self, receipt: Receipt) -> None:
         self.topic = receipt.topic
         self.on_disk = AsyncStage(receipt.on_disk)
         self.at_broker = AsyncStage(receipt.at_broker)
+        self.end_to_end = AsyncStage(receipt.end_to_end)
 
 
 class AsyncPublisher:
@@ -100,10 +102,20 @@ class AsyncPublisher:
             await found.on_disk
         return found
 
-    async def flush(self, timeout: float | None = None) -> int:  # noqa: ASYNC109 - as `Publisher.flush`
-        """Wait until everything is at the broker; see `Publisher.flush`."""
-        return await asyncio.to_thread(self.publisher.flush, timeout)
+    async def flush(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109 - as `Publisher.flush`
+        *,
+        end_to_end: bool | None = None,
+    ) -> int:
+        """Wait until everything is at the broker, or has its receipt; see `Publisher.flush`."""
+        return await asyncio.to_thread(self.publisher.flush, timeout, end_to_end=end_to_end)
 
-    async def close(self, timeout: float = 30.0) -> int:  # noqa: ASYNC109 - as `Publisher.close`
+    async def close(
+        self,
+        timeout: float = 30.0,  # noqa: ASYNC109 - as `Publisher.close`
+        *,
+        end_to_end: bool | None = None,
+    ) -> int:
         """End; see `Publisher.close`."""
-        return await asyncio.to_thread(self.publisher.close, timeout)
+        return await asyncio.to_thread(self.publisher.close, timeout, end_to_end=end_to_end)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import sys
 import threading
 import time
@@ -24,17 +23,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, PublisherError, Unreachable
+from towline.errors import BrokerError, JournalError, JournalFull, PublisherError, Unreachable
 from towline.gateway.downlink import Downlink, Outcome
-from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, packet, rows_of
+from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.gateway.receipts_wire import PREFIX, receipt_topic
+from towline.gateway.receipts_wire import Receipt as Told
 from towline.gateway.record import recall
 from towline.journal import Limits, Outbox
 from towline.mqtt.connection import LEVELS, Connection, Way
-from towline.mqtt.events import Action, Event, Online, Remember, SessionConfig, SessionLost
-from towline.mqtt.rules import topic_problem
+from towline.mqtt.events import (
+    Action,
+    Deliver,
+    Event,
+    Filter,
+    Online,
+    Remember,
+    SessionConfig,
+    SessionLost,
+    Settled,
+    Stored,
+)
 from towline.mqtt.session import Session
-from towline.mqtt.transport import Endpoint, Proxy, Tls
-from towline.publisher.receipt import Receipt, Stage
+from towline.mqtt.transport import Proxy, Tls
+from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep
+from towline.publisher.receipt import Callbacks, Receipt, Stage, call_all, guarded, settle
+from towline.publisher.words import Log, check, closed, endpoints_of, given_up, not_sent, without_receipts, wrong
 
 __all__ = ["Publisher"]
 
@@ -79,8 +92,12 @@ class Publisher:
         min_free_bytes: Space left free on the file system.
         max_age_s: Messages that old are not sent any more; None for never.
         overflow: What `publish` does when the outbox is full: ``block`` until there is room, or ``refuse``.
-        on_outcome: Called with number and outcome (``delivered``, ``expired``, ``refused``) of each message, also of
-            those of an earlier life, on the mqtt thread.
+        receipts: Keep each message until its gateway says that it is in Kafka, and send it again when a broker lost
+            it (docs/receipts.md). MQTT 5, and a line with ``receipts`` in its gateway.
+        receipt_prefix: Where receipts come, as the gateway has it.
+        receipt_patience_s: Seconds without progress before the gateway is asked what it has.
+        on_outcome: Called with number and outcome (``delivered``, ``expired``, ``refused``; ``arrived`` with a
+            receipt) of each message, also of those of an earlier life, on the mqtt thread.
 
     Raises:
         ConfigError: Something that can't be.
@@ -104,20 +121,30 @@ class Publisher:
         min_free_bytes: int = 64 << 20,
         max_age_s: float | None = None,
         overflow: Literal["block", "refuse"] = "block",
+        receipts: bool = False,
+        receipt_prefix: str = PREFIX,
+        receipt_patience_s: float = 30.0,
         on_outcome: Callable[[int, str], None] | None = None,
     ) -> None:
-        endpoints = _endpoints(brokers)
+        endpoints = endpoints_of(brokers)
         if protocol not in LEVELS or overflow not in ("block", "refuse"):
-            raise _wrong("protocol is 5, 3.1.1, 3.1 or auto, overflow is block or refuse")
+            raise wrong("protocol is 5, 3.1.1, 3.1 or auto, overflow is block or refuse")
+        if receipts and protocol != "5":
+            raise wrong('receipts need protocol "5"')
         self._where = str(endpoints[0])
         self._overflow = overflow
         self._told = on_outcome
         self._directory = Path(state_dir).expanduser()
         limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
         self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
+        self._awaited = awaited_of(self._outbox, receipt_patience_s) if receipts else None
+        if not receipts:
+            self._outbox.journal.forget(CONSUMER)
+        topic = receipt_topic(receipt_prefix, self._outbox.journal.journal_id)
         self._config = SessionConfig(
             client_id or f"towline-{self._outbox.journal.journal_id}",
             self._where,
+            filters=(Filter(topic, 1),) if receipts else (),
             username=username,
             password=password.encode() if isinstance(password, str) else password,
             session_expiry_s=session_expiry_s,
@@ -126,7 +153,7 @@ class Publisher:
             durable=session_expiry_s > 0,
             durable_ids=True,
         )
-        self._log = _Log()
+        self._log = Log()
         #: guards everything below, and is told of every change
         self._changed = threading.Condition()
         self._queue: deque[_Message] = deque()
@@ -138,6 +165,8 @@ class Publisher:
         #: number of a message → its stage at the broker, as long as somebody holds it or wants to be told
         self._stages: weakref.WeakValueDictionary[int, Stage[None]] = weakref.WeakValueDictionary()
         self._kept: set[Stage[Any]] = set()
+        #: the same for their receipts
+        self._ends: weakref.WeakValueDictionary[int, Stage[None]] = weakref.WeakValueDictionary()
         #: every message below has been entered in `_stages`
         self._entered = self._outbox.end
         #: outcomes of messages that the mqtt thread had done before they were entered
@@ -154,6 +183,7 @@ class Publisher:
                 max_age_s=max_age_s,
                 on_outcome=self._outcome,
                 on_progress=self._progress,
+                mark=self._awaited.mark if self._awaited is not None else None,
             )
             self._connection = Connection(
                 Way(endpoints, tls, proxy), self._new_session, self._perform, LEVELS[protocol]
@@ -234,26 +264,21 @@ class Publisher:
             "user_properties": [{"key": k, "value": v} for k, v in user_properties] if user_properties else None,
             "message_expiry_seconds": message_expiry_s,
         }
-        plain = not (content_type or response_topic or correlation_data or user_properties or message_expiry_s)
-        if plain:
-            fine = qos in (0, 1, 2) and topic_problem(topic) is None
-        else:
-            fine = qos in (0, 1, 2) and not isinstance(packet(**fields), int)  # type: ignore[arg-type] # the same names
-        if not fine:
-            raise ConfigError(
-                "TL-C52", f'message to "{topic[:80]}"', "MQTT has no way to say this message", "Change it."
-            )
+        check(fields)
         receipt = Receipt(topic, self._changed, self._kept)
+        if self._awaited is None:
+            receipt.end_to_end._settle(failure=without_receipts(self._where))  # noqa: SLF001 - ours
         self._enqueue(_Message(fields, receipt))
         if wait:
             receipt.on_disk.result()
         return receipt
 
-    def flush(self, timeout: float | None = None) -> int:
-        """Wait until everything is at the broker.
+    def flush(self, timeout: float | None = None, *, end_to_end: bool | None = None) -> int:
+        """Wait until everything is at the broker, or has its receipt.
 
         Args:
             timeout: Seconds; None for ever.
+            end_to_end: Wait for the receipts; None where there are any.
 
         Returns:
             Messages that are not; they stay on disk.
@@ -263,7 +288,7 @@ class Publisher:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while left := self._unsent():
+            while left := self._unsent(end_to_end=end_to_end is not False):
                 if self._dead is not None:
                     raise self._dead
                 rest = None if deadline is None else deadline - time.monotonic()
@@ -283,11 +308,18 @@ class Publisher:
         with self._changed:
             return self._unsent()
 
+    @property
+    def awaiting(self) -> int:
+        """Messages that are not at the broker, or have no receipt where there are any."""
+        with self._changed:
+            return self._unsent(end_to_end=True)
+
     def status(self) -> dict[str, Any]:
         """The account, as a gateway's: accepted = queued + in_flight + delivered + expired + refused [I11]."""
-        error = self._connection.error
+        error, awaited = self._connection.error, self._awaited
         return {
             **self._downlink.status(),
+            "receipts": awaited.status(self._outbox.end) if awaited is not None else None,
             "online": self._connection.online,
             "client_id": self._config.client_id,
             "broker": str(self._connection.endpoint),
@@ -295,20 +327,20 @@ class Publisher:
             "held_back": str(self._full_since) if self._full_since else None,
         }
 
-    def close(self, timeout: float = 30.0) -> int:
-        """Wait until everything is at the broker, at most `timeout` seconds, and end; a second call does nothing.
+    def close(self, timeout: float = 30.0, *, end_to_end: bool | None = None) -> int:
+        """Wait as `flush` does, at most `timeout` seconds, and end; a second call does nothing.
 
         Returns:
-            Messages that are not at the broker. They stay on disk, and the next `Publisher` on this directory sends
-            them; a warning says how many.
+            Messages that are not at the broker, or have no receipt. They stay on disk, and the next `Publisher` on this
+            directory sends them; a warning says how many.
         """
         with self._changed:
             if self._closing:
                 return 0
         with contextlib.suppress(BrokerError, JournalError, PublisherError):
-            self.flush(timeout)
+            self.flush(timeout, end_to_end=end_to_end)
         self._end()
-        left = self._outbox.waiting
+        left = self._unsent(end_to_end=end_to_end is not False)
         if left:
             self._log.warning(
                 "closed with messages unsent; they stay on disk and are sent at the next start",
@@ -320,8 +352,12 @@ class Publisher:
 
     # -- inside: coming in --
 
-    def _unsent(self) -> int:
-        return len(self._queue) + int(self._storing) + self._outbox.waiting
+    def _unsent(self, *, end_to_end: bool = False) -> int:
+        waiting = self._outbox.waiting
+        if end_to_end and self._awaited is not None:
+            settled = self._awaited.settled
+            waiting = max(waiting, self._outbox.end - settled.watermark - settled.count_above())
+        return len(self._queue) + int(self._storing) + waiting
 
     def _enqueue(self, message: _Message) -> None:
         with self._changed:
@@ -335,7 +371,7 @@ class Publisher:
             if self._dead is not None:
                 raise self._dead
             if self._closing:
-                raise _closed(self._directory)
+                raise closed(self._directory)
             self._queue.append(message)
             if not self._storing:
                 self._changed.notify_all()
@@ -371,19 +407,23 @@ class Publisher:
         self._stored(group, end - len(group))
 
     def _stored(self, group: list[_Message], first: int) -> None:
-        callbacks: list[tuple[Stage[Any], Callable[[Stage[Any]], None]]] = []
+        callbacks: Callbacks = []
         with self._changed:
             self._full_since = None
             for number, message in enumerate(group, first):
                 stage = message.receipt.on_disk
                 callbacks += [(stage, call) for call in stage._settle(number)]  # noqa: SLF001 - ours
                 self._stages[number] = message.receipt.at_broker
+                if self._awaited is not None:
+                    self._ends[number] = message.receipt.end_to_end
+                    if number in self._awaited.settled:  # the mqtt thread was faster
+                        callbacks += settle(self._ends, number)
                 if (early := self._early.pop(number, None)) is not None:
                     callbacks += self._settled(number, early)
             self._entered = first + len(group)
             self._changed.notify_all()
         self._connection.wake()
-        self._call(callbacks)
+        call_all(callbacks)
 
     def _hold_back(self, group: list[_Message], error: JournalFull) -> bool:
         """Wait for room, or refuse the group; whether to try again."""
@@ -392,8 +432,7 @@ class Publisher:
             if self._overflow == "refuse" or self._closing:
                 failure = PublisherError("TL-O01", str(self._directory), f"the outbox is full: {error.what}", error.do)
                 for message in group:
-                    message.receipt.on_disk._settle(failure=failure)  # noqa: SLF001 - ours
-                    message.receipt.at_broker._settle(failure=failure)  # noqa: SLF001
+                    message.receipt._fail(failure)  # noqa: SLF001 - ours
                 self._full_since = None
                 self._changed.notify_all()
                 return False
@@ -414,12 +453,17 @@ class Publisher:
     def _turn(self) -> None:
         connection = self._connection
         was = connection.connected
-        due = self._downlink.due()
+        times = [self._downlink.due(), self._awaited.due() if self._awaited is not None else None]
+        due = min((at for at in times if at is not None), default=None)
         patience = _LONGEST_TURN if due is None else max(0.0, min(due - time.monotonic(), _LONGEST_TURN))
         try:
             connection.turn(patience)
             if was and not connection.connected:
-                self._downlink.lost()
+                self._downlink.lost(connection.session.outbound.withdraw())
+                if self._awaited is not None:
+                    self._awaited.offline()
+            if self._awaited is not None and (asking := self._awaited.turn(time.monotonic())):
+                self._downlink.send_again(asking)
             self._downlink.turn(unsent=connection.unsent)
         except JournalFull as error:  # what can't be made durable must not be acted on
             connection.renew(
@@ -437,6 +481,8 @@ class Publisher:
         record = recall(self._outbox.session)
         if record is not None and record.client_id != self._config.client_id:
             record = None
+        if record is not None and self._awaited is not None:  # to get the newest receipt, which the broker retains
+            record = replace(record, subscriptions={})
         session = Session(replace(self._config, protocol=level), record)
         self._downlink.attach(session)
         return session
@@ -446,6 +492,10 @@ class Publisher:
             self._outbox.set_session(asdict(action.record) if action.record else {})
         elif isinstance(action, Online):
             self._log.info("online", broker=str(self._connection.endpoint), session="kept" if action.resumed else "new")
+            if self._awaited is not None:
+                self._awaited.online(time.monotonic())
+        elif isinstance(action, Deliver):
+            self._hear(action)
         elif isinstance(action, SessionLost):
             self._outbox.count(sessions_lost=1)
             self._log.warning("the broker has lost our session", code="TL-M22", broker=str(self._connection.endpoint))
@@ -458,7 +508,7 @@ class Publisher:
     def _progress(self) -> None:
         """Tell all outcomes of a turn at once."""
         outcomes, self._outcomes = self._outcomes, []
-        callbacks: list[tuple[Stage[Any], Callable[[Stage[Any]], None]]] = []
+        callbacks: Callbacks = []
         with self._changed:
             for number, outcome in outcomes:
                 if number >= self._entered:
@@ -466,29 +516,60 @@ class Publisher:
                 else:
                     callbacks += self._settled(number, outcome)
             self._changed.notify_all()
-        self._call(callbacks)
+        call_all(callbacks)
         if self._told is not None:
             for number, outcome in outcomes:
-                self._guarded(partial(self._told, number, outcome.value))
+                guarded(partial(self._told, number, outcome.value))
+        if self._awaited is not None and any(outcome is not Outcome.DELIVERED for _, outcome in outcomes):
+            keep(self._outbox, self._awaited, self._downlink.oldest)
 
-    def _settled(self, number: int, outcome: Outcome) -> list[tuple[Stage[Any], Callable[[Stage[Any]], None]]]:
-        """Settle the stage of a message, with the condition held; what is to be called for it."""
-        stage = self._stages.pop(number, None)
-        if stage is None:
-            return []
-        failure = None if outcome is Outcome.DELIVERED else _not_sent(self._where, number, outcome)
-        return [(stage, call) for call in stage._settle(failure=failure)]  # noqa: SLF001 - ours
+    def _settled(self, number: int, outcome: Outcome) -> Callbacks:
+        """Settle the stages of a message, with the condition held; what is to be called for it."""
+        if outcome is Outcome.DELIVERED:
+            return settle(self._stages, number)
+        callbacks = settle(self._stages, number, not_sent(self._where, number, outcome))
+        if self._awaited is not None and number not in self._awaited.settled:
+            self._awaited.give_up(number)
+            callbacks += settle(self._ends, number, given_up(self._where, number, outcome))
+        return callbacks
 
-    def _call(self, callbacks: Sequence[tuple[Any, Callable[[Any], None]]]) -> None:
-        for stage, call in callbacks:
-            self._guarded(partial(call, stage))
+    # -- inside: receipts --
 
-    def _guarded(self, call: Callable[[], object]) -> None:
-        """A callback of the user's must not end the delivery."""
-        try:
-            call()
-        except Exception:
-            logging.getLogger(_Log.NAME).exception("a callback failed")
+    def _hear(self, action: Deliver) -> None:
+        """Take receipts; that they are acknowledged at once loses nothing, the broker retains the newest."""
+        for message in action.messages.packets:
+            told = Told.decode(message.payload)
+            if self._awaited is not None and told is not None:
+                self._take(self._awaited, told)
+        self._handle(Settled(action.first + len(action.messages)))
+        self._handle(Stored(action.ticket))
+
+    def _take(self, awaited: Awaited, told: Told) -> None:
+        numbers: range = range(0)
+        callbacks: Callbacks = []
+        with self._changed:
+            before = awaited.settled.watermark
+            try:
+                lost = awaited.receipt(told, self._outbox.end, time.monotonic())
+            except Restored:
+                lost = []
+                self._log.warning("the outbox is an older copy of itself; messages may be doubled", code="TL-O07")
+                awaited.begin_again(told.epoch + 1)
+                keep(self._outbox, awaited, None)
+                self._outbox.journal.sync()
+            numbers = range(before, awaited.settled.watermark)
+            for number in numbers if len(numbers) < len(self._ends) else [n for n in self._ends if n in numbers]:
+                callbacks += settle(self._ends, number)
+            self._changed.notify_all()
+        call_all(callbacks)
+        if numbers:
+            keep(self._outbox, awaited, self._downlink.oldest)
+        if self._told is not None:
+            for number in numbers:
+                guarded(partial(self._told, number, "arrived"))
+        if lost:
+            self._log.warning("the broker lost messages; sending them again", count=sum(e - s for s, e in lost))
+            self._downlink.send_again(lost)
 
     # -- inside: ending --
 
@@ -496,8 +577,7 @@ class Publisher:
         with self._changed:
             self._dead = self._dead or error
             for message in self._queue:
-                message.receipt.on_disk._settle(failure=error)  # noqa: SLF001 - ours
-                message.receipt.at_broker._settle(failure=error)  # noqa: SLF001
+                message.receipt._fail(error)  # noqa: SLF001 - ours
             self._queue.clear()
             self._storing = False
             self._changed.notify_all()
@@ -522,48 +602,6 @@ class Publisher:
 
     def _at_exit(self) -> None:
         """The interpreter ends without `close`: give the broker a moment, and say what stays."""
-        left = self.close(_AT_EXIT)
+        left = self.close(_AT_EXIT, end_to_end=False)
         if left:
             sys.stderr.write(f"{left:,} messages stay in {self._directory}; the next start sends them.   [TL-O03]\n")
-
-
-class _Log:
-    """The application's own logging: a library does not choose where its words go."""
-
-    NAME: Final = "towline.publisher"
-
-    def info(self, event: str, **facts: object) -> None:
-        """Say it at level INFO."""
-        logging.getLogger(self.NAME).info("%s%s", event, _told(facts))
-
-    def warning(self, event: str, **facts: object) -> None:
-        """Say it at level WARNING."""
-        logging.getLogger(self.NAME).warning("%s%s", event, _told(facts))
-
-
-def _told(facts: Mapping[str, object]) -> str:
-    return "".join(f" {name}={value}" for name, value in facts.items())
-
-
-def _not_sent(where: str, number: int, outcome: Outcome) -> PublisherError:
-    if outcome is Outcome.EXPIRED:
-        return PublisherError("TL-O05", where, f"message {number} expired before it was sent")
-    return PublisherError("TL-O04", where, f"the broker refused message {number}", "It is kept aside; see the log.")
-
-
-def _closed(directory: Path) -> PublisherError:
-    return PublisherError("TL-O02", str(directory), "the publisher is closed", "Make a new one.")
-
-
-def _endpoints(brokers: str | Sequence[str]) -> tuple[Endpoint, ...]:
-    uris = (brokers,) if isinstance(brokers, str) else tuple(brokers)
-    if not uris:
-        raise _wrong("no broker is named")
-    try:
-        return tuple(Endpoint.parse(uri) for uri in uris)
-    except ValueError as error:
-        raise _wrong(str(error)) from None
-
-
-def _wrong(what: str) -> ConfigError:
-    return ConfigError("TL-C52", "Publisher", what, "Change it.")

@@ -1,15 +1,20 @@
-"""What became of a published message: two stages that can be waited for, asked, or told by a callback."""
+"""What became of a published message: stages that can be waited for, asked, or told by a callback."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, MutableMapping
+from functools import partial
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-__all__ = ["Receipt", "Stage"]
+__all__ = ["Callbacks", "Receipt", "Stage", "call_all", "guarded", "settle"]
 
 T = TypeVar("T")
+
+#: The application's own logging: a library does not choose where its words go.
+LOG: Final = "towline.publisher"
 
 
 class Stage(Generic[T]):
@@ -92,14 +97,23 @@ class Receipt:
         on_disk: Done when it is durable; its result is the message's number in the outbox.
         at_broker: Done when the broker has it (QoS 0: when it was sent). Fails when the broker refused it for good, or
             when it expired.
+        end_to_end: Done when the gateway has said that it is in Kafka, committed: where its route leads, in the
+            dead-letter topic, or left out by a ``where``. Fails when the message expires or is refused before that,
+            and at once for a publisher without receipts.
     """
 
-    __slots__ = ("at_broker", "on_disk", "topic")
+    __slots__ = ("at_broker", "end_to_end", "on_disk", "topic")
 
     def __init__(self, topic: str, changed: threading.Condition, kept: set[Stage[Any]]) -> None:
         self.topic = topic
         self.on_disk: Stage[int] = Stage(changed, kept)
         self.at_broker: Stage[None] = Stage(changed, kept)
+        self.end_to_end: Stage[None] = Stage(changed, kept)
+
+    def _fail(self, failure: BaseException) -> None:
+        """Nothing comes of it; with the condition held."""
+        for stage in (self.on_disk, self.at_broker, self.end_to_end):
+            stage._settle(failure=failure)  # noqa: SLF001 - ours
 
     @property
     def number(self) -> int:
@@ -109,3 +123,27 @@ class Receipt:
     def __repr__(self) -> str:
         state = "at broker" if self.at_broker.done() else "on disk" if self.on_disk.done() else "queued"
         return f"Receipt({self.topic!r}, {state})"
+
+
+#: What is to be called, once no lock is held, for stages that were settled.
+Callbacks: TypeAlias = list[tuple[Stage[Any], Callable[[Stage[Any]], None]]]
+
+
+def settle(stages: MutableMapping[int, Stage[None]], number: int, failure: BaseException | None = None) -> Callbacks:
+    """Settle the stage of a message, if anybody holds it, with the condition held; what is to be called for it."""
+    stage = stages.pop(number, None)
+    return [] if stage is None else [(stage, call) for call in stage._settle(failure=failure)]  # noqa: SLF001 - ours
+
+
+def call_all(callbacks: Callbacks) -> None:
+    """Call back; without the condition held."""
+    for stage, call in callbacks:
+        guarded(partial(call, stage))
+
+
+def guarded(call: Callable[[], object]) -> None:
+    """Call something of the user's, which must not end the delivery."""
+    try:
+        call()
+    except Exception:
+        logging.getLogger(LOG).exception("a callback failed")

@@ -1,0 +1,215 @@
+"""Which messages wait for their receipt, and when the gateway is asked: decisions only, no disk, no socket, no clock.
+
+A message that the broker took and that has no receipt is *owed*. Nothing is sent again on suspicion: the oldest that is
+owed is sent once more with a question, and only what the answer does not name is sent again. The broker hands a gateway
+its messages in order, so what was sent before the question and is not in the answer is lost.
+
+    online again, or the gateway is new     ask at once
+    no progress for a while                 ask; the pause doubles as long as nothing moves
+    an answer                               send again what it does not name
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from towline.gateway.receipts_wire import Mark, Receipt
+from towline.journal import Outbox
+from towline.journal.ranges import Ranges
+
+__all__ = ["CONSUMER", "Awaited", "Restored", "awaited_of", "keep"]
+
+#: Keeps the rows of messages that have no receipt.
+CONSUMER: Final = "receipts"
+
+#: Longest pause between two questions, in seconds.
+_LONGEST: Final = 600.0
+#: Shortest, whatever happens.
+_SHORTEST: Final = 1.0
+
+
+class Restored(Exception):
+    """The gateway knows numbers that this outbox has not given out: the directory is an older copy."""
+
+
+class Awaited:
+    """The messages of one outbox on their way to Kafka.
+
+    Args:
+        publisher: The publisher's id.
+        epoch: Of its numbers.
+        settled: What has its receipt or was given up; only this object adds to it.
+        done: What the broker has, or will not have; the outbox adds to it.
+        patience_s: Seconds without progress before the gateway is asked.
+        nonce: Makes names for questions.
+
+    Attributes:
+        asked: Questions so far.
+        sent_again: Messages that were sent again because an answer did not name them.
+    """
+
+    def __init__(
+        self,
+        publisher: str,
+        epoch: int,
+        settled: Ranges,
+        done: Ranges,
+        patience_s: float,
+        nonce: Callable[[], str] = lambda: secrets.token_hex(4),
+    ) -> None:
+        self.publisher = publisher
+        self.epoch = epoch
+        self.settled = settled
+        self.asked = 0
+        self.sent_again = 0
+        self._done = done
+        self._patience = max(patience_s, _SHORTEST)
+        self._nonce = nonce
+        self._online = False
+        #: when the gateway is asked, and the pause after that; None while nothing is owed
+        self._at: float | None = None
+        self._pause = self._patience
+        self._asked_at = float("-inf")
+        #: the question that is open: its name, the message that carries it, and the end of what was sent before it
+        self._question = ""
+        self._carrier = -1
+        self._horizon = 0
+
+    def mark(self, number: int) -> list[tuple[str, str]]:
+        """The user properties of a message."""
+        nonce = self._question if number == self._carrier else ""
+        return Mark(self.publisher, self.epoch, number, min(self.settled.watermark, number), nonce).properties()
+
+    def owed(self, below: int) -> list[tuple[int, int]]:
+        """Ranges of numbers that the broker took and that have no receipt."""
+        found = []
+        for start, end in self.settled.missing(self.settled.watermark, min(below, self._done.end)):
+            at = start
+            for hole, stop in [*self._done.missing(start, end), (end, end)]:
+                if at < hole:
+                    found.append((at, hole))
+                at = stop
+        return found
+
+    # -- what happens --
+
+    def online(self, now: float) -> None:
+        """The broker is there: what it had may be gone."""
+        self._online = True
+        self._at = now
+        self._question = ""
+
+    def offline(self) -> None:
+        """The connection is gone."""
+        self._online = False
+
+    def give_up(self, number: int) -> None:
+        """A message is not sent any more: refused, or expired."""
+        self.settled.add(number)
+
+    def receipt(self, told: Receipt, end: int, now: float) -> list[tuple[int, int]]:
+        """Take a receipt; return the ranges of numbers to be sent again.
+
+        Args:
+            told: The receipt.
+            end: The outbox's end.
+            now: Seconds on a clock that never goes back.
+
+        Raises:
+            Restored: The numbers given out since this copy was made are another message's; call `begin_again`.
+        """
+        if told.publisher != self.publisher or told.epoch < self.epoch:
+            return []
+        if told.epoch > self.epoch or told.watermark > end:
+            raise Restored
+        if told.watermark > self.settled.watermark:
+            self.settled.add(0, told.watermark)
+            self._pause = self._patience
+            self._at = now + self._pause
+        if told.fresh and now - self._asked_at >= _SHORTEST:
+            self._at = now
+        if not told.asked or told.asked != self._question:
+            return []
+        self._question, self._carrier = "", -1
+        return self._lost(told, now)
+
+    def _lost(self, told: Receipt, now: float) -> list[tuple[int, int]]:
+        there = Ranges(0)
+        for start, end in told.journaled:
+            there.add(start, end)
+        lost = [piece for start, end in self.owed(self._horizon) for piece in there.missing(start, end)]
+        if lost:
+            self._pause = self._patience
+            self._at = now + self._pause
+            self.sent_again += sum(end - start for start, end in lost)
+        return lost
+
+    def begin_again(self, epoch: int) -> None:
+        """Number the messages anew, as it were: the gateway takes those of a new epoch for others."""
+        self.epoch = epoch
+        self._question = ""
+        self._at = float("-inf")
+
+    def status(self, end: int) -> dict[str, int]:
+        """The account of receipts; `end` is the outbox's."""
+        settled = self.settled.watermark + self.settled.count_above()
+        return {
+            "epoch": self.epoch,
+            "watermark": self.settled.watermark,
+            "awaiting": end - settled,
+            "asked": self.asked,
+            "sent_again": self.sent_again,
+        }
+
+    # -- time --
+
+    def due(self) -> float | None:
+        """When `turn` has something to do; None for not by the clock alone."""
+        return self._at if self._online else None
+
+    def turn(self, now: float) -> list[tuple[int, int]]:
+        """The message to be sent once more with a question, if it is time for one."""
+        if not self._online:
+            return []
+        owed = self.owed(self._done.end)
+        if not owed:
+            self._at = None
+            self._pause = self._patience
+            return []
+        if self._at is None:
+            self._at = now + self._pause
+        if now < self._at:
+            return []
+        return [self._ask(owed[0][0], now)]
+
+    def _ask(self, oldest: int, now: float) -> tuple[int, int]:
+        self.asked += 1
+        self._question, self._carrier, self._horizon = self._nonce(), oldest, self._done.end
+        self._asked_at = now
+        self._at = now + self._pause
+        self._pause = min(2 * self._pause, _LONGEST)
+        return oldest, oldest + 1
+
+
+def awaited_of(outbox: Outbox, patience_s: float) -> Awaited:
+    """Go on where the outbox's notes say; what it had sent before receipts were asked for needs none."""
+    journal, done = outbox.journal, outbox.done
+    note = journal.notes.get(CONSUMER) or {"epoch": 1, "above": []}
+    if CONSUMER in journal.consumers:
+        settled = Ranges(journal.consumers[CONSUMER], note["above"])
+    else:
+        settled = Ranges(done.watermark, done.above())
+    awaited = Awaited(journal.journal_id, note["epoch"], settled, done, patience_s)
+    keep(outbox, awaited, None)
+    return awaited
+
+
+def keep(outbox: Outbox, awaited: Awaited, oldest: int | None) -> None:
+    """Let go of the rows that are settled, but for those from `oldest` on, which are still on their way."""
+    settled = awaited.settled
+    upto = settled.watermark if oldest is None else min(oldest, settled.watermark)
+    above = [[upto, settled.watermark]] if upto < settled.watermark else []
+    note = {"epoch": awaited.epoch, "above": [*above, *settled.above()]}
+    outbox.journal.note(CONSUMER, min(upto, outbox.end), notes={CONSUMER: note})

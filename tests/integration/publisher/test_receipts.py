@@ -1,0 +1,236 @@
+"""End-to-end receipts: a real broker that forgets, a real gateway, a real publisher; Kafka's part is a commit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
+from towline import AsyncPublisher, Publisher
+from towline.devstack import Mosquitto
+from towline.errors import ConfigError, GatewayError, PublisherError
+
+__all__ = ["new_gateway"]
+
+#: Publishes numbered messages with receipts, says of each that it is on disk, and waits to be killed.
+LIFE = """
+import sys, time
+from towline import Publisher
+broker, state, first, count, qos = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+publisher = Publisher(broker, state_dir=state, receipts=True)
+for number in range(first, first + count):
+    publisher.publish(f"t/{number % 3}", str(number), qos=qos)
+    print(number, flush=True)
+publisher.flush(30, end_to_end=False)
+print("sent", flush=True)
+time.sleep(60)
+"""
+
+
+class Committer:
+    """Stands for Spark: commits what the gateway has, as often as it may."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.on = threading.Event()
+        self.on.set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.05):
+            if self.on.is_set():
+                try:
+                    commit(self.gateway)
+                except (GatewayError, AssertionError):
+                    continue  # the gateway is being killed
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+
+def commit(gateway: Gateway) -> None:
+    status = gateway.status()
+    lease = gateway.client.open("spark")
+    gateway.client.wait(lease, status["end"], timeout_s=0)
+
+
+@pytest.fixture
+def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
+    return new_mosquitto(max_queued_messages="0")  # persistence is off, as by default
+
+
+@pytest.fixture
+def gateway(broker: Mosquitto, new_gateway: NewGateway) -> Gateway:
+    return new_gateway(
+        broker,
+        receipts={},
+        subscriptions=[{"filter": "t/#", "qos": 2}],
+        journal={"segment_bytes": 65536, "retain_bytes": 64 << 20},
+    )
+
+
+@pytest.fixture
+def spark(gateway: Gateway) -> Iterator[Committer]:
+    gateway.start()
+    made = Committer(gateway)
+    yield made
+    made.end()
+
+
+def rows_of(gateway: Gateway) -> list[dict[str, Any]]:
+    """All rows of the running gateway, committed ones too: none was removed."""
+    status = gateway.status()
+    assert status["first"] == 0
+    return [row for batch in gateway.client.read(status["journal"], 0, status["end"]) for row in batch.to_pylist()]
+
+
+def kept_once(gateway: Gateway, wanted: range) -> None:
+    """Every message in the journal exactly once, and the account adds up."""
+    assert sorted(int(row["payload"]) for row in rows_of(gateway)) == list(wanted)
+    status = gateway.status()
+    assert status["received"] == status["journaled"] + status["deduplicated"]
+
+
+def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
+    gateway.start()
+    told: list[tuple[int, str]] = []
+    with Publisher(
+        broker.uri, state_dir=tmp_path / "p", receipts=True, on_outcome=lambda n, o: told.append((n, o))
+    ) as publisher:
+        receipts = [publisher.publish("t/1", str(n), qos=n % 3, user_properties=[("a", "b")]) for n in range(6)]
+        assert publisher.flush(10, end_to_end=False) == 0
+        gateway.until(journaled=6)
+        assert publisher.flush(1) == 6
+        assert not any(receipt.end_to_end.done() for receipt in receipts)
+        commit(gateway)
+        receipts[5].end_to_end.result(10)
+        assert publisher.flush(10) == 0
+        assert publisher.status()["receipts"]["awaiting"] == 0
+        called = threading.Event()
+        receipts[0].end_to_end.add_done_callback(lambda _stage: called.set())
+        assert called.is_set()
+        expired = publisher.publish("t/1", "6", message_expiry_s=0)
+        with pytest.raises(PublisherError, match="TL-O06"):
+            expired.end_to_end.result(10)
+    assert [n for n, outcome in told if outcome == "arrived"] == list(range(6))
+    assert [row["user_properties"] for row in rows_of(gateway)] == [[{"key": "a", "value": "b"}]] * 6
+
+
+def test_a_publisher_without_receipts_says_so(broker: Mosquitto, tmp_path: Path) -> None:
+    with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
+        failure = publisher.publish("t/1", "1").end_to_end.exception(0)
+    assert isinstance(failure, ConfigError)
+    assert "receipts=True" in str(failure)
+    with pytest.raises(ConfigError, match="receipts need protocol"):
+        Publisher(broker.uri, state_dir=tmp_path / "p", protocol="3.1.1", receipts=True)
+
+
+def test_a_broker_that_loses_its_whole_store(
+    gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
+) -> None:
+    """The messages wait in a broker for a gateway that is down; the broker forgets both; all arrive, once."""
+    with Publisher(broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_patience_s=1) as publisher:
+        for n in range(300):
+            publisher.publish(f"t/{n % 3}", str(n), qos=1 + n % 2, wait=False)
+        assert publisher.flush(30) == 0
+        spark.on.clear()
+        gateway.stop(signal.SIGKILL)
+        for n in range(300, 1000):
+            publisher.publish(f"t/{n % 3}", str(n), qos=1 + n % 2, wait=False)
+        assert publisher.flush(30, end_to_end=False) == 0
+        broker.kill()
+        broker.start()
+        gateway.start()
+        spark.on.set()
+        assert publisher.flush(60) == 0
+        assert publisher.status()["receipts"]["sent_again"] >= 690
+    spark.end()
+    assert gateway.until(state="online")["sessions_lost"] == 1
+    kept_once(gateway, range(1000))
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_kill_9_of_everybody(
+    gateway: Gateway, broker: Mosquitto, new_gateway: NewGateway, tmp_path: Path, qos: int
+) -> None:
+    """Publisher, gateway and broker with its store, in turns; nothing is committed until the end, so all is seen."""
+    gateway.start()
+    state = tmp_path / "p"
+    for life in range(3):
+        command = [sys.executable, "-c", LIFE, broker.uri, str(state), str(life * 200), "200", str(qos)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                if life == 1 and line.strip() == "300":
+                    gateway.stop(signal.SIGKILL)
+                    broker.kill()
+                    broker.start()
+                    gateway.start()
+                if line.strip() == ("sent" if life == 2 else str(life * 200 + 199)):
+                    os.kill(child.pid, signal.SIGKILL)
+                    break
+    gateway.stop(signal.SIGKILL)
+    gateway.start()
+    spark = Committer(gateway)
+    with Publisher(broker.uri, state_dir=state, receipts=True, receipt_patience_s=1) as publisher:
+        assert publisher.flush(60) == 0
+        assert publisher.status()["receipts"]["watermark"] == 600
+    spark.end()
+    kept_once(gateway, range(600))
+    assert gateway.status()["receipts"]["publishers"] == 1
+
+
+def test_nothing_is_sent_again_while_only_kafka_is_away(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
+    gateway.start()
+    with Publisher(broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_patience_s=1) as publisher:
+        for n in range(50):
+            publisher.publish("t/1", str(n), wait=False)
+        wait_until(lambda: publisher.status()["receipts"]["asked"] >= 2, 20, "two questions")
+        assert publisher.status()["receipts"]["sent_again"] == 0
+        assert gateway.status()["deduplicated"] <= publisher.status()["receipts"]["asked"]
+        commit(gateway)
+        assert publisher.flush(20) == 0
+    kept_once(gateway, range(50))
+
+
+def test_asyncio(gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncPublisher(broker.uri, state_dir=tmp_path / "p", receipts=True) as publisher:
+            receipts = await asyncio.gather(*(publisher.publish(f"t/{n}", str(n)) for n in range(20)))
+            await asyncio.gather(*(receipt.end_to_end for receipt in receipts))
+            assert await publisher.flush(5, end_to_end=True) == 0
+
+    asyncio.run(main())
+    kept_once(gateway, range(20))
+    assert spark.on.is_set()
+
+
+def test_the_command_waits_for_kafka(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
+    def pub(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "towline", "pub", broker.uri, "t/{n}", "--durable", str(tmp_path / "p")]
+        return subprocess.run([*command, "--receipts", *more], capture_output=True, text=True, check=False, timeout=60)
+
+    gateway.start()
+    first = pub("--count", "5", "--timeout", "1")
+    assert first.returncode == 1
+    assert "5 messages without a receipt wait in" in first.stderr
+    commit(gateway)
+    spark = Committer(gateway)
+    second = pub("--count", "2")
+    spark.end()
+    assert second.returncode == 0, second.stderr
+    assert "7 messages in Kafka" in second.stdout
