@@ -53,8 +53,9 @@ ROWS: dict[str, Callable[[Guarantee, Knobs], str]] = {
     "the batch that a crash interrupted is": lambda _, knobs: knobs.replay,
     "Kafka producer": producer,
     "Spark": lambda _, knobs: spark(knobs),
-    "way back: Kafka consumer": lambda _, knobs: f"`{knobs.isolation}`" if knobs.isolation else "any",
-    "way back: MQTT publish": lambda _, knobs: f"QoS {knobs.publish_qos}",
+    "way back: Kafka consumer": lambda _, knobs: f"`{knobs.isolation}`",
+    "way back: a batch enters the outbox": lambda _, __: "once",
+    "way back: MQTT publish": lambda _, knobs: f"QoS {' or '.join(map(str, knobs.publish_levels))}",
     "can be lost": lambda _, knobs: knobs.lost,
     "can be doubled": lambda _, knobs: knobs.doubled,
 }

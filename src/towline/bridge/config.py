@@ -27,7 +27,17 @@ __all__ = ["Reader", "load", "parse"]
 _REFERENCE = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 #: What the bridge decides about a gateway from elsewhere in the file.
-_NOT_MQTT = {"name", "state_dir", "subscriptions", "guarantee", "ack_after", "journal", "outbox", "owner_pid", "receipts"}
+_NOT_MQTT = {
+    "name",
+    "state_dir",
+    "subscriptions",
+    "guarantee",
+    "ack_after",
+    "journal",
+    "outbox",
+    "owner_pid",
+    "receipts",
+}
 #: What [mqtt] and [uplink.mqtt] may set: all the rest of `GatewaySettings`.
 _MQTT_KEYS = tuple(name for name in GatewaySettings.model_fields if name not in _NOT_MQTT)
 #: Client settings the sink sets by itself, from the guarantee or this file.

@@ -19,6 +19,7 @@ from towline.bridge.javaclient import java_client
 from towline.bridge.recovery import Evidence, examine, gateway_status, mapping_problem, read_checkpoint
 from towline.bridge.sql import Letters
 from towline.errors import ConfigError
+from towline.gateway.guarantees import knobs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,7 +89,7 @@ def _records(spark: SparkSession, bridge: Bridge, line: DownLine, identity: Iden
     options = {
         **{f"kafka.{name}": value for name, value in java_client(bridge.kafka.client()).items()},
         # Spark's source shows uncommitted and aborted records without it.
-        "kafka.isolation.level": "read_committed",
+        "kafka.isolation.level": knobs(line.guarantee).isolation,
         "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(section.topics),
         "startingOffsets": identity.offsets or _starting(section.starting_offsets),
         "failOnDataLoss": str(section.on_data_loss == "stop").lower(),

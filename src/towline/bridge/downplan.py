@@ -51,7 +51,7 @@ def plan_line(line: DownLine) -> dict[str, Any]:
         "brokers": [str(broker) for broker in gateway.brokers],
         "client_id": gateway.mqtt_client_id,
         "from": f"topics like {section.from_.pattern}" if isinstance(section.from_, KafkaPattern) else section.topics,
-        "isolation": "read_committed",
+        "isolation": knobs(line.guarantee).isolation,
         "starting_offsets": start if isinstance(start, str) else "as listed",
         "on_data_loss": section.on_data_loss,
         "topic": _words(section.topic),

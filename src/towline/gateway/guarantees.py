@@ -29,7 +29,7 @@ class Knobs:
         serves_again: Whether the source serves the batch that a crash interrupted; else it serves it empty.
         replay: The same in words.
         transactions: Whether records and marker are one transaction [I9].
-        isolation: ``isolation.level`` of whoever reads the way back, "" where it does not matter.
+        isolation: ``isolation.level`` of the way back: what is aborted was never said, whatever may be lost.
         publish_levels: QoS that may be published with on the way back; the first is taken where none is written.
         spark: Spark settings that must have this value.
         lost: What can be lost, in words; "no" if nothing.
@@ -72,7 +72,7 @@ KNOBS: Final[Mapping[Guarantee, Knobs]] = MappingProxyType(
             serves_again=False,
             replay="served empty",
             transactions=False,
-            isolation="",
+            isolation="read_committed",
             publish_levels=(0,),
             spark=MappingProxyType({}),
             lost="yes: what is on the way when a process or a broker fails",
