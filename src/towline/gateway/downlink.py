@@ -150,9 +150,14 @@ class Downlink:
         elif isinstance(action, Flying):
             self._fly(action)
 
-    def send_again(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Send messages that are done once more, before newer ones; instead of what was asked for before."""
-        self._repeats = self._read_again(ranges)
+    def send_again(self, ranges: Sequence[tuple[int, int]], wanted: Callable[[int], bool]) -> None:
+        """Send messages that are done once more, before newer ones; instead of what was asked for before.
+
+        Args:
+            ranges: Of numbers.
+            wanted: Asked when the turn of each has come: its row has to stay as long as it is on its way.
+        """
+        self._repeats = (message for message in self._read_again(ranges) if wanted(message.number))
 
     def _read_again(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Outgoing]:
         for first, end in ranges:

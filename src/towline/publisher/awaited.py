@@ -82,6 +82,10 @@ class Awaited:
         nonce = self._question if number == self._carrier else ""
         return Mark(self.publisher, self.epoch, number, min(self.settled.watermark, number), nonce).properties()
 
+    def waits(self, number: int) -> bool:
+        """Whether a message has no receipt and was not given up."""
+        return number not in self.settled
+
     def owed(self, below: int) -> list[tuple[int, int]]:
         """Ranges of numbers that the broker took and that have no receipt."""
         found = []
@@ -201,6 +205,7 @@ def awaited_of(outbox: Outbox, patience_s: float) -> Awaited:
         settled = Ranges(journal.consumers[CONSUMER], note["above"])
     else:
         settled = Ranges(done.watermark, done.above())
+    done.add(0, settled.watermark)  # what has its receipt need not be sent, also if the broker never said so
     awaited = Awaited(journal.journal_id, note["epoch"], settled, done, patience_s)
     keep(outbox, awaited, None)
     return awaited

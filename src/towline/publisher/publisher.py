@@ -16,8 +16,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +46,7 @@ from towline.mqtt.events import (
 from towline.mqtt.session import Session
 from towline.mqtt.transport import Proxy, Tls
 from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep
-from towline.publisher.receipt import Callbacks, Receipt, Stage, call_all, guarded, settle
+from towline.publisher.receipt import Callbacks, Message, Receipt, Stage, call_all, guarded, settle
 from towline.publisher.words import Log, check, closed, endpoints_of, given_up, not_sent, without_receipts, wrong
 
 __all__ = ["Publisher"]
@@ -63,12 +63,6 @@ _LONGEST_TURN: Final = 60.0
 _AT_EXIT: Final = 5.0
 #: Patience with the goodbye, in seconds.
 _GOODBYE: Final = 2.0
-
-
-@dataclass(slots=True)
-class _Message:
-    fields: Mapping[str, Any]
-    receipt: Receipt
 
 
 class Publisher:
@@ -156,7 +150,7 @@ class Publisher:
         self._log = Log()
         #: guards everything below, and is told of every change
         self._changed = threading.Condition()
-        self._queue: deque[_Message] = deque()
+        self._queue: deque[Message] = deque()
         #: the disk thread is at work on a group
         self._storing = False
         self._closing = False
@@ -268,7 +262,7 @@ class Publisher:
         receipt = Receipt(topic, self._changed, self._kept)
         if self._awaited is None:
             receipt.end_to_end._settle(failure=without_receipts(self._where))  # noqa: SLF001 - ours
-        self._enqueue(_Message(fields, receipt))
+        self._enqueue(Message(fields, receipt))
         if wait:
             receipt.on_disk.result()
         return receipt
@@ -359,7 +353,7 @@ class Publisher:
             waiting = max(waiting, self._outbox.end - settled.watermark - settled.count_above())
         return len(self._queue) + int(self._storing) + waiting
 
-    def _enqueue(self, message: _Message) -> None:
+    def _enqueue(self, message: Message) -> None:
         with self._changed:
             while not self._closing and self._dead is None:
                 full = self._full_since if self._overflow == "refuse" else None
@@ -384,7 +378,7 @@ class Publisher:
         except BaseException as error:  # noqa: BLE001 - told to everybody who waits
             self._die(error)
 
-    def _next_group(self) -> list[_Message]:
+    def _next_group(self) -> list[Message]:
         with self._changed:
             self._storing = False
             self._changed.notify_all()
@@ -394,7 +388,7 @@ class Publisher:
             self._storing = bool(group)
             return group
 
-    def _store(self, group: list[_Message]) -> None:
+    def _store(self, group: list[Message]) -> None:
         rows = arrived(rows_of([message.fields for message in group]), time.time_ns() // 1000)
         while True:
             try:
@@ -406,7 +400,7 @@ class Publisher:
                 break
         self._stored(group, end - len(group))
 
-    def _stored(self, group: list[_Message], first: int) -> None:
+    def _stored(self, group: list[Message], first: int) -> None:
         callbacks: Callbacks = []
         with self._changed:
             self._full_since = None
@@ -425,7 +419,7 @@ class Publisher:
         self._connection.wake()
         call_all(callbacks)
 
-    def _hold_back(self, group: list[_Message], error: JournalFull) -> bool:
+    def _hold_back(self, group: list[Message], error: JournalFull) -> bool:
         """Wait for room, or refuse the group; whether to try again."""
         with self._changed:
             self._full_since = error
@@ -463,7 +457,7 @@ class Publisher:
                 if self._awaited is not None:
                     self._awaited.offline()
             if self._awaited is not None and (asking := self._awaited.turn(time.monotonic())):
-                self._downlink.send_again(asking)
+                self._downlink.send_again(asking, self._awaited.waits)
             self._downlink.turn(unsent=connection.unsent)
         except JournalFull as error:  # what can't be made durable must not be acted on
             connection.renew(
@@ -545,7 +539,6 @@ class Publisher:
         self._handle(Stored(action.ticket))
 
     def _take(self, awaited: Awaited, told: Told) -> None:
-        numbers: range = range(0)
         callbacks: Callbacks = []
         with self._changed:
             before = awaited.settled.watermark
@@ -569,7 +562,7 @@ class Publisher:
                 guarded(partial(self._told, number, "arrived"))
         if lost:
             self._log.warning("the broker lost messages; sending them again", count=sum(e - s for s, e in lost))
-            self._downlink.send_again(lost)
+            self._downlink.send_again(lost, awaited.waits)
 
     # -- inside: ending --
 

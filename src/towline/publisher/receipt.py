@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-__all__ = ["Callbacks", "Receipt", "Stage", "call_all", "guarded", "settle"]
+__all__ = ["Callbacks", "Message", "Receipt", "Stage", "call_all", "guarded", "settle"]
 
 T = TypeVar("T")
 
@@ -123,6 +124,19 @@ class Receipt:
     def __repr__(self) -> str:
         state = "at broker" if self.at_broker.done() else "on disk" if self.on_disk.done() else "queued"
         return f"Receipt({self.topic!r}, {state})"
+
+
+@dataclass(slots=True)
+class Message:
+    """What `publish` was given, on its way to the disk.
+
+    Attributes:
+        fields: The columns of its row.
+        receipt: What the caller holds.
+    """
+
+    fields: Mapping[str, Any]
+    receipt: Receipt
 
 
 #: What is to be called, once no lock is held, for stages that were settled.
