@@ -24,31 +24,72 @@ __all__ = ["demo"]
 
 
 def demo(
+    scene: Annotated[
+        str, typer.Argument(help="kills, or receipts: a broker that loses its store.", metavar="[kills|receipts]")
+    ] = "kills",
     *,
-    guarantee: Annotated[str, typer.Option(help="at_most_once, at_least_once or exactly_once.")] = "at_least_once",
-    messages: Annotated[int, typer.Option(min=100, max=1_000_000, help="Numbered messages.")] = 20_000,
+    guarantee: Annotated[
+        str | None,
+        typer.Option(help="at_most_once, at_least_once or exactly_once (default at_least_once; receipts: the last)."),
+    ] = None,
+    messages: Annotated[
+        int | None, typer.Option(min=100, max=1_000_000, help="Numbered messages (default 20000; receipts: 5000).")
+    ] = None,
     devices: Annotated[int, typer.Option(min=8, max=1000, help="Publishing devices.")] = 50,
-    rate: Annotated[float, typer.Option(min=1, help="Messages a second.")] = 1000,
+    rate: Annotated[float | None, typer.Option(min=1, help="Messages a second (default 1000; receipts: 500).")] = None,
     kills: Annotated[bool, typer.Option(help="Kill the gateway and Spark on the way.")] = True,
     keep: Annotated[Path | None, typer.Option(help="Keep logs, configuration and data in this directory.")] = None,
 ) -> None:
     """Start real brokers and a bridge, publish numbered messages, kill -9 on the way, and show the account.
 
+    With receipts, Mosquitto keeps nothing on disk and is killed with messages in its memory while the bridge is down,
+    and the publisher is killed in the middle: every message is in Kafka once.
+
     Example: towline demo --messages 50000 --keep /tmp/demo
     """
     from towline.gateway.settings import Guarantee  # noqa: PLC0415 - loaded when it is called
-    from towline.prove.demo import Demo  # noqa: PLC0415
 
-    if guarantee not in list(Guarantee):
-        raise typer.BadParameter(f"choose from {', '.join(Guarantee)}", param_hint="--guarantee")
+    receipts = scene == "receipts"
+    if scene not in ("kills", "receipts"):
+        raise typer.BadParameter("choose from kills, receipts", param_hint="SCENE")
+    guarantee = guarantee or ("exactly_once" if receipts else "at_least_once")
+    if guarantee not in list(Guarantee) or (receipts and guarantee == Guarantee.AT_MOST_ONCE):
+        allowed = list(Guarantee)[1:] if receipts else list(Guarantee)
+        raise typer.BadParameter(f"choose from {', '.join(allowed)}", param_hint="--guarantee")
     # Ended by a signal, everything that was started still ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if not (_receipts if receipts else _kills)(guarantee, messages, devices, rate, keep, kills=kills):
+        raise typer.Exit(1)
+
+
+def _kills(
+    guarantee: str, messages: int | None, devices: int, rate: float | None, keep: Path | None, *, kills: bool
+) -> bool:
+    from towline.prove.demo import Demo  # noqa: PLC0415
+
     began = time.monotonic()
     with _Screen() as stage:
-        account = Demo(stage, guarantee, messages, devices, rate, keep, kills).run()
+        account = Demo(stage, guarantee, messages or 20_000, devices, rate or 1000, keep, kills).run()
     _tell(account, devices, time.monotonic() - began)
-    if not account.ok:
-        raise typer.Exit(1)
+    return account.ok
+
+
+def _receipts(
+    guarantee: str, messages: int | None, _devices: int, rate: float | None, keep: Path | None, *, kills: bool
+) -> bool:
+    from towline.prove.receipts import ReceiptsDemo  # noqa: PLC0415
+
+    if not kills:
+        raise typer.BadParameter("receipts are shown by kills", param_hint="--no-kills")
+    began = time.monotonic()
+    with _Screen() as stage:
+        account = ReceiptsDemo(stage, guarantee, messages or 5_000, rate or 500, keep).run()
+    lost = account.offered - account.in_kafka
+    _say("account", f"offered {account.offered:,} = in Kafka {account.in_kafka:,} + lost {lost:,}")
+    _say("", f"doubled {account.doubled:,} ({account.guarantee})")
+    _say("", f"sent again by the publisher {account.sent_again:,}   repeats dropped by the gateway {account.dropped:,}")
+    _say("done" if account.ok else "failed", f"{time.monotonic() - began:.0f} s")
+    return account.ok
 
 
 def _tell(account: Account, devices: int, seconds: float) -> None:

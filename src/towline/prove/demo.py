@@ -26,7 +26,7 @@ from towline.prove.reader import Tail, read_topic
 from towline.prove.referee import Verdict, judge
 from towline.prove.subject import BridgeRun, NotReady
 
-__all__ = ["Demo", "DemoFailed", "Moment", "Stage"]
+__all__ = ["CONFIG", "LINE", "TOPIC", "Demo", "DemoFailed", "Moment", "Stage", "last_line", "ready"]
 
 TOPIC: Final = "telemetry"
 LINE: Final = "telemetry"
@@ -35,7 +35,7 @@ _START_S: Final = 400.0
 #: The way of the last message into Kafka after two kills, in seconds.
 _DRAIN_S: Final = 180.0
 
-_CONFIG: Final = """\
+CONFIG: Final = """\
 # Written by towline demo; towline check and towline run take it as it is.
 name = "demo"
 state_dir = "{state_dir}"
@@ -157,7 +157,7 @@ class Demo:
 
     def _configure(self, directory: Path, mosquitto: Mosquitto, kafka: Kafka) -> Path:
         config = directory / "bridge.toml"
-        text = _CONFIG.format(
+        text = CONFIG.format(
             state_dir=directory / "state",
             mqtt=mosquitto.uri,
             kafka=kafka.bootstrap,
@@ -171,21 +171,15 @@ class Demo:
     def _start(self, bridge: BridgeRun) -> None:
         began = time.monotonic()
         bridge.start()
-        ready = _wait(lambda: not bridge.running or self._reading(bridge), _START_S)
-        if not ready or not bridge.running:
-            what = f"the bridge did not start: {_last_line(bridge.log)}"
+        started = _wait(lambda: not bridge.running or ready(bridge), _START_S)
+        if not started or not bridge.running:
+            what = f"the bridge did not start: {last_line(bridge.log)}"
             raise DemoFailed("TL-P10", "demo", what, f"See {bridge.log} and the logs beside it.")
         seconds = time.monotonic() - began
         self.stage.step(
             f'line "{LINE}"',
             f"telemetry/{{device}}/data → kafka:{TOPIC}   {self.guarantee}   acks after fdatasync   {seconds:.1f} s",
         )
-
-    def _reading(self, bridge: BridgeRun) -> bool:
-        """Whether the gateway is subscribed and Spark has finished its first, empty batch: what follows is warm."""
-        board = read_board(bridge.state_dir.parent) or {"lines": {}}
-        line = board["lines"].get(LINE, {})
-        return (bridge.status() or {}).get("state") == "online" and line.get("batch_ms", 0) > 0
 
     def _perform(
         self, directory: Path, bridge: BridgeRun, mosquitto: Mosquitto, kafka: Kafka
@@ -231,7 +225,7 @@ class Demo:
             if load.ended and all(f.done for f in faults) and self._drained(bridge):
                 return
             if time.monotonic() - last_change > _DRAIN_S:
-                what = f"nothing moved for {_DRAIN_S:g} s: {_last_line(bridge.log)}"
+                what = f"nothing moved for {_DRAIN_S:g} s: {last_line(bridge.log)}"
                 raise NotReady("TL-P01", "demo", what, f"See {bridge.log} and the logs beside it.")
 
     def _observe(self, bridge: BridgeRun, in_kafka: int) -> None:
@@ -327,7 +321,15 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-def _last_line(log: Path) -> str:
+def ready(bridge: BridgeRun) -> bool:
+    """Whether the gateway is subscribed and Spark has finished its first, empty batch: what follows is warm."""
+    board = read_board(bridge.state_dir.parent) or {"lines": {}}
+    line = board["lines"].get(LINE, {})
+    return (bridge.status() or {}).get("state") == "online" and line.get("batch_ms", 0) > 0
+
+
+def last_line(log: Path) -> str:
+    """What a process said last, for an error message."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return lines[-1] if lines else "it said nothing"
 
