@@ -76,8 +76,9 @@ def _begun(line: DownLine, bridge: Bridge, identity: Identity, seen: Evidence) -
     if not seen.decided:
         mapping_problem(line, bridge.file, identity, seen, digest)
         return identity
-    told = gateway_status(line.gateway.state_dir).get("broker_max_packet_bytes")
-    limit = identity.packet_limit if told is None else int(told)
+    status = gateway_status(line.gateway.state_dir)
+    online = status.get("state") == "online"  # only then the broker's word is known, and None means no limit
+    limit = int(status.get("broker_max_packet_bytes") or 0) if online else identity.packet_limit
     begun = replace(identity, mapping=digest, packet_limit=limit)
     begun.save(line.gateway.state_dir)
     return begun

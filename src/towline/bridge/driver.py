@@ -27,6 +27,7 @@ from towline.bridge import downlink
 from towline.bridge.backoff import Backoff
 from towline.bridge.failures import reason
 from towline.bridge.identity import Identity
+from towline.bridge.javaclient import java_client
 from towline.bridge.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.recovery import examine, gather, starting
 from towline.bridge.sql import Letters, Repeats, apply
@@ -90,6 +91,8 @@ def session(bridge: Bridge) -> SparkSession:
     ``spark.sql.ansi.enabled`` is off: under ANSI rules one payload that does not cast in a ``where`` would raise, fail
     its batch for ever and stop the line; without them it is null, and the message counts as filtered.
     """
+    if bridge.downlinks:
+        java_client(bridge.kafka.client())  # its secrets, in the environment the JVM inherits
     local = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     conf: dict[str, bool | float | int | str | None] = {
         **towline.spark_conf(),

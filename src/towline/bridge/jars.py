@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from towline.bridge.javaclient import java_client
 from towline.devstack.connector import known_spark_kafka_jars, spark_kafka_jars
 from towline.errors import ConfigError, SetupError
 
@@ -23,9 +24,12 @@ def equipped(bridge: Bridge) -> Bridge:
     """The bridge with the jars its downlinks need; as it is when it has none, or the file names them.
 
     Raises:
-        ConfigError: TL-B07 when they can't be had.
+        ConfigError: TL-B07 when they can't be had; TL-C77 when their client can't have a setting of [kafka].
     """
-    if not bridge.downlinks or bridge.spark.kafka_jars:
+    if not bridge.downlinks:
+        return bridge
+    java_client(bridge.kafka.client(), {})
+    if bridge.spark.kafka_jars:
         return bridge
     try:
         jars = spark_kafka_jars(version("pyspark"))

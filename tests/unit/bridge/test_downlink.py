@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from towline.bridge import jars
 from towline.bridge.config import parse
 from towline.bridge.downaccount import DownCounts, down_account
 from towline.bridge.downlink import facts
@@ -25,7 +26,7 @@ from towline.bridge.model import Bridge, DownLine
 from towline.bridge.plan import plan_of, render
 from towline.bridge.recovery import begin_again, mapping_problem, read_checkpoint
 from towline.bridge.remap import Fate, Returner
-from towline.errors import ConfigError, TowlineError
+from towline.errors import ConfigError, SetupError, TowlineError
 from towline.kafka.deadletters import Letter, Reason
 
 GOOD = """\
@@ -280,3 +281,24 @@ def test_data_kafka_has_deleted_stops_the_line() -> None:
     told = reason("x [KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost.", 'line "commands"')
     assert (told.code, told.permanent) == ("TL-B06", True)
     assert 'on_data_loss = "go_on"' in told.text
+
+
+def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("spark-sql-kafka-0-10_2.13-9.9.9.jar", "kafka-clients-3.9.2.jar"):
+        (tmp_path / name).touch()
+    text = GOOD + '[spark]\nkafka_jars = ["spark-sql-kafka-0-10_2.13-9.9.9.jar", "kafka-clients-3.9.2.jar"]\n'
+    bridge = read(text, tmp_path)
+    assert jars.equipped(bridge) is bridge
+    assert jars.told(bridge).endswith(": spark-sql-kafka-0-10_2.13 9.9.9")
+    with pytest.raises(ConfigMistakes, match=r"the jar .*gone.jar is not there"):
+        read(text.replace("kafka-clients-3.9.2.jar", "gone.jar"), tmp_path)
+
+    def nothing(version: str) -> list[Path]:
+        raise SetupError("TL-S15", "maven", f"no {version}", "")
+
+    monkeypatch.setattr(jars, "spark_kafka_jars", nothing)
+    monkeypatch.setattr(jars, "known_spark_kafka_jars", lambda _: [])
+    bare = read(GOOD, tmp_path)
+    assert "Maven brings its jars at the first start" in jars.told(bare)
+    with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be had .* \[TL-B07\]"):
+        jars.equipped(bare)
