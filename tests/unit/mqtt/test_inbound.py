@@ -190,3 +190,35 @@ def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
     inbound.disconnect()
     with pytest.raises(AliasError, match="before it gave it a topic"):
         inbound.publishes(aliased("", 1))
+
+
+def known_by_payload(inbound: Inbound) -> None:
+    """Who knows messages by what they say: those with `b"old"` are stored already."""
+    inbound.screen = lambda packets: {place for place, packet in enumerate(packets) if packet.payload == b"old"}
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_message_known_by_its_publishers_name_is_answered_and_not_stored(qos: int) -> None:
+    inbound = Inbound(5)
+    known_by_payload(inbound)
+    ids = (1, 2, 3) if qos else (0, 0, 0)
+    delivery = take(inbound, *(publish(i, p, qos=qos) for i, p in zip(ids, (b"old", b"new", b"old"), strict=True)))
+    assert delivery is not None
+    assert [packet.payload for packet in delivery.messages.packets] == [b"new"]
+    assert (delivery.first, inbound.next_number, inbound.repeats) == (5, 6, 2)
+    assert delivery.held.keys() == ({2} if qos == 2 else set())
+    answer = {0: b"", 1: b"\x40\x02\x00\x01", 2: pubrec(1)}[qos]
+    assert inbound.settle(inbound.settled) == answer, "only what stands before the new one"
+    assert stored(inbound, delivery) == {0: b"", 1: b"\x40\x02\x00\x02\x40\x02\x00\x03", 2: pubrec(2, 3)}[qos]
+
+
+def test_the_id_of_a_known_message_is_released_as_any_other() -> None:
+    inbound = Inbound()
+    known_by_payload(inbound)
+    assert take(inbound, publish(7, b"old")) is None
+    assert inbound.settle(inbound.settled) == pubrec(7)
+    assert inbound.release((7,)) == b"", "not before it is durable that the id is free"
+    assert stored(inbound, inbound.hand_over()) == pubcomp(7)
+    delivery = take(inbound, publish(7, b"new"))
+    assert delivery is not None
+    assert len(delivery.messages) == 1

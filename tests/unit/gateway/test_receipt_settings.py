@@ -1,0 +1,41 @@
+"""What can't go together with receipts is said before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from towline.gateway.settings import GatewaySettings
+
+
+def made(**more: Any) -> GatewaySettings:
+    given = {"name": "g", "state_dir": Path("g"), "brokers": "mqtt://b", "subscriptions": [{"filter": "t/#"}]}
+    return GatewaySettings.model_validate({**given, "receipts": {}, **more})
+
+
+def test_the_defaults_are_those_of_the_page() -> None:
+    receipts = made().receipts
+    assert receipts is not None
+    assert receipts.model_dump() == {
+        "prefix": "towline/receipts", "max_publishers": 10_000, "max_ranges": 256, "keep_s": 30 * 86400,
+    }  # fmt: skip
+    assert made(receipts=None).receipts is None
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"guarantee": "at_most_once"}, "receipts need guarantee"),
+        ({"protocol": "auto"}, "receipts need protocol"),
+        ({"subscriptions": [{"filter": "$share/g/t/#"}]}, "shares them with others"),
+        ({"receipts": {"prefix": "a/#"}}, "pattern"),
+        ({"receipts": {"prefix": "a/"}}, "pattern"),
+        ({"receipts": {"prefix": "$SYS"}}, "pattern"),
+    ],
+)
+def test_contradictions_are_refused(more: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValidationError, match=what):
+        made(**more)

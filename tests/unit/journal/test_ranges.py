@@ -1,0 +1,36 @@
+"""Sets of numbers that fill up from below, against plain sets."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.journal.ranges import Ranges
+
+TOP = 30
+NUMBERS = st.sets(st.integers(0, TOP - 1))
+
+
+def made(watermark: int, numbers: set[int]) -> tuple[Ranges, set[int]]:
+    ranges = Ranges(watermark)
+    for number in numbers:
+        ranges.add(number)
+    return ranges, numbers | set(range(watermark))
+
+
+@given(st.integers(0, TOP), NUMBERS, st.integers(0, TOP), st.integers(0, TOP))
+def test_what_is_missing_is_what_is_not_there(watermark: int, numbers: set[int], start: int, end: int) -> None:
+    ranges, model = made(watermark, numbers)
+    missing = ranges.missing(start, end)
+    assert [n for s, e in missing for n in range(s, e)] == [n for n in range(start, end) if n not in model]
+    assert all(s < e for s, e in missing)
+    assert ranges.end == max(model, default=-1) + 1
+
+
+@given(st.integers(0, TOP), NUMBERS, st.integers(0, TOP))
+def test_a_number_touches_where_it_makes_no_further_range(watermark: int, numbers: set[int], number: int) -> None:
+    ranges, _ = made(watermark, numbers)
+    before = ranges.pieces
+    touches = ranges.touches(number)
+    ranges.add(number)
+    assert touches == (ranges.pieces <= before)
