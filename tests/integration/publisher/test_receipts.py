@@ -20,6 +20,9 @@ from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
 from towline import AsyncPublisher, Publisher
 from towline.devstack import Mosquitto
 from towline.errors import ConfigError, GatewayError, PublisherError
+from towline.gateway.settings import GatewaySettings
+from towline.prove.strace import Injection, fired, wrapped
+from towline.prove.subject import GatewayRun
 
 __all__ = ["new_gateway"]
 
@@ -234,3 +237,75 @@ def test_the_command_waits_for_kafka(gateway: Gateway, broker: Mosquitto, tmp_pa
     spark.end()
     assert second.returncode == 0, second.stderr
     assert "7 messages in Kafka" in second.stdout
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("ptrace")
+@pytest.mark.parametrize(("call", "points"), [("fdatasync", (2, 7)), ("writev", (4, 11))])
+def test_a_gateway_killed_at_a_durable_write(
+    broker: Mosquitto, tmp_path: Path, call: str, points: tuple[int, ...]
+) -> None:
+    _killed_at(broker, tmp_path, call, points)
+
+
+@pytest.mark.long
+@pytest.mark.faults
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("ptrace")
+@pytest.mark.parametrize("call", ["fdatasync", "writev", "fsync"])
+def test_a_gateway_killed_at_every_durable_write(broker: Mosquitto, tmp_path: Path, call: str) -> None:
+    _killed_at(broker, tmp_path, call, range(1, 100))
+
+
+def _killed_at(broker: Mosquitto, tmp_path: Path, call: str, points: range | tuple[int, ...]) -> None:
+    """The gateway dies at its n-th write or sync, the next goes on: each message once, and each gets its receipt."""
+    for when in points:
+        name, log = f"g{when}", tmp_path / f"strace{when}"
+        settings = GatewaySettings.model_validate(
+            {
+                "name": name,
+                "state_dir": tmp_path / name,
+                "brokers": broker.uri,
+                "subscriptions": [{"filter": f"{name}/#", "qos": 1}],
+                "receipts": {},
+                "journal": {"retain_bytes": 1 << 20},
+            }
+        )
+        injection = Injection(call, str(when), "KILL")
+        with GatewayRun(settings).start(lambda command, i=injection, f=log: wrapped(command, i, f)) as run:  # type: ignore[misc]
+            with Publisher(
+                broker.uri, state_dir=tmp_path / f"p{when}", receipts=True, receipt_patience_s=1
+            ) as publisher:
+                for number in range(12):
+                    publisher.publish(f"{name}/{number % 2}", str(number), qos=1 + number % 2)
+                    _commit(run)
+                wait_until(lambda p=publisher, r=run: _goes_on(r) and not p.awaiting, 60, "all receipts")  # type: ignore[misc]
+            client, status = run.client(), run.status()
+            assert client is not None
+            assert status is not None
+            with client:
+                rows = [row for batch in client.read(status["journal"], 0, status["end"]) for row in batch.to_pylist()]
+            assert sorted(int(row["payload"]) for row in rows) == list(range(12)), (call, when)
+            run.kill()
+        if not fired(log):
+            return
+
+
+def _goes_on(run: GatewayRun) -> bool:
+    """Commit; start a gateway that has died, and this time let it live."""
+    if not run.running:
+        run.start().ready()
+    return _commit(run)
+
+
+def _commit(run: GatewayRun) -> bool:
+    """Commit what a gateway has; False while it does not answer."""
+    status, client = run.status(), run.client()
+    if status is None or client is None:
+        return False
+    try:
+        with client:
+            client.wait(client.open("spark"), status["end"], timeout_s=0)
+    except GatewayError:
+        return False
+    return True
