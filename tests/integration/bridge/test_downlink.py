@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,79 +102,102 @@ PROPERTIES: list[dict[str, Any]] = [
 ]
 
 
-def test_round_trip_request_response_and_dead_letters(
-    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic, devices: list[Device | Ear]
-) -> None:
-    """A device's request goes up, is answered in Kafka, and the answer comes down where the device asked for it."""
-    requests, answers, dead = topic("requests"), topic("answers"), topic("dead")
-    lines = f'''
-[[uplink]]
-name = "up"
-dead_letter_topic = false
-route = [{{ from = "requests/{{device}}", topic = "{requests}", key = "{{device}}" }}]
-
+EXAMPLES = Path(__file__).parents[3] / "examples"
+#: Beside the lines of the example: one that sends every request back, and whatever is put into another topic.
+BACK = """
 [[downlink]]
 name = "line"
 guarantee = "exactly_once"
-from = ["{requests}", "{answers}"]
-topic = {{ sql = """CASE topic WHEN '{requests}' THEN concat('back/', CAST(key AS STRING))
-    ELSE CAST(get(filter(headers, h -> h.key = 'mqtt.response-topic'), 0).value AS STRING) END""" }}
+from = ["requests", "{extra}"]
 where = "coalesce(CAST(value AS STRING), '') <> 'skip'"
 dead_letter_topic = "{dead}"
-'''
-    write(bridge, mosquitto, kafka, lines)
+[downlink.topic]
+sql = "CASE topic WHEN 'requests' THEN concat('back/', CAST(key AS STRING)) ELSE CAST(key AS STRING) END"
+"""
+
+
+@pytest.fixture
+def application(kafka: Kafka) -> Iterator[subprocess.Popen[bytes]]:
+    """The answering end of the example."""
+    made = subprocess.Popen([sys.executable, str(EXAMPLES / "request_response.py"), kafka.bootstrap])
+    yield made
+    made.send_signal(signal.SIGTERM)
+    assert made.wait(30) == 0
+
+
+def test_round_trip_request_response_and_dead_letters(
+    bridge: Running,
+    mosquitto: Mosquitto,
+    kafka: Kafka,
+    topic: NewTopic,
+    devices: list[Device | Ear],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """A device's request goes up, is answered in Kafka, and the answer comes down where the device asked for it."""
+    extra, dead = topic("extra"), topic("dead")
+    kafka.create_topics({"requests": 1, "answers": 1})
+    request.getfixturevalue("application")
+    for name, value in {"STATE": bridge.directory / "state", "MQTT": mosquitto.uri, "KAFKA": kafka.bootstrap}.items():
+        monkeypatch.setenv(f"TOWLINE_{name}", str(value))
+    example = (EXAMPLES / "request_response.toml").read_text()
+    bridge.file.write_text(example + BACK.format(extra=extra, dead=dead))
     devices.append(device := Device(mosquitto, "back/#"))
     device.client.subscribe("answers/#", 2)
     bridge.start()
-    wait_until(
-        lambda: (
-            (bridge.directory / "state" / "bridge.json").exists()
-            and all(line["gateway_running"] for line in lines_of(bridge).values())
-        ),
-        PATIENCE,
-        "both gateways",
-    )
+    wait_until(lambda: "requests" in running(bridge), PATIENCE, "the uplink's gateway")
     for number, properties in enumerate(PROPERTIES):
-        device.publish(f"requests/d{number}", b"\x00\xff%d" % number, properties)
-    wait_until(lambda: len(device.messages) >= len(PROPERTIES), PATIENCE, "what went up to come down")
-    for number, (message, sent) in enumerate(zip(device.messages, PROPERTIES, strict=True)):
-        assert (message.topic, message.payload, message.qos) == (f"back/d{number}", b"\x00\xff%d" % number, 2)
-        came = message.properties.json()
-        wanted = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        for name, value in sent.items():
-            setattr(wanted, name, value)
-        expected = wanted.json()  # type: ignore[no-untyped-call]
-        expiry = came.pop("MessageExpiryInterval", None)
-        assert came == {name: value for name, value in expected.items() if name != "MessageExpiryInterval"}
-        assert (expiry is None) == ("MessageExpiryInterval" not in sent)
+        device.publish(f"requests/d{number}", b"\x00\xffx%d" % number, properties)
+    wait_until(lambda: len(device.messages) > len(PROPERTIES), PATIENCE, "what went up to come down, and the answer")
 
-    # an application reads the request from Kafka and answers with the headers that name device and question
+    came = {message.topic: message for message in device.messages}
+    for number, sent in enumerate(PROPERTIES):
+        message = came[f"back/d{number}"]
+        assert (message.payload, message.qos) == (b"\x00\xffx%d" % number, 2)
+        assert_same(message.properties, sent)
+    answer = came["answers/d1"]
+    assert answer.payload == b"\x00\xffX1"
+    assert_same(answer.properties, {"CorrelationData": b"\x00\xff\x01"})
+
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    asked = [("mqtt.response-topic", b"answers/d1"), ("mqtt.correlation-data", b"\x00\xff\x01")]
-    producer.produce(answers, b"42", b"d1", headers=[*asked, ("trace", b"t1")])
-    producer.produce(answers, b"skip", b"d1", headers=[*asked])
-    producer.produce(answers, b"nowhere", b"d1", headers=[("raw", b"\xff")])
-    producer.produce(answers, b"wild", b"d1", headers=[("mqtt.response-topic", b"a/#")])
+    producer.produce(extra, b"42", b"back/fine", headers=[("trace", b"t1"), ("null", None)])
+    producer.produce(extra, b"skip", b"back/skip")
+    producer.produce(extra, b"nowhere")
+    producer.produce(extra, b"wild", b"back/#")
     assert producer.flush(30) == 0
-    wait_until(lambda: len(device.messages) > len(PROPERTIES), PATIENCE, "the answer")
-    answer = device.messages[-1]
-    assert (answer.topic, answer.payload) == ("answers/d1", b"42")
-    assert answer.properties.CorrelationData == b"\x00\xff\x01"
-    assert ("trace", "t1") in answer.properties.UserProperty
-
     known = wait_until(
         lambda: (a := accounts(bridge)["line"]) and a["dead_lettered"] == 2 and a["waiting"] == 0 and a,
         PATIENCE,
         "the account",
     )
     assert (known["taken"], known["delivered"], known["filtered"], known["adds_up"]) == (7, 4, 1, True)
-    shown = towline("dlq", "show", str(bridge.file), "--json")
+    wait_until(lambda: device.messages[-1].topic == "back/fine", 30, "the last message")
+    assert_same(device.messages[-1].properties, {"UserProperty": [("trace", "t1"), ("null", "")]})
+    shown = towline("dlq", "show", str(bridge.file), "--line", "line", "--json")
     assert {row["reason"]: row["letters"] for row in shown["waiting"]} == {"topic_absent": 1, "topic_illegal": 1}
-    assert {row["topic"] for row in shown["first"]} == {answers}
+    assert {row["topic"] for row in shown["first"]} == {extra}
     assert bridge.interrupt() == 0
     assert "Spark's Kafka source for PySpark" in bridge.out
     assert "taken 7 = delivered 4 + dead-lettered 2 + filtered 1 + waiting 0   adds up ✓" in bridge.out
     assert "Traceback" not in bridge.out
+
+
+def running(bridge: Running) -> set[str]:
+    """The lines whose gateways answer."""
+    if not (bridge.directory / "state" / "bridge.json").exists():
+        return set()
+    return {name for name, line in lines_of(bridge).items() if line["gateway_running"]}
+
+
+def assert_same(came: Any, sent: dict[str, Any]) -> None:
+    """Every property is as it was sent; of an expiry some time may be gone."""
+    wanted = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    for name, value in sent.items():
+        setattr(wanted, name, value)
+    expected, found = wanted.json(), came.json()  # type: ignore[no-untyped-call]
+    expiry = (expected.pop("MessageExpiryInterval", None), found.pop("MessageExpiryInterval", None))
+    assert found == expected
+    assert (expiry[0] is None) == (expiry[1] is None)
 
 
 def towline(*words: str) -> Any:

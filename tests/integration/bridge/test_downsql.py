@@ -24,7 +24,7 @@ from towline.gateway.rows import SPARK_SCHEMA
 from towline.gateway.settings import Guarantee
 from towline.kafka.deadletters import Letter, Reason, from_record
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 COLUMNS = [part.split(" ")[0] for part in SPARK_SCHEMA.replace("struct<key: string, value: string>", "x").split(", ")]
 RECORD = (
@@ -57,7 +57,7 @@ MESSAGE = st.fixed_dictionaries(
     }
 )
 #: Many messages at once, because a Spark job costs more than all of them.
-MANY = st.lists(MESSAGE, min_size=100, max_size=200)
+MANY = st.lists(MESSAGE, min_size=60, max_size=120)
 
 
 def section(**said: Any) -> DownlinkSection:
