@@ -169,8 +169,10 @@ class Downlink:
 
     @property
     def oldest(self) -> int | None:
-        """The smallest number on its way or put off, whose row has to stay; None when there is none."""
-        return self._dispatch.oldest
+        """The smallest number whose row has to stay: on its way, put off, or so as the disk knows it; None for none."""
+        on_disk = [number for number, _ in self._outbox.journal.held.values()]
+        waiting = self._dispatch.oldest
+        return min(on_disk if waiting is None else (*on_disk, waiting), default=None)
 
     def turn(self, *, unsent: int = 0) -> None:
         """Hand over what may go, and bring to the disk what is due.

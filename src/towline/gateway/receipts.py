@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
 from towline.gateway.receipts_wire import Mark, Receipt, mark_of
@@ -71,6 +72,10 @@ class _Publisher:
     asked: str = ""
     #: the watermark last told; -1 for none by this process
     told: int = -1
+    #: the largest LOW heard by this process: everything below is in all three sets
+    low: int = 0
+    #: a note says at least this watermark
+    noted: int = 0
     #: this gateway may have missed something of it: it should ask
     fresh: bool = False
 
@@ -114,6 +119,10 @@ class Ledger:
         self._waiting: set[str] = set()
         #: those with something to tell, in order
         self._due: dict[str, None] = {}
+        #: packet, by its identity, → its mark, from `screen` to `marks`: the session holds the packets meanwhile
+        self._new: dict[int, Mark] = {}
+        #: rows below are in Kafka; None before the first word of it
+        self._upto: int | None = None
         self.deferred = 0
         self.unknown = 0
         for name, note in notes.items():
@@ -123,7 +132,7 @@ class Ledger:
     def _restore(self, name: str, note: Sequence[Any], end: int) -> None:
         epoch, watermark, above, committed, heard_s = note
         journaled = Ranges(watermark, above)
-        known = _Publisher(epoch, _copy(journaled), journaled, Ranges(committed), heard_s, fresh=True)
+        known = _Publisher(epoch, _copy(journaled), journaled, Ranges(committed), heard_s, noted=committed, fresh=True)
         # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
         known.waiting.append((end, _copy(journaled)))
         self._publishers[name] = known
@@ -141,9 +150,18 @@ class Ledger:
         for place, packet in enumerate(packets):
             properties = packet.user_properties
             mark = mark_of(properties) if properties else None
-            if mark is not None and self.take(mark, now_s) in (Verdict.REPEAT, Verdict.DEFERRED):
+            if mark is None:
+                continue
+            verdict = self.take(mark, now_s)
+            if verdict is Verdict.NEW:
+                self._new[id(packet)] = mark
+            elif verdict is not Verdict.UNKNOWN:
                 dropped.add(place)
         return dropped
+
+    def marks(self, packets: Sequence[_Marked]) -> list[Mark | None]:
+        """The marks of messages that `screen` let in as new, once; reading them anew would cost as much again."""
+        return [self._new.pop(id(packet), None) for packet in packets]
 
     def take(self, mark: Mark, now_s: int) -> Verdict:
         """Judge a message and, if it is new, see it."""
@@ -173,7 +191,7 @@ class Ledger:
             return None
         low = mark.low
         fresh = _Publisher(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now_s)
-        fresh.told = low  # the publisher knows
+        fresh.told = fresh.low = low  # the publisher knows
         self._publishers[mark.publisher] = fresh
         self._waiting.discard(mark.publisher)
         self._due.pop(mark.publisher, None)
@@ -181,6 +199,9 @@ class Ledger:
 
     def _raise_low(self, mark: Mark, known: _Publisher) -> None:
         """What the publisher gave up counts as arrived: a hole that stays would hold its watermark back for ever."""
+        if mark.low <= known.low:
+            return
+        known.low = mark.low
         for numbers in (known.seen, known.journaled, known.committed):
             numbers.add(0, mark.low)
         if known.committed.watermark > max(known.told, mark.low):
@@ -224,6 +245,7 @@ class Ledger:
 
     def start_again(self, marks: Iterable[Mark]) -> None:
         """A session was made anew: what is not in the journal, and not among `marks`, was never received."""
+        self._new.clear()
         for known in self._publishers.values():
             known.seen = _copy(known.journaled)
         for mark in marks:
@@ -235,6 +257,9 @@ class Ledger:
 
     def commit(self, upto: int) -> None:
         """Every row below `upto` is in Kafka."""
+        if upto == self._upto:
+            return  # whatever was stored since then lies above it
+        self._upto = upto
         for name in list(self._waiting):
             known = self._publishers[name]
             before = known.committed.watermark
@@ -254,7 +279,8 @@ class Ledger:
 
     def receipts(self, most: int, busy: Iterable[str] = ()) -> list[Receipt]:
         """Receipts to be sent now, at most one for a publisher; none for those in `busy`, whose turn comes again."""
-        names = [name for name in self._due if name not in set(busy)][:most]
+        taken = set(busy)
+        names = islice((name for name in self._due if name not in taken), most)
         return [self._receipt(name) for name in names]
 
     def _receipt(self, name: str) -> Receipt:
@@ -272,7 +298,8 @@ class Ledger:
 
     def notes(self, receipts: Iterable[Receipt]) -> dict[str, Any]:
         """What has to be durable before these leave: a watermark never goes back."""
-        return {_NOTE + one.publisher: self._publishers[one.publisher].note() for one in receipts}
+        known = ((one, self._publishers[one.publisher]) for one in receipts)
+        return {_NOTE + one.publisher: of.note() for one, of in known if one.watermark > of.noted}
 
     def told(self, receipt: Receipt) -> None:
         """A receipt was handed over."""
@@ -280,6 +307,7 @@ class Ledger:
         if known is None or known.epoch != receipt.epoch:
             return
         known.told = max(known.told, receipt.watermark)
+        known.noted = max(known.noted, receipt.watermark)
         known.fresh = False
         if known.asked == receipt.asked:
             known.asked = ""

@@ -17,7 +17,7 @@ from towline.errors import JournalFull
 from towline.gateway.inbox import Inbox
 from towline.gateway.intake import to_rows
 from towline.gateway.receipts import Ledger
-from towline.gateway.receipts_wire import Mark, mark_of
+from towline.gateway.receipts_wire import Mark
 from towline.gateway.settings import AckAfter, GatewaySettings
 from towline.mqtt.events import Deliver, Event, Held, Settled, Stored
 from towline.mqtt.inbound import Inbound
@@ -98,7 +98,7 @@ class Uplink:
             self.settle(inbound, action.first + len(action.messages))
         marked = self._ledger is not None
         batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._name, strip_marks=marked)
-        marks = [mark_of(p.user_properties) for p in action.messages.packets] if marked else []
+        marks = self._ledger.marks(action.messages.packets) if self._ledger is not None else ()
         self._waiting += _frames(batch, action, self._frame_bytes, marks)
         self.store()
 
