@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from towline.bridge import jars
+from towline.bridge import jars, status
+from towline.bridge.board import Board
 from towline.bridge.config import parse
 from towline.bridge.downaccount import DownCounts, down_account
 from towline.bridge.downlink import facts
@@ -26,6 +27,7 @@ from towline.bridge.model import Bridge, DownLine
 from towline.bridge.plan import plan_of, render
 from towline.bridge.recovery import begin_again, mapping_problem, read_checkpoint
 from towline.bridge.remap import Fate, Returner
+from towline.bridge.screen import summary
 from towline.errors import ConfigError, SetupError, TowlineError
 from towline.kafka.deadletters import Letter, Reason
 
@@ -302,3 +304,24 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
     assert "Maven brings its jars at the first start" in jars.told(bare)
     with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be had .* \[TL-B07\]"):
         jars.equipped(bare)
+
+
+def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
+    board = Board("b", tmp_path, {"line": "down"})
+    view = board.lines["line"]
+    view.status = {"state": "online", "client_id": "b-line", "guarantee": "at_least_once", "outbox": OUTBOX}
+    view.counts, view.query = DownCounts().add(batch(0, 91, kept=91, dead_lettered=1)), "running"
+    assert "taken 91   delivered 70   waiting 15   dead letters 1" in summary(view, "running")
+    board.save()
+    assert Board("b", tmp_path, {"line": "down"}).lines["line"].counts == view.counts
+    told = status.render(status.collect(tmp_path))
+    assert (
+        "account   taken 91 = delivered 70 + dead-lettered 1 + expired 2 + refused 3 + waiting 15   adds up ✓" in told
+    )
+    for part in (
+        "nothing is delivered; what is in Kafka and in the outbox waits",
+        "the broker refuses 3 messages for good",
+    ):
+        assert part in told
+    view.status = {**view.status, "gateway_running": True}
+    assert "outbox    queued 0   in flight 0" in "\n".join(status._render_outbox(dict(view.status), {"account": None}))
