@@ -231,7 +231,7 @@ class Publisher:
         Args:
             topic: Topic name.
             payload: Bytes, or text for UTF-8.
-            qos: 0, 1 or 2. QoS 0 is kept until it is sent, and sent once.
+            qos: 0, 1 or 2. QoS 0 is kept until it is sent, and sent once; with receipts it is kept as the others are.
             retain: The broker keeps it for later subscribers.
             content_type: MQTT 5, as all that follow.
             payload_is_utf8: The payload is text.
