@@ -273,10 +273,10 @@ def test_kill_9_of_everything_loses_and_doubles_nothing(
 ) -> None:
     broker = new_mosquitto(**KEEPING)
     source = topic("commands")
-    write(bridge, broker, kafka, TWO_LINES.format(topic=source, most=300, dead=topic("dead")))
+    write(bridge, broker, kafka, TWO_LINES.format(topic=source, most=250, dead=topic("dead")))
     devices.append(ear := Ear(broker))
     bridge.start()
-    total = run_through(bridge, broker, kafka, ear, source, ["gateway", "mosquitto", "jvm"], 1000)
+    total = run_through(bridge, broker, kafka, ear, source, ["gateway", "mosquitto", "jvm"], 400)
     judge(ear, "q1", range(total))
     assert judge(ear, "q2", range(total)).total() == total, "exactly once means once"
     assert bridge.interrupt() == 0
