@@ -1,0 +1,152 @@
+"""Jet's examples as they stand in examples/jet_equivalents, on a real Spark and a broker that asks for a password."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from mqtt5 import PublishPacket, QoS
+from pyspark.sql import SparkSession
+
+from tests.conftest import NewMosquitto
+from tests.helpers import lacking, wait_until
+from towline.devstack import Mosquitto
+from towline.gateway.client import discover
+from towline.gateway.endpoint import Endpoint
+from towline.mqtt import Client
+from towline.mqtt.messages import Message
+from towline.mqtt.sender import Sender
+from towline.spark.sink_options import parse_sink_options
+
+#: A Spark that starts on a busy machine.
+PATIENCE = 240.0
+PLACE = Path(__file__).parents[3] / "examples" / "jet_equivalents"
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def jet(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    monkeypatch.syspath_prepend(str(PLACE))
+    return {name: importlib.import_module(name) for name in ("sources", "sinks", "pipeline")}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """Where the gateways live; they end with the test."""
+    yield tmp_path
+    for file in tmp_path.rglob("endpoint.json"):
+        endpoint = Endpoint.read(file.parent)
+        if endpoint is not None and not endpoint.process.gone():
+            os.kill(endpoint.pid, signal.SIGTERM)
+            wait_until(endpoint.process.gone, 15, "the end of the gateway")
+
+
+def online(state: Path) -> bool:
+    client = discover(state)
+    if client is None:
+        return False
+    with client:
+        return bool(client.status()["state"] == "online")
+
+
+def hear(ear: Client, topics: set[str]) -> dict[str, Message]:
+    """The last message of each topic, as soon as each has one."""
+    heard: dict[str, Message] = {}
+
+    def all_of_them() -> bool:
+        if (message := ear.receive(0.1)) is not None:
+            message.ack()
+            heard[message.topic] = message
+        return topics <= set(heard)
+
+    wait_until(all_of_them, PATIENCE, f"{topics}")
+    return heard
+
+
+def secured(new_mosquitto: NewMosquitto, place: Path) -> tuple[Mosquitto, Path]:
+    """A broker that lets in whoever knows the password, and the password's file."""
+    if shutil.which("mosquitto_passwd") is None:
+        lacking("mosquitto_passwd is missing")
+    users, secret = place / "users", place / "password"
+    subprocess.run(["mosquitto_passwd", "-b", "-c", str(users), "jet", "s3cret"], check=True, capture_output=True)
+    secret.write_text("s3cret")
+    secret.chmod(0o600)
+    return new_mosquitto(password_file=str(users), max_queued_messages="0"), secret
+
+
+def test_builder_source_and_sink(
+    spark: SparkSession, new_mosquitto: NewMosquitto, jet: dict[str, ModuleType], place: Path
+) -> None:
+    broker, secret = secured(new_mosquitto, place)
+    items = jet["sources"].built(spark, broker.uri, place / "source", "jet", secret)
+    query = jet["sinks"].built(items, broker.uri, place / "sink", "jet", secret)
+    try:
+        wait_until(lambda: online(place / "source"), PATIENCE, "the source's session")
+        with Client(broker.uri, client_id="ear", subscribe=["shouts/#"], username="jet", password="s3cret") as ear:
+            for name in ("ann", "bob"):
+                ear.publish(f"drivers/{name}", f"{name} brakes".encode(), qos=2).wait(30)
+            heard = hear(ear, {"shouts/ann", "shouts/bob"})
+    finally:
+        query.stop()
+    assert {topic: message.payload for topic, message in heard.items()} == {
+        "shouts/ann": b"ANN BRAKES",
+        "shouts/bob": b"BOB BRAKES",
+    }
+    assert {message.qos for message in heard.values()} <= {1, 2}
+    with Client(broker.uri, client_id="late", subscribe=["shouts/ann"], username="jet", password="s3cret") as late:
+        kept = late.receive(30)
+    assert kept is not None
+    assert kept.retain, "the message function sets retain"
+
+
+def test_subscriptions_with_their_own_qos_and_the_pipeline(
+    spark: SparkSession, mosquitto: Mosquitto, jet: dict[str, ModuleType], place: Path
+) -> None:
+    frame = jet["sources"].subscribed(spark, mosquitto.uri, place / "three")
+    seen = frame.writeStream.format("memory").queryName("three").option("checkpointLocation", str(place / "c")).start()
+    query = jet["pipeline"].run(spark, mosquitto.uri, place / "pipe")
+    try:
+        for state in (place / "three", place / "pipe" / "source"):
+            wait_until(lambda state=state: online(state), PATIENCE, "the session")  # type: ignore[misc]
+        with Client(mosquitto.uri, client_id="ear", subscribe=["shouts"]) as ear:
+            with Sender("127.0.0.1", mosquitto.port, client_id="cars") as sender:
+                for topic in ("drivers/a", "cars/b", "alarms/c"):
+                    sender.publish(PublishPacket(topic, b"hey", qos=QoS.EXACTLY_ONCE, packet_id=1))
+                sender.drain()
+            wait_until(lambda: spark.table("three").count() == 3, PATIENCE, "three rows")
+            shout = hear(ear, {"shouts"})["shouts"]
+    finally:
+        seen.stop()
+        query.stop()
+    assert {(row.topic, row.qos) for row in spark.table("three").collect()} == {
+        ("drivers/a", 0),
+        ("cars/b", 1),
+        ("alarms/c", 2),
+    }
+    assert shout.payload == b"HEY"
+
+
+def test_connect_options_and_retry_strategies_are_understood(
+    spark: SparkSession, jet: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    frame = jet["sources"].connected(spark, "mqtt://a:1883,mqtt://b:1883", tmp_path / "state")
+    assert "payload" in frame.columns
+    pauses = {}
+    for name, options in jet["sinks"].RETRY.items():
+        retry = parse_sink_options({"gateway": str(tmp_path), **options}).retry
+        pauses[name.split("(")[0].split(".")[1]] = [pause for pause, _ in zip(retry.pauses(), range(6), strict=False)]
+    assert pauses == {
+        "never": [],
+        "indefinitely": [0.5] * 6,
+        "constant": [0.5] * 6,
+        "exponentialBackoff": [0.5, 1, 2, 4, 8, 16],
+        "exponentialBackoffWithCap": [0.5, 1, 2, 4, 8, 8],
+    }
