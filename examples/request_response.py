@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
+from typing import Any
 
 from confluent_kafka import Consumer, Producer
 
@@ -45,7 +46,8 @@ def serve(bootstrap: str, stopping: threading.Event) -> int:
             continue
         producer.begin_transaction()
         for request in requests:
-            headers = [(name, value) for name, value in request.headers() or [] if name in COPIED]
+            told: Any = request.headers() or []  # pairs, as they came
+            headers = [(name, value) for name, value in told if name in COPIED]
             if len(headers) == len(COPIED):  # the others want no answer
                 producer.produce("answers", answer(request.value() or b""), request.key(), headers=headers)
                 answered += 1
