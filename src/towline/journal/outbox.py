@@ -1,6 +1,6 @@
 """What is to be sent, on disk: rows that come in once, go out in order, and are done when the receiver has them.
 
-A journal like the inbox, with the same frames, recovery and limits (ADR 9). What is its own lies in the notes and the
+A journal like the inbox, with the same frames, recovery and limits (ADR 12). What is its own lies in the notes and the
 packet ids of that journal's frames, so that each becomes durable together with the rows it is about:
 
     marker    ``batch:<writer>`` → the newest batch of a writer and how much is here: a repeat enters nothing [I10]
