@@ -173,7 +173,9 @@ def test_round_trip_request_response_and_dead_letters(
     assert (known["taken"], known["delivered"], known["filtered"], known["adds_up"]) == (7, 4, 1, True)
     wait_until(lambda: device.messages[-1].topic == "back/fine", 30, "the last message")
     assert_same(device.messages[-1].properties, {"UserProperty": [("trace", "t1"), ("null", "")]})
-    shown = towline("dlq", "show", str(bridge.file), "--line", "line", "--json")
+    # A committed transaction is readable a moment after its commit has returned.
+    show = ("dlq", "show", str(bridge.file), "--line", "line", "--json")
+    shown = wait_until(lambda: (told := towline(*show))["waiting"] and told, 60, "the dead letters")
     assert {row["reason"]: row["letters"] for row in shown["waiting"]} == {"topic_absent": 1, "topic_illegal": 1}
     assert {row["topic"] for row in shown["first"]} == {extra}
     assert bridge.interrupt() == 0
