@@ -234,7 +234,7 @@ def _letter(section: DownlinkSection, letters: Letters, qos: int, limit: int) ->
         "partition": "CAST(partition AS STRING)",
         "timestamp": "CAST(unix_millis(timestamp) AS STRING)",
         "source": literal(letters.source),
-        "headers": "CAST(coalesce(size(headers), 0) AS STRING)",
+        "headers": "CAST(greatest(coalesce(size(headers), 0), 0) AS STRING)",
     }
     first = ", ".join(header(literal(PREFIX + name), value) for name, value in ours.items())
     none = f"CAST(array() AS {HEADER_TYPE})"

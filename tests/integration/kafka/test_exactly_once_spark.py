@@ -205,13 +205,15 @@ def _ended(writer: DataStreamWriter) -> None:
 
 
 def test_speculation_is_refused(spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
-    """Spark hands the application's settings to its tasks as local properties."""
-    context: Any = spark.sparkContext
-    context.setLocalProperty("spark.speculation", "true")
+    """A query hands its session's settings to its tasks as local properties."""
+    lenient = "spark.sql.legacy.setCommandRejectsSparkCoreConfs"
+    spark.conf.set(lenient, "false")
+    spark.conf.set("spark.speculation", "true")
     try:
         told = line(failure(to_kafka(counting(spark).coalesce(1), kafka, topic(), tmp_path)))
     finally:
-        context.setLocalProperty("spark.speculation", None)
+        spark.conf.unset("spark.speculation")
+        spark.conf.unset(lenient)
     assert "[TL-K25]" in told
 
 
