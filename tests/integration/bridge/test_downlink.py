@@ -247,6 +247,11 @@ def killed(bridge: Running, broker: Mosquitto, what: str, line: str = "") -> Non
             os.kill(found.pid, signal.SIGKILL)
 
 
+def heard(ear: Ear) -> set[tuple[str, bytes]]:
+    """The different messages that came."""
+    return {(message.topic, message.payload) for message in list(ear.messages)}
+
+
 def run_through(
     bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear, source: str, kills: list[str], step: int
 ) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
