@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
-__all__ = ["Account", "Counts", "account"]
+__all__ = ["Account", "Counts", "account", "sum_of", "unseen", "verdict"]
 
 
 #: Counts that Spark takes in every batch.
@@ -156,15 +156,40 @@ class Account:
             "deduplicated": self.deduplicated,
             "arriving": self.arriving,
         }
-        unseen = f" ({self.uncounted:,} of them uncounted)" if self.uncounted else ""
-        parts = [f"in Kafka {self.in_kafka:,}{unseen}", *(f"{name} {count:,}" for name, count in rest.items() if count)]
-        parts.append(f"waiting {self.waiting:,}")
-        verdict = "adds up ✓" if self.adds_up else f"does not add up ✗ ({self.why_not})"
-        return f"received {self.received:,} = {' + '.join(parts)}   {verdict}"
+        carried = f"in Kafka {self.in_kafka:,}{unseen(self.uncounted)}"
+        return f"received {self.received:,} = {sum_of(carried, rest, self.waiting)}   {verdict(self)}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+class Sum(Protocol):
+    """An account of either direction, as far as its verdict goes."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the parts are the whole."""
+
+    @property
+    def why_not(self) -> str:
+        """Empty when they are."""
+
+
+def sum_of(carried: str, rest: Mapping[str, int], waiting: int) -> str:
+    """The parts of a sum; those of `rest` that are zero are left out."""
+    others = (f"{name} {count:,}" for name, count in rest.items() if count)
+    return " + ".join([carried, *others, f"waiting {waiting:,}"])
+
+
+def unseen(uncounted: int) -> str:
+    """The remark on rows that a skipped batch carried; empty for none."""
+    return f" ({uncounted:,} of them uncounted)" if uncounted else ""
+
+
+def verdict(told: Sum) -> str:
+    """Whether the sum holds, and why not."""
+    return "adds up ✓" if told.adds_up else f"does not add up ✗ ({told.why_not})"
 
 
 def account(gateway: Mapping[str, Any], counts: Counts) -> Account:

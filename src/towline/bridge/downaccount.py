@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+from towline.bridge.account import sum_of, unseen, verdict
+
 __all__ = ["DownAccount", "DownCounts", "down_account"]
 
 
@@ -142,11 +144,8 @@ class DownAccount:
             "expired": self.expired,
             "refused": self.refused,
         }
-        unseen = f" ({self.uncounted:,} of them uncounted)" if self.uncounted else ""
-        parts = [f"delivered {self.delivered:,}", *(f"{name} {count:,}" for name, count in rest.items() if count)]
-        parts.append(f"waiting {self.waiting:,}")
-        verdict = "adds up ✓" if self.adds_up else f"does not add up ✗ ({self.why_not})"
-        return f"taken {self.taken:,}{unseen} = {' + '.join(parts)}   {verdict}"
+        parts = sum_of(f"delivered {self.delivered:,}", rest, self.waiting)
+        return f"taken {self.taken:,}{unseen(self.uncounted)} = {parts}   {verdict(self)}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
