@@ -11,24 +11,24 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from mqtt5 import PublishPacket, QoS
 
+from towline.gateway.rows import ROW_SCHEMA
+
 __all__ = ["MESSAGE_SCHEMA", "OUTBOX_SCHEMA", "REFUSED_SCHEMA", "Outgoing", "arrived", "outgoing", "packet", "rows_of"]
 
-_PROPERTY: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])
-
-MESSAGE_SCHEMA: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("payload", pa.binary()),
-        ("qos", pa.int8()),
-        ("retain", pa.bool_()),
-        ("content_type", pa.string()),
-        ("payload_is_utf8", pa.bool_()),
-        ("response_topic", pa.string()),
-        ("correlation_data", pa.binary()),
-        ("user_properties", pa.list_(pa.field("element", _PROPERTY))),
-        ("message_expiry_seconds", pa.int64()),
-    ]
+#: What a received message has and a message to be sent has too: what came up can be sent down as it is.
+_COLUMNS: Final = (
+    "topic",
+    "payload",
+    "qos",
+    "retain",
+    "content_type",
+    "payload_is_utf8",
+    "response_topic",
+    "correlation_data",
+    "user_properties",
+    "message_expiry_seconds",
 )
+MESSAGE_SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in _COLUMNS])
 OUTBOX_SCHEMA: Final = MESSAGE_SCHEMA.append(pa.field("arrived_at", pa.timestamp("us", "UTC")))
 #: What the broker did not take, kept aside: the message, its number in the outbox, and the reason code.
 REFUSED_SCHEMA: Final = OUTBOX_SCHEMA.append(pa.field("number", pa.int64())).append(pa.field("reason", pa.int16()))
