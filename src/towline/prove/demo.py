@@ -26,7 +26,7 @@ from towline.prove.reader import Tail, read_topic
 from towline.prove.referee import Verdict, judge
 from towline.prove.subject import BridgeRun, NotReady
 
-__all__ = ["CONFIG", "LINE", "TOPIC", "Demo", "DemoFailed", "Moment", "Stage", "last_line", "ready"]
+__all__ = ["LINE", "TOPIC", "Demo", "DemoFailed", "Moment", "Stage", "bridge_file", "last_line", "ready"]
 
 TOPIC: Final = "telemetry"
 LINE: Final = "telemetry"
@@ -35,7 +35,7 @@ _START_S: Final = 400.0
 #: The way of the last message into Kafka after two kills, in seconds.
 _DRAIN_S: Final = 180.0
 
-CONFIG: Final = """\
+_CONFIG: Final = """\
 # Written by towline demo; towline check and towline run take it as it is.
 name = "demo"
 state_dir = "{state_dir}"
@@ -56,6 +56,18 @@ from = "telemetry/{{device}}/data"
 topic = "{topic}"
 key = "{{device}}"
 """
+
+
+def bridge_file(directory: Path, mosquitto: Mosquitto, kafka: Kafka, guarantee: str) -> str:
+    """The demo's bridge file: one uplink, its state below `directory`."""
+    return _CONFIG.format(
+        state_dir=directory / "state",
+        mqtt=mosquitto.uri,
+        kafka=kafka.bootstrap,
+        line=LINE,
+        topic=TOPIC,
+        guarantee=guarantee,
+    )
 
 
 class DemoFailed(TowlineError):
@@ -157,15 +169,7 @@ class Demo:
 
     def _configure(self, directory: Path, mosquitto: Mosquitto, kafka: Kafka) -> Path:
         config = directory / "bridge.toml"
-        text = CONFIG.format(
-            state_dir=directory / "state",
-            mqtt=mosquitto.uri,
-            kafka=kafka.bootstrap,
-            line=LINE,
-            topic=TOPIC,
-            guarantee=self.guarantee,
-        )
-        config.write_text(text)
+        config.write_text(bridge_file(directory, mosquitto, kafka, self.guarantee))
         return config
 
     def _start(self, bridge: BridgeRun) -> None:

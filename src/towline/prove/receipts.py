@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from towline.devstack import Kafka, Mosquitto
-from towline.prove.demo import CONFIG, LINE, TOPIC, DemoFailed, Moment, Stage, last_line, ready
+from towline.prove.demo import LINE, TOPIC, DemoFailed, Moment, Stage, bridge_file, last_line, ready
 from towline.prove.reader import Tail, read_topic
 from towline.prove.referee import Arrival
 from towline.prove.subject import BridgeRun
@@ -127,14 +127,7 @@ class ReceiptsDemo:
         return account
 
     def _config(self, directory: Path, mosquitto: Mosquitto, kafka: Kafka) -> str:
-        made = CONFIG.format(
-            state_dir=directory / "state",
-            mqtt=mosquitto.uri,
-            kafka=kafka.bootstrap,
-            line=LINE,
-            topic=TOPIC,
-            guarantee=self.guarantee,
-        )
+        made = bridge_file(directory, mosquitto, kafka, self.guarantee)
         return made.replace("[[uplink.route]]", "receipts = true\n\n[[uplink.route]]")
 
     def _start(self, bridge: BridgeRun) -> None:
