@@ -288,10 +288,12 @@ def test_kill_9_of_everything_loses_nothing(
     bridge.start()
     total = run_through(bridge, broker, kafka, ear, source, ["gateway", "mosquitto", "jvm"], 400)
     judge(ear, "q1", range(total))
-    # One repeat of 1,600 was seen at QoS 2 in one of several runs; whose it is, is open (CHANGELOG, known limits).
-    assert judge(ear, "q2", range(total)).total() <= total + 1
+    repeats = judge(ear, "q2", range(total)).total() - total
+    assert repeats <= 1
     assert bridge.interrupt() == 0
     assert bridge.out.count("adds up ✓") == 2
+    if repeats:
+        pytest.xfail("a repeat at QoS 2, seen in one of several runs; whose it is, is open (CHANGELOG, known limits)")
 
 
 @pytest.mark.long
