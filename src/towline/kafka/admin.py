@@ -6,12 +6,19 @@ A client here is a mapping of librdkafka's names without a prefix; secrets as ``
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from towline.errors import KafkaError
@@ -21,10 +28,21 @@ from towline.kafka.clientconfig import QUIET, check_client, resolve
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ["ClusterInfo", "TopicFacts", "client_config", "create_topics", "missing_topics", "reachable", "topic_facts"]
+__all__ = [
+    "ClusterInfo",
+    "TopicFacts",
+    "client_config",
+    "create_topics",
+    "missing_topics",
+    "reachable",
+    "settled",
+    "topic_facts",
+]
 
 #: One failed attempt a second is enough to learn why; the default is 100 ms and makes noise.
 _PATIENCE = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
+#: Seconds between two looks at a topic whose transaction is not decided.
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -99,6 +117,33 @@ def topic_facts(client: str | Mapping[str, str], names: Iterable[str], timeout: 
         present = {name: len(listed[name].partitions) for name in names if name in listed}
         configs = admin.describe(present, timeout)
     return {name: TopicFacts.of(count, configs.get(name, {})) for name, count in present.items()}
+
+
+def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) -> bool:
+    """Wait until no transaction is open in a topic: a reader of committed records then sees all there is.
+
+    Kafka answers a commit once the decision is logged; the control records that show it to readers follow (KIP-98).
+
+    Args:
+        client: Bootstrap servers, or a whole client configuration.
+        topic: The topic; one that does not exist is settled.
+        timeout: Seconds to wait at most, and for each answer.
+
+    Returns:
+        False when a transaction was still open at the end.
+
+    Raises:
+        KafkaError: TL-K01.
+    """
+    deadline = time.monotonic() + timeout
+    with _connected(client, timeout) as admin:
+        found = admin.list_topics(timeout).topics.get(topic)
+        places = [] if found is None else [TopicPartition(topic, number) for number in found.partitions]
+        while admin.open_transactions(places, timeout):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_S)
+    return True
 
 
 def client_config(client: Mapping[str, str], where: str = "kafka", prefix: str = "") -> dict[str, str]:
@@ -213,6 +258,19 @@ class _Admin:
             with suppress(*faults.FOREIGN):
                 found[resource.name] = {name: entry.value for name, entry in future.result(timeout).items()}
         return found
+
+    def open_transactions(self, places: list[TopicPartition], timeout: float) -> bool:
+        """Whether a partition holds records that are neither committed nor aborted: its ends differ by isolation."""
+        stable = self._ends(places, IsolationLevel.READ_COMMITTED, timeout)
+        return stable != self._ends(places, IsolationLevel.READ_UNCOMMITTED, timeout)
+
+    def _ends(self, places: list[TopicPartition], isolation: IsolationLevel, timeout: float) -> dict[int, int]:
+        if not places:
+            return {}
+        latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        wanted = dict.fromkeys(places, latest)
+        answers = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)
+        return {place.partition: future.result(timeout).offset for place, future in answers.items()}
 
     def create(self, topics: list[Any], timeout: float) -> Mapping[str, Any]:
         futures: Mapping[str, Any] = self._client.create_topics(

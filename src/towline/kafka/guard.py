@@ -7,11 +7,11 @@ batch in that log has been committed in Kafka, so a smaller marker means that ma
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from towline.checkpoint import Checkpoint
+from towline.kafka import admin
 from towline.kafka.exactly_once import Origin, place_of
 from towline.kafka.markers import Claim, OnMissing, Situation
 from towline.kafka.markerstore import MarkerStore
@@ -68,15 +68,11 @@ def _hold_against(settings: SinkSettings, sink_id: str, checkpoint: Checkpoint, 
     if done is None or settings.on_missing != OnMissing.FAIL:
         return
     store = MarkerStore(settings, sink_id)
-    deadline = time.monotonic() + _SETTLED_S
-    while True:
-        markers = [marker for marker in store.read_all().values() if marker is not None]
-        largest = max(markers, key=lambda marker: marker.batch, default=None)
-        if largest is not None and largest.batch >= done:
-            return
-        if time.monotonic() > deadline or largest is None:
-            break
-        time.sleep(0.1)
+    admin.settled(settings.client, store.topic, _SETTLED_S)
+    markers = [marker for marker in store.read_all().values() if marker is not None]
+    largest = max(markers, key=lambda marker: marker.batch, default=None)
+    if largest is not None and largest.batch >= done:
+        return
     found = Situation.MISSING if largest is None else Situation.BEHIND
     claim = Claim(newest, 0, settings.parallelism, writer="")
     raise mismatch(found, largest, claim, place_of(settings, sink_id))

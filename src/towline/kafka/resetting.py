@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from towline.errors import KafkaError
-from towline.kafka import transactions
+from towline.kafka import admin, transactions
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.transactions import Indefinite
@@ -32,7 +32,9 @@ def set_markers(settings: SinkSettings, sink_id: str, batch: int | None) -> dict
     """
     store = MarkerStore(settings, sink_id)
     store.ensure()
-    return {p: _set(settings, store, sink_id, p, batch) for p in range(settings.parallelism)}
+    markers = {p: _set(settings, store, sink_id, p, batch) for p in range(settings.parallelism)}
+    admin.settled(settings.client, store.topic, settings.timeout_s)  # who looks next sees what was set
+    return markers
 
 
 def _set(settings: SinkSettings, store: MarkerStore, sink_id: str, partition: int, batch: int | None) -> Marker | None:

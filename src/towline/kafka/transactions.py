@@ -120,7 +120,10 @@ class Transactional(Client):
             raise self._judged("to write its marker", problem) from None
 
     def commit(self) -> None:
-        """Commit; when this returns, records and marker are visible together.
+        """Commit; when this returns it is decided, and a moment later records and marker are visible together.
+
+        Visible for certain once the next `start` of this id has returned, or `admin.settled` (KIP-98: the answer
+        comes with the decision, the control records after it).
 
         Raises:
             KafkaError: TL-K19 fenced.

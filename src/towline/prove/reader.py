@@ -12,6 +12,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from towline.errors import KafkaError as TowlineKafkaError
 from towline.errors import SetupError
+from towline.kafka.admin import settled
 from towline.prove.referee import Arrival
 
 __all__ = ["Tail", "read_topic"]
@@ -133,12 +134,13 @@ class Tail:
 def read_topic(
     bootstrap: str, topic: str, *, seconds: float = 60.0, reader: Literal["confluent", "kcat"] = "confluent"
 ) -> list[Arrival]:
-    """Read everything a topic holds now.
+    """Read everything a topic holds now; waits up to 10 s for transactions that are being decided.
 
     Raises:
         KafkaError: It cannot be read to its end within the time (TL-K60).
         SetupError: kcat was asked for and is not installed (TL-S60).
     """
+    settled(bootstrap, topic)
     if reader == "kcat":
         return list(_kcat(bootstrap, topic, seconds))
     tail = Tail(bootstrap, topic)

@@ -24,6 +24,7 @@ from paho.mqtt.properties import Properties
 from tests.helpers import wait_until
 from towline.bridge.status import collect
 from towline.devstack import Mosquitto
+from towline.kafka.admin import settled
 
 __all__ = ["PATIENCE", "Running", "in_kafka", "publish"]
 
@@ -128,6 +129,7 @@ def _headers(record: Any) -> dict[str, Any]:
 
 def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:
     """Key, value and headers of every committed record of partition 0."""
+    settled(bootstrap, topic)
     settings = {
         "bootstrap.servers": bootstrap,
         "group.id": str(uuid.uuid4()),

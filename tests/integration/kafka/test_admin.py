@@ -6,11 +6,13 @@ import socket
 import time
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.conftest import NewTopic
 from towline.devstack import Kafka
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import create_topics, missing_topics, reachable
+from towline.kafka.admin import settled
 
 
 def test_a_cluster_says_who_it_is(kafka: Kafka, topic: NewTopic) -> None:
@@ -49,6 +51,20 @@ def test_settings_of_a_new_topic(kafka: Kafka, topic: NewTopic) -> None:
     assert create_topics(kafka.bootstrap, {new: 1}, replication=1, config={"cleanup.policy": "compact"}) == [new]
     with pytest.raises(KafkaError, match="burn"):
         create_topics(kafka.bootstrap, {f"{new}2": 1}, replication=1, config={"cleanup.policy": "burn"})
+
+
+def test_a_topic_is_settled_once_no_transaction_is_open(kafka: Kafka, topic: NewTopic) -> None:
+    name = topic(partitions=2)
+    assert settled(kafka.bootstrap, name)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(name, b"x", partition=1)
+    producer.flush(30)
+    assert not settled(kafka.bootstrap, name, timeout=1)
+    producer.commit_transaction(30)
+    assert settled(kafka.bootstrap, name)
+    assert settled(kafka.bootstrap, f"{name}.absent")
 
 
 def closed_port() -> str:

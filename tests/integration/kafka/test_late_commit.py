@@ -64,7 +64,7 @@ def test_a_late_commit_does_not_end_the_next_transaction(
     def late(self: Transactional, *args: Any) -> None:
         if not proxy.answered.is_set():
             self._producer.flush(10)
-            assert account(committed(kafka, topic), 2 * ROWS) == (0, 0)
+            assert account(committed(kafka, topic, amid=True), 2 * ROWS) == (0, 0)
             release_in_the_middle(proxy)
         original(self, *args)
 
@@ -93,6 +93,6 @@ def test_a_producer_that_goes_on_would_be_torn(holder: tuple[EndTxnHolder, Kafka
     release_in_the_middle(proxy)
     assert proxy.error_code == 0
     visible = wait_until(
-        lambda: found if len(found := committed(kafka, "torn")) > 1 else None, 10, "half a transaction"
+        lambda: found if len(found := committed(kafka, "torn", amid=True)) > 1 else None, 10, "half a transaction"
     )
     assert visible == [0, 1]  # never committed by anybody

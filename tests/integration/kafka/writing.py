@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from towline.devstack import Kafka
+from towline.kafka.admin import settled
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.exactly_once import ExactlyOnce, Origin
 from towline.kafka.options import SinkSettings
@@ -37,8 +38,10 @@ def counted(start: int, stop: int, size: int = 1000) -> Iterator[Any]:
         yield pa.record_batch({"value": pa.array([b"%d" % n for n in range(low, min(low + size, stop))])})
 
 
-def committed(kafka: Kafka, topic: str) -> list[int]:
-    """The numbers of a topic as kcat reads them with read_committed, in order within their partition."""
+def committed(kafka: Kafka, topic: str, *, amid: bool = False) -> list[int]:
+    """The numbers of a topic as kcat reads them with read_committed, in order; amid: a transaction is open."""
+    if not amid:
+        settled(kafka.bootstrap, topic)
     answer = subprocess.run(
         [
             *("kcat", "-C", "-q", "-e", "-b", kafka.bootstrap, "-t", topic, "-o", "beginning"),
