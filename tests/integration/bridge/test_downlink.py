@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,15 @@ from paho.mqtt.properties import Properties
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running
-from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order
+from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order, repeats
 from towline.bridge.status import collect
 from towline.devstack import Kafka, Mosquitto
 from towline.gateway.endpoint import Endpoint
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+#: Mosquitto's default max_inflight_messages.
+MOSQUITTO_IN_FLIGHT = 20
 
 
 def write(bridge: Running, broker: Mosquitto, kafka: Kafka, lines: str) -> None:
@@ -224,13 +226,20 @@ max_messages_per_trigger = {most}
 """
 
 
-def judge(ear: Ear, line: str, numbers: range) -> Counter[int]:
-    """What of a line's messages came, how often, and whether each topic's came in order."""
+def judge(ear: Ear, line: str, numbers: range) -> tuple[int, int]:
+    """Lost none, each topic in order; how many repeats are ours, and how many the killed Mosquitto's."""
     mine = [message for message in ear.messages if message.topic.startswith(f"{line}/")]
     assert in_order(mine), f"{line}: order"
-    counts = Counter(int(message.payload) for message in mine)
-    assert set(counts) == set(numbers), f"{line}: lost {len(set(numbers) - set(counts))}"
-    return counts
+    came = {int(message.payload) for message in mine}
+    assert came == set(numbers), f"{line}: lost {len(set(numbers) - came)}"
+    return repeats(mine)
+
+
+def assert_once(ear: Ear, line: str, total: int, *, broker_kills: int, more: str = "") -> None:
+    """Exactly once; a killed Mosquitto repeats, at most, what was on its way to the subscriber."""
+    ours, the_brokers = judge(ear, line, range(total))
+    assert not ours, f"{ours} doubled {more}"
+    assert the_brokers <= broker_kills * MOSQUITTO_IN_FLIGHT, more
 
 
 def killed(bridge: Running, broker: Mosquitto, what: str, line: str = "") -> None:
@@ -288,12 +297,9 @@ def test_kill_9_of_everything_loses_nothing(
     bridge.start()
     total = run_through(bridge, broker, kafka, ear, source, ["gateway", "mosquitto", "jvm"], 400)
     judge(ear, "q1", range(total))
-    repeats = judge(ear, "q2", range(total)).total() - total
-    assert repeats <= 1
+    assert_once(ear, "q2", total, broker_kills=1)
     assert bridge.interrupt() == 0
     assert bridge.out.count("adds up ✓") == 2
-    if repeats:
-        pytest.xfail("a repeat at QoS 2, seen in one of several runs; whose it is, is open (CHANGELOG, known limits)")
 
 
 @pytest.mark.long
@@ -310,4 +316,4 @@ def test_100k_messages_through_30_random_kills(
     bridge.start()
     total = run_through(bridge, broker, kafka, ear, source, kills, 100_000 // 31 + 1)
     judge(ear, "q1", range(total))
-    assert judge(ear, "q2", range(total)).total() == total, f"seed {seed}: exactly once means once"
+    assert_once(ear, "q2", total, broker_kills=kills.count("mosquitto"), more=f"seed {seed}")

@@ -34,6 +34,7 @@ class Message(NamedTuple):
     topic: str
     payload: bytes
     expiry_s: int | None
+    packet_id: int
 
 
 class Ear:
@@ -55,7 +56,7 @@ class Ear:
 
     def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
         expiry = getattr(message.properties, "MessageExpiryInterval", None)
-        self.messages.append(Message(message.topic, message.payload, expiry))
+        self.messages.append(Message(message.topic, message.payload, expiry, message.mid))
 
     def hear(self) -> int:
         return len(self.messages)
@@ -96,6 +97,22 @@ def drained(gateway: Gateway, timeout: float = 60) -> dict[str, Any]:
         timeout,
         "an empty outbox",
     )
+
+
+def repeats(messages: list[Message]) -> tuple[int, int]:
+    """How many came again under another packet id, and how many under their own.
+
+    A publisher that sends a message again makes the broker publish it anew, under a new packet id. What comes again
+    under its own is the broker's doing: Mosquitto, killed and started again (`test_forgetful_broker`).
+    """
+    first: dict[tuple[str, bytes], int] = {}
+    again: Counter[bool] = Counter()
+    for message in messages:
+        key = (message.topic, message.payload)
+        if key in first:
+            again[message.packet_id == first[key]] += 1
+        first.setdefault(key, message.packet_id)
+    return again[False], again[True]
 
 
 def in_order(messages: list[Message]) -> bool:

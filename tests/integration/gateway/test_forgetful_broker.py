@@ -1,0 +1,62 @@
+"""What Mosquitto does by itself when it is killed with its store, shown without any part of Towline.
+
+Its saving (`autosave_on_changes`) does not count a message's phase as a change (src/database.c, 2.0.21): killed after
+PUBREL and before PUBCOMP, it knows the message as published only, and publishes it again instead of its PUBREL. So a
+QoS 2 subscriber gets it twice under one packet id, and tests that kill Mosquitto count those apart.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from paho.mqtt import publish
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.gateway.test_outbox import KEEPING
+
+CONNECT_KEPT = bytes.fromhex("10 0f 0004 4d515454 04 00 003c 0003 656172")  # 3.1.1, clean session 0, client id "ear"
+CONNECT_OTHER = CONNECT_KEPT.replace(b"ear", b"bee")
+SUBSCRIBE = bytes.fromhex("82 06 0001 0001 23 02")  # "#" at QoS 2
+PUBLISH, PUBREC, PUBREL = 3, 5, 6
+
+
+def read(connection: socket.socket) -> tuple[int, bytes]:
+    """Type and body of a short packet."""
+    head = connection.recv(2, socket.MSG_WAITALL)
+    return head[0] >> 4, connection.recv(head[1], socket.MSG_WAITALL)
+
+
+def meet(port: int, connect: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), 10)
+    connection.settimeout(10)
+    connection.sendall(connect)
+    assert read(connection)[0] == 2  # CONNACK
+    return connection
+
+
+def subscribed(port: int, connect: bytes) -> socket.socket:
+    connection = meet(port, connect)
+    connection.sendall(SUBSCRIBE)
+    assert read(connection)[0] == 9  # SUBACK
+    return connection
+
+
+def test_mosquitto_publishes_again_what_it_had_released(new_mosquitto: NewMosquitto) -> None:
+    broker = new_mosquitto(**KEEPING)
+    store = Path(broker.directory) / "mosquitto.db"
+    ear = subscribed(broker.port, CONNECT_KEPT)
+    publish.single("a/b", b"once", 2, hostname="127.0.0.1", port=broker.port)
+    kind, first = read(ear)
+    assert kind == PUBLISH
+    with subscribed(broker.port, CONNECT_OTHER):  # a change that counts: now the message is in the store
+        wait_until(lambda: b"once" in store.read_bytes(), 10, "the store")
+    packet_id = first[5:7]
+    ear.sendall(bytes([PUBREC << 4, 2]) + packet_id)
+    assert read(ear) == (PUBREL, packet_id)  # here a subscriber hands the message on
+    broker.kill()
+    ear.close()
+    broker.start()
+    with meet(broker.port, CONNECT_KEPT) as again:
+        assert read(again) == (PUBLISH, first)  # PUBREL would be right [MQTT-4.3.3-6, -7]
