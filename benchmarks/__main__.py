@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import exactly_once, intake, latency, pipeline, publisher, restart, session
+from benchmarks import downlink, exactly_once, intake, latency, pipeline, publisher, restart, session
 
-_ALL = ["session", "intake", "exactly_once", "restart", "publisher"]
+_ALL = ["session", "intake", "exactly_once", "restart", "publisher", "downlink"]
 #: Parts of others, and what costs little to run alone: exactly_once has the whole way and its latency in it.
 _MORE = ["paho", "pipeline", "latency"]
 
@@ -33,6 +33,8 @@ def main() -> None:
         restart.run(1_000_000 // scale)
     if "publisher" in which:
         publisher.run(100_000 // scale)
+    if "downlink" in which:
+        downlink.run(100_000 // scale)
 
 
 if __name__ == "__main__":

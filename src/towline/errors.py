@@ -26,6 +26,9 @@ docs/errors.md. No secret is ever part of it [I12].
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "BrokerError",
     "ConfigError",
@@ -46,7 +49,23 @@ __all__ = [
     "TakenOver",
     "TowlineError",
     "Unreachable",
+    "did_you_mean",
 ]
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A hint for an unknown word: the nearest known one, upper and lower case alike.
+
+    Args:
+        word: What was written.
+        known: What may be written.
+        otherwise: The hint when nothing is near; the list of all that is known by default.
+    """
+    names = {name.lower(): name for name in sorted(known)}
+    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    if near:
+        return f'Did you mean "{names[near[0]]}"?'
+    return f"Known here: {', '.join(names.values())}." if otherwise is None else otherwise
 
 
 class TowlineError(Exception):

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from towline.bridge.line_reader import DownlinkReader, LineReader
-from towline.bridge.mistakes import Mistakes, did_you_mean
+from towline.bridge.mistakes import Mistakes
 from towline.bridge.model import NAME, Bridge, DownLine, Kafka, Line, SparkSection
 from towline.bridge.places import KeyPath, Places
-from towline.errors import ConfigError
+from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings
 
 __all__ = ["Reader", "load", "parse"]

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from towline.bridge.mistakes import Mistakes, did_you_mean
+from towline.bridge.mistakes import Mistakes
 from towline.bridge.model import Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
 from towline.bridge.places import KeyPath
 from towline.bridge.routes import Pattern, Route, Template, allowed, kafka_name_problem, subscriptions
+from towline.errors import did_you_mean
 from towline.gateway.guarantees import conf_problem, knobs
 from towline.gateway.settings import GatewaySettings, Guarantee
 

@@ -5,7 +5,6 @@ A person mends a file once, not key by key, so reading a file collects every mis
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from towline.bridge.places import KeyPath, Places
 
-__all__ = ["ConfigMistakes", "Mistakes", "did_you_mean", "explain"]
+__all__ = ["ConfigMistakes", "Mistakes", "explain"]
 
 
 class ConfigMistakes(ConfigError):
@@ -90,13 +89,6 @@ class Mistakes:
         for value in sorted(self._hidden, key=len, reverse=True):
             text = text.replace(value, self._hidden[value])
         return text
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question with the nearest known word, or the list of the known ones."""
-    names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return f'Did you mean "{near[0]}"?' if near else f"Known here: {', '.join(names)}."
 
 
 #: What a pydantic type error wants, in a user's words.

@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from towline.bridge.downway import DownlinkSection
-from towline.bridge.mistakes import did_you_mean
 from towline.bridge.routes import Pattern, Route, Template
 from towline.bridge.section import NAME, Section
-from towline.errors import ConfigError
+from towline.errors import ConfigError, did_you_mean
 from towline.gateway.guarantees import knobs
 from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee, ReceiptSettings
 

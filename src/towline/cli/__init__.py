@@ -13,7 +13,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from towline.errors import ConfigError, TowlineError
+from towline.errors import ConfigError, TowlineError, did_you_mean
 
 __all__ = ["COMMANDS", "EXIT_CONFIG", "EXIT_FAILED", "main"]
 
@@ -115,10 +115,7 @@ def _present(name: str) -> bool:
 
 
 def _unknown(name: str) -> int:
-    import difflib  # noqa: PLC0415 - only for a mistake
-
-    near = difflib.get_close_matches(name, [known for known in COMMANDS if _present(known)], n=1)
-    hint = f'Did you mean "{near[0]}"?' if near else "See towline --help."
+    hint = did_you_mean(name, filter(_present, COMMANDS), "See towline --help.")
     kind = "option" if name.startswith("-") else "command"
     sys.stderr.write(f'towline: there is no {kind} "{name}". {hint}   [TL-C01]\n')
     return EXIT_CONFIG

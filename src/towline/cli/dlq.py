@@ -89,8 +89,7 @@ def replay(
 
 def _wanted(bridge: Bridge, line: str | None, reason: str | None, limit: int | None) -> Wanted:
     from towline.bridge.dlq import Wanted  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.mistakes import did_you_mean  # noqa: PLC0415
-    from towline.errors import ConfigError  # noqa: PLC0415
+    from towline.errors import ConfigError, did_you_mean  # noqa: PLC0415
     from towline.kafka.deadletters import Reason as Known  # noqa: PLC0415
 
     if reason is not None and reason not in set(Known):

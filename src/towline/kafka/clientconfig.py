@@ -7,7 +7,6 @@ environment, and `resolve` replaces both in the process that opens the connectio
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaException, Producer
 
-from towline.errors import ConfigError
+from towline.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-__all__ = ["QUIET", "check_client", "did_you_mean", "file_property", "resolve"]
+__all__ = ["QUIET", "check_client", "file_property", "resolve"]
 
 #: Properties whose value is a secret: plain text is refused, since it would stand in Spark's plans.
 SECRETS: Final = frozenset(
@@ -141,13 +140,6 @@ def _quiet_logger() -> logging.Logger:
 
 #: Pass as ``logger`` to every client: ``log_level=0`` alone still prints fatal lines (reference: librdkafka 2.16).
 QUIET: Final = _quiet_logger()
-
-
-def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """A question with the nearest known word, else ``otherwise``."""
-    names = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), sorted(names), n=1, cutoff=0.6)
-    return f'Did you mean "{names[near[0]]}"?' if near else otherwise
 
 
 def file_property(name: str) -> str | None:

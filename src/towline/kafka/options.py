@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
-from towline.errors import ConfigError
-from towline.kafka.clientconfig import check_client, did_you_mean
+from towline.errors import ConfigError, did_you_mean
+from towline.kafka.clientconfig import check_client
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

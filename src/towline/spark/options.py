@@ -7,7 +7,6 @@ and logs [I12].
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from towline.errors import ConfigError
+from towline.errors import ConfigError, did_you_mean
 from towline.gateway.guarantees import knobs, low_subscription
 from towline.gateway.settings import GatewaySettings, Guarantee
 
@@ -261,8 +260,7 @@ def _refuse(key: str) -> None:
     for name, (what, do) in _REFUSED.items():
         if key.lower() == name.lower():
             raise ConfigError("TL-C22", f'{_WHERE} option "{name}"', what, do)
-    close = difflib.get_close_matches(key.lower(), _SPELLING, n=1)
-    hint = f'Did you mean "{_SPELLING[close[0]]}"?' if close else f"The options are {', '.join(OPTIONS)}."
+    hint = did_you_mean(key, _SPELLING.values(), f"The options are {', '.join(OPTIONS)}.")
     raise ConfigError("TL-C01", _WHERE, f'unknown option "{_one_line(key)}"', hint)
 
 

@@ -5,7 +5,6 @@ Those of the gateway are the source's own; the rest says what to send and when a
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from towline.errors import ConfigError
+from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings, Guarantee
 from towline.spark import options as shared
 
@@ -176,8 +175,7 @@ def _unknown(key: str) -> ConfigError:
     receiving = next((name for name in shared.OPTIONS if name.lower() == key.lower()), None)
     if receiving:
         return ConfigError("TL-C01", _WHERE, f'option "{receiving}" is for reading, this is a sink', "Leave it out.")
-    close = difflib.get_close_matches(key.lower(), _SPELLING, n=1)
-    hint = f'Did you mean "{_SPELLING[close[0]]}"?' if close else f"The options are {', '.join(OPTIONS)}."
+    hint = did_you_mean(key, _SPELLING.values(), f"The options are {', '.join(OPTIONS)}.")
     return ConfigError("TL-C01", _WHERE, f'unknown option "{key[:80]}"', hint)
 
 
