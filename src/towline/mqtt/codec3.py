@@ -250,6 +250,7 @@ def _text(raw: bytes) -> str:
 
 
 def no_null(text: str) -> str:
+    """The text, unless it holds U+0000 [MQTT-1.5.3-2]: then a `ValueError`."""
     if "\0" in text:
         raise ValueError("a string with U+0000 [MQTT-1.5.3-2]")
     return text
@@ -331,6 +332,7 @@ def _check_connect_flags(flags: int) -> None:
 
 
 def check_client_id(client_id: str, *, clean: bool, version: int) -> None:
+    """Refuse an empty client id where the server may not make one up, with a `ValueError` [MQTT-3.1.3-7]."""
     if not client_id and (not clean or version == LEVEL_31):
         raise ValueError("an empty client id needs MQTT 3.1.1 and a clean session [MQTT-3.1.3-7]")
 
