@@ -146,7 +146,8 @@ class SessionRecord:
     Attributes:
         client_id: The session belongs to this client id.
         established: A CONNACK for it has been seen; before that a crash may or may not have left a session.
-        subscriptions: Topic filter → `Filter.terms`, as the broker last confirmed them.
+        subscriptions: Topic filter → `Filter.terms` as the broker last confirmed them, or -1 while that is not sure
+            (`towline.mqtt.subscriptions`).
     """
 
     client_id: str

@@ -1,4 +1,4 @@
-"""What a configuration may ask of a protocol version and of a server, before anything of it is sent."""
+"""What a configuration may ask of a protocol version and of a server, and what a CONNACK may say to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mqtt5 import ConnAckPacket
 from towline.errors import ConfigError, Refused
 from towline.mqtt.events import Filter, SessionConfig
 
-__all__ = ["check_config", "filter_problem", "topic_problem", "unsupported"]
+__all__ = ["check_config", "connack_problem", "filter_problem", "topic_problem", "unsupported"]
 
 #: A variable byte integer, 0 excluded [MQTT 5 section 3.8.2.1.2].
 _LARGEST_IDENTIFIER = 268_435_455
@@ -68,6 +68,26 @@ def _before_5(config: SessionConfig) -> Iterable[tuple[bool, str]]:
     yield config.authenticator is not None, "enhanced authentication needs MQTT 5"
     too_long = config.protocol == 3 and not 0 < len(config.client_id) <= 23
     yield too_long, "MQTT 3.1 takes client ids of 1 to 23 characters"
+
+
+def connack_problem(packet: ConnAckPacket, config: SessionConfig, *, clean_start: bool) -> str | None:
+    """Say what a CONNACK tells us that it must not, as what "the broker" did, or None.
+
+    Args:
+        packet: It takes us in.
+        config: What our CONNECT was made of.
+        clean_start: That CONNECT had Clean Start.
+    """
+    if packet.session_present and clean_start:
+        return "kept a session after Clean Start [MQTT-3.2.2-2]"
+    if packet.assigned_client_id is not None:
+        return "assigned a client id though we named ours [MQTT 5 section 3.2.2.3.7]"
+    method = config.authenticator.method if config.authenticator else None
+    if packet.authentication_method == method:
+        return None
+    if packet.authentication_method is None:
+        return f"took us in without the Authentication Method {method} [MQTT-4.12.0-5]"
+    return "answered with an Authentication Method we did not ask for [MQTT-4.12.0-5, -6]"
 
 
 def unsupported(server: ConnAckPacket, filters: Iterable[Filter], where: str) -> Refused | None:

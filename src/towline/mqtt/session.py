@@ -10,7 +10,8 @@ done, in order; whoever drives it does that and feeds the outcome back as the ne
    durable before the actions after it are carried out. `Deliver` carries messages together with the QoS 2 packet ids
    that come or go with them, so that a crash can't part the two [I3].
 
-The halves are in `towline.mqtt.inbound` and `towline.mqtt.outbound`; here are the connection and the subscriptions.
+The halves are in `towline.mqtt.inbound` and `towline.mqtt.outbound`, what is known of the subscriptions in
+`towline.mqtt.subscriptions`; here is the connection.
 Transitions are two tables: `_PACKETS` (connection state × packet type → method) and `_EVENTS` (event type → method).
 What is not in the first is a protocol error (0x82).
 """
@@ -35,9 +36,7 @@ from mqtt5 import (
     PingRespPacket,
     PubRelPacket,
     SubAckPacket,
-    SubscribePacket,
     UnsubAckPacket,
-    UnsubscribePacket,
 )
 
 from towline.errors import BrokerError, ProtocolViolation, Refused, SessionUnknown, Unreachable
@@ -47,7 +46,6 @@ from towline.mqtt.events import (
     Authenticator,
     Close,
     Event,
-    Filter,
     Held,
     Lost,
     Malformed,
@@ -71,7 +69,8 @@ from towline.mqtt.events import (
 from towline.mqtt.inbound import AliasError, Inbound
 from towline.mqtt.outbound import Answer, Outbound, Unexpected
 from towline.mqtt.refusals import connection_ended, connection_refused, subscription_refused
-from towline.mqtt.rules import check_config, unsupported
+from towline.mqtt.rules import check_config, connack_problem, unsupported
+from towline.mqtt.subscriptions import Request, Step, Subscribe, Subscriptions, Unsubscribe
 
 __all__ = ["Session", "State"]
 
@@ -88,8 +87,6 @@ class State(Enum):
 #: PUBACK, PUBREC, PUBREL and PUBCOMP in their short form.
 _SMALLEST_ANSWER: Final = 4
 _PINGREQ: Final = PingReqPacket().write()
-#: Options byte in the record of a filter that was asked for and never confirmed: matches none.
-_UNCONFIRMED: Final = -1
 #: Share of the keep alive after which we send PINGREQ when nothing else went out: early enough for a slow link.
 _PING_AFTER: Final = 0.75
 #: A silent peer is found within 1.5 × keep alive: 0.75 until the PINGREQ and as much for its answer.
@@ -133,13 +130,12 @@ class Session:
         )
         aliases = config.topic_aliases if config.protocol == 5 else 0
         self.outbound = Outbound(self._encode, aliases, durable=config.durable_ids)
+        self.subscriptions = Subscriptions(config.filters, record.subscriptions if record else {})
         #: Packet id of each SUBSCRIBE or UNSUBSCRIBE without an answer → what it asked for.
-        self._requests: dict[int, tuple[Filter, ...] | tuple[str, ...]] = {}
+        self._requests: dict[int, Request] = {}
         self._known_before = record is not None
         #: A CONNECT has left and no CONNACK has come.
         self._unanswered = False
-        #: Subscriptions of the session that was there before this CONNECT.
-        self._confirmed: dict[str, int] = {}
         self._discarding = False
         self._suspended = False
         #: When the connection was opened, or the broker last sent something.
@@ -198,6 +194,7 @@ class Session:
         assert self.state is not State.OFFLINE or not self.inbound.unacknowledged
         assert set(self._requests) == self.outbound.reserved
         assert self.state is not State.ONLINE or not self._requests
+        assert self.record is None or self.record.subscriptions == self.subscriptions.known
 
     # -- events --
 
@@ -208,11 +205,8 @@ class Session:
         if self.record is None:
             # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
             self._remember(SessionRecord(self.config.client_id), actions)
-        self._confirmed = dict(self.record.subscriptions) if self.record else {}
-        if self.record and self._confirmed:
-            # This CONNECT may find our session lost and make an empty one. Unless we live to see its CONNACK, the next
-            # one says Session Present 1 of it: from here on nothing is subscribed for sure.
-            self._remember(replace(self.record, subscriptions=dict.fromkeys(self._confirmed, _UNCONFIRMED)), actions)
+        self.subscriptions.step(Step.CONNECT)
+        self._remember_subscriptions(actions)
         method = self.config.authenticator
         if method is None:
             self._send(self._connect_packet(None), actions)
@@ -323,12 +317,12 @@ class Session:
     def _on_connack(self, packet: ConnAckPacket, now: float, actions: list[Action]) -> None:
         self._unanswered = False
         if int(packet.reason_code):
-            if self.record:  # no session was touched
-                self._remember(replace(self.record, subscriptions=self._confirmed), actions)
+            self.subscriptions.step(Step.REFUSED)
+            self._remember_subscriptions(actions)
             self._go_offline()
             actions.append(connection_refused(packet, self.config.where))
             return
-        problem = self._connack_problem(packet)
+        problem = connack_problem(packet, self.config, clean_start=self._discarding or self.config.clean_start)
         if problem:
             self._violation(problem, 0x82, actions)
             return
@@ -357,19 +351,6 @@ class Session:
             self._meet_unknown_session(now, actions)
         else:
             self._enter_session(now, actions)
-
-    def _connack_problem(self, packet: ConnAckPacket) -> str | None:
-        config = self.config
-        if packet.session_present and (self._discarding or config.clean_start):
-            return "kept a session after Clean Start [MQTT-3.2.2-2]"
-        if packet.assigned_client_id is not None:
-            return "assigned a client id though we named ours [MQTT 5 section 3.2.2.3.7]"
-        method = config.authenticator.method if config.authenticator else None
-        if packet.authentication_method == method:
-            return None
-        if packet.authentication_method is None:
-            return f"took us in without the Authentication Method {method} [MQTT-4.12.0-5]"
-        return "answered with an Authentication Method we did not ask for [MQTT-4.12.0-5, -6]"
 
     @property
     def resumed(self) -> bool:
@@ -401,23 +382,19 @@ class Session:
     def _enter_session(self, now: float, actions: list[Action]) -> None:
         assert self.server is not None
         resumed = self.resumed
-        known = dict(self._confirmed) if resumed else {}
         if not resumed:
             if self.record and self.record.established and not self.config.clean_start:
                 actions.append(SessionLost())
             self.inbound.forget()
-        if self.config.protocol == 3:
-            known = dict.fromkeys(known, _UNCONFIRMED)  # without Session Present nothing else is sure
         self._known_before = True
-        # Durable before SUBSCRIBE leaves: one whose SUBACK is never seen may be in place all the same.
-        asked = {f.pattern: _UNCONFIRMED for f in self.config.filters if known.get(f.pattern) != f.options}
-        self._remember(SessionRecord(self.config.client_id, established=True, subscriptions=known | asked), actions)
+        resumption = Step.PERHAPS_RESUMED if self.config.protocol == 3 else Step.RESUMED
+        self.subscriptions.step(resumption if resumed else Step.NEW)
+        requests = self.subscriptions.ask()
+        self._remember(SessionRecord(self.config.client_id, True, self.subscriptions.known), actions)
         window = self.server.receive_max if self.config.protocol == 5 else self.config.window_3
         self.outbound.connected(self.server, window, resumed=resumed)
         actions += self.outbound.actions(now)
-        self._subscribe_by_difference(known, actions)
-        if not self._requests and self.state is not State.OFFLINE:
-            self._come_online(actions)
+        self._ask_all(requests, actions)
 
     def _on_auth(self, packet: AuthPacket, _now: float, actions: list[Action]) -> None:
         method = self.config.authenticator
@@ -449,78 +426,66 @@ class Session:
 
     # -- subscribing --
 
-    def _subscribe_by_difference(self, known: dict[str, int], actions: list[Action]) -> None:
-        wanted = {f.pattern: f for f in self.config.filters}
-        changed = [f for f in wanted.values() if known.get(f.pattern) != f.terms]
-        surplus = tuple(pattern for pattern in known if pattern not in wanted)
+    def _ask_all(self, requests: list[Request], actions: list[Action]) -> None:
         assert self.server is not None
-        refused = unsupported(self.server, changed, self.config.where)
+        filters = [f for request in requests if isinstance(request, Subscribe) for f in request.filters]
+        refused = unsupported(self.server, filters, self.config.where)
         if refused:
             self._send(DisconnectPacket(), actions)
             self._close(refused, actions, fatal=True)
             return
-        # A SUBSCRIBE has one identifier for all its filters [MQTT 5 section 3.8.2.1.2].
-        for identifier in dict.fromkeys(f.identifier for f in changed):
+        for request in requests:
             if self.state is not State.OFFLINE:
-                alike = tuple(f for f in changed if f.identifier == identifier)
-                asked = [f.packet() for f in alike]
-                self._ask(SubscribePacket(self._request(alike), asked, subscription_id=identifier), actions)
-        if surplus and self.state is not State.OFFLINE:
-            self._ask(UnsubscribePacket(self._request(surplus), list(surplus)), actions)
+                self._ask(request, actions)
+        self._come_online(actions)
 
-    def _ask(self, packet: SubscribePacket | UnsubscribePacket, actions: list[Action]) -> None:
+    def _ask(self, request: Request, actions: list[Action]) -> None:
         assert self.server is not None
-        data, limit = self._encode(packet), self.server.max_packet_size
+        packet_id = self.outbound.new_id()
+        data, limit = self._encode(request.packet(packet_id)), self.server.max_packet_size
         if limit is None or len(data) <= limit:
+            self.outbound.reserved.add(packet_id)
+            self._requests[packet_id] = request
             actions.append(Send(data))
             return
         what = f"the broker takes packets of {limit:,} bytes, our subscription has {len(data):,} [MQTT-3.2.2-15]"
         self._close(Refused("TL-M16", self.config.where, what, "Subscribe to fewer filters."), actions, fatal=True)
 
-    def _request(self, asked: tuple[Filter, ...] | tuple[str, ...]) -> int:
-        packet_id = self.outbound.new_id()
-        self.outbound.reserved.add(packet_id)
-        self._requests[packet_id] = asked
-        return packet_id
-
-    def _answered(self, packet_id: int) -> tuple[Filter, ...] | tuple[str, ...]:
+    def _answered(self, packet_id: int) -> Request | None:
         self.outbound.reserved.discard(packet_id)
-        return self._requests.pop(packet_id, ())
+        return self._requests.pop(packet_id, None)
 
     def _on_suback(self, packet: SubAckPacket, _now: float, actions: list[Action]) -> None:
-        asked = self._answered(packet.packet_id)
-        if len(asked) != len(packet.reason_codes) or not asked or not isinstance(asked[0], Filter):
+        request = self._answered(packet.packet_id)
+        if not isinstance(request, Subscribe) or len(request) != len(packet.reason_codes):
             self._violation("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]", 0x82, actions)
             return
-        for wanted, code in zip(asked, packet.reason_codes, strict=True):
+        for wanted, code in zip(request.filters, packet.reason_codes, strict=True):
             error = subscription_refused(wanted, int(code), self.config.where)
             if error:
                 self._send(DisconnectPacket(), actions)
                 self._close(error, actions, fatal=True)
                 return
-        self._confirm({f.pattern: f.terms for f in asked}, (), actions)
+        self.subscriptions.granted(request)
+        self._remember_subscriptions(actions)
+        self._come_online(actions)
 
     def _on_unsuback(self, packet: UnsubAckPacket, _now: float, actions: list[Action]) -> None:
         if packet.packet_id not in self._requests:
             return  # nothing of ours depends on it
-        asked = self._answered(packet.packet_id)
-        patterns = tuple(p for p in asked if isinstance(p, str))
-        wrong_number = self.config.protocol == 5 and len(patterns) != len(packet.reason_codes)
-        if not patterns or wrong_number:
+        request = self._answered(packet.packet_id)
+        coded = self.config.protocol == 5
+        if not isinstance(request, Unsubscribe) or (coded and len(request) != len(packet.reason_codes)):
             self._violation("sent an UNSUBACK that answers no UNSUBSCRIBE of ours [MQTT-3.11.3-1]", 0x82, actions)
             return
-        self._confirm({}, patterns, actions)
-
-    def _confirm(self, added: dict[str, int], removed: tuple[str, ...], actions: list[Action]) -> None:
-        assert self.record is not None
-        kept = {p: o for p, o in self.record.subscriptions.items() if p not in removed}
-        self._remember(replace(self.record, subscriptions=kept | added), actions)
-        if not self._requests:
-            self._come_online(actions)
+        self.subscriptions.removed(request, packet.reason_codes)
+        self._remember_subscriptions(actions)
+        self._come_online(actions)
 
     def _come_online(self, actions: list[Action]) -> None:
-        self.state = State.ONLINE
-        actions.append(Online(resumed=self.resumed))
+        if self.state is State.SUBSCRIBING and not self._requests:
+            self.state = State.ONLINE
+            actions.append(Online(resumed=self.resumed))
 
     # -- messages --
 
@@ -572,6 +537,10 @@ class Session:
         if record != self.record:
             self.record = record
             actions.append(Remember(record))
+
+    def _remember_subscriptions(self, actions: list[Action]) -> None:
+        assert self.record is not None
+        self._remember(replace(self.record, subscriptions=self.subscriptions.known), actions)
 
     def _violation(self, what: str, reason: int, actions: list[Action]) -> None:
         if self.config.protocol == 5:  # 3.x knows no reasons: the connection just ends [MQTT-4.8.0-1 of 3.1.1]

@@ -50,6 +50,11 @@ FINDINGS: Final[dict[str, tuple[Plan, tuple[Step, ...]]]] = {
         Plan(Habits(version=3)),
         (("change_filters", True), *ONLINE, ("change_filters", False)),
     ),
+    # The broker had carried out an UNSUBSCRIBE whose UNSUBACK never came; the filter was still taken for subscribed.
+    "a filter is given up and wanted again before its UNSUBACK came": (
+        Plan(Habits(version=4)),
+        (("change_filters", True), *ONLINE, ("change_filters", False), *ONLINE[:2], ("change_filters", True)),
+    ),
     # PUBCOMP 0x92 on a PUBREL sent again is no error [MQTT 5 section 3.7.2.1]; it was told as a message dropped.
     "our PUBREL comes again to a broker that had finished": (
         Plan(),

@@ -156,6 +156,48 @@ def test_subscriptions_change_by_difference() -> None:
     assert session.state is State.ONLINE
 
 
+def test_a_filter_given_up_and_wanted_again_is_subscribed_again_if_its_unsuback_never_came() -> None:
+    """The broker may have carried out an UNSUBSCRIBE whose UNSUBACK we never saw [MQTT-3.10.4-1, -4]."""
+    session = Session(replace(CONFIG, filters=(A,)), KNOWN)
+    session.handle(Opened(), 0.0)
+    (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
+    assert isinstance(unsubscribe, UnsubscribePacket)
+    session.handle(Lost(), 2.0)
+
+    session = Session(CONFIG, session.record)
+    session.handle(Opened(), 3.0)
+    (subscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
+    assert isinstance(subscribe, SubscribePacket)
+    assert [f.pattern for f in subscribe.topic_filters] == ["b"]
+    assert only(receive(session, granted(subscribe.packet_id, 1)), Remember).record == KNOWN
+
+
+def test_a_filter_the_broker_does_not_take_back_is_given_up_again_next_time() -> None:
+    """[MQTT-3.11.3-2]: only 0x00 and 0x11 say that it is gone."""
+    record = replace(KNOWN, subscriptions=KNOWN.subscriptions | {"old": 1, "older": 1})
+    session = Session(CONFIG, record)
+    for code, patterns in (
+        (UnsubAckReasonCode.NOT_AUTHORIZED, ["old", "older"]),
+        (UnsubAckReasonCode.SUCCESS, ["old"]),
+    ):
+        session.handle(Opened(), 0.0)
+        (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
+        assert isinstance(unsubscribe, UnsubscribePacket)
+        assert unsubscribe.patterns == patterns
+        codes = [code, UnsubAckReasonCode.NO_SUBSCRIPTION_EXISTED][: len(patterns)]
+        only(receive(session, UnsubAckPacket(unsubscribe.packet_id, codes)), Online)
+        session.handle(Lost(), 2.0)
+
+
+def test_a_kept_subscription_with_an_identifier_is_confirmed_once_and_for_all() -> None:
+    config = replace(CONFIG, filters=(replace(A, identifier=7),))
+    session = online(config, replace(KNOWN, subscriptions={"a/#": config.filters[0].terms}))
+    for _ in range(2):
+        session.handle(Lost(), 2.0)
+        session.handle(Opened(), 3.0)
+        assert sent(receive(session, ConnAckPacket(session_present=True))) == []
+
+
 def test_a_session_the_broker_forgot_is_reported_and_made_again() -> None:
     session = Session(CONFIG, KNOWN)
     session.handle(Opened(), 0.0)
