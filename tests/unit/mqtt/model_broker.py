@@ -332,9 +332,11 @@ class ModelBroker:
     def release(self, limit: int) -> int:
         """Write up to `limit` PUBRELs that wait [MQTT-4.3.3-4]."""
         c = self.connection
-        if c is None or not c.greeted or c.again:
+        if c is None or not c.greeted:
             return 0
-        waiting = [(i, m) for i, m in self.in_flight.items() if m.phase is Phase.RECEIVED]
+        # What is still to be sent again may wait for the quota that a PUBCOMP gives back.
+        again = {packet_id for packet_id, _ in c.again}
+        waiting = [(i, m) for i, m in self.in_flight.items() if m.phase is Phase.RECEIVED and i not in again]
         for packet_id, message in islice(waiting, limit):
             self._pubrel(packet_id, message)
         return min(limit, len(waiting))

@@ -55,6 +55,20 @@ FINDINGS: Final[dict[str, tuple[Plan, tuple[Step, ...]]]] = {
         Plan(Habits(version=4)),
         (("change_filters", True), *ONLINE, ("change_filters", False), *ONLINE[:2], ("change_filters", True)),
     ),
+    # The model broker stood still: no PUBREL before all was sent again, no quota for that before the PUBCOMP.
+    "what comes again waits for the quota of what is to be released": (
+        Plan(Habits(republishes=True, receive_maximum=1), acks=Acks.RECEIVED, receive_maximum=1),
+        (
+            *ONLINE[:2],
+            ("arm", 9),
+            ("offer", 2, 1),
+            ("exchange",),
+            ("connect",),
+            ("carry", 40),
+            ("flow", 2),
+            ("restart_broker",),
+        ),
+    ),
     # PUBCOMP 0x92 on a PUBREL sent again is no error [MQTT 5 section 3.7.2.1]; it was told as a message dropped.
     "our PUBREL comes again to a broker that had finished": (
         Plan(),
