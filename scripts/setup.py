@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -322,19 +323,35 @@ def helpers() -> tuple[str, str]:
     return "strace, kcat" if not refused else "some are missing", warning
 
 
-def kafka() -> tuple[str, str]:
-    """Kafka's jars and an archive of its classes, in the user's cache."""
-    code = (
-        "from towline.devstack.kafka import KAFKA_VERSION, prepare_kafka\n"
-        "from towline.errors import SetupError\n"
-        "try:\n    jars = prepare_kafka()\n"
-        "except SetupError as error:\n    raise SystemExit(str(error))\n"
-        "print(f'Kafka {KAFKA_VERSION} ({len(list(jars.glob(\"*.jar\")))} jars)')\n"
-    )
-    done = run(VENV / "bin" / "python", "-c", code, may_fail=True)
+def prepared(code: str) -> str:
+    """Run code of Towline in the new environment; what it prints."""
+    body = textwrap.indent(code.strip(), "    ")
+    refused = "except SetupError as error:\n    raise SystemExit(str(error))\n"
+    guarded = f"from towline.errors import SetupError\ntry:\n{body}\n{refused}"
+    done = run(VENV / "bin" / "python", "-c", guarded, may_fail=True)
     if done.returncode:
         raise Problem(done.stderr.strip())
-    return done.stdout.strip(), ""
+    return done.stdout.strip()
+
+
+def kafka() -> tuple[str, str]:
+    """Kafka's jars and an archive of its classes, in the user's cache."""
+    code = """
+from towline.devstack.kafka import KAFKA_VERSION, prepare_kafka
+print(f"Kafka {KAFKA_VERSION} ({len(list(prepare_kafka().glob('*.jar')))} jars)")
+"""
+    return prepared(code), ""
+
+
+def spark() -> tuple[str, str]:
+    """An archive of the classes that Spark loads: tests and demo start it many times, each in half the time."""
+    code = """
+import pyspark
+from towline.devstack.sparkstart import prepare_spark
+prepare_spark()
+print(f"PySpark {pyspark.__version__}, its classes archived")
+"""
+    return prepared(code), ""
 
 
 STEPS = {
@@ -344,6 +361,7 @@ STEPS = {
     "Mosquitto": mosquitto,
     "helpers": helpers,
     "Kafka": kafka,
+    "Spark": spark,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from towline.devstack import Kafka, Mosquitto, MosquittoTooOld
 from towline.devstack.java import find_java
 from towline.devstack.kafka import kafka_jars
 from towline.devstack.mosquitto import find_mosquitto, flaw
+from towline.devstack.sparkstart import start_quickly
 from towline.errors import SetupError
 
 MARKER_OF_FIXTURE = {
@@ -43,6 +45,14 @@ class NewMosquitto(Protocol):
 
     def __call__(self, **settings: str) -> Mosquitto:
         """A running broker with these lines in its configuration."""
+
+
+def pytest_configure() -> None:
+    """Every Spark that a test starts, itself or through a bridge, starts quickly."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # it has its environment from the one that started it
+    with contextlib.suppress(SetupError):  # no Java: the tests that need it say so
+        start_quickly()
 
 
 def pytest_report_header() -> list[str]:

@@ -26,6 +26,7 @@ from towline.errors import (
 )
 from towline.gateway.client import GatewayClient, ensure
 from towline.gateway.endpoint import Endpoint
+from towline.spark.home import light_home
 
 if TYPE_CHECKING:
     from towline.bridge.board import Board, LineView
@@ -265,6 +266,7 @@ class DriverKeeper(threading.Thread):
                 stderr=handle,
                 text=True,
                 cwd=self._bridge.state_dir,  # Spark drops files where it stands
+                env=_environment(self._bridge),
                 start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
             )
         finally:
@@ -346,3 +348,9 @@ class DriverKeeper(threading.Thread):
 
     def _on_stopped(self, report: dict[str, Any]) -> None:
         self._board.lines[report["line"]].query = "stopped"
+
+
+def _environment(bridge: Bridge) -> dict[str, str]:
+    """The driver's: with a local master, Spark's Python processes start quicker in a home of our own."""
+    home = light_home() if bridge.spark.master.startswith("local") else None
+    return dict(os.environ) if home is None else {**os.environ, "SPARK_HOME": str(home)}

@@ -47,7 +47,8 @@ def demo(
 
     Example: towline demo --messages 50000 --keep /tmp/demo
     """
-    from towline.gateway.settings import Guarantee  # noqa: PLC0415 - loaded when it is called
+    from towline.devstack.sparkstart import start_quickly  # noqa: PLC0415 - loaded when it is called
+    from towline.gateway.settings import Guarantee  # noqa: PLC0415
 
     receipts = scene == "receipts"
     if scene not in ("kills", "receipts"):
@@ -58,6 +59,7 @@ def demo(
         raise typer.BadParameter(f"choose from {', '.join(allowed)}", param_hint="--guarantee")
     # Ended by a signal, everything that was started still ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    start_quickly()
     if not (_receipts if receipts else _kills)(guarantee, messages, devices, rate, keep, kills=kills):
         raise typer.Exit(1)
 

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from towline.devstack import sparkstart
+from towline.devstack.sparkstart import start_quickly
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the archive would be, in a directory whose name has a blank."""
+    place = tmp_path / "a b" / "spark.jsa"
+    place.parent.mkdir()
+    monkeypatch.setattr(sparkstart, "light_home", lambda: place.parent)
+    monkeypatch.setattr(sparkstart, "_archive", lambda _home: place)
+    return place
+
+
+def test_what_is_there_already_comes_last_and_wins(archive: Path) -> None:
+    archive.touch()
+    environment = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=4"}
+    start_quickly(environment)
+    options = shlex.split(environment["SPARK_SUBMIT_OPTS"])
+    assert f"-XX:SharedArchiveFile={archive}" in options
+    assert environment["SPARK_HOME"] == str(archive.parent)
+    assert [o for o in options if "Tiered" in o] == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"]
+
+
+@pytest.mark.usefixtures("archive")
+def test_without_an_archive_none_is_named() -> None:
+    environment: dict[str, str] = {}
+    start_quickly(environment)
+    assert "-XX:+UseSerialGC" in environment["SPARK_SUBMIT_OPTS"]
+    assert "SharedArchiveFile" not in environment["SPARK_SUBMIT_OPTS"]

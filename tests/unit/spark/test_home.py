@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from towline.spark.home import light_home
+
+
+@pytest.fixture(autouse=True)
+def _empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+
+
+def test_it_has_what_a_local_master_needs_and_no_zip() -> None:
+    home = light_home()
+    assert home is not None
+    assert (home / "bin" / "spark-submit").exists()
+    assert list((home / "jars").glob("spark-core_*.jar"))
+    assert not (home / "python").exists()
+    assert light_home() == home
+
+
+def test_the_users_own_home_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert light_home() is None
+
+
+def test_where_nothing_can_be_written_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "file"))
+    assert light_home() is None
