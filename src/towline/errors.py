@@ -27,7 +27,10 @@ docs/errors.md. No secret is ever part of it [I12].
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "BrokerError",
