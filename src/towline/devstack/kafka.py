@@ -34,7 +34,7 @@ SCALA_VERSION = "2.13"
 SLF4J_VERSION = "1.7.36"
 
 ANSWER_SECONDS = 2.0
-TOPIC_SECONDS = 15.0
+TOPIC_SECONDS = 60.0
 FORMAT_SECONDS = 60
 
 DEFAULTS = {
@@ -168,7 +168,7 @@ class Kafka(Server):
             config: Topic settings for all of them, such as ``{"cleanup.policy": "compact"}``.
 
         Raises:
-            KafkaError: Kafka refused, or the topics did not appear within 15 s (TL-K70).
+            KafkaError: Kafka refused, or the topics did not appear within a minute (TL-K70).
         """
         admin = self._admin(self.port)
         new = [NewTopic(name, partitions, 1, config=dict(config or {})) for name, partitions in topics.items()]
