@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -249,7 +250,8 @@ def killed(bridge: Running, broker: Mosquitto, what: str, line: str = "") -> Non
     elif what == "gateway":
         endpoint = Endpoint.read(bridge.directory / "state" / line)
         if endpoint is not None:
-            os.kill(endpoint.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # killed a moment ago and not back yet
+                os.kill(endpoint.pid, signal.SIGKILL)
     else:
         part = {"jvm": "org.apache.spark.deploy.SparkSubmit", "driver": "towline.bridge.driver"}[what]
         if found := bridge.child(part):
