@@ -106,13 +106,18 @@ class HistoryWriter:
     """
 
     def __init__(self, path: Path, plan: dict[str, Any]) -> None:
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.write(self._fd, json.dumps(plan).encode() + b"\n")
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            os.link(draft, path)  # with its first line, because a reader may be waiting for it
         except FileExistsError:
+            os.close(self._fd)
             raise ConfigError(
                 "TL-C81", str(path), "a history is there already and is never overwritten", "Name another directory."
             ) from None
-        os.write(self._fd, json.dumps(plan).encode() + b"\n")
+        finally:
+            draft.unlink()
         self._pending = bytearray()
 
     def note(self, claim: Claim, publisher: int, first: int, count: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,21 @@ def test_a_history_is_never_overwritten(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(ConfigError, match="TL-C81"):
         HistoryWriter(path, {})
+
+
+def test_a_reader_never_meets_a_history_without_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, link = tmp_path / "history", os.link
+    seen: list[bytes] = []
+
+    def looked_at(draft: Path, target: Path) -> None:
+        assert not target.exists()
+        link(draft, target)
+        seen.append(target.read_bytes())
+
+    monkeypatch.setattr(os, "link", looked_at)
+    with HistoryWriter(path, {"run": "r"}):
+        assert seen == [b'{"run": "r"}\n']
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no json\n"])
