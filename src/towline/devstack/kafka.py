@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import logging
 import secrets
 import shutil
 import socket
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,10 +15,11 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from towline.devstack.java import describe_java, find_java, resolve_jars
+from towline.devstack.classes import QUIET_JVM, archive_once, java_build, recording, sharing
+from towline.devstack.java import find_java, resolve_jars
 from towline.devstack.ports import LOOPBACK
 from towline.devstack.process import wait_for
-from towline.devstack.server import Server, locked
+from towline.devstack.server import Server
 from towline.errors import KafkaError, SetupError
 
 if TYPE_CHECKING:
@@ -66,13 +65,6 @@ DEFAULTS = {
     "auto.create.topics.enable": "false",
 }
 
-QUIET_JVM = [
-    "-Xshare:auto",
-    *("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off"),  # another Java's archive is no news
-    "-XX:-UsePerfData",
-    "-Djava.awt.headless=true",
-    "-Dlog4j2.disable.jmx=true",
-]
 FORMAT_JVM = [*QUIET_JVM, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
 BROKER_JVM = [
     *QUIET_JVM,
@@ -110,23 +102,19 @@ def prepare_kafka() -> Path:
         SetupError: As `Kafka.start`.
     """
     java, jars = find_java(), kafka_jars()
-    archive = _class_archive(java, jars)
-    with locked(archive.with_suffix(".lock")):
-        if not archive.exists():
-            with tempfile.TemporaryDirectory(prefix=".kafka-", dir=archive.parent) as place:
-                draft = Path(place) / archive.name
-                trial = Kafka(Path(place) / "kafka")
-                trial._more_jvm = [f"-XX:ArchiveClassesAtExit={draft}"]  # noqa: SLF001  our own class
-                with trial:
-                    trial.create_topics({"trial": 1})
-                if draft.exists():
-                    draft.rename(archive)
+    archive_once(_class_archive(java, jars), _trial)
     return jars
 
 
 def _class_archive(java: Path, jars: Path) -> Path:
-    build = hashlib.sha256(describe_java(str(java)).encode()).hexdigest()[:12]
-    return jars.with_name(f"{jars.name}-{build}.jsa")
+    return jars.with_name(f"{jars.name}-{java_build(java)}.jsa")
+
+
+def _trial(draft: Path) -> None:
+    broker = Kafka(draft.parent / "kafka")
+    broker._more_jvm = [recording(draft)]  # noqa: SLF001  our own class
+    with broker:
+        broker.create_topics({"trial": 1})
 
 
 class Kafka(Server):
@@ -189,9 +177,7 @@ class Kafka(Server):
         java, jars = find_java(), kafka_jars()
         properties = self.directory / "server.properties"
         properties.write_text(self._properties(*ports), encoding="utf-8")
-        archive = _class_archive(java, jars)
-        shared = [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []
-        run: list[str | Path] = [java, *shared, "-cp", f"{jars}/*"]
+        run: list[str | Path] = [java, *sharing(_class_archive(java, jars)), "-cp", f"{jars}/*"]
         if not (self._data / "meta.properties").exists():
             self._format([*run, *FORMAT_JVM], properties)
         return [*run, *BROKER_JVM, *self._more_jvm, "kafka.Kafka", properties]

@@ -7,18 +7,16 @@ other, and costs throughput later, which is why only what starts Spark again and
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import subprocess
 import sys
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from towline.devstack.java import describe_java, find_java
-from towline.devstack.kafka import QUIET_JVM
-from towline.devstack.server import locked
+from towline.devstack.classes import QUIET_JVM, archive_once, java_build, recording, sharing
+from towline.devstack.java import find_java
 from towline.errors import SetupError
 from towline.spark.home import light_home
 
@@ -83,9 +81,7 @@ def prepare_spark() -> Path | None:
     if home is None:
         return None
     archive = _archive(home)
-    with locked(archive.with_suffix(".lock")):
-        if not archive.exists():
-            _make(home, archive)
+    archive_once(archive, partial(_trial, home))
     return archive
 
 
@@ -102,32 +98,25 @@ def start_quickly(environment: MutableMapping[str, str] = os.environ) -> None:
     options = [*QUIET_JVM, *_QUICK]
     if home is not None:
         environment["SPARK_HOME"] = str(home)
-        archive = _archive(home)
-        options += [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []
+        options += sharing(_archive(home))
     environment[_VARIABLE] = " ".join([shlex.join(options), environment.get(_VARIABLE, "")]).strip()
 
 
 def _archive(home: Path) -> Path:
-    build = hashlib.sha256(describe_java(str(find_java())).encode()).hexdigest()[:12]
-    return home / f"classes-{build}.jsa"
+    return home / f"classes-{java_build(find_java())}.jsa"
 
 
-def _make(home: Path, archive: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".spark-", dir=archive.parent) as place:
-        draft = Path(place) / archive.name
-        options = shlex.join([*QUIET_JVM, *_QUICK, f"-XX:ArchiveClassesAtExit={draft}"])
-        done = subprocess.run(
-            [sys.executable, "-c", _TRIAL],
-            env={**os.environ, "SPARK_HOME": str(home), _VARIABLE: options},
-            capture_output=True,
-            text=True,
-            timeout=_TRIAL_SECONDS,
-            check=False,
-        )
-        if done.returncode:
-            words = done.stderr.strip().splitlines() or ["it said nothing"]
-            raise SetupError(
-                "TL-S19", "spark", f"a first trial failed: {words[-1]}", "Has this machine 1 GB of memory free?"
-            )
-        if draft.exists():
-            draft.rename(archive)
+def _trial(home: Path, draft: Path) -> None:
+    options = shlex.join([*QUIET_JVM, *_QUICK, recording(draft)])
+    done = subprocess.run(
+        [sys.executable, "-c", _TRIAL],
+        env={**os.environ, "SPARK_HOME": str(home), _VARIABLE: options},
+        capture_output=True,
+        text=True,
+        timeout=_TRIAL_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or ["it said nothing"]
+        what = f"a first trial failed: {words[-1]}"
+        raise SetupError("TL-S19", "spark", what, "Has this machine 1 GB of memory free?")
