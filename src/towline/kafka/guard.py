@@ -18,6 +18,7 @@ from towline.kafka.markerstore import MarkerStore
 from towline.kafka.mismatches import mismatch
 
 if TYPE_CHECKING:
+    from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
 __all__ = ["look", "query_of"]
@@ -68,11 +69,18 @@ def _hold_against(settings: SinkSettings, sink_id: str, checkpoint: Checkpoint, 
     if done is None or settings.on_missing != OnMissing.FAIL:
         return
     store = MarkerStore(settings, sink_id)
-    admin.settled(settings.client, store.topic, _SETTLED_S)
-    markers = [marker for marker in store.read_all().values() if marker is not None]
-    largest = max(markers, key=lambda marker: marker.batch, default=None)
+    largest = _largest(store)
+    if largest is None or largest.batch < done:
+        admin.settled(settings.client, store.topic, _SETTLED_S)
+        largest = _largest(store)
     if largest is not None and largest.batch >= done:
         return
     found = Situation.MISSING if largest is None else Situation.BEHIND
     claim = Claim(newest, 0, settings.parallelism, writer="")
     raise mismatch(found, largest, claim, place_of(settings, sink_id))
+
+
+def _largest(store: MarkerStore) -> Marker | None:
+    """The marker of the newest batch of any partition."""
+    markers = [marker for marker in store.read_all().values() if marker is not None]
+    return max(markers, key=lambda marker: marker.batch, default=None)
