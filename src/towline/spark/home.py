@@ -7,6 +7,7 @@ compiles PySpark anew: 1.5 s instead of 0.35 s. Without that copy they take the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -18,25 +19,24 @@ from typing import Final
 __all__ = ["light_home"]
 
 #: What a local master needs of its home; not ``python/lib``, where the zip is, which only YARN sends to its workers.
-_PARTS: Final = ("bin", "sbin", "jars", "data")
+_PARTS: Final = ("bin", "sbin", "jars", "data", "conf")
 
 
 def light_home() -> Path | None:
     """A ``SPARK_HOME`` for local masters, made on first use in this Python environment's ``share/towline``.
 
     Returns:
-        None where the user has a ``SPARK_HOME``, or the environment's directory can't be written: Spark's own will do.
+        None where the user has a ``SPARK_HOME``, the environment's directory can't be written, or the links lead
+        nowhere because PySpark was moved: Spark's own will do.
     """
     found = find_spec("pyspark")
     if "SPARK_HOME" in os.environ or found is None or found.origin is None:
         return None
     home = Path(sys.prefix) / "share" / "towline" / f"spark-{version('pyspark')}"
-    try:
-        if not home.is_dir():
+    if not home.is_dir():
+        with contextlib.suppress(OSError):  # another process was quicker, or nobody may write here
             _link(Path(found.origin).parent, home)
-    except OSError:
-        return home if home.is_dir() else None  # another process was quicker, or nobody may write here
-    return home
+    return home if (home / "jars").is_dir() else None
 
 
 def _link(package: Path, home: Path) -> None:

@@ -28,6 +28,20 @@ def test_the_users_own_home_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert light_home() is None
 
 
+def test_a_configuration_beside_pyspark_counts() -> None:
+    home = light_home()
+    assert home is not None
+    assert (home / "conf").readlink() == (home / "jars").readlink().parent / "conf"
+
+
+def test_links_into_nothing_are_no_home(tmp_path: Path) -> None:
+    home = light_home()
+    assert home is not None
+    (home / "jars").unlink()
+    (home / "jars").symlink_to(tmp_path / "removed")
+    assert light_home() is None
+
+
 def test_where_nothing_can_be_written_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "file"))
