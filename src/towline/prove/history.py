@@ -107,7 +107,7 @@ class HistoryWriter:
 
     def __init__(self, path: Path, plan: dict[str, Any]) -> None:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
-        self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.write(self._fd, json.dumps(plan).encode() + b"\n")
         try:
             os.link(draft, path)  # with its first line, because a reader may be waiting for it

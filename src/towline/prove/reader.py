@@ -137,7 +137,7 @@ def read_topic(
     """Read everything a topic holds now; waits up to 10 s for transactions that are being decided.
 
     Raises:
-        KafkaError: It cannot be read to its end within the time (TL-K60).
+        KafkaError: Kafka does not answer (TL-K01), or it cannot be read to its end within the time (TL-K60).
         SetupError: kcat was asked for and is not installed (TL-S60).
     """
     settled(bootstrap, topic)
