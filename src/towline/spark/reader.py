@@ -8,6 +8,7 @@ all that a worker needs, and only the runner, which alone gets ``getDefaultReadL
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -257,6 +258,8 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Give the lease back; a batch may be uncommitted, so no watermark moves."""
         self._hold.release()
+        if _is_runner() and isinstance(sys.exception(), EOFError | SystemExit):
+            os._exit(0)  # the JVM has closed the socket: reporting there would only print a traceback
 
     # -- in the workers ----------------------------------------------------------------------------------------
 
@@ -366,14 +369,19 @@ def _attempt() -> int:
     return context.attemptNumber() if context else 0
 
 
+def _is_runner() -> bool:
+    """Whether this process is Spark's source runner on the driver."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return getattr(spec, "name", "") == _RUNNER
+
+
 def _end_in_order() -> None:
     """Let SIGTERM end Spark's source runner through ``finally: reader.stop()``.
 
     Spark sends SIGTERM twice, two milliseconds apart, and Python would die at the first: the handler ignores the
     second one, so that the lease is given back. Only in the runner: elsewhere the signal is not ours.
     """
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if getattr(spec, "name", "") != _RUNNER or threading.current_thread() is not threading.main_thread():
+    if not _is_runner() or threading.current_thread() is not threading.main_thread():
         return
 
     def leave(number: int, frame: FrameType | None) -> None:

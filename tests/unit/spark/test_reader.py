@@ -458,30 +458,57 @@ def test_sigterm_is_ours_only_in_sparks_runner(stream: MqttStreamReader) -> None
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+RUNNER = """
+import sys
+from towline.spark import reader
+from towline.spark.link import Place
+
+reader._RUNNER = "runner"
+made = reader.MqttStreamReader(reader.ReadPlan(Place({state_dir!r}, ""), "default", poll_s=30))
+at = made.initialOffset()
+try:
+    try:
+        {work}
+    finally:
+        made.stop()
+except BaseException:
+    raise BrokenPipeError  # Spark's runner reports to the JVM, which has closed the socket
+"""
+
+
+def runner(server: Served, place: Path, work: str) -> subprocess.Popen[bytes]:
+    """The module of the runner is imitated by name."""
+    place.mkdir()
+    (place / "runner.py").write_text(RUNNER.format(state_dir=str(server.state_dir), work=work))
+    return subprocess.Popen([sys.executable, "-m", "runner"], cwd=place, stderr=subprocess.PIPE)
+
+
 def test_sigterm_ends_the_runner_through_stop(server: Served, tmp_path: Path) -> None:
-    """The module of the runner is imitated by name; two signals come, as from Spark, and stop() runs once."""
-    package = tmp_path / "fake"
-    package.mkdir()
-    (package / "runner.py").write_text(
-        "import sys\n"
-        "from towline.spark import reader\n"
-        "from towline.spark.link import Place\n"
-        "reader._RUNNER = 'runner'\n"
-        f"made = reader.MqttStreamReader(reader.ReadPlan(Place({str(server.state_dir)!r}, ''), 'default', poll_s=30))\n"
-        "at = made.initialOffset()\n"
-        "try:\n    while True: at = made.latestOffset(at, reader.ReadAllAvailable())\n"
-        "finally:\n    made.stop(); print('stopped', flush=True)\n"
-    )
-    child = subprocess.Popen([sys.executable, "-m", "runner"], cwd=package, stdout=subprocess.PIPE)
+    """Two signals come, as from Spark; the lease is given back once and nothing is printed."""
+    child = runner(server, tmp_path / "fake", "while True: at = made.latestOffset(at, reader.ReadAllAvailable())")
     try:
         wait_until(lambda: server.service._waiting == 1, timeout=30, what="a waiting reader")
         child.terminate()
         child.terminate()
-        out, _ = child.communicate(timeout=20)
-        assert (child.returncode, out) == (0, b"stopped\n")
+        _, err = child.communicate(timeout=20)
+        assert (child.returncode, err) == (0, b"")
         assert server.service._leases._held == {}
     finally:
         child.kill()
+
+
+def test_a_runner_whose_jvm_is_gone_ends_without_a_word(server: Served, tmp_path: Path) -> None:
+    child = runner(server, tmp_path / "fake", "raise EOFError  # the runner reads the next call")
+    _, err = child.communicate(timeout=30)
+    assert (child.returncode, err) == (0, b"")
+    assert server.service._leases._held == {}
+
+
+def test_an_error_of_the_reader_goes_to_spark(server: Served, tmp_path: Path) -> None:
+    child = runner(server, tmp_path / "fake", "made.partitions({}, {})")
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 1
+    assert b"BrokenPipeError" in err
 
 
 def test_readers_of_many_threads_get_along(server: Served, plan: ReadPlan) -> None:
