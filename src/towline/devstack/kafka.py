@@ -52,8 +52,6 @@ DEFAULTS = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "2",
     "group.initial.rebalance.delay.ms": "0",
-    # After SIGKILL the next incarnation waits until its own old session has lapsed; Kafka's 9 s make that 12 s.
-    "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "200",
     # A transaction times out at the next sweep only; Kafka's default is every 10 s.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
@@ -64,6 +62,11 @@ DEFAULTS = {
     # A typing error in a topic's name must not become a topic.
     "auto.create.topics.enable": "false",
 }
+
+#: A machine that stands still for a while must not fence the only broker; Kafka's own value is 9 s.
+SESSION_MS = "18000"
+#: After SIGKILL the next incarnation waits until its own old session has lapsed.
+SESSION_AFTER_KILL_MS = "2000"
 
 FORMAT_JVM = [*QUIET_JVM, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
 BROKER_JVM = [
@@ -160,7 +163,8 @@ class Kafka(Server):
         """
         admin = self._admin(self.port)
         new = [NewTopic(name, partitions, 1, config=dict(config or {})) for name, partitions in topics.items()]
-        for name, created in admin.create_topics(new, operation_timeout=TOPIC_SECONDS).items():
+        asked = admin.create_topics(new, operation_timeout=TOPIC_SECONDS, request_timeout=TOPIC_SECONDS)
+        for name, created in asked.items():
             self._await_topic(name, created)
         if not wait_for(lambda: all(_is_led(admin, name) for name in topics), TOPIC_SECONDS):
             what = f"a topic of {', '.join(topics)} has no leader after {TOPIC_SECONDS:.0f} s"
@@ -178,7 +182,7 @@ class Kafka(Server):
         properties = self.directory / "server.properties"
         properties.write_text(self._properties(*ports), encoding="utf-8")
         run: list[str | Path] = [java, *sharing(_class_archive(java, jars)), "-cp", f"{jars}/*"]
-        if not (self._data / "meta.properties").exists():
+        if not self._is_formatted():
             self._format([*run, *FORMAT_JVM], properties)
         return [*run, *BROKER_JVM, *self._more_jvm, "kafka.Kafka", properties]
 
@@ -189,8 +193,16 @@ class Kafka(Server):
             "advertised.listeners": listeners,
             "controller.quorum.bootstrap.servers": f"{LOOPBACK}:{controller_port}",
             "log.dirs": str(self._data),
+            "broker.session.timeout.ms": SESSION_AFTER_KILL_MS if self._was_killed() else SESSION_MS,
         }
         return "".join(f"{key}={value}\n" for key, value in {**DEFAULTS, **ours, **self.settings}.items())
+
+    def _was_killed(self) -> bool:
+        """Whether there is data without the mark of a clean end (Kafka's CleanShutdownFileHandler)."""
+        return self._is_formatted() and not (self._data / ".kafka_cleanshutdown").exists()
+
+    def _is_formatted(self) -> bool:
+        return (self._data / "meta.properties").exists()
 
     def _format(self, run: list[str | Path], properties: Path) -> None:
         command = [*run, "kafka.tools.StorageTool", "format", "--standalone", "-t", _cluster_id(), "-c", properties]

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.conftest import NewTopic
 from towline.devstack import Kafka
+from towline.devstack.kafka import ANSWER_SECONDS
 from towline.errors import KafkaError, SetupError
 
 pytestmark = pytest.mark.kafka
@@ -58,6 +59,21 @@ def test_a_paused_kafka_answers_after_resume(own_kafka: Kafka) -> None:
     threading.Timer(0.2, own_kafka.resume).start()
     send(own_kafka, "t", b"one")
     assert read(own_kafka, "t") == [b"one"]
+
+
+def test_a_topic_is_made_by_a_kafka_that_takes_its_time(own_kafka: Kafka) -> None:
+    own_kafka.pause()
+    threading.Timer(ANSWER_SECONDS + 1, own_kafka.resume).start()
+    own_kafka.create_topics({"t": 1})
+    send(own_kafka, "t", b"one")
+
+
+def test_a_clean_end_leaves_no_session_to_wait_for(own_kafka: Kafka) -> None:
+    own_kafka.stop()
+    assert not own_kafka._was_killed()
+    own_kafka.start()
+    own_kafka.kill()
+    assert own_kafka._was_killed()
 
 
 def test_topics_have_leaders_when_create_topics_returns(kafka: Kafka, topic: NewTopic) -> None:

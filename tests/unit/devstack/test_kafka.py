@@ -27,6 +27,17 @@ def test_a_typing_error_does_not_become_a_topic(tmp_path: Path) -> None:
     assert properties(Kafka(tmp_path))["auto.create.topics.enable"] == "false"
 
 
+def test_only_a_killed_broker_has_a_short_session(tmp_path: Path) -> None:
+    """A session of a killed one has to lapse before the next may serve; any other outlives a slow machine."""
+    broker = Kafka(tmp_path)
+    assert properties(broker)["broker.session.timeout.ms"] == "18000"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "meta.properties").touch()
+    assert properties(broker)["broker.session.timeout.ms"] == "2000"
+    (tmp_path / "data" / ".kafka_cleanshutdown").touch()
+    assert properties(broker)["broker.session.timeout.ms"] == "18000"
+
+
 def test_settings_win(tmp_path: Path) -> None:
     broker = Kafka(tmp_path, settings={"broker.session.timeout.ms": "9000", "message.max.bytes": "2000"})
     assert properties(broker)["broker.session.timeout.ms"] == "9000"
