@@ -17,7 +17,7 @@ __all__ = ["lacking", "ptrace_works", "wait_until"]
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T | None], timeout: float = 10.0, what: str = "") -> T:
+def wait_until(condition: Callable[[], T | None], timeout: float = 60.0, what: str = "") -> T:
     """The first true answer of `condition`, asked every 10 ms for up to `timeout` seconds.
 
     Raises:

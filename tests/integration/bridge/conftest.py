@@ -50,7 +50,7 @@ def bridge(tmp_path: Path) -> Iterator[Running]:
         made.process.send_signal(signal.SIGINT)
         made.process.send_signal(signal.SIGINT)
         try:
-            made.process.wait(20)
+            made.process.wait(60)
         except subprocess.TimeoutExpired:
             made.process.kill()
             made.process.wait()

@@ -125,7 +125,7 @@ def application(kafka: Kafka) -> Iterator[subprocess.Popen[bytes]]:
     made = subprocess.Popen([sys.executable, str(EXAMPLES / "request_response.py"), kafka.bootstrap])
     yield made
     made.send_signal(signal.SIGTERM)
-    assert made.wait(30) == 0
+    assert made.wait(60) == 0
 
 
 def test_round_trip_request_response_and_dead_letters(
@@ -174,7 +174,7 @@ def test_round_trip_request_response_and_dead_letters(
         "the account",
     )
     assert (known["taken"], known["delivered"], known["filtered"], known["adds_up"]) == (7, 4, 1, True)
-    wait_until(lambda: device.messages[-1].topic == "back/fine", 30, "the last message")
+    wait_until(lambda: device.messages[-1].topic == "back/fine", what="the last message")
     assert_same(device.messages[-1].properties, {"UserProperty": [("trace", "t1"), ("null", "")]})
     # A committed transaction is readable a moment after its commit has returned.
     show = ("dlq", "show", str(bridge.file), "--line", "line", "--json")

@@ -45,7 +45,7 @@ class Gateway:
 
     def start(self) -> GatewayClient:
         process = self.spawn()
-        self._client = wait_until(lambda: discover(self.settings.state_dir), 15, "the gateway's endpoint")
+        self._client = wait_until(lambda: discover(self.settings.state_dir), what="the gateway's endpoint")
         assert process.poll() is None
         return self._client
 
@@ -62,7 +62,7 @@ class Gateway:
     def status(self) -> dict[str, Any]:
         return dict(self.client.status())
 
-    def until(self, timeout: float = 15, **wanted: object) -> dict[str, Any]:
+    def until(self, timeout: float = 60, **wanted: object) -> dict[str, Any]:
         """Wait until the status shows all of `wanted`."""
 
         def shown() -> dict[str, Any] | None:
@@ -78,7 +78,7 @@ class Gateway:
         if self._client is not None:
             self._client.close()
             self._client = None
-        return self.process.wait(15)
+        return self.process.wait(60)
 
     def seen(self) -> list[int]:
         """The numbers in the journal of the running gateway."""

@@ -37,8 +37,8 @@ def test_a_backlog_of_100k_arrives_whole_and_in_order(
     assert run_load(plan, tmp_path / "history").acked == 100_000
     gateway.start()
     gateway.until(60, journaled=100_000)
-    wait_until(lambda: not gateway.status()["unacknowledged"], 30, "the last acknowledgement")
-    wait_until(lambda: not gateway.status()["qos2_held"], 30, "the last release")
+    wait_until(lambda: not gateway.status()["unacknowledged"], what="the last acknowledgement")
+    wait_until(lambda: not gateway.status()["qos2_held"], what="the last release")
     assert gateway.status()["received"] == 100_000
 
 
@@ -67,7 +67,7 @@ def test_a_payload_above_the_limit_ends_the_connection_and_is_told(
         sender.publish(PublishPacket("t/1", bytes(20_000), qos=QoS(0)))
         sender.drain()
     wait_until(lambda: "more than max_packet_bytes = 10,000" in gateway.log.read_text())
-    gateway.until(state="online", timeout=30)
+    gateway.until(state="online")
 
 
 def test_10k_topics_and_repeated_property_keys(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
@@ -148,7 +148,7 @@ def test_qos_2_through_a_broker_killed_with_its_store(new_mosquitto: NewMosquitt
         # A publisher of its own: of one it knows, Mosquitto restores packet ids too, and drops what comes with them.
         publish_as(f"device-{upto}", broker, range(upto - 20, upto))
         # What Mosquitto has not saved yet when it is killed is lost in Mosquitto: only what arrived can be judged.
-        wait_until(partial(_has, gateway, upto), 30)
+        wait_until(partial(_has, gateway, upto))
         broker.kill()
         broker.start()
     wait_until(partial(_has, gateway, total), 60, "all of them")

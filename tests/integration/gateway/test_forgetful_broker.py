@@ -51,7 +51,7 @@ def test_mosquitto_publishes_again_what_it_had_released(new_mosquitto: NewMosqui
     kind, first = read(ear)
     assert kind == PUBLISH
     with subscribed(broker.port, CONNECT_OTHER):  # a change that counts: now the message is in the store
-        wait_until(lambda: b"once" in store.read_bytes(), 10, "the store")
+        wait_until(lambda: b"once" in store.read_bytes(), what="the store")
     packet_id = first[5:7]
     ear.sendall(bytes([PUBREC << 4, 2]) + packet_id)
     assert read(ear) == (PUBREL, packet_id)  # here a subscriber hands the message on

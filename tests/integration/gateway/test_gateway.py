@@ -80,7 +80,7 @@ def test_killed_again_and_again_it_loses_nothing(new_mosquitto: NewMosquitto, ne
         publish(broker, range(round_ * 400, round_ * 400 + 400))
         gateway.stop(signal.SIGKILL)
         gateway.start()
-    wait_until(lambda: len(set(gateway.seen())) == 2000, 30, "all 2,000")
+    wait_until(lambda: len(set(gateway.seen())) == 2000, what="all 2,000")
     assert list(dict.fromkeys(gateway.seen())) == list(range(2000)), "the first of each in order"
 
 
@@ -94,7 +94,7 @@ def test_qos_2_survives_kills_without_a_repeat(new_mosquitto: NewMosquitto, new_
         publish(broker, range(round_ * 400, round_ * 400 + 400), qos=2)
         gateway.stop(signal.SIGKILL)
         gateway.start()
-    wait_until(lambda: len(set(gateway.seen())) == 2000, 30, "all 2,000")
+    wait_until(lambda: len(set(gateway.seen())) == 2000, what="all 2,000")
     assert gateway.seen() == list(range(2000)), "each once, in order"
     status = gateway.until(qos2_held=0)
     assert status["received"] == status["journaled"] + status["deduplicated"]
@@ -110,7 +110,7 @@ def test_the_broker_killed_with_its_store_comes_back(new_mosquitto: NewMosquitto
     broker.kill()
     gateway.until(state="offline")
     broker.start()
-    gateway.until(state="online", timeout=40)
+    gateway.until(state="online")
     publish(broker, range(20, 40))
     status = wait_until(lambda: gateway.status() if gateway.status()["journaled"] >= 40 else None)
     assert status["sessions_lost"] == 0
@@ -121,7 +121,7 @@ def test_a_session_the_broker_lost_is_counted_and_shown(mosquitto: Mosquitto, ne
     gateway.start()
     gateway.until(state="online")
     mosquitto.restart()
-    gateway.until(sessions_lost=1, state="online", timeout=40)
+    gateway.until(sessions_lost=1, state="online")
     publish(mosquitto, range(3))
     gateway.until(journaled=3)
     gateway.stop(signal.SIGKILL)
@@ -182,7 +182,7 @@ def test_an_unreachable_broker_is_told_and_tried_until_it_is_there(
     error = wait_until(lambda: gateway.status()["last_error"])
     assert "no connection (connection refused). Is the broker up, and the port right?   [TL-M01]" in error["text"]
     broker.start()
-    gateway.until(state="online", timeout=40)
+    gateway.until(state="online")
     assert gateway.status()["last_error"] is None
 
 
@@ -242,7 +242,7 @@ def test_a_client_id_taken_over_twice_stops_the_line(mosquitto: Mosquitto, new_g
     for rival in rivals:
         rival.close()
     assert gateway.process is not None
-    assert gateway.process.wait(15) == 1
+    assert gateway.process.wait(60) == 1
     assert "took over the client id" in gateway.log.read_text().splitlines()[-1]
 
 
@@ -280,7 +280,7 @@ def test_a_full_journal_holds_back_and_loses_nothing(new_mosquitto: NewMosquitto
     assert "TL-J02" in full["last_error"]["text"]
     # Longer than 1.5 keep alives: the connection must live on pings alone.
     connected = full["connected_since"]
-    wait_until(lambda: gateway.status()["last_error"]["at"] > full["last_error"]["at"] + 8, 20)
+    wait_until(lambda: gateway.status()["last_error"]["at"] > full["last_error"]["at"] + 8)
     assert gateway.status()["connected_since"] == connected
     seen: list[int] = []
 
@@ -302,7 +302,7 @@ def test_it_ends_with_its_owner(mosquitto: Mosquitto, new_gateway: NewGateway) -
         gateway.until(state="online")
         owner.kill()
         assert gateway.process is not None
-        assert gateway.process.wait(15) == 0
+        assert gateway.process.wait(60) == 0
     assert "owner ended" in gateway.log.read_text()
 
 
@@ -380,7 +380,7 @@ def test_older_protocols_keep_the_same_promise(
     gateway.stop(signal.SIGKILL)
     publish(broker, range(200, 400), qos=qos)
     gateway.start()
-    wait_until(lambda: len(set(gateway.seen())) == 400, 30, "all 400")
+    wait_until(lambda: len(set(gateway.seen())) == 400, what="all 400")
     seen = gateway.seen()
     assert list(dict.fromkeys(seen)) == list(range(400))
     assert qos == 1 or len(seen) == 400

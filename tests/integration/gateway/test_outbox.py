@@ -52,7 +52,7 @@ class Ear:
         self.client.connect("127.0.0.1", broker.port, clean_start=False, properties=keep)
         self.client.subscribe(pattern, 2)
         self.client.loop_start()
-        assert subscribed.wait(10)
+        assert subscribed.wait(60)
 
     def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
         expiry = getattr(message.properties, "MessageExpiryInterval", None)
@@ -141,7 +141,7 @@ def test_kill_9_of_the_gateway_loses_nothing(
         client = gateway.client
         client.send("q/0", batch, [rows(range(total, total + 400), qos)], MESSAGE_SCHEMA)
         total += 400
-        wait_until(lambda seen=total - 350: ear.hear() > seen, 30, "some of the batch")  # type: ignore[misc]
+        wait_until(lambda seen=total - 350: ear.hear() > seen, what="some of the batch")  # type: ignore[misc]
         gateway.stop(signal.SIGKILL)
         client = gateway.start()
         assert client.send("q/0", batch, [rows(range(total - 400, total), qos)], MESSAGE_SCHEMA).already
@@ -165,7 +165,7 @@ def test_a_broker_that_is_stopped_and_started_loses_nothing(
     client = gateway.start()
     client.send("q/0", 0, [rows(range(1500), qos)], MESSAGE_SCHEMA)
     for seen in (200, 700):
-        wait_until(lambda seen=seen: ear.hear() > seen, 30, "some messages")  # type: ignore[misc]
+        wait_until(lambda seen=seen: ear.hear() > seen, what="some messages")  # type: ignore[misc]
         broker.stop()
         broker.start()
     ear.until(1500)
@@ -205,7 +205,7 @@ def test_a_lost_session_sends_again_what_the_broker_had_not_released(
     gateway = new_gateway(broker, subscriptions=[], outbox={})
     client = gateway.start()
     client.send("q/0", 0, [rows(range(3000), 2)], MESSAGE_SCHEMA)
-    wait_until(lambda: outbox(gateway)["delivered"] > 100, 30, "some messages at the broker")
+    wait_until(lambda: outbox(gateway)["delivered"] > 100, what="some messages at the broker")
     broker.kill()
     broker.start()
     account = drained(gateway)
@@ -258,7 +258,7 @@ def test_a_full_outbox_refuses_and_takes_again(new_mosquitto: NewMosquitto, new_
         except JournalFull:
             return False
 
-    wait_until(taken, 10, "room")
+    wait_until(taken, what="room")
 
 
 def test_qos_0_is_sent_once(new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear]) -> None:

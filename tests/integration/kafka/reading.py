@@ -52,7 +52,7 @@ def committed_count(bootstrap: str, topic: str) -> int:
         except KafkaException:  # no leader yet, or a connection of before the restart
             return None
 
-    return wait_until(count, 30, f"the offsets of {topic}")[0]
+    return wait_until(count, what=f"the offsets of {topic}")[0]
 
 
 def records(bootstrap: str, topic: str) -> list[Any]:
@@ -74,7 +74,7 @@ def records(bootstrap: str, topic: str) -> list[Any]:
                     left.discard(message.partition())
             return not left
 
-        wait_until(complete, 30, f"the end of {topic}")
+        wait_until(complete, what=f"the end of {topic}")
         return sorted(found, key=lambda message: (message.partition(), message.offset()))
     finally:
         consumer.close()

@@ -142,7 +142,7 @@ def test_a_limit_that_shrank_meanwhile(kafka: Kafka, topic: NewTopic) -> None:
     resource = api.ConfigResource(api.ResourceType.TOPIC, name, incremental_configs=[entry])
     client = api.AdminClient({"bootstrap.servers": kafka.bootstrap})
     for future in client.incremental_alter_configs([resource]).values():
-        future.result(10)
+        future.result(60)
     batch = pa.record_batch({"value": pa.array([b"1", b"x" * 5000, b"2"])})
     done = sink.deliver(Task(0, batch=1, query=QUERY), [batch])
     assert (done.rows, done.dead_lettered) == (2, 1)

@@ -392,7 +392,7 @@ def test_an_open_transaction_ends_when_the_query_stops(kafka: Kafka, sink_id: st
     settings = SinkSettings.parse(given)
     plain = delivery_for(settings, Columns.bind({"value": "binary"}, settings.topic, include_headers=True))
     plain.deliver(Task(0), [pa.record_batch({"value": pa.array([b"7"])})])
-    wait_until(lambda: committed(kafka, sink_id) == [7], 10, "a record behind the transaction")
+    wait_until(lambda: committed(kafka, sink_id) == [7], what="a record behind the transaction")
     assert time.monotonic() - started < 30
 
 

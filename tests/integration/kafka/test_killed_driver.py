@@ -37,6 +37,6 @@ def test_killed_at_random_moments(kafka: Kafka, topic: NewTopic, tmp_path: Path)
             time.sleep(dice.uniform(0, 1))  # the kill falls anywhere within a batch
         finally:
             os.killpg(application.pid, signal.SIGKILL)
-            application.wait(30)
+            application.wait(60)
         found = committed(kafka, name)
         assert account(found, max(found) + 1) == (0, 0)

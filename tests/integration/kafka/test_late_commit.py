@@ -42,7 +42,7 @@ def rearm(proxy: EndTxnHolder) -> None:
 
 def release_in_the_middle(proxy: EndTxnHolder) -> None:
     proxy.release()
-    assert proxy.answered.wait(10)
+    assert proxy.answered.wait(60)
 
 
 @pytest.mark.parametrize("reuse", ["never", "healthy"])
@@ -93,6 +93,6 @@ def test_a_producer_that_goes_on_would_be_torn(holder: tuple[EndTxnHolder, Kafka
     release_in_the_middle(proxy)
     assert proxy.error_code == 0
     visible = wait_until(
-        lambda: found if len(found := committed(kafka, "torn", amid=True)) > 1 else None, 10, "half a transaction"
+        lambda: found if len(found := committed(kafka, "torn", amid=True)) > 1 else None, what="half a transaction"
     )
     assert visible == [0, 1]  # never committed by anybody

@@ -145,7 +145,7 @@ def test_secrets_are_resolved_in_the_task(spark: SparkSession, kafka: Kafka, top
     )
     with running(to_kafka(counting(spark), given, tmp_path / "checkpoint")) as query:
         wait_until(lambda: committed_count(kafka.bootstrap, name) > 0, 60, "a batch")
-        progress = wait_until(lambda: query.lastProgress, 30, "progress")
+        progress = wait_until(lambda: query.lastProgress, what="progress")
         jvm: Any = query._jsq
         plan = jvm.explainInternal(True)
     assert "hunter2" not in plan

@@ -92,7 +92,7 @@ class Scripted:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._ended.set()
-        self._thread.join(10)
+        self._thread.join(60)
         self._server.close()
         if self._problem is not None:
             raise self._problem

@@ -23,13 +23,13 @@ def test_failover_and_return(new_mosquitto: NewMosquitto, new_gateway: NewGatewa
     gateway.start()
     assert gateway.until(state="online")["broker"] == first.uri
     first.kill()
-    gateway.until(state="online", broker=second.uri, timeout=20)
+    gateway.until(state="online", broker=second.uri)
     publish(second, range(3))
     gateway.until(journaled=3)
     first.start()
     assert gateway.status()["broker"] == second.uri, "a working connection is left alone"
     second.restart()
-    gateway.until(state="online", broker=first.uri, timeout=20)
+    gateway.until(state="online", broker=first.uri)
     publish(first, range(3, 6))
     gateway.until(journaled=6)
     gateway.stop()
@@ -44,9 +44,9 @@ def test_a_first_broker_that_stays_away_does_not_hold_up_the_second(
     gateway.start()
     gateway.until(state="online", broker=first.uri)
     first.kill()
-    gateway.until(state="online", broker=second.uri, timeout=20)
+    gateway.until(state="online", broker=second.uri)
     second.restart()
-    status = gateway.until(state="online", broker=second.uri, connects=3, timeout=20)
+    status = gateway.until(state="online", broker=second.uri, connects=3)
     assert status["held_back"] is None
 
 
@@ -63,7 +63,7 @@ def test_a_half_open_line_is_found_within_one_and_a_half_keep_alives(
         relay.freeze()
         began = time.monotonic()
         publish(mosquitto, range(5, 10))  # on its way into the hole
-        gateway.until(state="online", connects=2, timeout=20)
+        gateway.until(state="online", connects=2)
         took = time.monotonic() - began
         assert took < 1.5 * 5 + 1.5, f"{took:.1f} s"
         gateway.until(journaled=10)

@@ -44,7 +44,7 @@ def greeting(broker: Mosquitto, tls: Tls, host: str = "localhost") -> bytes | Br
                 answers.append(data)
             return bool(answers)
 
-        wait_until(answered, 5, "an answer")
+        wait_until(answered, what="an answer")
         return answers[0] or transport.problem
     finally:
         transport.close()
@@ -175,7 +175,7 @@ def serving(context: ssl.SSLContext, times: int = 1) -> Iterator[tuple[int, list
         thread = threading.Thread(target=serve)
         thread.start()
         yield server.getsockname()[1], chosen
-        thread.join(10)
+        thread.join(60)
 
 
 def test_alpn_and_the_name_that_is_sent(authority: Authority) -> None:
@@ -196,7 +196,7 @@ def test_the_gateway_says_it_and_goes_on_when_it_is_mended(
     broker = new_mosquitto(**authority.listener("broker.local"))
     gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=TlsSettings(ca_file=authority.ca_file))
     gateway.start()
-    status = wait_until(lambda: s if (s := gateway.status())["last_error"] else None, 10, "an error")
+    status = wait_until(lambda: s if (s := gateway.status())["last_error"] else None, what="an error")
     assert status["last_error"]["code"] == "TL-M07"
     assert 'is for "broker.local", not "localhost"' in status["last_error"]["text"]
     broker.stop()
@@ -204,7 +204,7 @@ def test_the_gateway_says_it_and_goes_on_when_it_is_mended(
     Path(broker.settings["certfile"]).write_bytes(Path(mended["certfile"]).read_bytes())
     Path(broker.settings["keyfile"]).write_bytes(Path(mended["keyfile"]).read_bytes())
     broker.start()
-    gateway.until(state="online", timeout=30)
+    gateway.until(state="online")
 
 
 def test_a_gateway_that_lacks_its_client_certificate_says_so(
@@ -213,7 +213,7 @@ def test_a_gateway_that_lacks_its_client_certificate_says_so(
     broker = new_mosquitto(**authority.listener("localhost"), cafile=str(authority.ca_file), require_certificate="true")
     gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=TlsSettings(ca_file=authority.ca_file))
     gateway.start()
-    status = wait_until(lambda: s if (s := gateway.status())["last_error"] else None, 10, "an error")
+    status = wait_until(lambda: s if (s := gateway.status())["last_error"] else None, what="an error")
     assert status["last_error"]["code"] == "TL-M09"
 
 
@@ -238,6 +238,6 @@ def test_a_file_that_is_away_while_it_is_renewed_does_not_end_a_gateway_that_wor
     gateway.until(state="online")
     ca_file.unlink()
     broker.restart()
-    wait_until(lambda: (gateway.status()["last_error"] or {}).get("code") == "TL-C30", 20, "the missing file")
+    wait_until(lambda: (gateway.status()["last_error"] or {}).get("code") == "TL-C30", what="the missing file")
     ca_file.write_bytes(authority.ca_file.read_bytes())
-    gateway.until(state="online", timeout=40)
+    gateway.until(state="online")

@@ -42,7 +42,7 @@ def carried(
         for payload in sent:
             sender.publish(PublishPacket("t/1", payload, qos=QoS.AT_LEAST_ONCE, packet_id=1))
         sender.drain()
-    status = gateway.until(journaled=COUNT, timeout=30)
+    status = gateway.until(journaled=COUNT)
     assert (status["connects"], status["last_error"]) == (1, None)
     assert gateway.stop() == 0
     return sent, [row["payload"] for row in gateway.rows()]

@@ -33,7 +33,7 @@ class Relay:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(60)
         self._server.close()
 
     @property

@@ -115,7 +115,7 @@ class Machine:
             for pid in processes.tree(self.child.pid)[::-1]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, 9)
-            self.child.wait(30)
+            self.child.wait(60)
 
     def publish(self) -> None:
         run = f"part-{len(self.claims)}"

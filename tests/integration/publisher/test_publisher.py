@@ -57,7 +57,7 @@ def heard(broker: Mosquitto) -> Iterator[list[int]]:
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
         yield numbers
-    listener.join(10)
+    listener.join(60)
 
 
 def in_order(numbers: list[int]) -> bool:
@@ -73,14 +73,14 @@ def test_a_receipt_tells_disk_and_broker(broker: Mosquitto, heard: list[int], tm
         assert receipt.on_disk.done()
         assert receipt.number == 0
         receipt.at_broker.add_done_callback(lambda _stage: called.set())
-        receipt.at_broker.result(timeout=10)
+        receipt.at_broker.result(60)
         publisher.publish("d/1", "2", qos=0).at_broker.add_done_callback(lambda stage: stage.result())
         assert publisher.flush(10) == 0
-        assert called.wait(5)
+        assert called.wait(60)
         status = publisher.status()
         assert (status["accepted"], status["delivered"]) == (2, 2)
         assert publisher.epoch == 1
-    wait_until(lambda: heard == [1, 2], 10, "both")
+    wait_until(lambda: heard == [1, 2], what="both")
     assert told == [(0, "delivered"), (1, "delivered")]
     with pytest.raises(PublisherError, match="TL-O02"):
         publisher.publish("d/1", "3")
@@ -100,7 +100,7 @@ def test_eight_threads_share_one_outbox(broker: Mosquitto, heard: list[int], tmp
             one.join()
         assert publisher.flush(30) == 0
     assert sorted(receipts) == list(range(800))
-    wait_until(lambda: len(heard) == 800, 20, "all")
+    wait_until(lambda: len(heard) == 800, what="all")
     for thread in range(8):
         mine = [n for n in heard if n // 100 == thread]
         assert mine == sorted(mine)
@@ -120,7 +120,7 @@ def test_what_a_broker_that_is_away_did_not_get_goes_out_at_the_next_start(
     with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
         assert publisher.flush(30) == 0
         assert publisher.epoch == 2
-    wait_until(lambda: len(set(heard)) == 50, 20, "all")
+    wait_until(lambda: len(set(heard)) == 50, what="all")
     assert in_order(heard)
 
 
@@ -134,7 +134,9 @@ def test_a_full_outbox_refuses_or_blocks_as_it_was_told(broker: Mosquitto, tmp_p
         assert 0 < kept < 100
         broker.start()
         assert publisher.flush(30) == 0
-        wait_until(lambda: publisher.publish("d/1", bytes(50_000), wait=False).on_disk.exception(5) is None, 10, "room")
+        wait_until(
+            lambda: publisher.publish("d/1", bytes(50_000), wait=False).on_disk.exception(5) is None, what="room"
+        )
     broker.stop()
     with Publisher(broker.uri, state_dir=tmp_path / "b", max_bytes=1 << 20) as publisher:
         done = threading.Event()
@@ -146,10 +148,10 @@ def test_a_full_outbox_refuses_or_blocks_as_it_was_told(broker: Mosquitto, tmp_p
 
         filling = threading.Thread(target=fill, daemon=True)
         filling.start()
-        wait_until(lambda: publisher.status()["held_back"], 10, "a full outbox")
+        wait_until(lambda: publisher.status()["held_back"], what="a full outbox")
         assert not done.is_set()
         broker.start()
-        assert done.wait(30)
+        assert done.wait(60)
         assert publisher.flush(30) == 0
 
 
@@ -161,7 +163,7 @@ def test_a_message_that_can_not_be_said_is_refused_at_once(broker: Mosquitto, tm
             publisher.publish("d/1", b"", qos=3)
         expired = publisher.publish("d/1", "1", message_expiry_s=0)
         with pytest.raises(PublisherError, match="TL-O05"):
-            expired.at_broker.result(10)
+            expired.at_broker.result(60)
 
 
 def test_asyncio(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_asyncio(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
             assert await publisher.flush(5) == 0
 
     asyncio.run(main())
-    wait_until(lambda: sorted(heard) == list(range(20)), 10, "all")
+    wait_until(lambda: sorted(heard) == list(range(20)), what="all")
 
 
 def test_the_command_keeps_what_it_could_not_send(broker: Mosquitto, heard: list[int], tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_the_command_keeps_what_it_could_not_send(broker: Mosquitto, heard: list
     second = pub("--count", "2", "--qos", "2")
     assert second.returncode == 0, second.stderr
     assert "7 messages acknowledged by" in second.stdout
-    wait_until(lambda: len(heard) == 7, 10, "all")
+    wait_until(lambda: len(heard) == 7, what="all")
 
 
 def _life(broker: Mosquitto, state: Path, first: int, count: int, qos: int) -> list[str]:
@@ -210,7 +212,7 @@ def test_kill_9_of_the_process(broker: Mosquitto, heard: list[int], tmp_path: Pa
     with Publisher(broker.uri, state_dir=tmp_path / "p") as publisher:
         assert publisher.flush(30) == 0
         accepted = publisher.status()["accepted"]
-    wait_until(lambda: len(set(heard)) == accepted, 20, "all that was on disk")
+    wait_until(lambda: len(set(heard)) == accepted, what="all that was on disk")
     assert {life * 1000 + n for life in range(3) for n in range(151)} <= set(heard)
     assert in_order(heard)
     if qos == 2:
@@ -246,7 +248,7 @@ def _killed_at(broker: Mosquitto, heard: list[int], tmp_path: Path, call: str, p
             accepted = publisher.status()["accepted"]
         assert len(told) <= accepted
         mine = range(first, first + 1000)
-        wait_until(lambda m=mine, n=accepted: sum(x in m for x in heard) >= n, 20, f"all of point {when}")  # type: ignore[misc]
+        wait_until(lambda m=mine, n=accepted: sum(x in m for x in heard) >= n, what=f"all of point {when}")  # type: ignore[misc]
         assert Counter(n for n in heard if n in mine) == Counter(range(first, first + accepted)), (call, when)
         if not fired(log):
             return

@@ -62,7 +62,7 @@ class Committer:
 
     def end(self) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(60)
 
 
 def commit(gateway: Gateway) -> None:
@@ -120,7 +120,7 @@ def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broke
         assert publisher.flush(1) == 6
         assert not any(receipt.end_to_end.done() for receipt in receipts)
         commit(gateway)
-        receipts[5].end_to_end.result(10)
+        receipts[5].end_to_end.result(60)
         assert publisher.flush(10) == 0
         assert publisher.status()["receipts"]["awaiting"] == 0
         called = threading.Event()
@@ -128,7 +128,7 @@ def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broke
         assert called.is_set()
         expired = publisher.publish("t/1", "6", message_expiry_s=0)
         with pytest.raises(PublisherError, match="TL-O06"):
-            expired.end_to_end.result(10)
+            expired.end_to_end.result(60)
     assert [n for n, outcome in told if outcome == "arrived"] == list(range(6))
     assert [row["user_properties"] for row in rows_of(gateway)] == [[{"key": "a", "value": "b"}]] * 6
 
@@ -202,7 +202,7 @@ def test_nothing_is_sent_again_while_only_kafka_is_away(gateway: Gateway, broker
     with Publisher(broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_patience_s=1) as publisher:
         for n in range(50):
             publisher.publish("t/1", str(n), wait=False)
-        wait_until(lambda: publisher.status()["receipts"]["asked"] >= 2, 20, "two questions")
+        wait_until(lambda: publisher.status()["receipts"]["asked"] >= 2, what="two questions")
         assert publisher.status()["receipts"]["sent_again"] == 0
         assert gateway.status()["deduplicated"] <= publisher.status()["receipts"]["asked"]
         commit(gateway)

@@ -46,7 +46,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
         endpoint = Endpoint.read(file.parent)
         if endpoint is not None and not endpoint.process.gone():
             os.kill(endpoint.pid, signal.SIGTERM)
-            wait_until(endpoint.process.gone, 15, "the end of the gateway")
+            wait_until(endpoint.process.gone, what="the end of the gateway")
 
 
 def online(state: Path) -> bool:
@@ -92,7 +92,7 @@ def test_builder_source_and_sink(
         wait_until(lambda: online(place / "source"), PATIENCE, "the source's session")
         with Client(broker.uri, client_id="ear", subscribe=["shouts/#"], username="jet", password="s3cret") as ear:
             for name in ("ann", "bob"):
-                ear.publish(f"drivers/{name}", f"{name} brakes".encode(), qos=2).wait(30)
+                ear.publish(f"drivers/{name}", f"{name} brakes".encode(), qos=2).wait(60)
             heard = hear(ear, {"shouts/ann", "shouts/bob"})
     finally:
         query.stop()

@@ -58,14 +58,14 @@ def state(tmp_path: Path) -> Iterator[Path]:
     endpoint = Endpoint.read(tmp_path / "out")
     if endpoint is not None and not endpoint.process.gone():
         os.kill(endpoint.pid, signal.SIGTERM)
-        wait_until(endpoint.process.gone, 15, "the end of the gateway")
+        wait_until(endpoint.process.gone, what="the end of the gateway")
 
 
 def kill_gateway(state: Path) -> None:
     endpoint = Endpoint.read(state)
     assert endpoint is not None
     os.kill(endpoint.pid, signal.SIGKILL)
-    wait_until(endpoint.process.gone, 10, "the death of the gateway")
+    wait_until(endpoint.process.gone, what="the death of the gateway")
 
 
 def numbered(frame: DataFrame, column: str, topics: int = 3) -> DataFrame:
@@ -136,7 +136,7 @@ def test_a_stream_goes_on_after_its_gateway_and_itself_were_stopped(
     (source / "2.txt").write_text("".join(f"{n}\n" for n in range(200, 300)))
     run()
     messages = ear.hear(300)
-    wait_until(lambda: outbox(state)["queued"] == 0 == outbox(state)["in_flight"], 20, "an empty outbox")
+    wait_until(lambda: outbox(state)["queued"] == 0 == outbox(state)["in_flight"], what="an empty outbox")
     assert outbox(state)["accepted"] == 300
     assert Counter(int(m.payload) for m in messages) == Counter(range(300))
     assert in_order(messages)

@@ -184,7 +184,7 @@ def test_a_gateway_that_another_way_started_first_wins(
 
         def start(told: bytes, log: Path) -> subprocess.Popen[bytes]:
             child = started(told, log)
-            wait_until(lambda: child.poll() is not None, timeout=30, what="the end of the loser")
+            wait_until(lambda: child.poll() is not None, what="the end of the loser")
             hidden.rename(endpoint)
             return child
 
@@ -207,7 +207,7 @@ def test_a_gateway_that_is_just_ending_is_waited_for(
         child = started(told, log)
         tries.append(child)
         if len(tries) == 1:
-            wait_until(lambda: child.poll() is not None, timeout=30, what="the end of the first try")
+            wait_until(lambda: child.poll() is not None, what="the end of the first try")
             ending.close()
         return child
 

@@ -194,7 +194,7 @@ def test_new_rows_wake_the_waiting(server: Served, client: GatewayClient) -> Non
     waiter.start()
     wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
     server.add(3)
-    waiter.join(5)
+    waiter.join(60)
     assert [window.end for window in found] == [3]
 
 
@@ -213,7 +213,7 @@ def test_close_wakes_the_waiting(tmp_path: Path) -> None:
     waiter.start()
     wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
     server.close()
-    waiter.join(5)
+    waiter.join(60)
     assert outcome in ([0], ["TL-G01"])
 
 
@@ -231,7 +231,7 @@ def test_a_waiting_reader_is_dropped_when_its_lease_ends(server: Served, client:
     waiter.start()
     wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
     client.release(lease)
-    waiter.join(5)
+    waiter.join(60)
     assert [error.code for error in caught] == ["TL-G07"]
 
 
@@ -537,10 +537,10 @@ def test_a_signal_is_handled_while_a_reader_waits(server: Served, tmp_path: Path
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
-        wait_until(lambda: server.service._waiting == 1, timeout=30, what="a waiting reader")
+        wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
         start = time.monotonic()
         child.terminate()
-        out, _ = child.communicate(timeout=20)
+        out, _ = child.communicate(timeout=60)
         assert (child.returncode, out) == (7, b"left\n")
         assert time.monotonic() - start < 10
     finally:

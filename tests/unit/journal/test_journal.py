@@ -400,7 +400,7 @@ def test_readers_and_committers_beside_a_writer(tmp_path: Path) -> None:
     def consume(name: str) -> None:
         at = 0
         journal.commit(name, 0)
-        started.wait(30)
+        started.wait(60)
         while at < total and not problems:
             end = journal.locate(at, max_rows=100)
             served(journal, at, end, batch_rows=16)
@@ -410,7 +410,7 @@ def test_readers_and_committers_beside_a_writer(tmp_path: Path) -> None:
     started = threading.Barrier(4)
 
     def write_later() -> None:
-        started.wait(30)
+        started.wait(60)
         write()
 
     threads = [guarded(lambda name=name: consume(name)) for name in ("a", "b", "c")]
@@ -433,7 +433,7 @@ def test_readers_do_not_wait_for_the_disk(tmp_path: Path) -> None:
         def sync_data(self, descriptor: int) -> None:
             if armed:
                 entered.set()
-                assert slow.wait(30)
+                assert slow.wait(60)
             super().sync_data(descriptor)
 
     armed: list[bool] = []
@@ -442,13 +442,13 @@ def test_readers_do_not_wait_for_the_disk(tmp_path: Path) -> None:
     armed.append(True)
     writer = threading.Thread(target=fill, args=(journal, 1))
     writer.start()
-    assert entered.wait(30)
+    assert entered.wait(60)
     assert len(served(journal)) == 10
     assert journal.locate(0, max_bytes=50) >= 1
     journal.count(received=1)
     assert journal.end == 10  # not durable yet, so it is not there yet
     slow.set()
-    writer.join(30)
+    writer.join(60)
     assert journal.end == 11
     journal.close()
 

@@ -45,7 +45,7 @@ def test_a_child_holds_it_until_it_is_killed(tmp_path: Path) -> None:
         acknowledged = [int(child.stdout.readline()) for _ in range(200)][-1]
     finally:
         child.kill()
-        child.wait(10)
+        child.wait(60)
     acknowledged = max([acknowledged, *(int(line) for line in child.stdout if line.endswith("\n"))])
     child.stdout.close()
     with opened(tmp_path) as journal:

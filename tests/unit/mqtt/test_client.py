@@ -114,10 +114,10 @@ def test_a_receipt_wakes_who_waits() -> None:
     client = Client(URI, client_id="x")
     receipt = client.publish("t")
     got: list[Receipt] = []
-    thread = threading.Thread(target=lambda: got.append(receipt.wait(10)))
+    thread = threading.Thread(target=lambda: got.append(receipt.wait(60)))
     thread.start()
     client._perform(Acknowledged(1, 0x10))
-    thread.join(10)
+    thread.join(60)
     assert got == [receipt]
     client.close(0)
 

@@ -34,9 +34,9 @@ def echo() -> Iterator[int]:
     yield server.getsockname()[1]
     server.shutdown(socket.SHUT_RDWR)
     server.close()
-    acceptor.join(5)
+    acceptor.join(60)
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
 
 
 def client(proxy: Proxy) -> socket.socket:
@@ -60,7 +60,7 @@ def test_bytes_pass_both_ways(echo: int) -> None:
         answer = b""
         while len(answer) < len(big):
             answer += sock.recv(65536)
-        sender.join(5)
+        sender.join(60)
         assert answer == big
         assert proxy.connections == 1
 

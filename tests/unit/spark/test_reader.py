@@ -487,10 +487,10 @@ def test_sigterm_ends_the_runner_through_stop(server: Served, tmp_path: Path) ->
     """Two signals come, as from Spark; the lease is given back once and nothing is printed."""
     child = runner(server, tmp_path / "fake", "while True: at = made.latestOffset(at, reader.ReadAllAvailable())")
     try:
-        wait_until(lambda: server.service._waiting == 1, timeout=30, what="a waiting reader")
+        wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
         child.terminate()
         child.terminate()
-        _, err = child.communicate(timeout=20)
+        _, err = child.communicate(timeout=60)
         assert (child.returncode, err) == (0, b"")
         assert server.service._leases._held == {}
     finally:
@@ -499,14 +499,14 @@ def test_sigterm_ends_the_runner_through_stop(server: Served, tmp_path: Path) ->
 
 def test_a_runner_whose_jvm_is_gone_ends_without_a_word(server: Served, tmp_path: Path) -> None:
     child = runner(server, tmp_path / "fake", "raise EOFError  # the runner reads the next call")
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=60)
     assert (child.returncode, err) == (0, b"")
     assert server.service._leases._held == {}
 
 
 def test_an_error_of_the_reader_goes_to_spark(server: Served, tmp_path: Path) -> None:
     child = runner(server, tmp_path / "fake", "made.partitions({}, {})")
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=60)
     assert child.returncode == 1
     assert b"BrokenPipeError" in err
 
@@ -524,7 +524,7 @@ def test_readers_of_many_threads_get_along(server: Served, plan: ReadPlan) -> No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert counts == [10_000] * 4
 
 
@@ -636,7 +636,7 @@ def test_without_its_checkpoint_the_cut_waits_for_a_sync_of_the_machine(
 
     def sync() -> None:
         asked.set()
-        go.wait(10)
+        go.wait(60)
 
     monkeypatch.setattr(os, "sync", sync)
     stream = MqttStreamReader(replace(plan, checkpoint=location))
@@ -645,7 +645,7 @@ def test_without_its_checkpoint_the_cut_waits_for_a_sync_of_the_machine(
     at = stream.latestOffset(stream.initialOffset(), ALL)
     try:
         stream.latestOffset(at, ALL)
-        assert asked.wait(10)
+        assert asked.wait(60)
         stream.latestOffset(at, ALL)
         assert server.journal.consumers["default"] == 0
         go.set()
@@ -669,9 +669,9 @@ def test_nothing_waits_for_ever_on_an_idle_line(server: Served, plan: ReadPlan) 
 
     spark = threading.Thread(target=idle)
     spark.start()
-    wait_until(lambda: server.journal.consumers["default"] == 10, 5)
+    wait_until(lambda: server.journal.consumers["default"] == 10)
     server.add(1)
-    spark.join(10)
+    spark.join(60)
     assert not spark.is_alive()
     stream.stop()
 
