@@ -37,7 +37,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     for one in family:
         one.kill()
     process.wait()
-    psutil.wait_procs(family, timeout=20)
+    psutil.wait_procs(family, timeout=60)
 
 
 def test_every_alarm_once_across_kill_9(kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def read(broker: Kafka, topic: str) -> list[bytes | None]:
     )
     try:
         start = TopicPartition(topic, 0, 0)
-        _, end = consumer.get_watermark_offsets(start, timeout=10)
+        _, end = consumer.get_watermark_offsets(start, timeout=60)
         consumer.assign([start])
         return [message.value() for message in consumer.consume(end, 20)] if end else []
     finally:
@@ -78,7 +78,7 @@ def test_a_clean_end_leaves_no_session_to_wait_for(own_kafka: Kafka) -> None:
 
 def test_topics_have_leaders_when_create_topics_returns(kafka: Kafka, topic: NewTopic) -> None:
     name = topic("led", partitions=3)
-    found = kafka._admin(kafka.port).list_topics(name, timeout=5).topics[name]
+    found = kafka._admin(kafka.port).list_topics(name, timeout=60).topics[name]
     assert [partition.leader for partition in found.partitions.values()] == [1, 1, 1]
     send(kafka, name, b"x")
 

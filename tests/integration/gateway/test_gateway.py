@@ -358,7 +358,7 @@ def test_settings_that_make_no_sense_are_one_line(tmp_path: Path) -> None:
         [sys.executable, "-m", "towline.gateway"],
         input=b'{"name": "x", "state_dir": "%s", "brokers": "http://a", "subscriptions": []}' % os.fsencode(tmp_path),
         capture_output=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 2

@@ -191,7 +191,7 @@ def test_what_came_while_the_broker_was_away_is_delivered_and_what_expired_is_no
     broker.start()
     account = drained(gateway)
     assert (account["expired"], account["delivered"]) == (5, 5)
-    assert client.sent(10, timeout_s=5)
+    assert client.sent(10, timeout_s=60)
     ear.until(5)
     assert ear.numbers() == list(range(5, 10))
     assert all(990 <= (m.expiry_s or 0) <= 1000 for m in ear.messages)
@@ -228,7 +228,7 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(
     messages[6]["topic"] = "forbidden"
     messages[9]["topic"] = "wild/#"  # MQTT has no way to say it
     stored = client.send("q/0", 0, [rows_of(messages)], MESSAGE_SCHEMA)
-    assert client.sent(stored.end, timeout_s=20)
+    assert client.sent(stored.end, timeout_s=60)
     account = outbox(gateway)
     assert (account["delivered"], account["refused"]) == (17, 3)
     ear.until(17)

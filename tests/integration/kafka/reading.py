@@ -33,8 +33,8 @@ def _consumer(bootstrap: str) -> Consumer:
 
 def _places(consumer: Consumer, topic: str) -> dict[int, int]:
     """End of each partition, the last stable offset."""
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
-    return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=10)[1] for p in partitions}
+    partitions = consumer.list_topics(topic, timeout=60).topics[topic].partitions
+    return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=60)[1] for p in partitions}
 
 
 @cache
@@ -60,7 +60,7 @@ def records(bootstrap: str, topic: str) -> list[Any]:
     settled(bootstrap, topic)
     consumer = _consumer(bootstrap)
     try:
-        left = set(consumer.list_topics(topic, timeout=10).topics[topic].partitions)
+        left = set(consumer.list_topics(topic, timeout=60).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in left])
         found: list[Any] = []
 

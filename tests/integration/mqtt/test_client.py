@@ -211,7 +211,7 @@ def test_with_a_store_qos_2_is_exactly_once_across_kill_9(
     with Client(mosquitto.uri, client_id="device") as device:
         device.publish("t", b"once", qos=2).wait(60)
     command = [sys.executable, "-c", _KILLED, mosquitto.uri, str(tmp_path / "ids"), when]
-    killed = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=30, check=False)
+    killed = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120, check=False)
     assert killed.returncode == -9
     store = DirectoryStore(tmp_path / "ids")
     with Client(mosquitto.uri, client_id="reader", subscribe=[Filter("t", 2)], store=store) as reader:
@@ -252,7 +252,7 @@ with Client(sys.argv[1], client_id="reader", will=will):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     with Client(mosquitto.uri, client_id="watcher", subscribe=["state/#"]) as watcher:
-        subprocess.run([sys.executable, "-c", script, mosquitto.uri], timeout=30, check=False)
+        subprocess.run([sys.executable, "-c", script, mosquitto.uri], timeout=120, check=False)
         (message,) = take(watcher, 1)
         assert (message.payload, message.content_type) == (b"gone", "text/plain")
 

@@ -343,7 +343,7 @@ def test_kill_9_of_the_driver_in_a_batch(spark: SparkSession, server: Served, st
         tree = psutil.Process(driver.pid).children(recursive=True)
         (jvm,) = [process for process in tree if process.name() == "java"]
         jvm.kill()
-        psutil.wait_procs(tree, timeout=30)
+        psutil.wait_procs(tree, timeout=120)
     finally:
         driver.kill()
         driver.wait()
