@@ -49,10 +49,11 @@ _GLANCE_S = 5.0
 #: Pause before another try to start a gateway whose journal is locked, in seconds.
 _RETRY_S = 0.3
 
-#: gRPC would otherwise wait up to a second, then longer, before it looks again whether a gateway is back.
+#: gRPC would otherwise wait up to a second, then longer, before it looks again whether a gateway is back. What it calls
+#: the shortest backoff is also how long one attempt may take: a busy machine needs more than a moment.
 _CHANNEL = [
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
 ]

@@ -19,6 +19,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway, payloads, publish
 from towline.devstack import Mosquitto
+from towline.gateway.client import GatewayClient
 from towline.mqtt.sender import Sender
 
 
@@ -142,6 +143,20 @@ def test_a_lost_journal_with_a_surviving_session_is_a_question(mosquitto: Mosqui
     adopting = new_gateway(mosquitto, client_id="plant-7", name="other", unknown_session="adopt")
     adopting.start()
     adopting.until(journaled=5)
+
+
+def test_a_gateway_that_stands_still_for_a_moment_is_not_unreachable(
+    mosquitto: Mosquitto, new_gateway: NewGateway
+) -> None:
+    """A new connection waits for a busy machine: gRPC gives one up after its shortest pause between two attempts."""
+    gateway = new_gateway(mosquitto)
+    gateway.start()
+    gateway.until(state="online")
+    assert gateway.process is not None
+    gateway.process.send_signal(signal.SIGSTOP)
+    with GatewayClient(gateway.client.location) as client:
+        threading.Timer(1, gateway.process.send_signal, [signal.SIGCONT]).start()
+        assert client.status()["state"] == "online"
 
 
 def test_an_unknown_session_discarded_is_durable_afterwards(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
