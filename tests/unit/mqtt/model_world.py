@@ -262,8 +262,8 @@ class _Driver:
             self.journal.set_session(asdict(action.record) if action.record else {})
         except JournalFull:
             self.session = self._new_session()
-            self._world.forget_publishes()
             self._drop()
+            self._world.forget_publishes()  # of what arrives with the end of the connection too
 
     def _drop(self) -> None:
         """Close the connection; what was written before leaves."""

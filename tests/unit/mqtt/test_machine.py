@@ -69,6 +69,21 @@ FINDINGS: Final[dict[str, tuple[Plan, tuple[Step, ...]]]] = {
             ("restart_broker",),
         ),
     ),
+    # The model's sender forgot its packet ids a moment too soon: before the last bytes of its connection arrived.
+    "a PUBLISH arrives with the end of a connection that a full disk gave up": (
+        Plan(Habits(receive_maximum=1, window_3=1), Acks.RECEIVED, receive_maximum=10),
+        (
+            ("arm", 12),
+            *ONLINE[:2],
+            ("fill_disk",),
+            *ONLINE[:2],
+            ("answer", 1),
+            ("publish", 2),
+            ("read", 100),
+            *ONLINE[:2],
+            ("publish", 1),
+        ),
+    ),
     # PUBCOMP 0x92 on a PUBREL sent again is no error [MQTT 5 section 3.7.2.1]; it was told as a message dropped.
     "our PUBREL comes again to a broker that had finished": (
         Plan(),
