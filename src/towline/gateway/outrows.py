@@ -69,10 +69,10 @@ def arrived(rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
 
 
 def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Messages as rows of `MESSAGE_SCHEMA`; a missing key is null, and a column without a value is made as a whole."""
-    columns = []
-    for field in MESSAGE_SCHEMA:
-        values = [message.get(field.name) for message in messages]
+    """One message or more as rows of `MESSAGE_SCHEMA`; a missing key is null, an empty column is made as a whole."""
+    names, columns = MESSAGE_SCHEMA.names, []
+    rows = (map(message.get, names) for message in messages)
+    for field, values in zip(MESSAGE_SCHEMA, zip(*rows, strict=True), strict=True):
         empty = values.count(None) == len(values)
         columns.append(pa.nulls(len(values), field.type) if empty else pa.array(values, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)

@@ -53,8 +53,9 @@ _PUBLISH_NIBBLE: Final = 3
 _QOS_OF_HEADER: Final = bytes((byte >> 1) & 3 for byte in range(256))
 #: Longest variable byte integer [MQTT-1.5.5-1].
 _MAX_LENGTH_BYTES: Final = 4
-#: A packet up to this size other than PUBLISH has no room for a string: type, length, packet id.
-_NO_STRINGS_BYTES: Final = 4
+#: A packet up to this size other than PUBLISH has no room for a property with a string: type, length, reason code, the
+#: properties' length, a property's identifier and the two bytes of its string's length make seven.
+_NO_STRINGS_BYTES: Final = 6
 #: CONNACK of a server that speaks only 3.x: the one packet of 3.x it may answer to a CONNECT of version 5.
 _OLDER_PROTOCOL: Final = b"\x20\x02\x00\x01"
 #: PUBLISHes of a gulp larger than this are read without a look at their UTF-8 first, which would cost half as much

@@ -161,6 +161,11 @@ class Publisher:
         self._kept: set[Stage[Any]] = set()
         #: the same for their receipts
         self._ends: weakref.WeakValueDictionary[int, Stage[None]] = weakref.WeakValueDictionary()
+        #: the one end of all messages where there are no receipts
+        self._no_end: Stage[None] | None = None
+        if not receipts:
+            self._no_end = Stage(self._changed, self._kept)
+            self._no_end._settle(failure=without_receipts(self._where))  # noqa: SLF001 - ours
         #: every message below has been entered in `_stages`
         self._entered = self._outbox.end
         #: outcomes of messages that the mqtt thread had done before they were entered
@@ -259,9 +264,7 @@ class Publisher:
             "message_expiry_seconds": message_expiry_s,
         }
         check(fields)
-        receipt = Receipt(topic, self._changed, self._kept)
-        if self._awaited is None:
-            receipt.end_to_end._settle(failure=without_receipts(self._where))  # noqa: SLF001 - ours
+        receipt = Receipt(topic, self._changed, self._kept, self._no_end)
         self._enqueue(Message(fields, receipt))
         if wait:
             receipt.on_disk.result()

@@ -105,11 +105,13 @@ class Receipt:
 
     __slots__ = ("at_broker", "end_to_end", "on_disk", "topic")
 
-    def __init__(self, topic: str, changed: threading.Condition, kept: set[Stage[Any]]) -> None:
+    def __init__(
+        self, topic: str, changed: threading.Condition, kept: set[Stage[Any]], end_to_end: Stage[None] | None
+    ) -> None:
         self.topic = topic
         self.on_disk: Stage[int] = Stage(changed, kept)
         self.at_broker: Stage[None] = Stage(changed, kept)
-        self.end_to_end: Stage[None] = Stage(changed, kept)
+        self.end_to_end: Stage[None] = end_to_end or Stage(changed, kept)
 
     def _fail(self, failure: BaseException) -> None:
         """Nothing comes of it; with the condition held."""

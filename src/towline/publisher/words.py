@@ -57,7 +57,7 @@ def check(fields: Mapping[str, Any]) -> None:
         ConfigError: TL-C52, it can't.
     """
     topic, fine = fields["topic"], fields["qos"] in (0, 1, 2)
-    if any(fields[name] for name in _MORE):
+    if any(map(fields.get, _MORE)):
         fine = fine and not isinstance(packet(**fields), int)
     else:
         fine = fine and topic_problem(topic) is None
