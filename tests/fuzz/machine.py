@@ -33,7 +33,12 @@ def run(steps: int, seed: int, life: int = 0) -> int:
     done = 0
     while done < steps:
         plan, sequence = life_of(seed, life)
-        story = _failure(plan, sequence)
+        try:
+            story = _failure(plan, sequence)
+        except KeyboardInterrupt:
+            print(f"stopped after {done:,} steps without a violation; the rest is")
+            print(f"python -m tests.fuzz machine --seed {seed} --life {life} --steps {steps - done}")
+            return 130
         if story is not None:
             short = shortened(plan, sequence)
             print(f"seed {seed}, life {life}: {story}")

@@ -41,6 +41,9 @@ __all__ = ["CrashBench", "Point", "journal_arrivals"]
 #: More points than any short run has; an enumeration that gets here never ends by itself.
 MOST_POINTS = 500
 
+#: Of 60 messages that makes six gulps at the least, each with its sync and its answers, however slow the machine is.
+RECEIVE_MAXIMUM = 10
+
 _KILLED = {-9, 137}
 
 
@@ -168,6 +171,7 @@ class CrashBench:
             brokers=(self._broker.uri,),  # type: ignore[arg-type] # the validator reads a URI
             subscriptions=(Subscription(filter=f"{name}/#", qos=self._qos),),
             guarantee=self._guarantee,
+            receive_maximum=RECEIVE_MAXIMUM,
         )
         return plain.model_copy(update={"journal": JournalLimits(segment_bytes=self._segment_bytes)})
 

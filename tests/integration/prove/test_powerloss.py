@@ -160,7 +160,7 @@ def test_a_gateway_comes_back_from_a_power_failure(
 @pytest.mark.parametrize("qos", [1, 2])
 def test_without_syncs_the_same_power_failure_loses(new_mosquitto: NewMosquitto, tmp_path: Path, qos: int) -> None:
     """The bench can find a loss: strace answers every sync with success and makes none."""
-    point = bench(new_mosquitto, tmp_path, qos, NOTHING, unsynced=True).run(Injection("sendto", "9", "KILL"))
+    point = bench(new_mosquitto, tmp_path, qos, NOTHING, unsynced=True).run(Injection("sendto", "7", "KILL"))
     assert point.fired
     assert not point.ok
     assert point.verdict.lost > 0
