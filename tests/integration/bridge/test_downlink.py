@@ -281,7 +281,7 @@ def run_through(
         known = accounts(bridge).values()
         return all(a and a["taken"] >= total and not a["waiting"] and a["adds_up"] for a in known)
 
-    wait_until(done, PATIENCE + total / 100, f"the end: {accounts(bridge)}")
+    wait_until(done, PATIENCE + total / 20, f"the end: {accounts(bridge)}")
     # Delivered is the broker's word; the ear may still be listening. Repeats of the QoS 1 line don't count here.
     wait_until(
         lambda: len({(m.topic, m.payload) for m in list(ear.messages)}) >= 2 * total,
