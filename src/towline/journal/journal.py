@@ -10,7 +10,6 @@ Frames are in `frames`, what they mean in `state`, the file in `writer`, opening
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,9 +22,9 @@ from towline.journal.directory import prepare
 from towline.journal.disk import Disk
 from towline.journal.frames import Kind, encode, frame_bytes
 from towline.journal.lock import Lock
-from towline.journal.reading import combined, offset_after_bytes, pieces
-from towline.journal.recovery import Found, Recovery, recover
-from towline.journal.state import Snapshot, State, decode_json, encode_json, section_of, take_notes
+from towline.journal.reading import BATCH_BYTES, combined, offset_after_bytes, origin_below, pieces
+from towline.journal.recovery import recover
+from towline.journal.state import Snapshot, decode_json, encode_json, section_of, take_notes
 from towline.journal.writer import failing, full, new_segment
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from towline.journal.frames import Bytes
+    from towline.journal.recovery import Found
     from towline.journal.segment import Segment
 
 __all__ = ["Journal", "Limits"]
@@ -48,7 +48,8 @@ class Limits:
     """How much disk a journal may take; sizes in bytes.
 
     Attributes:
-        max_bytes: Most bytes of all segments together, none by default. More is `JournalFull`.
+        max_bytes: Most bytes of all segments together, none by default. More is `JournalFull`, unless no row waits: a
+            frame that is larger than the limit by itself is taken then.
         min_free_bytes: What must stay free on the file system, 512 MiB by default. Less is `JournalFull`.
         segment_bytes: A new file is begun when this one would grow beyond it; 64 MiB by default.
         retain_bytes: Committed segments are kept up to this size in all, for another look; 0 by default.
@@ -68,12 +69,13 @@ class Journal:
     Attributes:
         journal_id: 12 hex digits made at creation; with an offset it names a row for ever.
         epoch: Grows by one with every opening [I8].
+        incarnation: 8 hex digits of this opening's own: one that went on from a copy has others [I14].
         recovery: What opening found.
     """
 
     def __init__(self, directory: Path, schema: Any, limits: Limits, disk: Disk, lock: Lock, found: Found) -> None:
         self.journal_id = found.state.journal_id
-        self.epoch = found.state.epoch
+        self.epoch, self.incarnation = found.state.epoch, found.state.incarnation
         self.recovery = found.recovery
         self._directory, self._schema, self._limits, self._disk, self._lock = directory, schema, limits, disk, lock
         self._empty = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
@@ -126,19 +128,14 @@ class Journal:
             with failing(directory, "opening the journal"):
                 if disk.free(directory) < limits.segment_bytes:  # a segment may have to be copied
                     disk.remove(directory / _RESERVE)
-                found = recover(directory, schema, disk) or _nothing()
-            found.state.epoch += 1
+                found = recover(directory, schema, disk)
+            found.state.begin()
             journal = cls(directory, schema, limits, disk, lock, found)
-            journal._begin()
+            journal._reserve()
         except BaseException:
             lock.release()
             raise
         return journal
-
-    def _begin(self) -> None:
-        self._reserve()
-        with self._changing():
-            self._remove_committed()
 
     # What is there -------------------------------------------------------------------------------------------------
 
@@ -151,6 +148,11 @@ class Journal:
     def end(self) -> int:
         """The next offset; every row below it is durable."""
         return self._end
+
+    def incarnation_of(self, offset: int) -> str:
+        """The incarnation that wrote the row below `offset`; "" where none did, or it is not known any more."""
+        end, segments = self._end, self._segments
+        return origin_below(segments, offset) if max(segments[0].first, 1) <= offset <= end else ""
 
     @property
     def committed(self) -> int:
@@ -181,6 +183,11 @@ class Journal:
     def notes(self) -> Mapping[str, Any]:
         """What `append` and `note` were given last, by name; for the owner's own use."""
         return MappingProxyType(self._state.notes)
+
+    @property
+    def limits(self) -> Limits:
+        """How much disk it may take."""
+        return self._limits
 
     @property
     def directory(self) -> Path:
@@ -247,7 +254,7 @@ class Journal:
         position = self._write(
             Kind.RECORDS, payload, rows=rows, held=held, released=released, notes=notes, durable=True
         )
-        self._state.end = end
+        self._state.end, self._state.newest = end, self.incarnation
         self._active.segment.add(start, position)
         self._active.publish(end)
         self._end = end
@@ -297,6 +304,11 @@ class Journal:
             upto = max(upto, self.first)
             if upto > self._state.consumers.get(consumer, -1):
                 self._set_consumers({**self._state.consumers, consumer: upto})
+
+    def tidy(self) -> None:
+        """Remove what every consumer has committed, as far as it is not to be kept; opening removes nothing."""
+        with self._changing():
+            self._remove_committed()
 
     def _check_commit(self, consumer: str, upto: int) -> None:
         if upto > self._end:
@@ -363,10 +375,10 @@ class Journal:
 
     # Reading -------------------------------------------------------------------------------------------------------
 
-    def read(self, start: int, end: int, *, batch_rows: int = 10_000) -> Iterator[Any]:
-        """Return the rows from `start` to `end` in batches of at most `batch_rows` rows, checked each time [I4].
+    def read(self, start: int, end: int, *, batch_rows: int = 10_000, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
+        """Return the rows from `start` to `end` in batches within both bounds, checked each time [I4].
 
-        Large batches lie where the file is mapped, without a copy, and stay valid whatever becomes of the file.
+        A row above `batch_bytes` is a batch of its own. Large ones lie where the file is mapped, and outlive the file.
 
         Raises:
             JournalError: TL-J07, some of these rows are not, or no longer, there. TL-J10, closed.
@@ -375,7 +387,7 @@ class Journal:
         available, segments = self._readable(start)
         if end > available:
             raise self._out_of_range(start, end)
-        return combined(pieces(segments, self._schema, start, end), batch_rows)
+        return combined(pieces(segments, self._schema, start, end), batch_rows, batch_bytes)
 
     def locate(self, start: int, *, max_rows: int | None = None, max_bytes: int | None = None) -> int:
         """Return the end of a range from `start` within both bounds; at least one row, if there is one.
@@ -383,7 +395,7 @@ class Journal:
         Args:
             start: The first offset of the range.
             max_rows: Most rows in it.
-            max_bytes: Most bytes in it, as the rows lie on disk, to about a segment's head or a row.
+            max_bytes: Most bytes in it, as rows lie on disk, a frame's evenly for its rows; at most one frame more.
 
         Raises:
             JournalError: TL-J07, `start` is not, or no longer, there. TL-J10, closed.
@@ -420,6 +432,7 @@ class Journal:
             if self._dead:
                 raise self._dead
             try:
+                self._lock.check()
                 yield
             except JournalFailed as error:
                 self._dead = error
@@ -463,6 +476,7 @@ class Journal:
         )
         if durable:
             self._active.sync()
+            self._lock.check()  # no other owner has begun without what is durable now, or nothing of it is promised
         self._note_counted(counted)
         for packet_id in released:
             state.held.pop(packet_id, None)
@@ -511,9 +525,12 @@ class Journal:
         try:
             self._check_room(more)
         except JournalFull:
-            if not self._give_up_committed():
+            given_up = self._give_up_committed()
+            # Where no row waits, nothing will ever make more room: a limit below one frame must not stop the line.
+            alone = self._limits.max_bytes is not None and self._state.end == self.committed
+            if not (given_up or alone):
                 raise
-            self._check_room(more)
+            self._check_room(more, limited=not alone)
 
     def _give_up_committed(self) -> bool:
         """Remove every committed row, also those kept for another look; tell whether that freed anything."""
@@ -521,9 +538,9 @@ class Journal:
             self._roll()  # only the file that is written to keeps them
         return self._remove_committed(retain=0)
 
-    def _check_room(self, more: int) -> None:
+    def _check_room(self, more: int, *, limited: bool = True) -> None:
         limits, used = self._limits, self.bytes_on_disk
-        if limits.max_bytes is not None and used + more > limits.max_bytes:
+        if limited and limits.max_bytes is not None and used + more > limits.max_bytes:
             what = f"{used:,} of at most {limits.max_bytes:,} bytes are used, {more:,} more don't fit"
             raise full(self._directory, what, "Intake goes on when rows are committed; or raise the limit.")
         self._unasked += more
@@ -589,8 +606,3 @@ class Journal:
         with contextlib.suppress(OSError):  # a convenience for the day when the disk is full
             if not reserve.exists():
                 self._disk.allocate(reserve, _RESERVE_BYTES)
-
-
-def _nothing() -> Found:
-    state = State(secrets.token_hex(6), 0)
-    return Found(state, [], 1, 0, Recovery(0, 0, 0, None))

@@ -4,6 +4,7 @@ A journal like the inbox, with the same frames, recovery and limits (ADR 12). Wh
 packet ids of that journal's frames, so that each becomes durable together with the rows it is about:
 
     marker    ``batch:<writer>`` → the newest batch of a writer and how much is here: a repeat enters nothing [I10]
+    dropped   rows of a batch that never became whole and was brought anew: they are never sent (ADR 14)
     flight    packet id → number of the row and its phase, durable before the packet that depends on it leaves [I10]
     done      ranges of rows that need no more sending; not synced by itself: after a crash a few rows may be done a
               second time. A packet id is freed in the frame that says its row is done, or a crash would send it anew
@@ -14,16 +15,19 @@ Any thread may append; the marks belong to one thread, the one that sends.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from towline.errors import JournalError
+from towline.errors import JournalError, JournalFull
+from towline.journal.batches import Appended, Batch, Marker, Range, job_of, joined
 from towline.journal.journal import Journal, Limits
+from towline.journal.partial import Partial
 from towline.journal.ranges import Ranges
+from towline.journal.reading import BATCH_BYTES
 from towline.journal.writer import full
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from towline.journal.disk import Disk
@@ -38,6 +42,21 @@ _NO_LIMITS: Final = Limits()
 _SENDER = "sender"
 _DONE = "done"
 _MARKER = "batch:"
+_DROPPED = "dropped"
+_OVER = "over:"
+
+#: A batch that is not whole and gets nothing for so many seconds is given up; sooner where its room is needed. A task
+#: that lives on all the same is refused and begins again.
+_IDLE_S: Final = 86_400.0
+_IDLE_FULL_S: Final = 600.0
+#: That a job is over is known for so many seconds: so long a task that Spark has stopped may still come.
+_OVER_S: Final = 3_600
+#: Markers of a job that nobody ended (the driver was killed) stay for so many seconds.
+_JOB_S: Final = 7 * 86_400
+#: What a frame takes beyond the bytes of its rows, at most.
+_FRAME_MORE: Final = 1 << 16
+#: Seconds between two looks at what may go.
+_LOOK_S: Final = 600.0
 
 
 class Flight(NamedTuple):
@@ -52,40 +71,6 @@ class Flight(NamedTuple):
     phase: int
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Names some rows for ever, so that they enter once, however often they are brought.
-
-    Attributes:
-        writer: Who writes one batch after the other, such as a query and a partition of it.
-        number: Grows with each of the writer's batches.
-        origin: What the batch was made from, such as a hash; tells another batch with the same number. Empty for
-            unknown.
-    """
-
-    writer: str
-    number: int
-    origin: str = ""
-
-
-class Appended(NamedTuple):
-    """What became of rows that were brought.
-
-    Attributes:
-        rows: Rows of this batch that are here now, durable.
-        end: The offset after the last of them.
-        whole: The batch is complete: whatever more is brought of it is a repeat.
-        already: Nothing of what was brought was new.
-        newest: Number of the writer's newest batch; -1 when it has none.
-    """
-
-    rows: int
-    end: int
-    whole: bool
-    already: bool
-    newest: int = -1
-
-
 class Outbox:
     """A durable queue; `open` makes one.
 
@@ -94,11 +79,12 @@ class Outbox:
         done: Rows that need no more sending; only the sending thread changes it.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, clock: Callable[[], float] = time.time) -> None:
         self.journal = journal
+        self._clock = clock
         watermark = journal.consumers.get(_SENDER, journal.first)
         self.done = Ranges(watermark)
-        for start, end in journal.notes.get(_DONE, ()):
+        for start, end in (*journal.notes.get(_DONE, ()), *self._dropped[1]):
             self.done.add(start, end)
         #: packet ids that are free again and whose frame does not say so yet
         self._freed: list[int] = []
@@ -106,6 +92,11 @@ class Outbox:
         self._held = journal.held
         #: markers are looked up and appended in one step
         self._entering = threading.Lock()
+        self._partial = Partial()
+        for writer, values in self.markers.items():
+            if ranges := Marker.from_json(values).ranges:
+                self._partial.hold(writer, ranges)
+        self._look_at = 0.0
         if _SENDER not in journal.consumers:
             journal.commit(_SENDER, watermark)
 
@@ -120,21 +111,31 @@ class Outbox:
         """How much of a batch is here: all of one that is older than the writer's newest.
 
         Raises:
-            JournalError: TL-J22, another batch with this number is here.
+            JournalError: TL-J17, the job of its writer is over. TL-J22, another batch with this number is here.
         """
-        found = self.journal.notes.get(_MARKER + batch.writer)
-        if found is None or found[0] < batch.number:
-            return Appended(0, self.journal.end, whole=False, already=False, newest=found[0] if found else -1)
-        number, rows, whole, end, origin = found
-        if number == batch.number and origin and batch.origin and origin != batch.origin:
+        if job_of(batch.writer) and _OVER + job_of(batch.writer) in self.journal.notes:
+            what = f"the job of {batch.writer} is over, this task comes too late"
+            raise JournalError("TL-J17", str(self.journal.directory), what, "Nothing: the job has its result.")
+        found = self._marker(batch.writer)
+        if found is None or found.number < batch.number:
+            return Appended(0, self.journal.end, whole=False, already=False, newest=found.number if found else -1)
+        if found.number == batch.number and found.origin and batch.origin and found.origin != batch.origin:
             raise _another(self.journal.directory, batch)
-        return Appended(rows, end, whole=bool(whole) or number > batch.number, already=True, newest=number)
+        whole = found.whole or found.number > batch.number
+        if found.held_back and not whole and found.attempt != batch.attempt:
+            return Appended(0, self.journal.end, whole=False, already=False, newest=found.number)
+        return Appended(found.rows, found.end, whole, already=True, newest=found.number)
+
+    def _marker(self, writer: str) -> Marker | None:
+        values = self.journal.notes.get(_MARKER + writer)
+        return None if values is None else Marker.from_json(values)
 
     def append(self, rows: Any, batch: Batch | None = None, *, start: int = 0, whole: bool = True) -> Appended:
         """Make rows durable, exactly once if they belong to a batch [I10].
 
         A large batch may come in pieces, in order; what of a piece is here already is left out. Rows and marker are in
-        one frame, so that no crash parts them.
+        one frame, so that no crash parts them. The pieces of an attempt leave when the batch is whole; those of an
+        attempt that another one follows never do (ADR 14).
 
         Args:
             rows: A record batch of the outbox's schema.
@@ -145,25 +146,143 @@ class Outbox:
         Raises:
             JournalFull: TL-J02, no room: nothing was stored, the same call may succeed later [I7].
             JournalFailed: TL-J04, nothing of it is promised; the outbox is dead [I6].
-            JournalError: TL-J06 another schema, TL-J08 too large for one frame, TL-J10 closed, TL-J22 another batch.
-            ValueError: Rows before `start` are missing.
+            JournalError: TL-J06 another schema, TL-J08 too large for one frame, TL-J10 closed, TL-J15 the batch can
+                never become whole, TL-J16 the rows before `start` are not here, TL-J17 the job is over, TL-J22 another
+                batch.
         """
         with self._entering:
             if batch is None:
                 return Appended(rows.num_rows, self.journal.append(rows), whole=True, already=False)
+            self._look()
             here = self.stored(batch)
             if here.whole or (here.already and start + rows.num_rows <= here.rows and not whole):
                 return here
             if start > here.rows:
-                raise ValueError(f"rows {here.rows} to {start} of batch {batch.number} are missing")
+                raise self._missing(batch, here.rows, start)
+            if not here.rows:
+                self._give_up([batch.writer])  # of an attempt before this one
             fresh = rows.slice(here.rows - start)
             count = start + rows.num_rows
             if not count:
                 return Appended(0, self.journal.end, whole=True, already=False)  # an empty batch needs no marker
-            end = self.journal.end + fresh.num_rows
-            marker = [batch.number, count, int(whole), end, batch.origin]
-            self.journal.append(fresh, notes={_MARKER + batch.writer: marker})
-            return Appended(count, end, whole, already=False, newest=batch.number)
+            return self._enter(fresh, batch, count, whole=whole)
+
+    def _enter(self, fresh: Any, batch: Batch, count: int, *, whole: bool) -> Appended:
+        """Append rows and marker; they can be seen as soon as they are there, so they are held back before."""
+        writer, former = batch.writer, self._partial.of(batch.writer)
+        before = self._marker(writer)
+        counted = before is not None and before.number == batch.number and before.rows > 0
+        # What a Towline without attempts began has left in part, and goes on as it began.
+        attempt = before.attempt if before is not None and counted else batch.attempt
+        end = self.journal.end + fresh.num_rows
+        ranges = joined([*former, (self.journal.end, end)]) if attempt and (former or not whole) else ()
+        at = int(self._clock()) if job_of(writer) else 0
+        marker = Marker(batch.number, count, whole, end, batch.origin, at=at)
+        if not whole:
+            marker = Marker(batch.number, count, whole, end, batch.origin, attempt, ranges, at)
+        self._partial.hold(writer, ranges)
+        try:
+            self._store(fresh, batch, marker)
+        except JournalError as error:
+            self._partial.hold(writer, former)
+            if error.code == "TL-J15":
+                self._give_up([writer])
+            raise
+        if whole:
+            self._partial.let_go(writer)
+        return Appended(count, end, whole, already=False, newest=batch.number)
+
+    def _store(self, fresh: Any, batch: Batch, marker: Marker) -> None:
+        notes = {_MARKER + batch.writer: marker.as_json()}
+        try:
+            self.journal.append(fresh, notes=notes)
+        except JournalFull:
+            self._give_up(writer for writer in self._partial.idle(_IDLE_FULL_S) if writer != batch.writer)
+            if not self._stuck(fresh):
+                raise
+            try:
+                self.journal.append(fresh, notes=notes)  # what made room may have come since
+            except JournalFull as error:
+                if not self._stuck(fresh):
+                    raise
+                raise self._too_large(batch, error) from error
+
+    def _stuck(self, fresh: Any) -> bool:
+        """Whether the limit is in the way of these rows for ever: nothing that is here can leave."""
+        limit = self.journal.limits.max_bytes
+        if limit is None or self.journal.bytes_on_disk + fresh.nbytes + _FRAME_MORE <= limit:
+            return False
+        with self._partial.lock:
+            noted = self.journal.consumers.get(_SENDER) == self.done.watermark and not self._partial.pending
+            return noted and self._partial.covers(self.done.missing(0, self.journal.end))
+
+    def _too_large(self, batch: Batch, error: JournalFull) -> JournalError:
+        return JournalError(
+            "TL-J15",
+            str(self.journal.directory),
+            f"batch {batch.number} of {batch.writer} can't become whole: {error.what}, and nothing there can leave",
+            "Raise outboxMaxBytes (outbox.max_bytes of a bridge line), or bring less at a time: smaller batches or "
+            "more partitions. Nothing of this batch was sent; it is brought anew.",
+        )
+
+    def _give_up(self, writers: Iterable[str]) -> None:
+        """Never send what is here of these writers' batches that are not whole; one frame says so."""
+        ranges = {writer: self._partial.of(writer) for writer in writers}
+        gone = [one for parts in ranges.values() for one in parts]
+        if not gone:
+            return
+        rows, known = self._dropped
+        kept = joined([*((s, e) for s, e in known if e > self.journal.first), *gone])
+        notes: dict[str, Any] = {_DROPPED: [rows + sum(end - start for start, end in gone), kept]}
+        for writer, parts in ranges.items():
+            marker = self._marker(writer)
+            if parts and marker is not None:
+                notes[_MARKER + writer] = Marker(marker.number, 0, False, marker.end, marker.origin, at=marker.at)
+        self.journal.append(self.journal.no_rows, notes=_plain(notes))
+        for writer in ranges:
+            self._partial.give_up(writer)
+
+    def _missing(self, batch: Batch, here: int, start: int) -> JournalError:
+        return JournalError(
+            "TL-J16",
+            str(self.journal.directory),
+            f"rows {here:,} to {start:,} of batch {batch.number} of {batch.writer} are missing: the task was started "
+            "once more meanwhile, or paused for too long",
+            "Let the task run again: it brings the batch from its first row.",
+        )
+
+    def end_job(self, job: str) -> None:
+        """Forget the batches of a job; what is here of them is sent if it is whole, and nothing more enters.
+
+        Raises:
+            JournalFull: TL-J02, the disk took no more: the markers go later by themselves.
+            JournalFailed: TL-J04, the outbox is dead [I6].
+        """
+        with self._entering:
+            writers = [writer for writer in self.markers if job_of(writer) == job]
+            self._give_up(writers)
+            notes: dict[str, Any] = {_MARKER + writer: None for writer in writers}
+            self.journal.append(self.journal.no_rows, notes={**notes, _OVER + job: int(self._clock())})
+
+    def _look(self) -> None:
+        """Let go what nobody asks for any more, once in a while."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_S
+        self._give_up(self._partial.idle(_IDLE_S))
+        now, notes = int(self._clock()), dict[str, Any]()
+        for name, value in dict(self.journal.notes).items():
+            if name.startswith(_OVER):
+                if value < now - _OVER_S:
+                    notes[name] = None
+            elif name.startswith(_MARKER) and job_of(name.removeprefix(_MARKER)):
+                marker = Marker.from_json(value)
+                if not marker.at:  # of a Towline that did not say when
+                    notes[name] = [*value[:5], {"at": now}]
+                elif marker.at < now - _JOB_S and not marker.ranges:
+                    notes[name] = None
+        if notes:
+            self.journal.append(self.journal.no_rows, notes=notes)
 
     # -- going out; the sending thread --
 
@@ -174,8 +293,42 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """Rows that are not done."""
-        return self.journal.end - self.done.watermark - self.done.count_above()
+        """Rows that are not done, of whole batches."""
+        return self.journal.end - self.done.watermark - self.done.count_above() - self._partial.skipped
+
+    @property
+    def incomplete(self) -> int:
+        """Rows that are held back, because their batch is not whole."""
+        return self._partial.rows
+
+    @property
+    def dropped(self) -> int:
+        """Rows that are never sent: their batch was brought anew, or never became whole."""
+        return int(self._dropped[0])
+
+    @property
+    def _dropped(self) -> tuple[int, list[Range]]:
+        rows, ranges = self.journal.notes.get(_DROPPED, (0, ()))
+        return rows, [(start, end) for start, end in ranges]
+
+    def following(self, cursor: int) -> Range | None:
+        """The next rows that may leave, from `cursor` on; from further back when a batch has become whole."""
+        return self._partial.following(max(cursor, self.done.watermark), self.journal.end)
+
+    def settle(self) -> bool:
+        """Note as done what was given up since the last time; tell whether there was any."""
+        dropped = self._partial.take_dropped() if self._partial.pending else []
+        with self._partial.lock:
+            for start, end in dropped:
+                self.done.add(start, end)
+        return bool(dropped)
+
+    def reached(self, upto: int) -> bool:
+        """Whether every row below `upto` is done that may leave; from any thread."""
+        if self.done.watermark >= upto:
+            return True
+        with self._partial.lock:
+            return self._partial.covers(self.done.missing(0, upto))
 
     @property
     def flights(self) -> dict[int, Flight]:
@@ -187,9 +340,9 @@ class Outbox:
         """Whether the disk knows a packet id as in use."""
         return packet_id in self._held
 
-    def read(self, start: int, end: int, *, batch_rows: int = 1000) -> Iterator[Any]:
+    def read(self, start: int, end: int, *, batch_rows: int = 1000, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
         """Return the rows from `start` to `end`, as `Journal.read` does."""
-        return self.journal.read(start, end, batch_rows=batch_rows)
+        return self.journal.read(start, end, batch_rows=batch_rows, batch_bytes=batch_bytes)
 
     def fly(self, flights: Mapping[int, Flight]) -> None:
         """Make durable which row a packet id stands for, and its phase, before the packets leave.
@@ -206,8 +359,9 @@ class Outbox:
 
     def finish(self, numbers: Iterable[int], freed: Sequence[int] = ()) -> None:
         """Note in memory that rows are done, and which packet ids that frees; `flush` brings it to the disk."""
-        for number in numbers:
-            self.done.add(number)
+        with self._partial.lock:  # `reached` looks from other threads
+            for number in numbers:
+                self.done.add(number)
         self._freed += freed
 
     def flush(self, *, durable: bool = False) -> None:
@@ -266,7 +420,7 @@ class Outbox:
 
     @property
     def markers(self) -> Mapping[str, Any]:
-        """The newest batch of each writer: number, rows, whole, end, origin."""
+        """The newest batch of each writer, as `Marker.from_json` takes it."""
         notes = dict(self.journal.notes).items()
         return {name.removeprefix(_MARKER): value for name, value in notes if name.startswith(_MARKER)}
 
@@ -279,3 +433,7 @@ def _another(directory: Path, batch: Batch) -> JournalError:
         "The query's checkpoint was restored from an older copy: bring back the newest one, or start the query with a "
         "new checkpoint directory.",
     )
+
+
+def _plain(notes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.as_json() if isinstance(value, Marker) else value for name, value in notes.items()}

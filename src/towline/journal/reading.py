@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
     from towline.journal.frames import Header
 
-__all__ = ["combined", "offset_after_bytes", "pieces"]
+__all__ = ["BATCH_BYTES", "Piece", "combined", "cut", "offset_after_bytes", "origin_below", "pieces"]
 
+#: Most bytes of a batch that is read, unless it is one row: whoever reads holds a few of them at a time.
+BATCH_BYTES: Final = 32 << 20
+#: Bytes of a frame whose pages are given back once its rows were handed on.
+_LARGE: Final = 1 << 20
 _CHUNK = 64  # so many small batches are joined at a time: a batch of 15 columns takes 8 KB until it is
 
 
@@ -27,7 +31,19 @@ def _overlapping(segments: Sequence[Segment], start: int) -> Iterator[Segment]:
     return (segment for segment in islice(segments, at, None) if segment.end > max(start, segment.first))
 
 
-def pieces(segments: Sequence[Segment], schema: Any, start: int, end: int) -> Iterator[Any]:
+class Piece(NamedTuple):
+    """Rows as they lie in one frame.
+
+    Attributes:
+        rows: A record batch.
+        size: Its bytes, or somewhat more: `nbytes` costs five times as much as reading a small frame does (measured).
+    """
+
+    rows: Any
+    size: int
+
+
+def pieces(segments: Sequence[Segment], schema: Any, start: int, end: int) -> Iterator[Piece]:
     """Yield the rows from `start` to `end` as they were appended, cut at the ends, without a copy.
 
     Raises:
@@ -41,8 +57,12 @@ def pieces(segments: Sequence[Segment], schema: Any, start: int, end: int) -> It
         view = segment.view()
         for position, header in segment.records(view, segment.find(view, start)[0]):
             batch = _batch(segment, view, position, header, schema)
-            yield batch.slice(start - header.first, min(stop, header.end) - start)
+            rows = batch.slice(start - header.first, min(stop, header.end) - start)
+            yield Piece(rows, header.payload if rows.num_rows == header.rows else rows.nbytes)
             start = min(stop, header.end)
+            if header.size >= _LARGE:
+                del batch, rows
+                view.passed(position, header.size)
             if start == stop:
                 break
         if start < stop:
@@ -56,19 +76,37 @@ def _batch(segment: Segment, view: View, position: int, header: Header, schema: 
     return pa.ipc.read_record_batch(view.buffer.slice(payload_at(position, header), header.payload), schema)
 
 
-def combined(batches: Iterable[Any], batch_rows: int) -> Iterator[Any]:
-    """Yield the same rows in batches of at most `batch_rows`: large ones sliced without a copy, small ones joined."""
+def combined(pieces: Iterable[Piece], batch_rows: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
+    """Yield the same rows in batches within both bounds: large ones sliced without a copy, small ones joined.
+
+    A row larger than `batch_bytes` is a batch of its own. What is joined stays far below the 2 GiB that Arrow's 32-bit
+    offsets of a binary column can tell.
+    """
     waiting = _Small()
-    for batch in batches:
-        rows = batch.num_rows
-        if waiting.rows and (waiting.rows + rows > batch_rows or 2 * rows > batch_rows):
+    for rows, size in pieces:
+        count = rows.num_rows
+        large = 2 * count > batch_rows or 2 * size > batch_bytes
+        if waiting.rows and (large or waiting.rows + count > batch_rows or waiting.size + size > batch_bytes):
             yield waiting.joined()
-        if 2 * rows > batch_rows:
-            yield from (batch.slice(at, batch_rows) for at in range(0, rows, batch_rows))
+        if large:
+            yield from cut(rows, batch_rows, batch_bytes)
         else:
-            waiting.add(batch)
+            waiting.add(rows, size)
+        del rows  # the next one may be as large
     if waiting.rows:
         yield waiting.joined()
+
+
+def cut(rows: Any, batch_rows: int, batch_bytes: int) -> Iterator[Any]:
+    """Yield the rows of one record batch in slices within both bounds, at least one row each, without a copy."""
+    at = 0
+    while at < rows.num_rows:
+        most = min(batch_rows, rows.num_rows - at)
+        if rows.slice(at, most).nbytes > batch_bytes:
+            sizes = range(1, most)
+            most = max(1, bisect_right(sizes, batch_bytes, key=lambda count: rows.slice(at, count).nbytes))
+        yield rows.slice(at, most)
+        at += most
 
 
 class _Small:
@@ -76,12 +114,14 @@ class _Small:
 
     def __init__(self) -> None:
         self.rows = 0
+        self.size = 0
         self._fresh: list[Any] = []
         self._joined: list[Any] = []
 
-    def add(self, batch: Any) -> None:
-        self.rows += batch.num_rows
-        self._fresh.append(batch)
+    def add(self, rows: Any, size: int) -> None:
+        self.rows += rows.num_rows
+        self.size += size
+        self._fresh.append(rows)
         if len(self._fresh) == _CHUNK:
             self._joined.append(pa.concat_batches(self._fresh))
             self._fresh = []
@@ -108,3 +148,9 @@ def offset_after_bytes(segments: Sequence[Segment], start: int, end: int, max_by
 
 def _row_at(position: int, header: Header, byte: int) -> int:
     return min(header.first + (byte - position) * header.rows // header.size, header.end)
+
+
+def origin_below(segments: Sequence[Segment], offset: int) -> str:
+    """Return which opening of the journal wrote the row below `offset`, which is the first one's or lies above it."""
+    at = bisect_right(segments, offset - 1, key=lambda segment: segment.first) - 1
+    return segments[0].origin.below if at < 0 else segments[at].origin.rows

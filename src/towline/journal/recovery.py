@@ -9,6 +9,7 @@ says that it was durable: that is damage, and an operator's decision.
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from towline.journal.frames import (
     section_at,
 )
 from towline.journal.segment import Segment, View, damaged
-from towline.journal.state import Snapshot, State, apply, foreign
+from towline.journal.state import Origin, Snapshot, State, apply, foreign
 from towline.journal.writer import full, new_file
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class _Head:
     path: Path
     size: int
     snapshot: Snapshot
+    origin: Origin
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ class _Tail:
     cut: int
 
 
-def recover(directory: Path, schema: Any, disk: Disk) -> Found | None:
-    """Return what the directory holds, made durable again, or nothing if it holds no journal.
+def recover(directory: Path, schema: Any, disk: Disk) -> Found:
+    """Return what the directory holds, made durable again, or a new journal if it holds none.
 
     Raises:
         JournalDamaged: TL-J05, durable rows are gone or unreadable; nothing was changed.
@@ -100,7 +102,7 @@ def recover(directory: Path, schema: Any, disk: Disk) -> Found | None:
     heads = [_head(directory, name) for name in segment_names(directory)]
     if not heads:
         _remove_unfinished(directory, disk)
-        return None
+        return Found(State(secrets.token_hex(6), 0), [], 1, 0, Recovery(0, 0, 0, None))
     chain = _chain(heads)
     _check_schema(directory, chain[-1].snapshot.schema, schema)
     tail = _scan(chain[-1])
@@ -114,11 +116,14 @@ def recover(directory: Path, schema: Any, disk: Disk) -> Found | None:
 def _found(directory: Path, chain: list[_Head], tail: _Tail, disk: Disk) -> Found:
     last, state = chain[-1], tail.state
     ends = [head.name.first for head in chain[1:]]
-    segments = [Segment(directory, head.name, size=head.size, end=end) for head, end in zip(chain, ends, strict=False)]
+    segments = [
+        Segment(directory, head.name, size=head.size, end=end, origin=head.origin)
+        for head, end in zip(chain, ends, strict=False)
+    ]
     sequence, previous_bytes = last.name.sequence, last.snapshot.previous_bytes
     if state.end > last.name.first:
         _copy(last.path, tail.good, disk)
-        segments.append(Segment(directory, last.name, size=tail.good, end=state.end))
+        segments.append(Segment(directory, last.name, size=tail.good, end=state.end, origin=last.origin))
         sequence, previous_bytes = sequence + 1, tail.good
     # a last segment without rows is replaced: the next one takes its number, and its name
     rows = state.end - segments[0].first if segments else 0
@@ -154,7 +159,7 @@ def _head(directory: Path, name: Name) -> _Head:
     snapshot = Snapshot.decode(str(path), header, _payload(view, 0, header))
     if (snapshot.sequence, header.first) != name:
         raise foreign(str(path), f"holds segment {snapshot.sequence} from row {header.first:,}, which is not its name")
-    return _Head(name, path, size, snapshot)
+    return _Head(name, path, size, snapshot, snapshot.state.origin)
 
 
 def _payload(view: View, position: int, header: Header) -> bytes:

@@ -7,6 +7,7 @@ longer holds is unmapped, and a removed file stays readable for the one that sti
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from array import array
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from towline.errors import JournalDamaged, JournalError
 from towline.journal.frames import HEADER_BYTES, Header, Kind, header_at
-from towline.journal.state import foreign
+from towline.journal.state import Origin, foreign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,8 +51,18 @@ class View:
             mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
         finally:
             os.close(descriptor)
+        self._mapped = mapped
         self.memory = memoryview(mapped)
         self.buffer: Any = pa.py_buffer(mapped)
+
+    def passed(self, start: int, size: int) -> None:
+        """Bytes were looked at and handed on: their pages need not count as this process's memory any longer.
+
+        Whoever still looks at them gets them back from the kernel's cache [madvise(2), shared file mappings].
+        """
+        first = start - start % mmap.PAGESIZE
+        with contextlib.suppress(AttributeError, OSError):  # not every system has it
+            self._mapped.madvise(mmap.MADV_DONTNEED, first, start + size - first)
 
 
 class Index:
@@ -90,13 +101,17 @@ class Segment:
         name: First offset and sequence.
         size: Bytes that readers may look at: all of them durable. Grows while it is written to.
         end: The offset after its last durable row; what lies below it lies below `size`, too.
+        origin: Which openings of the journal wrote its rows and the row below them.
     """
 
-    def __init__(self, directory: Path, name: Name, *, size: int, end: int, index: Index | None = None) -> None:
+    def __init__(
+        self, directory: Path, name: Name, *, size: int, end: int, origin: Origin, index: Index | None = None
+    ) -> None:
         self.path = name.path(directory)
         self.name = name
         self.size = size
         self.end = end
+        self.origin = origin
         self._index = index
 
     @property

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -16,9 +17,16 @@ from towline.journal.frames import Header, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Snapshot", "State", "apply", "decode_json", "encode_json", "foreign", "section_of", "take_notes"]
+__all__ = ["Origin", "Snapshot", "State", "apply", "decode_json", "encode_json", "foreign", "section_of", "take_notes"]
 
 FORMAT = 1
+
+
+class Origin(NamedTuple):
+    """Which openings of a journal wrote the rows of a segment, all of them one, and the row below its first."""
+
+    rows: str
+    below: str
 
 
 @dataclass
@@ -43,6 +51,21 @@ class State:
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
     #: name -> any JSON value but null, as noted last: what an owner has to know exactly as long as the rows beside it
     notes: dict[str, Any] = field(default_factory=dict)
+    #: names the opening that writes: 8 random hex digits, another for each, so that two journals that went on from the
+    #: same copy differ [I14]; "" for a Towline that named none
+    incarnation: str = ""
+    #: incarnation that wrote row `end - 1`; "" when there was none, or it is not known
+    newest: str = ""
+
+    @property
+    def origin(self) -> Origin:
+        """That of a segment that begins here."""
+        return Origin(self.incarnation, self.newest)
+
+    def begin(self) -> None:
+        """Begin another opening [I8], [I14]."""
+        self.epoch += 1
+        self.incarnation = secrets.token_hex(4)
 
 
 @dataclass(frozen=True)
@@ -73,6 +96,8 @@ class Snapshot:
                 "held": _pack_held(state.held),
                 "schema": base64.b64encode(self.schema.serialize()).decode("ascii"),
                 **notes,
+                "incarnation": state.incarnation,
+                "below": state.newest,
             }
         )
 
@@ -98,6 +123,8 @@ class Snapshot:
             content["ledger"],
             _unpack_held(content["held"]),
             content.get("notes", {}),
+            content.get("incarnation", ""),
+            content.get("below", ""),
         )
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content["schema"])))
         return cls(state, schema, content["sequence"], content["previous_bytes"])
@@ -105,6 +132,7 @@ class Snapshot:
 
 def _records(state: State, header: Header, _: bytes) -> None:
     state.end = header.end
+    state.newest = state.incarnation
 
 
 def _session(state: State, _: Header, payload: bytes) -> None:

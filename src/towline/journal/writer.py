@@ -168,4 +168,5 @@ def new_segment(disk: Disk, directory: Path, snapshot: Snapshot) -> Active:
     frame = encode(Kind.SNAPSHOT, epoch=state.epoch, first=state.end, durable=0, payload=snapshot.encode())
     name = Name(snapshot.sequence, state.end)
     descriptor = new_file(disk, name.path(directory), frame.buffers)
-    return Active(disk, descriptor, Segment(directory, name, size=frame.size, end=state.end, index=Index()))
+    segment = Segment(directory, name, size=frame.size, end=state.end, origin=state.origin, index=Index())
+    return Active(disk, descriptor, segment)

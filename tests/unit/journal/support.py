@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from towline.journal import Disk, Journal, Limits
+from towline.journal.state import Snapshot, decode_json, encode_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from towline.journal.frames import Bytes
@@ -64,6 +65,12 @@ def served(
 
 def segments(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.seg"), key=lambda path: path.stem.split("-")[1])
+
+
+def nameless(snapshot: Snapshot, encode: Callable[[Snapshot], bytes] = Snapshot.encode) -> bytes:
+    """Return a snapshot as a version writes it that gives its openings no names."""
+    content: dict[str, Any] = decode_json("", encode(snapshot))
+    return encode_json({name: value for name, value in content.items() if name not in {"incarnation", "below"}})
 
 
 class Unsynced(Disk):

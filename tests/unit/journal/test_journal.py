@@ -263,6 +263,21 @@ def test_a_size_limit_holds_back_and_lets_go(tmp_path: Path) -> None:
         served(journal)
 
 
+def test_a_row_above_the_limit_is_taken_where_no_row_waits(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(min_free_bytes=0, max_bytes=20_000)) as journal:
+        journal.commit("spark", 0)
+        fill(journal, 5)
+        with pytest.raises(JournalFull):
+            fill(journal, 1, size=50_000)
+        journal.commit("spark", 5)
+        fill(journal, 1, size=50_000)
+        with pytest.raises(JournalFull):
+            fill(journal, 1)
+        journal.commit("spark", 6)
+        fill(journal, 1)
+        assert served(journal, 6) == [6]
+
+
 def test_a_limit_smaller_than_a_segment_gives_way_when_all_is_committed(tmp_path: Path) -> None:
     limits = Limits(min_free_bytes=0, max_bytes=6_000, retain_bytes=6_000)
     with opened(tmp_path, limits) as journal:
@@ -463,3 +478,14 @@ def test_damage_under_a_reader_is_told(tmp_path: Path) -> None:
         with pytest.raises(JournalDamaged, match=r"TL-J05") as caught:
             served(journal)
         assert path.name in str(caught.value)
+
+
+def test_opening_removes_nothing_until_it_is_asked(tmp_path: Path) -> None:
+    """What is opened may be a copy that its readers know nothing of [I14]."""
+    with opened(tmp_path, Limits(min_free_bytes=0, segment_bytes=4096, retain_bytes=1 << 20)) as journal:
+        fill(journal, 200)
+        journal.commit("spark", 200)
+    with opened(tmp_path, SMALL) as journal:
+        assert journal.first == 0
+        journal.tidy()
+        assert journal.first == 200

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import shutil
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -11,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.journal.support import opened, rows, served
-from towline.errors import JournalError, JournalLocked
+from tests.unit.journal.support import SMALL, fill, opened, rows, segments, served
+from towline.errors import JournalError, JournalFailed, JournalLocked
+from towline.journal import Disk
 from towline.journal.lock import Lock
 
 CHILD = """
@@ -82,6 +85,88 @@ def test_who_holds_it(tmp_path: Path, content: str, holder: str) -> None:
 def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
     with pytest.raises(JournalError, match=r"the journal's lock can't be taken here.*\[TL-J01\]"):
+        Lock(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "moved", "copied over"])
+def test_who_lost_the_lock_file_does_nothing_more(tmp_path: Path, how: str) -> None:
+    """Another owner can be there from the moment on at which the name means no file, or another one."""
+    place = tmp_path / "inbox"
+    journal = opened(place, SMALL)
+    fill(journal, 60)
+    if how == "removed":
+        (place / "lock").unlink()
+    elif how == "replaced":
+        (tmp_path / "lock").touch()
+        (tmp_path / "lock").replace(place / "lock")
+    else:
+        place.rename(tmp_path / "away")
+        if how == "copied over":
+            shutil.copytree(tmp_path / "away", place)
+    if how != "moved":
+        with opened(place, SMALL) as other:
+            assert other.end == 60
+            before = sorted(path.name for path in segments(place))
+            for change in (
+                lambda: journal.append(rows(60, 1)),
+                lambda: journal.commit("spark", 60),
+                lambda: journal.set_session({"a": 1}),
+            ):
+                with pytest.raises(JournalFailed, match=r"lock: the lock file was (removed|replaced).*\[TL-J11\]"):
+                    change()
+            assert sorted(path.name for path in segments(place)) == before, "nothing of the other one's was touched"
+            other.append(rows(60, 1))
+            served(other)
+    with pytest.raises(JournalFailed, match="TL-J11"):
+        journal.sync()
+    journal.close()
+
+
+def test_what_was_made_durable_after_the_loss_is_not_promised(tmp_path: Path) -> None:
+    """The other owner may have read the file just before these rows reached it."""
+
+    class Losing(Disk):
+        armed = False
+
+        def sync_data(self, descriptor: int) -> None:
+            if self.armed:
+                (tmp_path / "lock").unlink()
+            super().sync_data(descriptor)
+
+    disk = Losing()
+    journal = opened(tmp_path, disk=disk)
+    journal.append(rows(0, 3))
+    disk.armed = True
+    with pytest.raises(JournalFailed, match="TL-J11"):
+        journal.append(rows(3, 3))
+    assert journal.end == 3
+    journal.close()
+
+
+def test_a_file_that_is_removed_just_before_it_is_locked_locks_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, removed = fcntl.flock, 0
+
+    def slow(descriptor: int, operation: int) -> None:
+        nonlocal removed
+        if removed < 3:
+            removed += 1
+            (tmp_path / "lock").unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    lock = Lock(tmp_path)
+    assert removed == 3
+    with pytest.raises(JournalLocked):
+        Lock(tmp_path)
+    lock.check()
+    lock.release()
+
+
+def test_a_lock_file_that_never_stays_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (tmp_path / "lock").unlink())
+    with pytest.raises(JournalError, match=r"removed again and again.*TL-J01"):
         Lock(tmp_path)
 
 

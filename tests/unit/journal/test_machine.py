@@ -33,6 +33,7 @@ class Life(RuleBasedStateMachine):
         self.held: dict[int, tuple[int, int]] = {}
         self.first = 0
         self.epoch = 1
+        self.writers: list[str] = []
 
     @initialize(segment=st.sampled_from([3000, 6000, 20_000]), retain=st.sampled_from([0, 10_000]))
     def begin(self, segment: int, retain: int) -> None:
@@ -43,6 +44,7 @@ class Life(RuleBasedStateMachine):
     def append(self, count: int, size: int) -> None:
         assert self.journal.append(rows(self.end, count, size)) == self.end + count
         self.end += count
+        self.writers += [self.journal.incarnation] * count
         self.flushed = dict(self.ledger)
 
     @rule(
@@ -55,6 +57,7 @@ class Life(RuleBasedStateMachine):
         held = dict.fromkeys(ids, (self.end, digest))
         self.journal.append(rows(self.end, count), held=held, released=sorted(released))
         self.end += count
+        self.writers += [self.journal.incarnation] * count
         if count or held or released:
             self.held = {k: v for k, v in self.held.items() if k not in released} | held
             self.flushed = dict(self.ledger)
@@ -121,7 +124,9 @@ class Life(RuleBasedStateMachine):
         assert self.journal.recovery.cut_bytes > 0
 
     def _open(self) -> None:
+        before = self.journal.incarnation
         self.journal = opened(self.directory, self.limits)
+        assert self.journal.incarnation != before
         self.epoch += 1
         self.ledger = dict(self.flushed)
 
@@ -138,6 +143,8 @@ class Life(RuleBasedStateMachine):
         assert journal.held == self.held
         assert self.first <= journal.first <= min(self.committed.values(), default=journal.first)
         self.first = journal.first
+        for offset in {journal.first, journal.end, (journal.first + journal.end) // 2} - {0}:
+            assert journal.incarnation_of(offset) == self.writers[offset - 1]
         files = segments(self.directory)
         assert journal.bytes_on_disk == sum(path.stat().st_size for path in files)
         assert [segment.path for segment in journal._segments] == files

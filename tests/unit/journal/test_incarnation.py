@@ -1,0 +1,142 @@
+"""Each opening of a journal has a name of its own, which its rows keep: two that went on from one copy differ [I14]."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.unit.journal.support import ROOMY, SMALL, Unsynced, crash, fill, nameless, opened, segments
+from towline.journal import Journal
+from towline.journal.state import Snapshot
+
+
+def names(journal: Journal) -> list[str]:
+    """Return the incarnation of every offset that can be read from."""
+    return [journal.incarnation_of(offset) for offset in range(journal.first, journal.end + 1)]
+
+
+def test_rows_keep_the_name_of_the_opening_that_wrote_them(tmp_path: Path) -> None:
+    openings: list[str] = []
+    expected = [""]
+    for count in (3, 0, 40, 0, 0, 1):
+        journal = opened(tmp_path, SMALL)
+        assert re.fullmatch("[0-9a-f]{8}", journal.incarnation)
+        assert names(journal) == expected
+        fill(journal, count)
+        expected += [journal.incarnation] * count
+        openings.append(journal.incarnation)
+        assert names(journal) == expected
+        if count % 2:
+            journal.close()
+        else:
+            crash(journal)
+    assert len(set(openings)) == len(openings)
+    with opened(tmp_path) as journal:
+        assert names(journal) == expected
+
+
+def test_two_that_went_on_from_one_copy_differ(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as journal:
+        fill(journal, 5)
+        writer = journal.incarnation
+        shutil.copytree(tmp_path / "a", tmp_path / "copy")
+        fill(journal, 5)
+        assert journal.incarnation_of(6) == writer
+    after = {writer}
+    for name in ("b", "c"):
+        shutil.copytree(tmp_path / "copy", tmp_path / name)
+        with opened(tmp_path / name) as journal:
+            assert journal.incarnation_of(5) == writer
+            fill(journal, 5)
+            assert journal.incarnation_of(6) == journal.incarnation_of(10) == journal.incarnation
+            after.add(journal.incarnation)
+    assert len(after) == 3
+
+
+def test_what_is_not_there_has_no_name(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        assert journal.incarnation_of(0) == journal.incarnation_of(1) == ""
+        fill(journal, 2)
+        assert journal.incarnation_of(3) == journal.incarnation_of(0) == journal.incarnation_of(-1) == ""
+
+
+def test_the_row_below_the_first_is_still_known(tmp_path: Path) -> None:
+    """A checkpoint that is done with all rows names one that is gone."""
+    writers = {}
+    for _ in range(4):
+        with opened(tmp_path, SMALL) as journal:
+            fill(journal, 60)
+            writers[journal.end] = journal.incarnation
+    with opened(tmp_path, SMALL) as journal:
+        for end, writer in writers.items():
+            journal.commit("spark", end)
+            assert journal.incarnation_of(max(journal.first, end)) == writer
+            if journal.first:
+                expected = next(name for upto, name in writers.items() if upto >= journal.first)
+                assert journal.incarnation_of(journal.first) == expected
+                assert journal.incarnation_of(journal.first - 1) == ""
+        assert journal.first == 240
+    with opened(tmp_path, SMALL) as journal:
+        assert (journal.first, journal.incarnation_of(240)) == (240, writers[240])
+
+
+def test_openings_without_rows_leave_nothing_behind(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        fill(journal, 1)
+        writer = journal.incarnation
+    opened(tmp_path).close()
+    size = sum(path.stat().st_size for path in segments(tmp_path))
+    for _ in range(50):
+        opened(tmp_path, disk=Unsynced()).close()
+    assert sum(path.stat().st_size for path in segments(tmp_path)) == size
+    with opened(tmp_path) as journal:
+        assert journal.incarnation_of(1) == writer
+
+
+def test_what_is_stored_does_not_grow_with_the_number_of_openings(memory_path: Path) -> None:
+    """Nobody commits for months, and the process starts again and again."""
+    for _ in range(60):
+        with opened(memory_path, disk=Unsynced()) as journal:
+            fill(journal, 1)
+    with opened(memory_path) as journal:
+        assert len(set(names(journal))) == 61
+    sizes = [path.stat().st_size for path in segments(memory_path)[20:60]]
+    assert max(sizes) - min(sizes) < 64
+
+
+def test_rows_from_before_have_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshot, "encode", nameless)
+        for _ in range(2):
+            with opened(tmp_path) as journal:
+                fill(journal, 3)
+    with opened(tmp_path) as journal:
+        assert names(journal) == [""] * 7
+        fill(journal, 2)
+        assert names(journal) == [""] * 7 + [journal.incarnation] * 2
+
+
+def test_a_row_that_was_never_finished_leaves_no_name(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        fill(journal, 2)
+        first = journal.incarnation
+    journal = opened(tmp_path)
+    fill(journal, 1)
+    crash(journal)
+    last = segments(tmp_path)[-1]
+    last.write_bytes(last.read_bytes()[:-8])
+    with opened(tmp_path, ROOMY) as journal:
+        assert (journal.end, journal.incarnation_of(2)) == (2, first)
+        fill(journal, 1)
+        assert names(journal) == ["", first, first, journal.incarnation]
+
+
+def test_names_change_only_between_openings(memory_path: Path) -> None:
+    with opened(memory_path, SMALL) as journal:
+        fill(journal, 300)  # over several segments
+        assert len(segments(memory_path)) > 3
+        assert all(one == other for one, other in pairwise(names(journal)[1:]))

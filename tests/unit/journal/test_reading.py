@@ -1,0 +1,142 @@
+"""Batches that are read stay within rows and bytes, whatever the sizes of the rows; and how far bytes reach."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.journal.support import ROOMY, SCHEMA, Unsynced, opened
+from towline.journal import Journal, Limits
+from towline.journal.reading import BATCH_BYTES, Piece, combined, cut
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Mostly small, some larger than any bound below.
+SIZES = st.one_of(st.integers(0, 30), st.integers(0, 3000))
+FRAMES = st.lists(st.lists(SIZES, min_size=1, max_size=30), max_size=12)
+
+
+def made(first: int, sizes: list[int]) -> Any:
+    payloads = [first.to_bytes(2, "big") + bytes(size) for size in sizes]
+    tags = [["tag"] * (size % 3) or None for size in sizes]
+    return pa.record_batch([range(first, first + len(sizes)), payloads, tags], schema=SCHEMA)
+
+
+def frames_of(sizes: list[list[int]]) -> list[Any]:
+    frames, first = [], 0
+    for frame in sizes:
+        frames.append(made(first, frame))
+        first += len(frame)
+    return frames
+
+
+def check(batches: list[Any], frames: list[Any], batch_rows: int, batch_bytes: int) -> None:
+    for batch in batches:
+        batch.validate(full=True)
+        assert 0 < batch.num_rows <= batch_rows
+        assert batch.num_rows == 1 or batch.nbytes <= batch_bytes
+    assert pa.Table.from_batches(batches, SCHEMA).equals(pa.Table.from_batches(frames, SCHEMA))
+
+
+@given(FRAMES, st.integers(1, 40), st.integers(100, 5000))
+def test_batches_stay_within_both_bounds(sizes: list[list[int]], batch_rows: int, batch_bytes: int) -> None:
+    frames = frames_of(sizes)
+    pieces = (Piece(frame, frame.nbytes) for frame in frames)
+    check(list(combined(pieces, batch_rows, batch_bytes)), frames, batch_rows, batch_bytes)
+
+
+@given(st.lists(SIZES, min_size=1, max_size=40), st.integers(1, 40), st.integers(100, 5000))
+def test_a_cut_takes_as_many_rows_as_fit(sizes: list[int], batch_rows: int, batch_bytes: int) -> None:
+    frame = made(0, sizes)
+    slices = list(cut(frame, batch_rows, batch_bytes))
+    check(slices, [frame], batch_rows, batch_bytes)
+    at = 0
+    for rows in slices[:-1]:
+        at += rows.num_rows
+        more = frame.slice(at - rows.num_rows, rows.num_rows + 1)
+        assert rows.num_rows == batch_rows or more.nbytes > batch_bytes
+
+
+@settings(deadline=None)  # files
+@given(FRAMES, st.integers(1, 40), st.integers(100, 5000), st.floats(0, 1))
+def test_a_journal_reads_within_both_bounds(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[list[int]],
+    batch_rows: int,
+    batch_bytes: int,
+    begin: float,
+) -> None:
+    directory = tmp_path_factory.mktemp("journal")
+    limits = Limits(min_free_bytes=0, segment_bytes=4096)
+    with Journal.open(directory, schema=SCHEMA, limits=limits, disk=Unsynced()) as journal:
+        for frame in frames_of(sizes):
+            journal.append(frame)
+        start = int(begin * journal.end)
+        batches = list(journal.read(start, journal.end, batch_rows=batch_rows, batch_bytes=batch_bytes))
+    whole = pa.Table.from_batches(frames_of(sizes), SCHEMA)
+    check(batches, whole.slice(start).to_batches(), batch_rows, batch_bytes)
+
+
+@settings(deadline=None)  # files
+@given(FRAMES.filter(bool), st.integers(1, 5000))
+def test_ranges_by_bytes_go_on_and_end_at_a_frame_too_many(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[list[int]], most: int
+) -> None:
+    frames = frames_of(sizes)
+    with opened(tmp_path_factory.mktemp("journal"), ROOMY, Unsynced()) as journal:
+        for frame in frames:
+            journal.append(frame)
+        whole = pa.Table.from_batches(frames, SCHEMA)
+        largest = max(frame.nbytes for frame in frames)
+        start = 0
+        while start < journal.end:
+            end = journal.locate(start, max_bytes=most)
+            assert start < end <= journal.end
+            assert end == start + 1 or whole.slice(start, end - start).nbytes <= most + largest
+            start = end
+
+
+def test_a_large_frame_is_sliced_where_it_lies(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        journal.append(made(0, [100_000] * 50))
+        before = pa.total_allocated_bytes()
+        batches = list(journal.read(0, 50, batch_bytes=300_000))
+        assert pa.total_allocated_bytes() == before
+        assert [batch.num_rows for batch in batches] == [2] * 25
+
+
+def plant(journal: Journal, count: int, size: int) -> None:
+    """Rows as an earlier version wrote them: frames of any size, mixed."""
+    at = 0
+    while at < count:
+        group = min((1, 3, 50)[at % 3], count - at)
+        journal.append(made(at % 60_000, [size] * group))
+        at += group
+
+
+def drained(journal: Journal, batch_bytes: int) -> int:
+    """Bytes of all payloads, read within a bound."""
+    total = 0
+    for batch in journal.read(0, journal.end, batch_bytes=batch_bytes):
+        assert batch.num_rows == 1 or batch.nbytes <= batch_bytes
+        total += sum(len(payload) for payload in batch.column("payload").to_pylist())
+    return total
+
+
+def test_ten_thousand_rows_may_be_many_times_the_bound(tmp_path: Path) -> None:
+    with opened(tmp_path, disk=Unsynced()) as journal:
+        plant(journal, 2_000, 3_000)
+        assert drained(journal, 100_000) == 2_000 * 3_002
+
+
+@pytest.mark.long
+def test_ten_thousand_rows_may_be_more_than_arrow_can_join(tmp_path: Path) -> None:
+    """2.3 GB in fewer rows than one batch may have: 32-bit offsets end at 2 GiB."""
+    with opened(tmp_path, disk=Unsynced()) as journal:
+        plant(journal, 7_700, 300_000)
+        assert drained(journal, BATCH_BYTES) == 7_700 * 300_002
