@@ -12,7 +12,10 @@ from typing import NoReturn, TypeVar
 
 import pytest
 
-__all__ = ["lacking", "ptrace_works", "wait_until"]
+from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
+from towline.mqtt.stubs import Stub
+
+__all__ = ["lacking", "packets_in", "ptrace_works", "wait_until"]
 
 T = TypeVar("T")
 
@@ -49,3 +52,12 @@ def ptrace_works() -> bool:
         return False
     answer = subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True, timeout=30, check=False)
     return answer.returncode == 0
+
+
+def packets_in(item: Item) -> list[Packet]:
+    """The packets of an item of the decoder, none of them a stub."""
+    packets: list[Packet] = []
+    for packet in item.packets if isinstance(item, PublishRun | AnswerRun) else [item]:
+        assert not isinstance(packet, Stub)
+        packets.append(packet)
+    return packets

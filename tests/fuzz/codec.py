@@ -19,31 +19,41 @@ __all__ = ["LEVELS", "check", "corpus", "run"]
 #: Target → protocol level.
 LEVELS: Final = {"codec5": 5, "codec311": 4, "codec31": 3}
 _MAX_PACKET: Final = 1 << 16
+#: Of a PUBLISH beyond this only a stub is kept.
+_SMALL_LIMIT: Final = 133
 _LONGEST_INPUT: Final = 1024
 
 
 def check(data: bytes, version: int) -> None:
     """Raise unless the decoder keeps its promises for these bytes."""
     from towline.mqtt.codec import Decoder  # noqa: PLC0415  # imported once atheris watches imports
+    from towline.mqtt.stubs import Stub  # noqa: PLC0415
 
-    whole, held = _read([data], version)
-    at = data[-1] % (len(data) + 1) if data else 0
-    pieces, held_in_pieces = _read([data[:at], data[at:]], version)
-    bytewise, held_bytewise = _read([data[i : i + 1] for i in range(len(data))], version)
-    assert (whole is None) == (pieces is None) == (bytewise is None), f"cut at {at}: {whole!r} / {pieces!r}"
-    if whole is not None:
-        assert repr(whole) == repr(pieces) == repr(bytewise), f"cut at {at}: {whole!r} / {pieces!r}"
-        assert held == held_in_pieces == held_bytewise
-        for packet in whole:
+    for limit in (_SMALL_LIMIT, _MAX_PACKET):
+        whole = _check_cuts(data, version, limit)
+    for packet in whole or ():
+        if not isinstance(packet, Stub):
             _check_writing(packet, version)
     assert not Decoder._distrust, "the codec panicked"
 
 
-def _read(pieces: list[bytes], version: int) -> tuple[list[Any] | None, int]:
+def _check_cuts(data: bytes, version: int, limit: int) -> list[Any] | None:
+    whole, held = _read([data], version, limit)
+    at = data[-1] % (len(data) + 1) if data else 0
+    pieces, held_in_pieces = _read([data[:at], data[at:]], version, limit)
+    bytewise, held_bytewise = _read([data[i : i + 1] for i in range(len(data))], version, limit)
+    assert (whole is None) == (pieces is None) == (bytewise is None), f"cut at {at}: {whole!r} / {pieces!r}"
+    if whole is not None:
+        assert repr(whole) == repr(pieces) == repr(bytewise), f"cut at {at}: {whole!r} / {pieces!r}"
+        assert held == held_in_pieces == held_bytewise
+    return whole
+
+
+def _read(pieces: list[bytes], version: int, limit: int = _MAX_PACKET) -> tuple[list[Any] | None, int]:
     """Packets and the bytes kept for the next; None for malformed."""
     from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun  # noqa: PLC0415
 
-    decoder = Decoder(_MAX_PACKET, version)
+    decoder = Decoder(limit, version)
     packets: list[Any] = []
     try:
         for piece in pieces:
@@ -57,6 +67,8 @@ def _read(pieces: list[bytes], version: int) -> tuple[list[Any] | None, int]:
 def _check_writing(packet: Any, version: int) -> None:
     from towline.mqtt.codec import encode  # noqa: PLC0415
 
+    if getattr(packet, "response_topic", None) == "":
+        return  # taken, because a connection must not end for it, and never said [MQTT-4.7.3-1]
     data = encode(packet, version)
     again, held = _read([data], version)
     assert again is not None, f"we refuse what we wrote: {data.hex(' ')}"

@@ -16,6 +16,7 @@ and not confirmed are the caller's to publish again. `towline.gateway` is the sa
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ from typing import Any, Final, Literal, NoReturn, Self
 from mqtt5 import PublishPacket, QoS, Will
 
 from towline.errors import BrokerError, ConfigError, Unreachable
+from towline.mqtt import fence
 from towline.mqtt.connection import LEVELS, Connection, Way
 from towline.mqtt.events import (
     Acknowledged,
@@ -43,8 +45,9 @@ from towline.mqtt.events import (
     Stored,
 )
 from towline.mqtt.messages import Memory, Message, Receipt, Store
-from towline.mqtt.rules import filter_problem, topic_problem
+from towline.mqtt.rules import NO_QOS_2, filter_problem, message_problem
 from towline.mqtt.session import Session
+from towline.mqtt.stubs import Published
 from towline.mqtt.transport import Endpoint, Proxy, Tls
 
 __all__ = ["Client"]
@@ -81,13 +84,15 @@ class Client:
         authenticator: Enhanced authentication (MQTT 5).
         store: Keeps packet ids and the session's record; default `Memory`.
         receive_maximum: Messages of QoS > 0 the broker may send without our acknowledgement.
-        keep_alive_s: Seconds; the server's own value wins [MQTT-3.2.2-21].
+        keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
         connect_timeout_s: Seconds for the connection, and again for the broker's answer to CONNECT.
-        max_packet_bytes: A larger packet ends the connection.
+        max_packet_bytes: A larger message comes without its payload, see `Message`.
         topic_alias_maximum: Topic aliases the broker may use towards us.
         topic_aliases: Topics that get an alias when we publish, as far as the server allows.
         problem_information: The server may explain itself with reason strings [MQTT 5 section 3.1.2.11.7].
         follow_redirects: Go to the server a broker names, same scheme, same verification.
+        brokers_share_sessions: The brokers are one cluster; otherwise each has a session of its own: nothing is
+            published with QoS 2, and what was under way to us comes again when one takes over from another.
 
     Raises:
         ConfigError: Something that can't be (TL-C50, TL-C51).
@@ -118,6 +123,7 @@ class Client:
         topic_aliases: int = 0,
         problem_information: bool = True,
         follow_redirects: bool = False,
+        brokers_share_sessions: bool = False,
     ) -> None:
         endpoints = _endpoints(uri)
         self._where = str(endpoints[0]) if len(endpoints) == 1 else f'client "{client_id}"'
@@ -143,8 +149,10 @@ class Client:
             will=will,
             authenticator=authenticator,
         )
+        self._pid = os.getpid()
         self._store = store or Memory()
-        way = Way(endpoints, tls, proxy, connect_timeout_s, max_packet_bytes, follow_redirects)
+        way = Way(endpoints, tls, proxy, connect_timeout_s, max_packet_bytes, follow_redirects, brokers_share_sessions)
+        self._several_sessions = way.several_sessions
         self._connection = Connection(way, self._new_session, self._perform, LEVELS[protocol])
         #: Guards everything below; told of every change.
         self._changed = threading.Condition()
@@ -234,6 +242,7 @@ class Client:
             BrokerError: No broker took us at the first try; the client is closed.
             ConfigError: Files or a proxy that can't be used; the same.
         """
+        self._check()
         with self._changed:
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name=f"mqtt {self._config.client_id}", daemon=True)
@@ -255,6 +264,7 @@ class Client:
         Raises:
             BrokerError: The client has given up: a refusal, or its client id was taken over twice in a minute.
         """
+        self._check()
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing or self._ended, timeout_s)
             if self._closing:
@@ -307,6 +317,8 @@ class Client:
             Unreachable: No room in time (TL-M33), or the client is closed (TL-M32).
             BrokerError: Why the client has ended.
         """
+        if qos == 2 and self._several_sessions:
+            raise ConfigError("TL-C51", f'message to "{topic[:80]}"', *NO_QOS_2)
         packet = _packet(
             topic,
             payload,
@@ -319,6 +331,7 @@ class Client:
             message_expiry_interval=expiry_s,
             user_properties=list(user_properties),
         )
+        self._check()
         with self._changed:
             self._changed.wait_for(lambda: len(self._receipts) < _AHEAD or self._ended or self._closing, timeout_s)
             if self._ended or self._closing:
@@ -327,16 +340,20 @@ class Client:
                 what = f"{_AHEAD:,} messages are not confirmed after {timeout_s:g} s"
                 raise Unreachable("TL-M33", self._where, what, "Is the broker alive? This message was not taken.")
             self._token += 1
-            receipt = self._receipts[self._token] = Receipt(topic, self._changed)
+            receipt = self._receipts[self._token] = Receipt(topic, self._changed, self._check)
             self._order(Publish(self._token, packet))
         return receipt
 
     def close(self, timeout_s: float = _GOODBYE) -> None:
         """Wait for what is not confirmed, say goodbye and close, for good; the session stays at the broker.
 
+        Nothing in a process that has inherited the client by ``fork``.
+
         Args:
             timeout_s: Longest wait in seconds for the broker's answers to what was published.
         """
+        if os.getpid() != self._pid:
+            return
         with self._changed:
             thread = self._thread
             if thread is not None:
@@ -352,7 +369,14 @@ class Client:
 
     # -- on the caller's thread --
 
+    def _check(self) -> None:
+        """Refuse a process that has inherited the client: it has none of its threads, and its locks as they stood."""
+        if os.getpid() != self._pid:
+            what = f"this client belongs to the process that made it (pid {self._pid})"
+            raise Unreachable("TL-M34", self._where, what, "Make a new one after the fork.")
+
     def _acknowledge(self, message: Message) -> None:
+        self._check()
         with self._changed:
             done = message.number < self._settled or message.number in self._early
             if done or message.qos == 0 or self._ended or self._closing:
@@ -473,7 +497,7 @@ class Client:
                 else:
                     self._waiting.append(message)
 
-    def _message(self, packet: PublishPacket, topic: str, number: int) -> Message:
+    def _message(self, packet: Published, topic: str, number: int) -> Message:
         return Message(
             topic,
             packet.payload,
@@ -528,17 +552,23 @@ def _filters(given: Sequence[str | Filter], where: str) -> tuple[Filter, ...]:
         _wrong(where, "a topic filter is subscribed twice")
     for one in filters:
         problem = filter_problem(one.pattern) if one.pattern else "a topic filter is not empty"
-        if problem or one.qos not in range(3) or one.retain_handling not in range(3):
+        if problem or one.qos not in range(3) or one.retain_handling not in (None, 0, 1, 2):
             _wrong(f'subscription "{one.pattern}"', problem or "qos and retain_handling are 0, 1 or 2")
     return filters
 
 
+_FLAGS: Final = ("payload_format_indicator", "retain")
+
+
 def _packet(topic: str, payload: bytes | str, qos: int, **properties: Any) -> PublishPacket:
-    problem = topic_problem(topic)
-    if problem:
-        _wrong(f'topic "{topic}"', problem)
+    said = {name: value for name, value in properties.items() if name not in _FLAGS}
+    said["expiry_s"] = said.pop("message_expiry_interval")
+    if problem := message_problem(topic, payload, qos, **said):
+        _wrong(f"message to {str(topic)[:80]!r}", problem)
     try:
         data = payload.encode() if isinstance(payload, str) else payload
-        return PublishPacket(topic, data, qos=QoS(qos), packet_id=1 if qos else None, **properties)
+        made = PublishPacket(topic, data, qos=QoS(qos), packet_id=1 if qos else None, **properties)
+        fence.check_size(made)
     except (ValueError, TypeError, OverflowError) as error:
         _wrong(f'message to "{topic}"', str(error))
+    return made

@@ -1,8 +1,9 @@
 """Bytes to packets and back, behind a fence.
 
 MQTT 5 is read by the `mqtt5` codec, which is fast and strict; what it lets pass or dies of is caught by
-`towline.mqtt.fence`, and a packet has a largest size before it has arrived. MQTT 3.1.1 and 3.1 are read by
-`towline.mqtt.codec3` into the same packet classes.
+`towline.mqtt.fence`, and a packet has a largest size before it has arrived; of a PUBLISH beyond it, or with too many
+properties, a `towline.mqtt.stubs.Stub` takes the place. MQTT 3.1.1 and 3.1 are read by `towline.mqtt.codec3` into the
+same packet classes.
 
 Whatever the peer sends, `Decoder.feed` returns items or raises `MalformedPacket`, nothing else. PUBLISH packets that
 follow each other come as one `PublishRun`, because a gulp of thousands is the unit everything after this works in; so
@@ -29,6 +30,8 @@ from mqtt5 import (
 )
 
 from towline.mqtt import codec3, codec3_write, fence
+from towline.mqtt.fence import MAX_PROPERTIES
+from towline.mqtt.stubs import Published, Skipping, Stub, crowded
 
 __all__ = [
     "LEVEL_5",
@@ -61,6 +64,9 @@ _OLDER_PROTOCOL: Final = b"\x20\x02\x00\x01"
 #: PUBLISHes of a gulp larger than this are read without a look at their UTF-8 first, which would cost half as much
 #: as reading them; after one panic there is no more trust in this process.
 _TRUSTED_GULP_BYTES: Final = 16 << 10
+#: A PUBLISH may be crowded with properties, or larger than the limit, if the second byte of its remaining length, which
+#: counts 128s, is at least this: an identifier takes 2 bytes, so a shorter packet holds no more than is allowed.
+_CROWDED_128S: Final = 2 * MAX_PROPERTIES // 128
 
 
 class MalformedPacket(ValueError):
@@ -68,7 +74,7 @@ class MalformedPacket(ValueError):
 
     Attributes:
         reason: Reason code for our DISCONNECT: 0x81 malformed, 0x82 protocol error, 0x90 topic name invalid,
-            0x95 packet too large.
+            0x95 packet too large, 0x97 too many properties.
     """
 
     def __init__(self, what: str, reason: int = 0x81) -> None:
@@ -85,7 +91,7 @@ class PublishRun:
         headers: The first byte of each packet: DUP, QoS and RETAIN as they came.
     """
 
-    packets: list[PublishPacket]
+    packets: Sequence[Published]
     headers: bytes
 
     def __len__(self) -> int:
@@ -137,7 +143,8 @@ class Decoder:
     """Collects received bytes until packets are whole.
 
     Args:
-        max_packet_bytes: A packet longer than this is refused before it is collected (0x95).
+        max_packet_bytes: Of a PUBLISH longer than this only a stub is kept; it is not collected. Any other packet
+            longer than this is refused (0x95). At least 133.
         version: `LEVEL_5`, `codec3.LEVEL_311` or `codec3.LEVEL_31`.
     """
 
@@ -147,11 +154,15 @@ class Decoder:
     def __init__(self, max_packet_bytes: int = 64 << 20, version: int = LEVEL_5) -> None:
         self._max = max_packet_bytes
         self._version = version
+        #: See `_CROWDED_128S`; lower where the limit is.
+        self._large_128s = max(1, min(_CROWDED_128S, (max_packet_bytes - 1 - _MAX_LENGTH_BYTES) // 128))
         #: Received and not yet decoded; never holds a whole packet between calls.
         self._chunks: list[bytes] = []
         self._held = 0
         #: Bytes needed before decoding can succeed; 0 when not known.
         self._needed = 0
+        #: The packet too large that is passing; nothing is held meanwhile.
+        self._skipping: Skipping | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -164,41 +175,58 @@ class Decoder:
         Raises:
             MalformedPacket: The bytes can't be a packet, or are one too large; the connection must end.
         """
-        self._chunks.append(data)
-        self._held += len(data)
-        if self._held < self._needed:
-            return []
-        buffer = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        items, used = self._decode(buffer)
-        rest = buffer[used:]
-        self._needed = self._size_of_next(rest)
-        self._chunks = [rest] if rest else []
-        self._held = len(rest)
-        return items
-
-    def _decode(self, buffer: bytes) -> tuple[list[Item], int]:
-        items: list[Item] = []
-        walk = self._walk5 if self._version == LEVEL_5 else self._walk3
         try:
-            position = walk(buffer, items)
+            return self._feed(data)
         except fence.InvalidTopic as error:
             raise MalformedPacket(str(error), 0x90) from error
+        except fence.TooManyProperties as error:
+            raise MalformedPacket(str(error), 0x97) from error
         except MalformedPacket:
             raise
         except ValueError as error:
             raise MalformedPacket(str(error)) from error
         except BaseException as error:
-            if type(error).__name__ != "PanicException":
+            if not fence.is_panic(error):
                 raise
             Decoder._distrust = True
             raise MalformedPacket("ill-formed UTF-8 [MQTT-1.5.4-1]") from None
-        return items, position
+
+    def _feed(self, data: bytes) -> list[Item]:
+        items: list[Item] = []
+        while True:
+            if self._skipping is not None:
+                data = self._skipping.feed(data)
+                if not self._skipping.done:
+                    return items
+                _close_run(items, [self._skipping.stub()], bytearray((self._skipping.header,)))
+                self._skipping = None
+            self._chunks.append(data)
+            self._held += len(data)
+            if self._held < self._needed:
+                return items
+            buffer = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+            self._chunks = []  # before it is read: a large packet need not be here a third time
+            used = self._walk5(buffer, items) if self._version == LEVEL_5 else self._walk3(buffer, items)
+            rest = buffer[used:]
+            self._needed, start = self._size_of_next(rest)
+            if self._needed <= self._max:
+                self._chunks = [rest] if rest else []
+                self._held = len(rest)
+                return items
+            self._skipping = self._past(rest[0], self._needed, self._needed - start)
+            self._chunks, self._held, self._needed = [], 0, 0
+            data = rest[start:]
+
+    def _past(self, header: int, size: int, left: int) -> Skipping:
+        if header >> 4 != _PUBLISH_NIBBLE:
+            raise MalformedPacket(f"a packet of {size:,} bytes, more than max_packet_bytes = {self._max:,}", 0x95)
+        return Skipping(header, size, left, properties=self._version == LEVEL_5)
 
     def _walk5(self, buffer: bytes, items: list[Item]) -> int:
         view = memoryview(buffer)
-        position, size, read, largest = 0, len(buffer), mqtt5.read, self._max
+        position, size, read, large = 0, len(buffer), mqtt5.read, self._large_128s
         careful = size <= _TRUSTED_GULP_BYTES or Decoder._distrust
-        run: list[PublishPacket] = []
+        run: list[Published] = []
         headers = bytearray()
         topics: set[bytes] = set()
         try:
@@ -213,14 +241,20 @@ class Decoder:
                         continue
                     packet, length = self._other5(buffer, view, position)
                     items.append(packet)
-                else:
-                    if careful and not fence.publish_is_sound(buffer, position, topics):
-                        fence.check_fields(self._whole(buffer, position))
-                    packet, length = read(view[position:])
-                    run.append(packet)  # type: ignore[arg-type]  # the nibble says PUBLISH
-                    headers.append(header)
-                if length > largest:
-                    self._check_size(length)
+                    position += length
+                    continue
+                if buffer[position + 1] > 127 and buffer[position + 2] >= large:
+                    stub = self._crowded(buffer, position, header)
+                    if stub is not None:
+                        run.append(stub)
+                        headers.append(header)
+                        position += len(stub.correlation_data or b"")
+                        continue
+                if careful and not fence.publish_is_sound(buffer, position, topics):
+                    fence.check_fields(self._whole(buffer, position))
+                packet, length = read(view[position:])
+                run.append(packet)  # type: ignore[arg-type]  # the nibble says PUBLISH
+                headers.append(header)
                 position += length
         except IndexError:
             pass  # the last packet is still arriving
@@ -238,10 +272,27 @@ class Decoder:
         fence.check_packet(packet)
         return packet, length
 
+    def _crowded(self, buffer: bytes, position: int, header: int) -> Stub | None:
+        """The stub of the PUBLISH at `position`, None if it may be decoded; IndexError as `_whole`."""
+        size, start = self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])
+        end = position + size
+        if end > len(buffer) or size > self._max:
+            raise IndexError("Not enough bytes")
+        at = position + start
+        at += (4 if header & 6 else 2) + (buffer[at] << 8 | buffer[at + 1])
+        # Behind the topic and the packet id stands the length of the properties; what is no length the codec refuses.
+        if not size or at + 1 >= end or buffer[at] < 128 or buffer[at + 1] < _CROWDED_128S:
+            return None
+        return crowded(buffer[position:end], start)
+
     def _whole(self, buffer: bytes, position: int) -> bytes:
-        """The packet at `position`, empty when its length is no length; IndexError when it is still arriving."""
-        size = self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])
-        if position + size > len(buffer):
+        """The packet at `position`, empty when its length is no length.
+
+        Raises:
+            IndexError: It is still arriving, or too large to be waited for.
+        """
+        size, _ = self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])
+        if position + size > len(buffer) or size > self._max:
             raise IndexError("Not enough bytes")
         return buffer[position : position + size]
 
@@ -261,7 +312,8 @@ class Decoder:
             if answered:
                 position += answered
                 continue
-            self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])
+            if self._size_of_next(buffer[position : position + 1 + _MAX_LENGTH_BYTES])[0] > self._max:
+                return position
             try:
                 packet, length = codec3.read(view[position:], self._version)
             except IndexError:
@@ -269,8 +321,8 @@ class Decoder:
             items.append(packet)
             position += length
 
-    def _size_of_next(self, rest: bytes) -> int:
-        """Total size of the packet that `rest` begins, 0 when its length has not arrived."""
+    def _size_of_next(self, rest: bytes) -> tuple[int, int]:
+        """Total size of the packet that `rest` begins and of its fixed header, 0 when its length has not arrived."""
         length = shift = 0
         for index, byte in enumerate(rest[1 : 1 + _MAX_LENGTH_BYTES]):
             length |= (byte & 0x7F) << shift
@@ -278,14 +330,8 @@ class Decoder:
             if byte < 0x80:
                 if not byte and index:
                     raise MalformedPacket("a variable byte integer longer than needed [MQTT-1.5.5-1]")
-                total = 2 + index + length
-                self._check_size(total)
-                return total
-        return 0
-
-    def _check_size(self, size: int) -> None:
-        if size > self._max:
-            raise MalformedPacket(f"a packet of {size:,} bytes, more than max_packet_bytes = {self._max:,}", 0x95)
+                return 2 + index + length, 2 + index
+        return 0, 0
 
 
 def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
@@ -300,7 +346,13 @@ def encode(packet: Packet, version: int = LEVEL_5) -> bytes:
     """
     if version != LEVEL_5:
         return codec3_write.write(packet, version)
-    data = packet.write()
+    fence.check_size(packet)
+    try:
+        data = packet.write()
+    except BaseException as error:
+        if not fence.is_panic(error):
+            raise
+        raise ValueError(f"the codec can't write this {type(packet).__name__}") from None
     fence.check_written(packet, data)
     return data
 
@@ -330,7 +382,7 @@ def _answers(buffer: bytes, position: int, items: list[Item]) -> int:
     return end - position
 
 
-def _close_run(items: list[Item], run: list[PublishPacket], headers: bytearray) -> None:
+def _close_run(items: list[Item], run: list[Published], headers: bytearray) -> None:
     if run:
         fence.check_run(run, bytes(headers))
         items.append(PublishRun(run, bytes(headers)))

@@ -36,7 +36,7 @@ from mqtt5 import (
     Will,
 )
 
-from towline.mqtt.fence import InvalidTopic
+from towline.mqtt.fence import MAX_REMAINING_LENGTH, InvalidTopic
 
 __all__ = ["LEVEL_31", "LEVEL_311", "read", "read_publishes"]
 
@@ -50,8 +50,6 @@ UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = range(10, 15)
 
 NAMES: Final = {LEVEL_31: b"\x00\x06MQIsdp\x03", LEVEL_311: b"\x00\x04MQTT\x04"}
 WORD: Final = Struct(">H")
-#: Four bytes of seven bits each [MQTT 3.1.1 section 2.2.3].
-MAX_REMAINING_LENGTH: Final = 268_435_455
 _MAX_PACKET: Final = MAX_REMAINING_LENGTH + 5
 MAX_STRING: Final = 65535
 #: Flags that SUBSCRIBE, UNSUBSCRIBE and PUBREL must carry [MQTT-3.8.1-1, MQTT-3.10.1-1, MQTT-3.6.1-1].

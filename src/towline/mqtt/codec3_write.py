@@ -36,7 +36,6 @@ from towline.mqtt.codec3 import (
     DISCONNECT,
     FLAGS_0010,
     LEVEL_31,
-    MAX_REMAINING_LENGTH,
     MAX_STRING,
     NAMES,
     NEGATIVE,
@@ -55,6 +54,7 @@ from towline.mqtt.codec3 import (
     check_client_id,
     no_null,
 )
+from towline.mqtt.fence import MAX_REMAINING_LENGTH
 
 __all__ = ["uncarried", "write"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import select
 import threading
 import time
@@ -18,10 +17,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from towline.errors import BrokerError, ConfigError, TakenOver, Unreachable
+from towline.mqtt.backoff import Backoff
 from towline.mqtt.codec import Decoder, MalformedPacket
 from towline.mqtt.events import (
+    Acknowledged,
     Action,
     Close,
+    Deliver,
     Event,
     Lost,
     Malformed,
@@ -33,7 +35,9 @@ from towline.mqtt.events import (
     Stop,
     Suspended,
     Tick,
+    Written,
 )
+from towline.mqtt.reasons import CUT
 from towline.mqtt.redirect import Redirects
 from towline.mqtt.session import Session
 from towline.mqtt.transport import Endpoint, Proxy, Tls, Transport, connect
@@ -42,8 +46,6 @@ __all__ = ["LEVELS", "Connection", "Way"]
 
 #: Protocol as a setting → levels to try, in this order.
 LEVELS: Final = {"5": (5,), "3.1.1": (4,), "3.1": (3,), "auto": (5, 4)}
-#: First pause between two attempts in seconds; doubles up to the longest, with full jitter.
-_FIRST_PAUSE: Final = 0.25
 #: A client id taken over twice in this many seconds is given up: a fight that nobody wins.
 _TAKEOVER_WINDOW: Final = 60.0
 #: Patience in seconds with what is still to be sent when a connection ends.
@@ -59,8 +61,9 @@ class Way:
         tls: How to encrypt; None for the defaults where an endpoint asks for TLS.
         proxy: On the way to all of them.
         connect_timeout_s: Seconds for the look-up of the name, TCP, TLS and WebSocket together.
-        max_packet_bytes: A larger packet ends the connection.
+        max_packet_bytes: Of a larger message only a stub is kept; any other packet that is larger ends the connection.
         follow_redirects: Go where a broker points; see `towline.mqtt.redirect`.
+        brokers_share_sessions: They are one cluster; otherwise each has a session of its own.
         longest_pause_s: Seconds between two attempts, at most.
     """
 
@@ -70,7 +73,13 @@ class Way:
     connect_timeout_s: float = 10.0
     max_packet_bytes: int = 64 << 20
     follow_redirects: bool = False
+    brokers_share_sessions: bool = False
     longest_pause_s: float = 30.0
+
+    @property
+    def several_sessions(self) -> bool:
+        """Whether the next server may be one with another session."""
+        return (len(self.endpoints) > 1 or self.follow_redirects) and not self.brokers_share_sessions
 
 
 class Connection:
@@ -112,7 +121,7 @@ class Connection:
         self.error: BrokerError | ConfigError | None = None
         #: What no other try will mend; the owner has to stop.
         self.fatal: BrokerError | ConfigError | None = None
-        self._failures = 0
+        self._backoff = Backoff(way.longest_pause_s)
         #: Times all endpoints were tried in vain.
         self.rounds = 0
         self._retry_at = 0.0
@@ -160,8 +169,13 @@ class Connection:
             elif isinstance(action, Close):
                 self._close(action)
             else:
-                if isinstance(action, Online):
+                if isinstance(action, Acknowledged):
+                    if action.packet_id and action.reason != CUT:
+                        self._backoff.useful()
+                elif isinstance(action, Online):
                     self._came_online()
+                elif isinstance(action, Deliver):
+                    self._backoff.useful()
                 self._perform(action)
 
     def turn(self, timeout_s: float) -> None:
@@ -177,8 +191,11 @@ class Connection:
             self._wait(transport, timeout_s)
         if self._reading:
             self._receive(transport)
-        if self._transport is transport and not transport.flush():
-            self._lost()
+        if self._transport is transport and (waiting := transport.unsent):
+            if not transport.flush():
+                self._lost()
+            elif transport.unsent < waiting:
+                self.handle(Written())
         self.handle(Tick())
 
     def hold_back(self, *, hold: bool) -> None:
@@ -206,12 +223,19 @@ class Connection:
         self._decoder = Decoder(self._way.max_packet_bytes, self._levels[0])
         self._reading = True
         self.count += 1
-        self.handle(Opened())
+        server = "" if self._way.brokers_share_sessions else str(self.endpoint)
+        self.handle(Opened(server, alone=not self._way.several_sessions))
 
     def renew(self, error: BrokerError) -> None:
         """Begin anew with another session, because what this one decided can't be made durable."""
         self.session = self._new_session(self._levels[0])
         self._close(Close(error))
+
+    def culprit_found(self) -> None:
+        """The message at which the broker ended the connection is set aside: try again soon."""
+        if self._backoff.culprit_found():  # a longer pause was taken before this was known
+            now = time.monotonic()
+            self._retry_at = min(self._retry_at, now + self._backoff.pause(now))
 
     def leave(self, patience_s: float) -> None:
         """Say goodbye, wait up to `patience_s` seconds until that is sent, and close; the session stays there."""
@@ -274,7 +298,8 @@ class Connection:
     def _came_online(self) -> None:
         self.online = self.ever_online = True
         self.error = None
-        self._failures = self._index = 0
+        self._index = 0
+        self._backoff.online(time.monotonic())
         self._levels = self._levels[:1]
         self._redirects.served(self.endpoint)
 
@@ -308,13 +333,12 @@ class Connection:
             self.fatal = error
         if self._redirects.pending:
             return
-        self._index = 0 if served else (self._index + 1) % len(self._way.endpoints)
+        now = time.monotonic()
+        worked = served and not self._backoff.in_vain(now)
+        self._index = 0 if worked else (self._index + 1) % len(self._way.endpoints)
         if self._index == 0:
             self.rounds += 1
-            ceiling = min(self._way.longest_pause_s, _FIRST_PAUSE * 2**self._failures)
-            self._failures = min(self._failures + 1, 16)
-            pause = random.uniform(ceiling / 4, ceiling)  # noqa: S311  # jitter, no secret
-            self._retry_at = time.monotonic() + pause
+            self._retry_at = now + self._backoff.pause(now)
 
     def _drop(self) -> None:
         self.online = False

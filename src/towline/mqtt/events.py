@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from mqtt5 import PublishPacket, QoS, RetainHandling, TopicFilter, Will
 
 from towline.errors import BrokerError
 from towline.mqtt.codec import Item
+from towline.mqtt.stubs import Published
 
 __all__ = [
+    "RETAIN_HANDLING",
     "Acknowledged",
     "Action",
     "Authenticator",
@@ -43,7 +45,12 @@ __all__ = [
     "Stored",
     "Suspended",
     "Tick",
+    "Written",
 ]
+
+
+#: The bits of Retain Handling in the subscription options byte [MQTT 5 section 3.8.3.1].
+RETAIN_HANDLING: Final = 0x30
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,8 @@ class Filter:
         qos: Highest QoS wanted.
         no_local: Do not send us what we published ourselves; never with ``$share`` [MQTT-3.8.3-4].
         retain_as_published: Keep the RETAIN flag as the publisher set it.
-        retain_handling: 0 retained messages always, 1 only for a new subscription, 2 never.
+        retain_handling: 0 retained messages always, 1 only for a new subscription, 2 never; None for 1, and 0 while
+            we do not know that we ever asked for this filter. MQTT 3.x has only 0.
         identifier: Comes back with each message that matches, 1 to 268,435,455; None for none.
     """
 
@@ -63,18 +71,21 @@ class Filter:
     qos: int = 1
     no_local: bool = False
     retain_as_published: bool = True
-    retain_handling: int = 0
+    retain_handling: int | None = None
     identifier: int | None = None
 
     @property
     def options(self) -> int:
         """The subscription options byte."""
-        return self.qos | self.no_local << 2 | self.retain_as_published << 3 | self.retain_handling << 4
+        return self.qos | self.no_local << 2 | self.retain_as_published << 3 | (self.retain_handling or 0) << 4
 
     @property
     def terms(self) -> int:
-        """The options byte and, above it, the identifier: what a `SessionRecord` remembers of a subscription."""
-        return self.options | (self.identifier or 0) << 8
+        """What a `SessionRecord` remembers of a subscription: the options byte and, above it, the identifier.
+
+        Without Retain Handling, which is about the SUBSCRIBE alone [MQTT 5 section 3.8.3.1].
+        """
+        return self.options & ~RETAIN_HANDLING | (self.identifier or 0) << 8
 
     def packet(self) -> TopicFilter:
         """The filter as the codec takes it."""
@@ -83,7 +94,7 @@ class Filter:
             max_qos=QoS(self.qos),
             no_local=self.no_local,
             retain_as_published=self.retain_as_published,
-            retain_handling=RetainHandling(self.retain_handling),
+            retain_handling=RetainHandling(self.retain_handling or 0),
         )
 
 
@@ -92,7 +103,7 @@ class Held(NamedTuple):
 
     Attributes:
         number: The message's number.
-        digest: CRC-32 of topic and payload: tells a repeat from a packet id used again too early.
+        digest: CRC-32 of the content (`towline.mqtt.inbound`): tells a repeat from a packet id used again too early.
     """
 
     number: int
@@ -104,12 +115,12 @@ class Messages:
     """Messages in the order of their arrival.
 
     Attributes:
-        packets: As they came.
+        packets: As they came; a stub for each that was not taken in whole.
         headers: The first byte of each packet: DUP, QoS and RETAIN.
         topics: The topic of each, topic aliases resolved.
     """
 
-    packets: list[PublishPacket]
+    packets: Sequence[Published]
     headers: bytes
     topics: list[str]
 
@@ -148,11 +159,14 @@ class SessionRecord:
         established: A CONNACK for it has been seen; before that a crash may or may not have left a session.
         subscriptions: Topic filter → `Filter.terms` as the broker last confirmed them, or -1 while that is not sure
             (`towline.mqtt.subscriptions`).
+        servers: Where a session of ours was, each with its own, the last one in use; empty where they share sessions,
+            and in records of older versions.
     """
 
     client_id: str
     established: bool = False
     subscriptions: dict[str, int] = field(default_factory=dict)
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +179,7 @@ class SessionConfig:
         filters: Subscriptions wanted; none for a publisher.
         session_expiry_s: Seconds the broker keeps the session; 0 ends it with the connection.
         receive_maximum: Unacknowledged QoS > 0 messages we allow the broker.
-        keep_alive_s: Seconds; the server's value wins [MQTT-3.2.2-21].
+        keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
         connect_timeout_s: Seconds from the open transport to CONNACK, and of silence before SUBACK.
         unknown_session: ``refuse``, ``adopt`` or ``discard`` a broker session without a record [MQTT-3.2.2-4].
         durable: The line promises at least once: a session without expiry is an error.
@@ -213,7 +227,15 @@ class SessionConfig:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The transport is connected; nothing has been sent."""
+    """The transport is connected; nothing has been sent.
+
+    Attributes:
+        server: Names the server; empty where all that may be reached share sessions.
+        alone: It is the only one, so another name than before may stand for the same server.
+    """
+
+    server: str = ""
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +293,11 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """The system has taken more of what waited to be sent: the line lives, and a PINGREQ may still wait behind it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time `Session.deadline` named has come."""
 
@@ -294,7 +321,19 @@ class Stop:
 
 
 Event: TypeAlias = (
-    Opened | Received | Settled | Stored | Publish | PublishMany | Suspended | Resumed | Tick | Malformed | Lost | Stop
+    Opened
+    | Received
+    | Settled
+    | Stored
+    | Publish
+    | PublishMany
+    | Suspended
+    | Resumed
+    | Written
+    | Tick
+    | Malformed
+    | Lost
+    | Stop
 )
 
 

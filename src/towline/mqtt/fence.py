@@ -1,7 +1,8 @@
 """What the `mqtt5` codec lets pass, or dies of, and MQTT 5 forbids.
 
-Two kinds of check, because the codec is written in Rust:
+Three kinds of check, because the codec is written in Rust:
 
+- before it writes: a packet longer than MQTT can say makes it panic;
 - before it reads: ill-formed UTF-8 makes it panic, which prints on stderr whatever the caller does. `check_fields`
   walks the fields of a packet and costs more than decoding it, so `publish_is_sound` is the quick form for the one
   packet type that comes by the thousand;
@@ -13,14 +14,34 @@ its own and is told apart by `InvalidTopic`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import mqtt5
 from mqtt5 import PublishPacket
 
-__all__ = ["InvalidTopic", "check_fields", "check_packet", "check_run", "check_written", "publish_is_sound"]
+if TYPE_CHECKING:
+    from towline.mqtt.stubs import Published
 
+__all__ = [
+    "MAX_PROPERTIES",
+    "MAX_REMAINING_LENGTH",
+    "InvalidTopic",
+    "PacketTooLarge",
+    "TooManyProperties",
+    "check_fields",
+    "check_packet",
+    "check_run",
+    "check_size",
+    "check_written",
+    "is_panic",
+    "publish_is_sound",
+]
+
+#: Most user properties of a packet, and most subscription identifiers. One is 5 bytes on the wire at least and some
+#: 280 as objects: 1,000 are 280 kB, and 64 MiB of them would be 3.6 GB. HTTP servers stop at 100 header fields
+#: (Apache httpd LimitRequestFields, Tomcat maxHeaderCount).
+MAX_PROPERTIES: Final = 1_000
 #: Bytes of the value of each property that is neither text nor binary [MQTT 5 section 2.2.2.2].
 _FIXED: Final = {
     **dict.fromkeys((0x01, 0x17, 0x19, 0x25, 0x28, 0x29, 0x2A), 1),
@@ -33,6 +54,13 @@ _SUBSCRIPTION_ID: Final = 0x0B
 _MAX_LENGTH_BYTES: Final = 4
 _MAXIMUM_QOS: Final = 0x24
 _USER_PROPERTY: Final = 0x26
+#: Four bytes of seven bits each [MQTT-1.5.5-1].
+MAX_REMAINING_LENGTH: Final = 268_435_455
+#: A user property with both strings of 65,535 bytes.
+_LONGEST_PAIR: Final = 5 + 2 * 65_535
+#: Every string of CONNECT at its longest: client id, user name, password, two of authentication, five of the will.
+_FEW_STRINGS: Final = 12 * (3 + 65_535)
+_SURELY_FITS: Final = MAX_REMAINING_LENGTH - _FEW_STRINGS
 _NULL: Final = "a string with U+0000 [MQTT-1.5.4-2]"
 _ILL_FORMED: Final = "ill-formed UTF-8 [MQTT-1.5.4-1]"
 _DUP: Final = "DUP at QoS 0 [MQTT-3.3.1-2]"
@@ -45,6 +73,19 @@ class InvalidTopic(ValueError):
     """A topic name with a wildcard [MQTT-3.3.2-2, -14]."""
 
 
+class PacketTooLarge(ValueError):
+    """A packet longer than MQTT has a length for [MQTT-1.5.5-1]."""
+
+
+class TooManyProperties(ValueError):
+    """A packet other than PUBLISH whose user properties would cost too much to decode."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether the codec died of something; its exception has no name that could be imported."""
+    return type(error).__name__ == "PanicException"
+
+
 # Before reading ------------------------------------------------------------------------------------------------------
 
 
@@ -54,6 +95,7 @@ def check_fields(packet: bytes) -> None:
     Whatever else is wrong with the packet ends the walk silently: the codec refuses it at the same place.
 
     Raises:
+        TooManyProperties: More than `MAX_PROPERTIES`, which the codec would make objects of.
         ValueError: A field breaks [MQTT-1.5.4-1], [MQTT-1.5.4-2] or MQTT 5 section 3.2.2.3.4.
     """
     try:
@@ -139,11 +181,15 @@ def _strings(packet: bytes) -> Iterator[bytes]:
 def _properties(walk: _Walk) -> Iterator[bytes]:
     length = walk.integer()
     end = walk.at + length
+    users = 0
     while walk.at < end:
         kind = walk.integer()
         if kind in _TEXT:
             yield walk.binary()
         elif kind == _USER_PROPERTY:
+            users += 1
+            if users > MAX_PROPERTIES:
+                raise TooManyProperties(f"a packet with more than {MAX_PROPERTIES:,} user properties")
             yield walk.binary()
             yield walk.binary()
         elif kind in _BINARY:
@@ -218,6 +264,50 @@ _LAYOUT: Final[dict[int, Callable[[_Walk, int], Iterator[bytes]]]] = {
 }
 
 
+# Before writing ------------------------------------------------------------------------------------------------------
+
+
+def check_size(packet: mqtt5.Packet) -> None:
+    """Refuse what is longer than a packet can be, which makes the codec panic.
+
+    Raises:
+        PacketTooLarge: Above 268,435,455 bytes behind the fixed header.
+    """
+    if isinstance(packet, PublishPacket):
+        if len(packet.payload) + _LONGEST_PAIR * len(packet.user_properties) <= _SURELY_FITS:
+            return
+        length = _publish_length(packet)
+    else:
+        length = _at_most(packet)
+    if length > MAX_REMAINING_LENGTH:
+        what = f"a packet of {length:,} bytes behind its fixed header, MQTT ends at {MAX_REMAINING_LENGTH:,}"
+        raise PacketTooLarge(f"{what} [MQTT-1.5.5-1]")
+
+
+def _publish_length(packet: PublishPacket) -> int:
+    """The remaining length, to the byte: a message of the largest size has to pass."""
+    texts = [*(part for pair in packet.user_properties for part in pair), packet.content_type, packet.response_topic]
+    length = sum(len(text.encode()) for text in texts if text is not None)
+    length += 5 * len(packet.user_properties) + sum(1 + _varint(i) for i in packet.subscription_ids)
+    length += 3 * sum(value is not None for value in (packet.content_type, packet.response_topic, packet.topic_alias))
+    length += 0 if packet.correlation_data is None else 3 + len(packet.correlation_data)
+    length += (0 if packet.message_expiry_interval is None else 5) + (2 if packet.payload_format_indicator else 0)
+    return 2 + len(packet.topic.encode()) + 2 * bool(packet.packet_id) + _varint(length) + length + len(packet.payload)
+
+
+def _varint(value: int) -> int:
+    return next((size for size in range(1, _MAX_LENGTH_BYTES) if value < 1 << 7 * size), _MAX_LENGTH_BYTES)
+
+
+def _at_most(packet: mqtt5.Packet) -> int:
+    """An upper bound of the length of a packet without a payload; a dozen strings beside its lists."""
+    will = getattr(packet, "will", None)
+    pairs = [*getattr(packet, "user_properties", ()), *(will.user_properties if will else ())]
+    filters = [wanted.pattern for wanted in getattr(packet, "topic_filters", ())]
+    texts = [*(part for pair in pairs for part in pair), *filters, *getattr(packet, "patterns", ())]
+    return _FEW_STRINGS + sum(5 + len(text.encode()) for text in texts) + len(getattr(packet, "reason_codes", ()))
+
+
 # After reading -------------------------------------------------------------------------------------------------------
 
 
@@ -231,7 +321,7 @@ def check_packet(packet: mqtt5.Packet) -> None:
         raise ValueError(_ID_ZERO)
 
 
-def check_run(run: list[PublishPacket], headers: bytes) -> None:
+def check_run(run: Sequence[Published], headers: bytes) -> None:
     """Refuse what the codec lets pass in PUBLISH packets.
 
     Raises:
@@ -264,7 +354,9 @@ def check_written(packet: mqtt5.Packet, data: bytes) -> None:
     if not isinstance(packet, PublishPacket):
         check_packet(packet)
         check_fields(data)
-    elif packet.user_properties or packet.response_topic or packet.content_type:
+    elif packet.user_properties or packet.response_topic is not None or packet.content_type:
+        if packet.response_topic == "":
+            raise InvalidTopic("an empty response topic [MQTT-4.7.3-1]")
         check_run([packet], data[:1])
     else:  # the same for what most messages have
         if data[:1] in _DUP_AT_QOS_0:

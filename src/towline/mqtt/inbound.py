@@ -11,8 +11,17 @@ of four bytes that wait here until the watermark passes their number, and leave 
     held        PUBREL                             free the id; PUBCOMP when that is durable [MQTT-4.3.3-11]
     free        PUBREL                             PUBCOMP with 0x92 at once                 [MQTT-4.3.3-11]
 
-DUP says nothing here: brokers differ in when they set it, and what comes again has the same content. A message and its
-id are stored in one step, and so is an id that is freed: both travel in the same `Deliver` [I3].
+The content is what the publisher sent, as a digest: topic, payload, RETAIN and properties, in order. Left out is what
+may differ when the same message comes again:
+
+    DUP                        says nothing: brokers differ in when they set it
+    packet id                  is what the digest stands beside
+    topic alias                belongs to a connection; the topic it stands for counts [MQTT-3.3.2-7]
+    message expiry interval    a server sends what is left of it [MQTT-3.3.2-6]
+    subscription identifiers   are the subscription's, which may have changed meanwhile
+    QoS                        is 2 for every id that is held
+
+A message and its id are stored in one step, and so is an id that is freed: both travel in the same `Deliver` [I3].
 """
 
 from __future__ import annotations
@@ -24,18 +33,28 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 from typing import Final
 
-from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket
+from mqtt5 import PubCompPacket, PubCompReasonCode
 
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Deliver, Held, Messages
+from towline.mqtt.stubs import Published
 
 __all__ = ["AliasError", "Inbound"]
 
 #: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
 _ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
 _PUBCOMP_WORD: Final = 0x70020000
+#: First byte of a PUBLISH → RETAIN, for `bytes.translate` [MQTT 5 section 3.3.1.3].
+_RETAIN: Final = bytes(byte & 1 for byte in range(256))
+#: What the publisher sent beside topic and payload, and the values of a message without any of it.
+_PROPERTIES: Final = attrgetter(
+    "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties"
+)
+_NONE: Final[tuple[object, ...]] = (0, None, None, None, [])
 
 
 class AliasError(ValueError):
@@ -57,7 +76,7 @@ class _Gulp:
     """What one read brought and is not handed over yet."""
 
     first: int
-    packets: list[PublishPacket] = field(default_factory=list)
+    packets: list[Published] = field(default_factory=list)
     headers: bytearray = field(default_factory=bytearray)
     topics: list[str] = field(default_factory=list)
     held: dict[int, Held] = field(default_factory=dict)
@@ -87,6 +106,8 @@ class Inbound:
     ) -> None:
         #: Grows by one a message, never goes back.
         self.next_number = next_number
+        #: Ids of messages below come from the disk, where an older version may have written them.
+        self._older = next_number
         #: Everything below may be acknowledged. Never above `next_number`, never goes back.
         self.settled = next_number
         #: QoS 2 packet ids between PUBLISH and PUBREL; outlives connections and, through the journal, the process.
@@ -102,7 +123,8 @@ class Inbound:
         self.unacknowledged = 0
         #: Tells which of some messages are stored already by a name their publisher gave them: places in the list. They
         #: are acknowledged and not stored again, as a repeat under an open packet id; None for nobody who knows.
-        self.screen: Callable[[Sequence[PublishPacket]], Collection[int]] | None = None
+        #: Given the packets and their topics, aliases resolved.
+        self.screen: Callable[[Sequence[Published], Sequence[str]], Collection[int]] | None = None
         self._receive_maximum = receive_maximum
         self._alias_maximum = topic_alias_maximum
         self._reasons = reasons
@@ -122,7 +144,7 @@ class Inbound:
         """
         qos = run.qos
         topics = self._topics(run)
-        known = self.screen(run.packets) if self.screen is not None else ()
+        known = self.screen(run.packets, topics) if self.screen is not None else ()
         if known:
             self._one_by_one(run, qos, topics, known)
             return
@@ -200,10 +222,15 @@ class Inbound:
         self._aliases.clear()
         self.unacknowledged = 0
 
-    def forget(self) -> None:
-        """The broker has no session any more: its packet ids name nothing [MQTT-3.2.2-5]; freed with the next gulp."""
+    def forget(self) -> int | None:
+        """The broker has no session any more: its packet ids name nothing [MQTT-3.2.2-5].
+
+        Returns:
+            The ticket of the next `hand_over`, which frees them; None when there are none.
+        """
         self._gulp.released += self.held
         self.held.clear()
+        return self._ticket + 1 if self._gulp.released else None
 
     def validate(self) -> None:
         """Assert every invariant named above; for tests."""
@@ -250,7 +277,7 @@ class Inbound:
                 if level == 2:  # for its PUBREL; after a crash the id is free, and PUBCOMP with 0x92 ends it as well
                     self.held.setdefault(packet_id, Held(self.next_number - 1, digests[index]))
             else:
-                repeated = level == 2 and self._is_repeat(packet_id, digests[index])
+                repeated = level == 2 and self._is_repeat(run.packets[index], topics[index], digests[index])
             if not repeated:
                 gulp.packets.append(run.packets[index])
                 gulp.headers.append(run.headers[index])
@@ -262,11 +289,12 @@ class Inbound:
                 numbers.append(self.next_number - 1)
         self._owe(words, numbers)
 
-    def _is_repeat(self, packet_id: int, digest: int) -> bool:
+    def _is_repeat(self, packet: Published, topic: str, digest: int) -> bool:
         """Whether a QoS 2 message is held already; if not, hold it under the number it is about to get."""
+        packet_id = packet.packet_id or 0
         known = self.held.get(packet_id)
         if known is not None:
-            if known.digest == digest:
+            if known.digest == digest or (known.number < self._older and known.digest == _short(packet, topic)):
                 self.repeats += 1
                 return True
             self.reused_ids += 1
@@ -305,7 +333,38 @@ class Inbound:
 
 def _digests(run: PublishRun, topics: list[str]) -> list[int]:
     seeds = {topic: zlib.crc32(topic.encode()) for topic in set(topics)}
-    return [zlib.crc32(p.payload, seeds[topic]) for p, topic in zip(run.packets, topics, strict=True)]
+    # A stub has no payload, but the facts of the one that came; the packet it keeps holds what may differ next time.
+    contents = [p.facts if p.payload is None else p.payload for p in run.packets]
+    digests = [zlib.crc32(content, seeds[topic]) for content, topic in zip(contents, topics, strict=True)]
+    retained = run.headers.translate(_RETAIN)
+    properties = list(map(_PROPERTIES, run.packets))
+    if 1 in retained or properties.count(_NONE) < len(properties):
+        every = zip(run.packets, retained, properties, digests, strict=True)
+        return [d if p.payload is None else zlib.crc32(_in_bytes(r, *values), d) for p, r, values, d in every]
+    return digests
+
+
+def _short(packet: Published, topic: str) -> int:
+    """The digest of versions that left RETAIN and the properties out."""
+    return zlib.crc32(packet.payload or b"", zlib.crc32(topic.encode()))
+
+
+def _in_bytes(
+    retain: int,
+    payload_format: int,
+    content_type: str | None,
+    response_topic: str | None,
+    correlation_data: bytes | None,
+    user_properties: list[tuple[str, str]],
+) -> bytes:
+    """RETAIN and properties so that no two look the same; nothing for a message with none of them."""
+    single = (content_type, response_topic, correlation_data)
+    if not (retain or payload_format or user_properties) and single == (None, None, None):
+        return b""
+    texts = (*single, *chain.from_iterable(user_properties))
+    data = [text.encode() if isinstance(text, str) else text for text in texts]
+    lengths = b",".join(b"-" if one is None else b"%d" % len(one) for one in data)
+    return b"%d %d %b " % (retain, payload_format, lengths) + b"".join(one or b"" for one in data)
 
 
 def _big_endian(words: array[int]) -> bytes:

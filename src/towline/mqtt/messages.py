@@ -55,9 +55,13 @@ class Memory:
 class Message:
     """A message from the broker.
 
+    One that was not taken in whole, because it is larger than ``max_packet_bytes`` or has more than 1,000 user
+    properties, comes in its place all the same, with `payload` None and `user_properties` that say why
+    (`towline.mqtt.stubs.Stub`). It wants its `ack` like any other, or the broker sends it again.
+
     Attributes:
         topic: Topic name, aliases resolved.
-        payload: As it came.
+        payload: As it came; None if it was not taken in whole.
         qos: 0, 1 or 2.
         retain: Retained at the broker, or published so where the subscription keeps the flag.
         duplicate: The broker says that it may have come before [MQTT-3.3.1-1].
@@ -65,14 +69,14 @@ class Message:
         content_type: None without one; this and all that follow are MQTT 5's.
         payload_is_utf8: The publisher says that the payload is text.
         response_topic: Where an answer is expected.
-        correlation_data: Goes into the answer.
+        correlation_data: Goes into the answer; without a payload, the whole packet if it is within the limit.
         expiry_s: Seconds left to it when the broker sent it.
         user_properties: Pairs, in order, repetitions kept [MQTT-3.3.2-18].
         subscription_ids: Identifiers of our subscriptions that match.
     """
 
     topic: str
-    payload: bytes
+    payload: bytes | None
     qos: int
     retain: bool
     duplicate: bool
@@ -104,7 +108,7 @@ class Message:
 class Receipt:
     """What became of a published message. Made by `Client.publish`."""
 
-    def __init__(self, topic: str, changed: threading.Condition) -> None:
+    def __init__(self, topic: str, changed: threading.Condition, check: Callable[[], None]) -> None:
         #: Where it went.
         self.topic = topic
         #: The broker's reason code [MQTT 5 section 2.4], None while there is none. QoS 0: 0 when it was sent.
@@ -112,6 +116,7 @@ class Receipt:
         #: The broker took a QoS 2 message at QoS 1.
         self.degraded = False
         self._changed = changed
+        self._check = check
         self._failure: BaseException | None = None
 
     @property
@@ -130,6 +135,7 @@ class Receipt:
             Unreachable: No answer in time (TL-M33), or the client was closed before (TL-M32): publish it again.
             BrokerError: Why the client has ended.
         """
+        self._check()
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout_s):
                 what = f"no answer within {timeout_s:g} s to a message"

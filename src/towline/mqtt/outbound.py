@@ -32,9 +32,13 @@ from mqtt5 import (
 from towline.mqtt.codec import Packet
 from towline.mqtt.events import Acknowledged, Action, Flying, Send
 
-__all__ = ["Outbound", "Phase", "Unexpected"]
+__all__ = ["LONGEST_EXPIRY", "Outbound", "Phase", "Unexpected"]
 
 MAX_PACKET_ID: Final = 65535
+#: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
+LONGEST_EXPIRY: Final = 0xFFFFFFFF
+#: Bytes of a payload whose copy would be felt.
+_LARGE: Final = 1 << 20
 
 Answer: TypeAlias = PubAckPacket | PubRecPacket | PubCompPacket
 
@@ -59,12 +63,14 @@ class _Message:
     sent: bool = False
     #: When its message expiry interval ends, None to send the packet's own.
     expires_at: float | None = None
+    #: Reason code of a QoS 2 message that is given up: only its packet id is still to be freed.
+    given_up: int = 0
 
     def interval(self, now: float) -> int | None:
         """The message expiry interval to send: what is left, and a last second once it is under way."""
         if self.expires_at is None:
             return self.packet.message_expiry_interval
-        return max(1, ceil(self.expires_at - now))
+        return min(max(1, ceil(self.expires_at - now)), LONGEST_EXPIRY)
 
 
 class Outbound:
@@ -103,6 +109,13 @@ class Outbound:
         self._untold: list[int] = []
         self._forgotten: list[int] = []
         self._last_id = 0
+        #: Messages that may be without an answer at once, whatever the server allows; None for no limit of ours.
+        self.limit: int | None = None
+        #: On the clock of `actions`: when something was published or released last.
+        self.sent_at = 0.0
+        #: QoS 0 messages, which have no answer, have left since the last answer to another.
+        self.unanswerable = False
+        self._unanswered: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._unfinished)
@@ -111,6 +124,17 @@ class Outbound:
     def in_flight(self) -> dict[int, tuple[int, Phase]]:
         """Packet id → token and phase of every message the broker has not finished, in order."""
         return {packet_id: (m.token, m.phase) for packet_id, m in self._unfinished.items()}
+
+    @property
+    def unanswered(self) -> tuple[int, ...]:
+        """Tokens of the messages that left on this connection, or the last one, and have no answer; in order."""
+        return self._unanswered if self._server is None else tuple(self._exposed())
+
+    def _exposed(self) -> Iterator[int]:
+        waiting = set(self._again)
+        for packet_id, message in self._unfinished.items():
+            if packet_id not in waiting and (packet_id in self._open or message.phase is Phase.RELEASED):
+                yield message.token
 
     def connected(self, server: ConnAckPacket, window: int, *, resumed: bool) -> None:
         """A connection is there: what is unfinished has to leave again.
@@ -122,12 +146,13 @@ class Outbound:
                 what it had released is the broker's, lost at worst.
         """
         self._server, self._window = server, window
+        self.unanswerable = False
         if resumed:
             self._again = deque(self._unfinished)
             return
         fresh = [m for m in self._unfinished.values() if m.phase is Phase.PUBLISHED]
         self._finished_elsewhere += [
-            Acknowledged(m.token, 0, packet_id=packet_id, unsure=True)
+            Acknowledged(m.token, m.given_up, packet_id=packet_id, unsure=not m.given_up)
             for packet_id, m in self._unfinished.items()
             if m.phase is Phase.RELEASED
         ]
@@ -139,6 +164,7 @@ class Outbound:
 
     def disconnected(self) -> None:
         """The connection is gone."""
+        self._unanswered = self.unanswered
         self._server = None
         self._aliases.clear()
         self._open.clear()
@@ -157,6 +183,27 @@ class Outbound:
         self._unfinished[packet_id] = _Message(token, packet, phase, sent=True, expires_at=expires_at)
         self._last_id = max(self._last_id, packet_id)
 
+    def give_up(self, token: int, reason: int) -> None:
+        """Never publish a message again; `Acknowledged` with the reason comes when nothing is left to be done.
+
+        A packet id of QoS 2 is freed with PUBREL: were the broker to hold the message under it, it would take the next
+        one with that id for a repeat, and drop it. After PUBREC the message is the broker's: it is done, and unsure.
+        """
+        for packet_id, message in self._unfinished.items():
+            if message.token == token:
+                self._give_up(packet_id, message, reason)
+                return
+
+    def _give_up(self, packet_id: int, message: _Message, reason: int) -> None:
+        owned = message.phase is Phase.RELEASED and not message.given_up
+        if int(message.packet.qos) == QoS.EXACTLY_ONCE and message.phase is Phase.PUBLISHED:
+            message.given_up, message.phase = reason, Phase.RELEASED
+            return
+        del self._unfinished[packet_id]
+        self._open.discard(packet_id)
+        told = 0 if owned else reason
+        self._finished_elsewhere.append(Acknowledged(message.token, told, packet_id=packet_id, unsure=owned))
+
     def withdraw(self) -> list[int]:
         """Drop what was never sent, and return its tokens."""
         tokens = [message.token for message in self._queue if not message.sent]
@@ -171,17 +218,18 @@ class Outbound:
         """
         if self._server is None:
             return
-        yield from self._finished_elsewhere
-        self._finished_elsewhere = []
         out = [self._encode(packet) for packet in self._replies]
         self._replies.clear()
         self._send_again(out, now)
+        yield from self._finished_elsewhere
+        self._finished_elsewhere = []
         assigned: dict[int, int] = {}
         done = self._send_queued(out, assigned, now)
         if self._durable and (assigned or self._untold or self._forgotten):
             yield Flying(tuple(self._forgotten), assigned, tuple(self._untold))
             self._forgotten, self._untold = [], []
         if out:
+            self.sent_at = now
             yield Send(b"".join(out))
         yield from done
 
@@ -191,16 +239,21 @@ class Outbound:
         while self._queue and not self._again:
             message = self._queue[0]
             qos = int(message.packet.qos)
-            if qos and len(self._open) >= self._window:
+            if (qos and len(self._open) >= self._window) or (self.limit is not None and not self._allowed()):
                 break
             packet_id = self.new_id() if qos else 0
             reason = self._first_time(message, packet_id, out, now)
             self._queue.popleft()
             if reason or not qos:
+                self.unanswerable |= not reason
                 done.append(Acknowledged(message.token, reason))
             elif qos == QoS.EXACTLY_ONCE:
                 assigned[packet_id] = message.token
         return done
+
+    def _allowed(self) -> bool:
+        """Whether our own limit lets another message leave."""
+        return self.limit is None or sum(1 for _ in self._exposed()) < self.limit
 
     def _first_time(self, message: _Message, packet_id: int, out: list[bytes], now: float) -> int:
         reason, data = self._refusal(message.packet), b""
@@ -222,16 +275,17 @@ class Outbound:
         topic, alias = packet.topic, self._aliases.get(packet.topic)
         if alias is not None:
             return self._encoded(_with_id(packet, packet_id, interval, topic="", alias=alias))
-        if len(self._aliases) >= min(self._most_aliases, self._server.topic_alias_max):
-            if packet_id and message.expires_at is None and _only_a_number_away(packet):
-                reason, data = self._encoded(packet)
-                return reason, data and _renumbered(data, packet_id)
-            return self._encoded(_with_id(packet, packet_id, interval))
-        alias = len(self._aliases) + 1
-        reason, data = self._encoded(_with_id(packet, packet_id, interval, alias=alias))
-        if not reason:
-            self._aliases[topic] = alias
-        return reason, data
+        if len(self._aliases) < min(self._most_aliases, self._server.topic_alias_max):
+            alias = len(self._aliases) + 1
+            reason, data = self._encoded(_with_id(packet, packet_id, interval, alias=alias))
+            if not reason:
+                self._aliases[topic] = alias
+                return reason, data
+            # The packet that gives a topic its alias is longer than one without, perhaps too long.
+        if packet_id and message.expires_at is None and _only_a_number_away(packet):
+            reason, data = self._encoded(packet)
+            return reason, data and _renumbered(data, packet_id)
+        return self._encoded(_with_id(packet, packet_id, interval))
 
     def _encoded(self, packet: PublishPacket) -> tuple[int, bytes]:
         """A reason code, 0 for none, and the bytes."""
@@ -259,6 +313,7 @@ class Outbound:
             self._stray(packet)
             return
         qos = 1 if message.packet.qos == QoS.AT_LEAST_ONCE else 2
+        self.unanswerable = False
         step = _STEPS.get((qos, message.phase, type(packet)))
         if step is None:
             name = type(packet).__name__.removesuffix("Packet").upper()
@@ -287,24 +342,35 @@ class Outbound:
         while self._again:
             packet_id = self._again[0]
             message = self._unfinished.get(packet_id)
-            if message is None:
-                pass  # answered before it was sent again
-            elif message.phase is Phase.RELEASED:
-                out.append(self._encode(PubRelPacket(packet_id)))
-            elif len(self._open) < self._window:
-                self._open.add(packet_id)
-                interval = message.interval(now)
-                out.append(self._encode(_with_id(message.packet, packet_id, interval, duplicate=message.sent)))
-            else:
-                return
+            if message is not None:
+                if not self._allowed():
+                    return
+                if message.phase is Phase.PUBLISHED:
+                    if len(self._open) >= self._window:
+                        return
+                    self._publish_again(packet_id, message, out, now)
+                if message.phase is Phase.RELEASED:
+                    out.append(self._encode(PubRelPacket(packet_id)))
             self._again.popleft()
+
+    def _publish_again(self, packet_id: int, message: _Message, out: list[bytes], now: float) -> None:
+        """Add a PUBLISH to `out`; one that this server, or this version of ours, does not take is given up."""
+        reason = self._refusal(message.packet)
+        if not reason:
+            again = _with_id(message.packet, packet_id, message.interval(now), duplicate=message.sent)
+            reason, data = self._encoded(again)
+        if reason:
+            self._give_up(packet_id, message, reason)
+            return
+        self._open.add(packet_id)
+        out.append(data)
 
     def _finish(self, packet: Answer, message: _Message) -> Iterator[Action]:
         del self._unfinished[packet.packet_id]
         self._open.discard(packet.packet_id)
         degraded = message.packet.qos == QoS.EXACTLY_ONCE and isinstance(packet, PubAckPacket)
         # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already.
-        reason = 0 if message.phase is Phase.RELEASED else int(packet.reason_code)
+        reason = message.given_up if message.phase is Phase.RELEASED else int(packet.reason_code)
         yield Acknowledged(message.token, reason, degraded=degraded, packet_id=packet.packet_id)
 
     def _received(self, packet: Answer, message: _Message) -> Iterator[Action]:
@@ -346,7 +412,9 @@ _STEPS: Final[dict[tuple[int, Phase, type], _Step]] = {
 
 
 def _only_a_number_away(packet: PublishPacket) -> bool:
-    """Whether a packet may leave as it is, but for its packet id."""
+    """Whether a packet may leave as it is, but for its packet id; a large one is not copied for that."""
+    if len(packet.payload) > _LARGE:
+        return False
     return bool(packet.packet_id) and not (packet.duplicate or packet.subscription_ids or packet.topic_alias)
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CONNECT_ADVICE", "MOVED", "USE_ANOTHER", "reason_words", "shown"]
+__all__ = ["BLAMING", "CONNECT_ADVICE", "CUT", "MOVED", "USE_ANOTHER", "reason_words", "shown"]
 
 #: Reason codes that come with a Server Reference [MQTT 5 section 4.11].
 USE_ANOTHER: Final = 0x9C
 MOVED: Final = 0x9D
+#: Reason codes of a DISCONNECT that may be about a packet of ours [MQTT 5 section 3.14.2.1].
+BLAMING: Final = frozenset({0x80, 0x81, 0x82, 0x83, 0x87, 0x90, 0x94, 0x95, 0x99, 0x9A, 0x9B})
+#: A reason of ours, beyond MQTT's: each time the message was sent, the broker ended the connection.
+CUT: Final = 0x100
 #: Characters of a peer's text that are shown.
 _SHOWN: Final = 200
 
@@ -54,6 +58,7 @@ _WORDS: Final = {
     0xA0: "maximum connect time",
     0xA1: "subscription identifiers not supported",
     0xA2: "wildcard subscriptions not supported",
+    CUT: "the broker ends the connection at this message",
 }
 
 #: CONNACK reasons that another try will meet again, and what to change.

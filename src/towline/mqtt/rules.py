@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from mqtt5 import ConnAckPacket
 
 from towline.errors import ConfigError, Refused
 from towline.mqtt.events import Filter, SessionConfig
 
-__all__ = ["check_config", "connack_problem", "filter_problem", "topic_problem", "unsupported"]
+__all__ = [
+    "NO_QOS_2",
+    "check_config",
+    "connack_problem",
+    "filter_problem",
+    "message_problem",
+    "topic_problem",
+    "unsupported",
+]
 
 #: A variable byte integer, 0 excluded [MQTT 5 section 3.8.2.1.2].
 _LARGEST_IDENTIFIER = 268_435_455
+#: The remaining length of a packet is a variable byte integer of four bytes [MQTT 5 section 2.1.4].
+_LARGEST: Final = 268_435_455
+#: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
+_LONGEST_EXPIRY: Final = 0xFFFFFFFF
+#: Of a PUBLISH beside texts and payload: length of the topic, packet id, property length, payload format indicator,
+#: message expiry interval, topic alias, each with its identifier.
+_FIXED_PARTS: Final = 2 + 2 + 4 + 2 + 5 + 3
+#: A text with what stands before it.
+_MOST_OF_A_TEXT: Final = 0xFFFF + 5
+#: Characters that are no more than 65,535 bytes, whichever they are.
+_SURELY_SHORT: Final = 0xFFFF // 4
+
+
+#: Why nothing is published with QoS 2 to brokers of which each has its own session, and what to do: the packet id of a
+#: message that one took and has not released may be given to another message there, and that would be dropped.
+NO_QOS_2: Final = (
+    "QoS 2 with several brokers needs them to share sessions",
+    "Set brokers_share_sessions=True if they are one cluster that does, or give one broker, or use QoS 1.",
+)
 
 
 def filter_problem(value: str) -> str | None:
@@ -32,10 +59,6 @@ def filter_problem(value: str) -> str | None:
     return None
 
 
-#: Characters that are no more than 65,535 bytes, whichever they are.
-_SURELY_SHORT: Final = 0xFFFF // 4
-
-
 def topic_problem(value: str) -> str | None:
     """Say what is wrong with a topic name, or None [MQTT-3.3.2-2, MQTT-4.7.3-1, -2, -3]."""
     if not value or (len(value) > _SURELY_SHORT and len(value.encode(errors="replace")) > 0xFFFF):
@@ -43,6 +66,95 @@ def topic_problem(value: str) -> str | None:
     if "+" in value or "#" in value or "\0" in value:
         return "a topic has no +, no # and no U+0000"
     return None
+
+
+def message_problem(topic: object, payload: object, qos: object, room: int = 0, **properties: object) -> str | None:
+    """Say what is wrong with a message to be published, or None, before anything is stored or sent.
+
+    Args:
+        topic: Topic name.
+        payload: Bytes, or text for UTF-8.
+        qos: 0, 1 or 2.
+        room: Bytes that are left free, for properties that are added on the way.
+        properties: ``content_type``, ``response_topic``, ``correlation_data``, ``expiry_s``, and ``user_properties``
+            as pairs; None, or missing, for none.
+    """
+    if not isinstance(topic, str) or not isinstance(payload, bytes | bytearray | memoryview | str):
+        return "a topic is text, a payload bytes or text"
+    if not _is_whole(qos) or qos not in (0, 1, 2):
+        return "QoS is 0, 1 or 2"
+    if problem := topic_problem(topic) or _text_problem("the topic", topic):
+        return problem
+    if isinstance(payload, str) and not _is_utf8(payload):
+        return "the payload is no text that UTF-8 can say"
+    for name, value in properties.items():
+        if value is not None and (problem := _property_problem(name, value)):
+            return problem
+    return _size_problem(topic, payload, properties, room)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a surrogate [MQTT-1.5.4-1]
+        return False
+    return True
+
+
+def _text_problem(name: str, value: object) -> str | None:
+    if not isinstance(value, str):
+        return f"{name} is text"
+    if value.isascii() and len(value) <= _SURELY_SHORT and "\0" not in value:
+        return None
+    if not _is_utf8(value) or "\0" in value:
+        return f"{name} has a surrogate or U+0000 [MQTT-1.5.4-1, -2]"
+    return f"{name} has more than 65,535 bytes" if len(value.encode()) > 0xFFFF else None
+
+
+def _property_problem(name: str, value: object) -> str | None:
+    """Say what is wrong with one property of a message, which is there."""
+    if name == "user_properties":
+        return _pairs_problem(value)
+    if name == "expiry_s":
+        fine = isinstance(value, int) and _is_whole(value) and 0 <= value <= _LONGEST_EXPIRY
+        return None if fine else f"an expiry is a whole number of seconds from 0 to {_LONGEST_EXPIRY:,}"
+    if name == "correlation_data":
+        fine = isinstance(value, bytes) and len(value) <= 0xFFFF
+        return None if fine else "correlation data are bytes, at most 65,535"
+    if name == "response_topic" and isinstance(value, str) and topic_problem(value):
+        return "a response topic has 1 to 65,535 bytes, no +, no # and no U+0000 [MQTT-3.3.2-14]"
+    return _text_problem(name, value)
+
+
+def _pairs_problem(value: object) -> str | None:
+    for pair in value if isinstance(value, list | tuple) else (None,):
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            return "user properties are pairs of text"
+        if problem := _text_problem("a user property", pair[0]) or _text_problem("a user property", pair[1]):
+            return problem
+    return None
+
+
+def _size_problem(topic: str, payload: bytes | bytearray | memoryview | str, given: Any, room: int) -> str | None:
+    """Say that a PUBLISH is larger than its remaining length can say [MQTT-1.5.5-1]."""
+    pairs = given.get("user_properties") or ()
+    if _bytes(payload) + 2 * (len(pairs) + 2) * _MOST_OF_A_TEXT + room < _LARGEST:
+        return None  # surely, as nearly always
+    size = _bytes(payload) + _bytes(topic) + _FIXED_PARTS + room
+    texts = [given.get(name) for name in ("content_type", "response_topic", "correlation_data")]
+    size += sum(_bytes(text) + 3 for text in texts if text is not None)
+    size += sum(_bytes(key) + _bytes(value) + 5 for key, value in pairs)
+    return f"it has {size:,} bytes, MQTT ends at {_LARGEST:,}" if size > _LARGEST else None
+
+
+def _bytes(value: bytes | bytearray | memoryview | str) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode())
+    return value.nbytes if isinstance(value, memoryview) else len(value)
 
 
 def check_config(config: SessionConfig) -> None:

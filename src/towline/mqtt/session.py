@@ -8,7 +8,8 @@ done, in order; whoever drives it does that and feeds the outcome back as the ne
    they are safe, in the order of arrival [MQTT-4.6.0-2, -3], [I2].
 2. **What must survive a crash is an action, not a field.** `Remember` carries the record of the broker's session; it is
    durable before the actions after it are carried out. `Deliver` carries messages together with the QoS 2 packet ids
-   that come or go with them, so that a crash can't part the two [I3].
+   that come or go with them, so that a crash can't part the two [I3]. The ids of a session that the broker has lost go
+   with one, and no SUBSCRIBE leaves before `Stored` says so: what it brings may have the same ids.
 
 The halves are in `towline.mqtt.inbound` and `towline.mqtt.outbound`, what is known of the subscriptions in
 `towline.mqtt.subscriptions`; here is the connection.
@@ -18,6 +19,7 @@ What is not in the first is a protocol error (0x82).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -65,9 +67,11 @@ from towline.mqtt.events import (
     Stored,
     Suspended,
     Tick,
+    Written,
 )
 from towline.mqtt.inbound import AliasError, Inbound
 from towline.mqtt.outbound import Answer, Outbound, Unexpected
+from towline.mqtt.reasons import BLAMING
 from towline.mqtt.refusals import connection_ended, connection_refused, subscription_refused
 from towline.mqtt.rules import check_config, connack_problem, unsupported
 from towline.mqtt.subscriptions import Request, Step, Subscribe, Subscriptions, Unsubscribe
@@ -84,6 +88,8 @@ class State(Enum):
     ONLINE = "online"
 
 
+#: Servers that a record names: where brokers point to others, new ones may come for ever.
+_MOST_SERVERS: Final = 100
 #: PUBACK, PUBREC, PUBREL and PUBCOMP in their short form.
 _SMALLEST_ANSWER: Final = 4
 _PINGREQ: Final = PingReqPacket().write()
@@ -130,10 +136,19 @@ class Session:
         )
         aliases = config.topic_aliases if config.protocol == 5 else 0
         self.outbound = Outbound(self._encode, aliases, durable=config.durable_ids)
-        self.subscriptions = Subscriptions(config.filters, record.subscriptions if record else {})
+        filters = config.filters
+        if config.protocol < 5:
+            filters = tuple(replace(f, retain_handling=0) for f in filters)
+        self.subscriptions = Subscriptions(filters, record.subscriptions if record else {})
         #: Packet id of each SUBSCRIBE or UNSUBSCRIBE without an answer → what it asked for.
         self._requests: dict[int, Request] = {}
+        #: The last connection was ended by the broker, for a reason that may be something we sent.
+        self.cut = False
         self._known_before = record is not None
+        #: The server of this connection, whether what we remember is of another one, and whether it may be.
+        self._at, self._elsewhere, self._perhaps_elsewhere = "", False, False
+        #: Ticket of the `Deliver` that frees the packet ids of a lost session; None when that is durable.
+        self._freeing: int | None = None
         #: A CONNECT has left and no CONNACK has come.
         self._unanswered = False
         self._discarding = False
@@ -165,27 +180,39 @@ class Session:
 
     @property
     def keep_alive_s(self) -> int:
-        """Seconds in force: the server's value if it gave one [MQTT-3.2.2-21]; 0 for none."""
+        """Seconds in force: the shorter of ours and the server's; 0 where neither has one.
+
+        The server's value is the one that must be kept [MQTT-3.2.2-21], and a PINGREQ may leave at any time: a server
+        that waits longer than we want to, or for ever (0), does not make us blind for a line that is dead.
+        """
         given = self.server.server_keep_alive if self.server else None
-        return self.config.keep_alive_s if given is None else given
+        return min(filter(None, (self.config.keep_alive_s, given)), default=0)
 
     def deadline(self) -> float | None:
         """When `Tick` is due on the clock of `handle`, None for never."""
         if self.state is State.OFFLINE:
             return None
-        if self._owes_answer:
-            return self._heard_at + self.config.connect_timeout_s
-        keep_alive = self.keep_alive_s
-        if not keep_alive:
-            return None
-        if self._ping_at is not None and not self._suspended:
-            return self._ping_at + keep_alive * _PONG_WITHIN
-        return self._sent_at + keep_alive * _PING_AFTER
+        times = [self._answer_due] if self._owes_answer else []
+        if self.keep_alive_s and self.state is not State.CONNECTING:
+            # Also while an answer is missing: a packet that takes long to arrive must not silence us [MQTT-3.1.2-22].
+            times += [self._sent_at + self.keep_alive_s * _PING_AFTER, self._pong_due]
+        return min(times, default=None)
+
+    @property
+    def _answer_due(self) -> float:
+        return self._heard_at + self.config.connect_timeout_s
+
+    @property
+    def _pong_due(self) -> float:
+        if self._ping_at is None or self._suspended:
+            return math.inf
+        return self._ping_at + self.keep_alive_s * _PONG_WITHIN
 
     @property
     def _owes_answer(self) -> bool:
         """The broker has to say something now: CONNACK, or SUBACK unless it is us who do not read."""
-        return self.state is State.CONNECTING or (self.state is State.SUBSCRIBING and not self._suspended)
+        waiting = self._suspended or self._freeing is not None
+        return self.state is State.CONNECTING or (self.state is State.SUBSCRIBING and not waiting)
 
     def validate(self) -> None:
         """Assert every invariant; for tests."""
@@ -198,8 +225,14 @@ class Session:
 
     # -- events --
 
-    def _on_opened(self, _event: Opened, now: float, actions: list[Action]) -> None:
+    def _on_opened(self, event: Opened, now: float, actions: list[Action]) -> None:
         self.state = State.CONNECTING
+        self.cut = False
+        self._at = event.server
+        last = self.record.servers[-1] if self.record and self.record.servers else ""
+        # An older record has no name. The one server there is may have got another one: then its packet ids still hold.
+        self._perhaps_elsewhere = bool(event.server) and event.server != last and bool(last or not event.alone)
+        self._elsewhere = self._perhaps_elsewhere and bool(last) and not event.alone
         self._heard_at = now
         self._suspended = False
         if self.record is None:
@@ -264,8 +297,13 @@ class Session:
     def _on_settled(self, event: Settled, _now: float, actions: list[Action]) -> None:
         self._send_bytes(self.inbound.settle(event.upto), actions)
 
-    def _on_stored(self, event: Stored, _now: float, actions: list[Action]) -> None:
+    def _on_stored(self, event: Stored, now: float, actions: list[Action]) -> None:
         self._send_bytes(self.inbound.stored(event.ticket), actions)
+        if self._freeing is not None and event.ticket >= self._freeing:
+            self._freeing = None
+            if self.state is State.SUBSCRIBING:
+                self._heard_at = now  # the time for the answer to SUBSCRIBE begins here
+                self._take_up(now, actions)
 
     def _on_publish(self, event: Publish, now: float, actions: list[Action]) -> None:
         self.outbound.publish(event.token, event.packet, event.expires_at)
@@ -281,19 +319,24 @@ class Session:
 
     def _on_resumed(self, _event: Resumed, now: float, _actions: list[Action]) -> None:
         self._suspended = False
+        self._heard_at = now  # what is awaited may lie in what was not read
         if self._ping_at is not None:
-            self._ping_at = now  # the answer may lie in what was not read
+            self._ping_at = now
+
+    def _on_written(self, _event: Written, now: float, _actions: list[Action]) -> None:
+        if self._ping_at is not None:
+            self._ping_at = now
 
     def _on_tick(self, _event: Tick, now: float, actions: list[Action]) -> None:
         deadline = self.deadline()
         if deadline is None or now < deadline:
             return
         where = self.config.where
-        if self._owes_answer:
+        if self._owes_answer and now >= self._answer_due:
             missing = "CONNACK" if self.state is State.CONNECTING else "answer to SUBSCRIBE"
             what = f"no {missing} within {self.config.connect_timeout_s:g} s"
             self._close(Unreachable("TL-M03", where, what, "Is this port an MQTT listener?"), actions)
-        elif self._ping_at is not None and not self._suspended:
+        elif now >= self._pong_due:
             what = f"no answer to PINGREQ within {self.keep_alive_s * _PONG_WITHIN:g} s"
             self._close(Unreachable("TL-M04", where, what, "The connection is made anew."), actions)
         else:
@@ -304,6 +347,7 @@ class Session:
         self._violation(f"sent {event.what}", event.reason, actions)
 
     def _on_lost(self, _event: Lost, _now: float, _actions: list[Action]) -> None:
+        self.cut = self.state in {State.SUBSCRIBING, State.ONLINE}
         self._go_offline()
 
     def _on_stop(self, _event: Stop, _now: float, actions: list[Action]) -> None:
@@ -347,14 +391,19 @@ class Session:
         elif self.config.durable and packet.session_expiry_interval == 0 and self.config.session_expiry_s:
             what = "the broker keeps no session (Session Expiry Interval 0), so at least once can't hold"
             self._close(Refused("TL-M12", self.config.where, what, "Allow persistent sessions."), actions, fatal=True)
-        elif self.resumed and not self._known_before:
+        elif self._present and not self._known_before:
             self._meet_unknown_session(now, actions)
         else:
             self._enter_session(now, actions)
 
     @property
     def resumed(self) -> bool:
-        """Whether the broker kept the session. MQTT 3.1 does not say: then what we remember counts."""
+        """Whether the broker kept the session that we remember; a session at another server is not that one."""
+        return self._present and not self._elsewhere
+
+    @property
+    def _present(self) -> bool:
+        """Whether the broker has a session of ours. MQTT 3.1 does not say: then what we remember counts."""
         assert self.server is not None
         if self.config.protocol == 3:
             return self.record is not None and self.record.established
@@ -380,17 +429,31 @@ class Session:
         self._close(error, actions, fatal=True)
 
     def _enter_session(self, now: float, actions: list[Action]) -> None:
+        self._known_before = True
+        if not self.resumed:
+            if self._lost_here and not self.config.clean_start:
+                actions.append(SessionLost())
+            self._freeing = self.inbound.forget() or self._freeing
+        if self._freeing is None:
+            self._take_up(now, actions)
+
+    @property
+    def _lost_here(self) -> bool:
+        """Whether this server had a session of ours and has none now; one we were never at has lost nothing."""
+        known = self.record is not None and self.record.established and not self._present
+        return known and (not self._elsewhere or self._at in self.record.servers)  # type: ignore[union-attr]
+
+    def _take_up(self, now: float, actions: list[Action]) -> None:
+        """Go on with a session whose packet ids are known, on disk too: subscribe, and send what waits."""
         assert self.server is not None
         resumed = self.resumed
-        if not resumed:
-            if self.record and self.record.established and not self.config.clean_start:
-                actions.append(SessionLost())
-            self.inbound.forget()
-        self._known_before = True
-        resumption = Step.PERHAPS_RESUMED if self.config.protocol == 3 else Step.RESUMED
-        self.subscriptions.step(resumption if resumed else Step.NEW)
+        kept = Step.ELSEWHERE if self._perhaps_elsewhere else Step.RESUMED
+        kept = Step.PERHAPS_RESUMED if self.config.protocol == 3 else kept
+        self.subscriptions.step(kept if self._present else Step.NEW)
         requests = self.subscriptions.ask()
-        self._remember(SessionRecord(self.config.client_id, True, self.subscriptions.known), actions)
+        servers = tuple(s for s in self.record.servers if s != self._at) if self.record and self._at else ()
+        servers = (*servers[1 - _MOST_SERVERS :], self._at) if self._at else ()
+        self._remember(SessionRecord(self.config.client_id, True, self.subscriptions.known, servers), actions)
         window = self.server.receive_max if self.config.protocol == 5 else self.config.window_3
         self.outbound.connected(self.server, window, resumed=resumed)
         actions += self.outbound.actions(now)
@@ -521,6 +584,7 @@ class Session:
         if packet.session_expiry_interval is not None:
             self._violation("set a Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]", 0x82, actions)
             return
+        self.cut = int(packet.reason_code) in BLAMING
         self._go_offline()
         actions.append(connection_ended(packet, self.config.client_id, self.config.where))
 
@@ -586,6 +650,7 @@ _EVENTS: Final[dict[type, _Handler]] = {
     PublishMany: Session._on_publish_many,
     Suspended: Session._on_suspended,
     Resumed: Session._on_resumed,
+    Written: Session._on_written,
     Tick: Session._on_tick,
     Malformed: Session._on_malformed,
     Lost: Session._on_lost,

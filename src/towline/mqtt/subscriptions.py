@@ -3,7 +3,9 @@
 A filter taken for subscribed that is not means silence for ever; one taken for gone that is not means messages nobody
 wants. So the durable record is never surer than we are: a filter that a packet may change is unsure before the packet
 leaves, and only the answer makes it sure again. What is unsure is asked for anew with the next connection, which does
-no harm where it was done already [MQTT-3.8.4-3], [MQTT-3.10.4-5].
+no harm where it was done already [MQTT-3.8.4-3], [MQTT-3.10.4-5], but for the retained messages: with Retain Handling 0
+they would all come a second time. So a filter that we have asked for before says 1, "only for a new subscription": a
+session that the broker has lost still gets them. MQTT 3.x can't say that.
 
 `_AFTER` is the table of it. Nothing here sends, stores or counts packet ids: that is `towline.mqtt.session`.
 """
@@ -11,13 +13,13 @@ no harm where it was done already [MQTT-3.8.4-3], [MQTT-3.10.4-5].
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeAlias
 
 from mqtt5 import SubscribePacket, TopicFilter, UnsubAckReasonCode, UnsubscribePacket
 
-from towline.mqtt.events import Filter
+from towline.mqtt.events import RETAIN_HANDLING, Filter
 
 __all__ = ["UNSURE", "Request", "Step", "Subscribe", "Subscriptions", "Unsubscribe"]
 
@@ -26,12 +28,13 @@ UNSURE: Final = -1
 
 
 class Step(Enum):
-    """What happens to subscriptions: the first five to all that are known, the others to those of one packet."""
+    """What happens to subscriptions: the first six to all that are known, the others to those of one packet."""
 
     CONNECT = "CONNECT is about to leave"
     REFUSED = "CONNACK says no"
     RESUMED = "CONNACK says Session Present"
     PERHAPS_RESUMED = "CONNACK of MQTT 3.1, which can't say"
+    ELSEWHERE = "CONNACK of what may be another server than before says Session Present"
     NEW = "CONNACK says that there was no session"
     SUBSCRIBE = "SUBSCRIBE is about to leave"
     GRANTED = "SUBACK grants it"
@@ -53,6 +56,7 @@ _AFTER: Final[dict[Step, _Known]] = {
     Step.REFUSED: _Known.AS_BEFORE,  # no session was touched
     Step.RESUMED: _Known.AS_BEFORE,
     Step.PERHAPS_RESUMED: _Known.UNSURE,
+    Step.ELSEWHERE: _Known.UNSURE,  # it has a session of ours, with what we wanted when we were there last
     Step.NEW: _Known.GONE,
     # Either may have been carried out though its answer never comes.
     Step.SUBSCRIBE: _Known.UNSURE,
@@ -105,8 +109,9 @@ class Subscriptions:
     def __init__(self, wanted: Iterable[Filter], known: Mapping[str, int]) -> None:
         self._wanted = {f.pattern: f for f in wanted}
         #: Topic filter → `Filter.terms` or `UNSURE`. To be durable before anything leaves that is decided after it;
-        #: replaced with each step and never changed, so that a record can hold it.
-        self.known = dict(known)
+        #: replaced with each step and never changed, so that a record can hold it. Records of older versions have
+        #: Retain Handling in their terms.
+        self.known = {p: terms if terms == UNSURE else terms & ~RETAIN_HANDLING for p, terms in known.items()}
         self._before = self.known
 
     def step(self, step: Step, patterns: Iterable[str] | None = None) -> None:
@@ -126,13 +131,17 @@ class Subscriptions:
 
     def ask(self) -> list[Request]:
         """What has to be asked for by what is known; unsure from here on, even if it can't be sent."""
-        changed = [f for f in self._wanted.values() if self.known.get(f.pattern) != f.terms]
+        changed = [self._asked(f) for f in self._wanted.values() if self.known.get(f.pattern) != f.terms]
         surplus = tuple(pattern for pattern in self.known if pattern not in self._wanted)
         self.step(Step.SUBSCRIBE, [f.pattern for f in changed])
         self.step(Step.UNSUBSCRIBE, surplus)
         identifiers = dict.fromkeys(f.identifier for f in changed)
         requests: list[Request] = [Subscribe(tuple(f for f in changed if f.identifier == i)) for i in identifiers]
         return [*requests, Unsubscribe(surplus)] if surplus else requests
+
+    def _asked(self, wanted: Filter) -> Filter:
+        handling = int(wanted.pattern in self.known) if wanted.retain_handling is None else wanted.retain_handling
+        return replace(wanted, retain_handling=handling)
 
     def granted(self, request: Subscribe) -> None:
         """Take a SUBACK that grants all that was asked for."""

@@ -11,7 +11,8 @@ from typing import Self, TypeVar
 
 from mqtt5 import ConnAckPacket, ConnectPacket, Packet, SubAckPacket, SubAckReasonCode, SubscribePacket
 
-from towline.mqtt.codec import AnswerRun, Decoder, PublishRun, encode
+from tests.helpers import packets_in
+from towline.mqtt.codec import Decoder, encode
 
 P = TypeVar("P")
 
@@ -19,7 +20,7 @@ P = TypeVar("P")
 class Line:
     """The server's end of one connection; every wait ends after `patience` seconds."""
 
-    def __init__(self, sock: socket.socket, version: int = 5, patience: float = 5.0) -> None:
+    def __init__(self, sock: socket.socket, version: int = 5, patience: float = 10.0) -> None:
         self.sock = sock
         self.version = version
         sock.settimeout(patience)
@@ -40,7 +41,7 @@ class Line:
             if not data:
                 return None
             for item in self._decoder.feed(data):
-                self._packets.extend(item.packets if isinstance(item, PublishRun | AnswerRun) else [item])
+                self._packets.extend(packets_in(item))
         return self._packets.popleft()
 
     def expect(self, kind: type[P]) -> P:

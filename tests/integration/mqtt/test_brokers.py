@@ -9,11 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+from mqtt5 import ConnAckPacket, ConnectPacket, PingReqPacket
+
 from tests.conftest import NewMosquitto
-from tests.helpers import lacking
+from tests.helpers import lacking, wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
+from tests.integration.mqtt.scripted import Line, Scripted
 from tests.integration.mqtt.ways import Relay
 from towline.devstack import Mosquitto
+from towline.mqtt.client import Client
 
 
 def test_failover_and_return(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
@@ -50,6 +55,32 @@ def test_a_first_broker_that_stays_away_does_not_hold_up_the_second(
     assert status["held_back"] is None
 
 
+def takes_us_in_and_hangs_up(line: Line) -> None:
+    line.welcome()
+    line.subscribed()
+
+
+def test_a_first_broker_that_hangs_up_each_time_does_not_hold_up_the_second(
+    mosquitto: Mosquitto, new_gateway: NewGateway
+) -> None:
+    """It comes online there every time, and never gets a message."""
+    with Scripted(*[takes_us_in_and_hangs_up] * 5) as flapping:
+        uris = [flapping.uri, mosquitto.uri]
+        gateway = new_gateway(",".join(uris))
+        gateway.start()
+        gateway.until(state="online", broker=mosquitto.uri)
+        publish(mosquitto, range(3))
+        gateway.until(journaled=3)
+        gateway.stop()
+        assert flapping.connections == 5
+    with (
+        Scripted(*[takes_us_in_and_hangs_up] * 5) as flapping,
+        Client([flapping.uri, mosquitto.uri], client_id="c", subscribe=["t/#"]) as client,
+    ):
+        wait_until(lambda: client.last_error is None and client.broker == mosquitto.uri)
+        assert flapping.connections == 5
+
+
 def test_a_half_open_line_is_found_within_one_and_a_half_keep_alives(
     mosquitto: Mosquitto, new_gateway: NewGateway
 ) -> None:
@@ -72,23 +103,49 @@ def test_a_half_open_line_is_found_within_one_and_a_half_keep_alives(
     assert "no answer to PINGREQ within 3.75 s" in gateway.log.read_text()
 
 
-def test_a_line_whose_packets_vanish_is_given_up_by_the_system() -> None:
-    """In a network namespace of its own the loopback interface is taken down under a connection that writes."""
+@pytest.mark.parametrize("line", ["writes", "waits"])
+def test_a_line_whose_packets_vanish_is_given_up_by_the_system(line: str) -> None:
+    """In a network namespace of its own the loopback interface is taken down under a connection."""
     script = Path(__file__).with_name("vanishing.py")
     if subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False, timeout=10).returncode:
         lacking("no network namespace may be made here")
     root = Path(__file__).parents[3]
     done = subprocess.run(
-        ["unshare", "-rn", sys.executable, script],
+        ["unshare", "-rn", sys.executable, script, line],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(root / "src")},
     )
     assert done.returncode == 0, done.stderr
     took = float(done.stdout)
-    assert took < 2 * 1.5 + 1, "keep alive 2 s"
+    assert took < 2 * 1.5 + 2, "keep alive 2 s"
+
+
+def test_a_server_that_wants_no_keep_alive_is_pinged_all_the_same(new_gateway: NewGateway) -> None:
+    """Server Keep Alive 0, and then it says nothing any more: the line would be "online" for ever."""
+
+    def script(line: Line) -> None:
+        line.welcome(server_keep_alive=0, session_expiry_interval=7200)
+        line.subscribed()
+        line.expect(PingReqPacket)
+        assert line.closed()
+
+    def again(line: Line) -> None:
+        line.expect(ConnectPacket)
+        line.send(ConnAckPacket(session_present=True))
+        assert line.closed()
+
+    with Scripted(script, again) as server:
+        gateway = new_gateway(server.uri, keep_alive_s=5)
+        gateway.start()
+        gateway.until(state="online", session_kept_s=7200)
+        gateway.until(state="online", connects=2, session_kept_s=0xFFFFFFFF)
+        gateway.stop()
+    log = gateway.log.read_text()
+    assert "no answer to PINGREQ within 3.75 s" in log
+    assert log.count("TL-M36") == 1, "the first connection keeps the session for 7,200 s only"
 
 
 def test_a_port_that_never_answers_is_given_up_in_time(new_gateway: NewGateway) -> None:

@@ -1,10 +1,14 @@
-"""Run in a network namespace of its own: print the seconds until a write into nothing is given up."""
+"""Run in a network namespace of its own: print the seconds until a line into nothing is given up.
+
+With the argument ``writes`` something is sent into it, with ``waits`` nothing ever is.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import socket
 import struct
+import sys
 import time
 
 from towline.mqtt.transport import Endpoint, connect
@@ -24,7 +28,8 @@ def main() -> None:
         peer, _ = server.accept()
         loopback(0)
         began = time.monotonic()
-        transport.write(b"\xc0\x00")
+        if sys.argv[1] == "writes":
+            transport.write(b"\xc0\x00")
         while transport.read() is None and time.monotonic() < began + 30:
             time.sleep(0.01)
         print(time.monotonic() - began)  # noqa: T201

@@ -37,7 +37,8 @@ from mqtt5 import (
     UnsubscribePacket,
 )
 
-from towline.mqtt.codec import AnswerRun, Decoder, PublishRun, encode
+from tests.helpers import packets_in
+from towline.mqtt.codec import Decoder, encode
 
 __all__ = ["Dup", "Habits", "Message", "ModelBroker", "Phase"]
 
@@ -79,6 +80,7 @@ class Message:
         releases: Times its PUBREL was written in this session.
         promised: The broker owes it to the client: neither lost with a session nor dropped at QoS 0.
         may_double: A fault of this broker makes more than one copy unavoidable.
+        server: It waits at this one of two.
     """
 
     serial: int
@@ -88,6 +90,7 @@ class Message:
     releases: int = 0
     promised: bool = True
     may_double: bool = False
+    server: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +147,14 @@ class _Connection:
     last_serial: int = -1
 
 
+#: What a server keeps for itself of `ModelBroker`: a session, and what it remembers of the client's publishes.
+_OF_A_SERVER: Final = (
+    "has_session", "subscriptions", "queue", "in_flight", "incoming", "_seen", "_released", "_last_id",
+)  # fmt: skip
+
+
 class ModelBroker:
-    """A broker with one client.
+    """A broker with one client; or two that share no sessions, of which one is there at a time.
 
     Args:
         habits: How it does what the standard leaves open.
@@ -174,12 +183,19 @@ class ModelBroker:
         self._seen: set[int] = set()
         self._released: set[int] = set()
         self._last_id = 0
+        #: Which of the two servers is there, and what the other one keeps.
+        self.server, self.two = 0, False
+        self._other: dict[str, Any] = {
+            "has_session": False, "subscriptions": {}, "queue": deque(), "in_flight": {}, "incoming": {},
+            "_seen": set(), "_released": set(), "_last_id": 0,
+        }  # fmt: skip
 
     # -- the application behind the broker --
 
     def offer(self, qos: int) -> Message:
         """A message comes for the client. It is promised if a subscription is there to take it."""
-        message = Message(len(self.messages), qos, promised=bool(self.subscriptions) and qos > 0)
+        promised = bool(self.subscriptions) and qos > 0
+        message = Message(len(self.messages), qos, promised=promised, server=self.server)
         self.messages.append(message)
         if self.subscriptions and (qos or self.connection is not None):
             self.queue.append(message)
@@ -206,6 +222,16 @@ class ModelBroker:
         self.out.clear()
         self.queue = deque(m for m in self.queue if m.qos)
 
+    def switch(self) -> None:
+        """The other server takes over; what was under way at this one may come again when it is back."""
+        self.lost()
+        for message in self.in_flight.values():
+            message.may_double = True
+        self._other, mine = {name: getattr(self, name) for name in _OF_A_SERVER}, self._other
+        for name, value in mine.items():
+            setattr(self, name, value)
+        self.server, self.two = 1 - self.server, True
+
     def lose_session(self) -> None:
         """A restart without its store: connection and session are gone."""
         self.lost()
@@ -220,9 +246,10 @@ class ModelBroker:
 
     def forget_publisher(self) -> None:
         """The client has lost its half of its own publishes: a harness without an outbox says so."""
-        self.incoming.clear()
-        self._seen.clear()
-        self._released.clear()
+        for memory in (self.incoming, self._seen, self._released):
+            memory.clear()
+        for name in ("incoming", "_seen", "_released"):
+            self._other[name].clear()
         if self.connection is not None:
             self.connection.client_open.clear()
             self.connection.answers.clear()
@@ -237,7 +264,7 @@ class ModelBroker:
         """Bytes of the client; they may end anywhere."""
         connection = self._c
         for item in connection.decoder.feed(data):
-            for packet in item.packets if isinstance(item, PublishRun | AnswerRun) else [item]:
+            for packet in packets_in(item):
                 if self.connection is connection:  # until it says DISCONNECT
                     self._on_packet(packet)
 
@@ -294,6 +321,10 @@ class ModelBroker:
     def _on_subscribe(self, packet: SubscribePacket) -> None:
         c = self._c
         self._check_unused(packet.packet_id)
+        for f in packet.topic_filters if self.habits.version == 5 else ():
+            new, handling = f.pattern not in self.subscriptions or self.two, int(f.retain_handling)
+            assert new or handling, f"all retained messages of {f.pattern} would come again [MQTT-3.3.1-9, -10]"
+            assert handling < 2, f"no retained message of {f.pattern} would ever come [MQTT-3.3.1-11]"
         self.subscriptions |= {f.pattern: int(f.max_qos) for f in packet.topic_filters}
         granted = [_GRANTED[int(f.max_qos)] for f in packet.topic_filters]
         c.asked.add(packet.packet_id)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_what_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
         ({"topic": "a/+"}, "a topic has no +, no # and no U+0000"),
         ({"topic": ""}, "1 to 65535 bytes"),
         ({"topic": "a" * 65_536}, "1 to 65535 bytes"),
-        ({"topic": "a", "qos": 3}, "Invalid QoS value: 3"),
+        ({"topic": "a", "qos": 3}, "QoS is 0, 1 or 2"),
         ({"topic": "a", "expiry_s": -1}, "TL-C51"),
         ({"topic": "a", "payload": 7}, "TL-C51"),
     ],
@@ -67,6 +68,24 @@ def test_a_message_that_can_not_be_is_one_line(given: dict[str, Any], words: str
     with pytest.raises(ConfigError, match=re.escape(words)):
         client.publish(**given)
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"uri": [URI, "mqtt://b"]}, True),
+        ({"uri": URI, "follow_redirects": True}, True),
+        ({"uri": [URI, "mqtt://b"], "brokers_share_sessions": True}, False),
+        ({"uri": URI}, False),
+    ],
+)
+def test_qos_2_to_several_brokers_needs_a_word(given: dict[str, Any], refused: bool) -> None:
+    client = Client(client_id="x", **given)
+    client.publish("t", qos=1)
+    expected = pytest.raises(ConfigError, match=r"brokers_share_sessions.*TL-C51") if refused else nullcontext()
+    with expected:
+        client.publish("t", qos=2)
+    client.close(0)
 
 
 def test_a_closed_client_says_so() -> None:
@@ -150,3 +169,11 @@ def test_every_exported_name_is_there_and_the_client_is_loaded_lazily() -> None:
         _ = towline.mqtt.Klient
     script = "import sys, towline.mqtt; sys.exit(any(m.startswith('towline.mqtt.client') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], timeout=30, check=False).returncode == 0
+
+
+def test_a_message_beyond_what_mqtt_can_say_is_refused_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    client = Client(URI, client_id="c")
+    with pytest.raises(ConfigError, match=r"268,435,455.*\[TL-C51\]"):
+        client.publish("t", bytes(300_000_000))
+    client.close()
+    assert capfd.readouterr().err == ""

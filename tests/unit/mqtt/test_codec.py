@@ -18,6 +18,7 @@ from mqtt5 import (
     QoS,
 )
 
+from tests.helpers import packets_in
 from towline.mqtt.codec import Acknowledgement, AnswerRun, Decoder, Item, MalformedPacket, PublishRun
 
 
@@ -41,7 +42,7 @@ STREAM = b"".join(
 def flat(items: list[Item]) -> list[bytes]:
     packets: list[mqtt5.Packet] = []
     for item in items:
-        packets += item.packets if isinstance(item, PublishRun | AnswerRun) else [item]
+        packets += packets_in(item)
     return [packet.write() for packet in packets]
 
 
@@ -141,7 +142,7 @@ def test_malformed_bytes_become_one_error_with_its_reason_code(data: bytes, reas
 
 @pytest.mark.parametrize("arrived", [5, 100, 2000])
 def test_a_packet_too_large_is_refused_before_it_is_collected(arrived: int) -> None:
-    data = publish(1, payload=bytes(1500)).write()[:arrived]
+    data = ConnAckPacket(reason_str="x" * 1500).write()[:arrived]
     with pytest.raises(MalformedPacket, match="1,000") as caught:
         Decoder(max_packet_bytes=1000).feed(data)
     assert caught.value.reason == 0x95

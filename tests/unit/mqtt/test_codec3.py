@@ -46,8 +46,9 @@ from mqtt5 import (
 )
 from paho.mqtt.enums import CallbackAPIVersion
 
+from tests.helpers import packets_in
 from towline.mqtt import codec3_write
-from towline.mqtt.codec import AnswerRun, Decoder, Item, MalformedPacket, PublishRun, encode
+from towline.mqtt.codec import Decoder, Item, MalformedPacket, encode
 from towline.mqtt.codec3 import LEVEL_31, LEVEL_311, read
 from towline.mqtt.codec3_write import uncarried, write
 
@@ -132,7 +133,7 @@ def test_a_cut_at_every_byte_is_incomplete_and_nothing_else(packet: Packet, data
 def flat(items: list[Item]) -> list[Packet]:
     packets: list[Packet] = []
     for item in items:
-        packets += item.packets if isinstance(item, PublishRun | AnswerRun) else [item]
+        packets += packets_in(item)
     return packets
 
 
@@ -370,7 +371,7 @@ def test_a_wildcard_in_a_topic_name_has_a_reason_of_its_own() -> None:
 
 @pytest.mark.parametrize("arrived", [5, 100, 2000])
 def test_a_packet_too_large_is_refused_before_it_is_collected(arrived: int) -> None:
-    small, large = write(publish(), LEVEL_311), write(publish(payload=bytes(1500)), LEVEL_311)
+    small, large = write(publish(), LEVEL_311), b"\x90\xdc\x0b\x00\x01" + bytes(1500)
     with pytest.raises(MalformedPacket, match="1,000") as caught:
         Decoder(1000, LEVEL_311).feed(small + large[:arrived])
     assert caught.value.reason == 0x95

@@ -25,6 +25,7 @@ from mqtt5 import (
 
 from towline.mqtt import fence
 from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun
+from towline.mqtt.stubs import Stub
 
 # A panic inside the codec leaves an exception that nothing can catch; the fence is about the one it raises.
 panics = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -83,6 +84,7 @@ def test_sound_text_passes_unchanged_in_every_place(packet: mqtt5.Packet, mark: 
     (item,) = Decoder().feed(data)
     assert not isinstance(item, AnswerRun)
     read = item.packets[0] if isinstance(item, PublishRun) else item
+    assert not isinstance(read, Stub)
     assert read.write() == data
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
+from itertools import permutations, product
+from typing import Any
+
 import pytest
 from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket, QoS
 
@@ -54,6 +58,62 @@ def test_a_repeated_id_is_answered_and_not_stored_again() -> None:
     assert take(inbound, publish(7, dup=True), publish(7)) is None
     assert inbound.settle(inbound.settled) == pubrec(7, 7)
     assert inbound.repeats == 2
+
+
+PROPERTIES: dict[str, list[Any]] = {
+    "retain": [False, True],
+    "payload_format_indicator": [0, 1],
+    "content_type": [None, "", "a"],
+    "response_topic": [None, "", "a"],
+    "correlation_data": [None, b"", b"a"],
+    "user_properties": [[], [("a", "b")], [("b", "a")], [("a", "b"), ("a", "b")], [("ab", "")], [("", "ab")]],
+}
+
+
+def with_properties(packet_id: int = 7, **properties: Any) -> bytes:
+    return PublishPacket("t", b"x", qos=QoS.EXACTLY_ONCE, packet_id=packet_id, **properties).write()
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_what_the_publisher_sent_beside_the_payload_tells_messages_apart(name: str) -> None:
+    for one, other in permutations(PROPERTIES[name], 2):
+        inbound = Inbound()
+        take(inbound, with_properties(**{name: one}))
+        assert take(inbound, with_properties(**{name: one}, duplicate=True)) is None, "a repeat"
+        assert take(inbound, with_properties(**{name: other})) is not None, f"{one} and {other}"
+
+
+def test_the_order_and_the_place_of_properties_count() -> None:
+    every = [dict(zip(PROPERTIES, values, strict=True)) for values in product(*PROPERTIES.values())]
+    every += [{"user_properties": [("a", "b"), ("c", "d")]}, {"user_properties": [("c", "d"), ("a", "b")]}]
+    digests = set()
+    for properties in every:
+        inbound = Inbound()
+        take(inbound, with_properties(**properties))
+        digests.add(inbound.held[7].digest)
+    assert len(digests) == len(every)
+
+
+def test_what_a_server_may_change_when_it_sends_again_does_not_count() -> None:
+    """The expiry counts down [MQTT-3.3.2-6], subscriptions and aliases are another connection's."""
+    inbound = Inbound(topic_alias_maximum=5)
+    take(inbound, with_properties(message_expiry_interval=60, subscription_ids=[1], topic_alias=5, content_type="a"))
+    again = with_properties(message_expiry_interval=3, subscription_ids=[2, 3], duplicate=True, content_type="a")
+    assert take(inbound, again) is None
+    assert inbound.repeats == 1
+
+
+def test_ids_that_an_older_version_has_stored_are_known_by_topic_and_payload() -> None:
+    inbound = Inbound(5, {7: Held(4, zlib.crc32(b"x", zlib.crc32(b"t")))})
+    assert take(inbound, with_properties(content_type="a", retain=True)) is None
+    assert take(inbound, with_properties()) is None
+    assert inbound.repeats == 2
+
+
+def test_a_message_without_properties_has_the_digest_of_older_versions() -> None:
+    inbound = Inbound()
+    take(inbound, with_properties(), with_properties(8, content_type="a"))
+    assert inbound.held[7].digest == zlib.crc32(b"x", zlib.crc32(b"t"))
 
 
 def test_other_content_is_a_new_message_whatever_dup_says() -> None:
@@ -194,7 +254,7 @@ def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
 
 def known_by_payload(inbound: Inbound) -> None:
     """Who knows messages by what they say: those with `b"old"` are stored already."""
-    inbound.screen = lambda packets: {place for place, packet in enumerate(packets) if packet.payload == b"old"}
+    inbound.screen = lambda packets, _: {place for place, packet in enumerate(packets) if packet.payload == b"old"}
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])

@@ -6,7 +6,8 @@ named in `FINDINGS` and lived again each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -21,10 +22,12 @@ from mqtt5 import PubCompPacket, PubRecPacket, QoS
 
 from tests.unit.mqtt.model_broker import Dup, Habits, ModelBroker
 from tests.unit.mqtt.model_world import STEPS, Acks, Plan, Step, World, draw_plan, draw_steps, live
-from towline.mqtt import outbound
+from towline.mqtt import outbound, subscriptions
 from towline.mqtt.codec import PublishRun
+from towline.mqtt.events import Filter
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.outbound import Outbound
+from towline.mqtt.subscriptions import Subscriptions
 
 FIVE: Final[Step] = ("offer", 2, 2, 2, 2, 2)
 ONLINE: Final[tuple[Step, ...]] = (("connect",), ("exchange",), ("exchange",))
@@ -112,6 +115,25 @@ FINDINGS: Final[dict[str, tuple[Plan, tuple[Step, ...]]]] = {
     "a session is lost unseen on MQTT 3.1 and DUP says nothing": (
         Plan(Habits(version=3, dup=Dup.ALWAYS, lowest_id=True, window_3=1), receive_maximum=10),
         (*ONLINE, FIVE, ("exchange",), ("lose_session",), ("exchange",), ("connect",), ("exchange",), FIVE),
+    ),
+    # What the record said of the subscriptions was learnt at the other server: here the new filter stayed silent.
+    "a filter is added while we are at another server": (
+        Plan(several=True),
+        (*ONLINE, ("fail_over",), ("change_filters", True), *ONLINE, ("fail_over",), *ONLINE),
+    ),
+    "ids of one server are held when another takes over": (
+        Plan(Habits(receive_maximum=10), receive_maximum=10, several=True),
+        (*ONLINE, FIVE, ("exchange",), ("fail_over",), ("read", 1), *ONLINE, FIVE, ("exchange",), ("fail_over",)),
+    ),
+    # SUBSCRIBE left before the ids of the lost session were free on disk: after a crash a message with one of them and
+    # the same content would have been taken for a repeat.
+    "a session is lost while ids are held": (
+        Plan(Habits(receive_maximum=1), receive_maximum=10),
+        (*ONLINE, FIVE, ("flow", 9), ("read", 100), ("lose_session",), *ONLINE),
+    ),
+    "a session is lost while ids are held and the disk is full": (
+        Plan(receive_maximum=10),
+        (*ONLINE, FIVE, ("flow", 9), ("read", 100), ("lose_session",), ("read", 1), ("fill_disk",), *ONLINE, *ONLINE),
     ),
     # The journal went on to hold the id of the older message: lost memory, then a repeat that is none.
     "an id is used again and released in one gulp": (
@@ -242,6 +264,31 @@ def test_the_model_sees_a_window_overrun(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(AssertionError, match=r"\[MQTT-3.3.4-9\]"):
         _broken(monkeypatch, "towline.mqtt.outbound.Outbound.connected", greedy)
+
+
+def test_the_model_sees_a_session_that_is_taken_for_that_of_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Subscriptions.step
+
+    def trusting(self: Subscriptions, happened: subscriptions.Step, patterns: Iterable[str] | None = None) -> None:
+        step(self, subscriptions.Step.RESUMED if happened is subscriptions.Step.ELSEWHERE else happened, patterns)
+
+    monkeypatch.setattr(Subscriptions, "step", trusting)
+    with pytest.raises(AssertionError, match=r"online with \{.*\} instead of"):
+        live(*FINDINGS["a filter is added while we are at another server"])
+
+
+def test_the_model_sees_a_subscribe_before_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget = Inbound.forget
+    with pytest.raises(AssertionError, match=r"SUBSCRIBE in a new session leaves before .* \[I3\]"):
+        _broken(monkeypatch, "towline.mqtt.inbound.Inbound.forget", lambda self: forget(self) and None)
+
+
+def test_the_model_sees_retained_messages_that_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(_self: Subscriptions, wanted: Filter) -> Filter:
+        return replace(wanted, retain_handling=0)
+
+    with pytest.raises(AssertionError, match=r"retained messages of . would come again"):
+        _broken(monkeypatch, "towline.mqtt.subscriptions.Subscriptions._asked", careless)
 
 
 def test_the_model_keeps_to_our_receive_maximum() -> None:

@@ -196,6 +196,17 @@ def test_what_the_server_can_not_take_is_not_sent(
     assert len(outbound) == 0
 
 
+def test_a_packet_that_only_an_alias_would_make_too_large_goes_without() -> None:
+    packet = PublishPacket("topic", b"x", qos=QoS(1), packet_id=1)
+    outbound = Outbound(encode, topic_aliases=1)
+    limit = len(packet.write())
+    outbound.connected(ConnAckPacket(max_packet_size=limit, topic_alias_max=1), 10, resumed=False)
+    outbound.publish(1, packet)
+    assert sent(outbound.actions()) == [packet]
+    outbound.publish(2, PublishPacket("topic", b"", qos=QoS(0), packet_id=None))
+    assert [p.topic_alias for p in sent(outbound.actions()) if isinstance(p, PublishPacket)] == [1]
+
+
 def test_a_topic_that_can_not_be_said_is_told_and_stops_nothing() -> None:
     outbound = connected()
     outbound.publish(1, PublishPacket("a\0b", b"", qos=QoS(1), packet_id=1))

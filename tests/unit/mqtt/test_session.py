@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,14 +26,16 @@ from mqtt5 import (
     UnsubscribePacket,
 )
 
+from tests.helpers import packets_in
 from towline.errors import ProtocolViolation, Refused, SessionUnknown, TakenOver, Unreachable
-from towline.mqtt.codec import AnswerRun, Decoder, Item, Packet, PublishRun
+from towline.mqtt.codec import Decoder, Item, Packet
 from towline.mqtt.events import (
     Acknowledged,
     Action,
     Close,
     Deliver,
     Filter,
+    Held,
     Lost,
     Online,
     Opened,
@@ -46,8 +49,10 @@ from towline.mqtt.events import (
     SessionRecord,
     Settled,
     Stop,
+    Stored,
     Suspended,
     Tick,
+    Written,
 )
 from towline.mqtt.session import Session, State
 
@@ -67,7 +72,7 @@ def sent(actions: list[Action]) -> list[Packet]:
     items = Decoder().feed(b"".join(a.data for a in actions if isinstance(a, Send)))
     packets: list[Packet] = []
     for item in items:
-        packets += item.packets if isinstance(item, PublishRun | AnswerRun) else [item]
+        packets += packets_in(item)
     return packets
 
 
@@ -130,6 +135,138 @@ def test_a_new_session_subscribes_to_everything_and_is_remembered_when_confirmed
     actions = receive(session, granted(subscribe.packet_id))
     assert only(actions, Remember).record == KNOWN
     assert only(actions, Online).resumed is False
+
+
+HOLDING = replace(KNOWN, subscriptions={"a/#": A.terms})
+
+
+def holding() -> Session:
+    session = Session(replace(CONFIG, filters=(A,)), HOLDING, 5, {7: Held(3, 1), 9: Held(4, 2)})
+    session.handle(Opened(), 0.0)
+    return session
+
+
+def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> None:
+    """[I3]: what the SUBSCRIBE brings may have the same ids; until then nothing is sent."""
+    session = holding()
+    session.handle(Publish(1, message(1)), 0.5)
+    lost, freed = receive(session, ConnAckPacket(session_present=False))
+    assert isinstance(lost, SessionLost)
+    assert isinstance(freed, Deliver)
+    assert (len(freed.messages), freed.held, freed.released) == (0, {}, (7, 9))
+    assert session.deadline() == 45.0, "nobody owes us an answer; the keep alive goes on"
+    actions = session.handle(Stored(freed.ticket), 20.0)
+    assert [type(packet) for packet in sent(actions)] == [PublishPacket, SubscribePacket]
+    session.validate()
+    assert session.deadline() == 20.0 + CONFIG.connect_timeout_s
+
+
+def test_a_connection_that_ends_before_the_ids_are_free_leaves_the_wait_to_the_next() -> None:
+    session = holding()
+    (freed,) = (a for a in receive(session, ConnAckPacket(session_present=False)) if isinstance(a, Deliver))
+    session.handle(Lost(), 2.0)
+    session.handle(Opened(), 3.0)
+    assert receive(session, ConnAckPacket(session_present=True)) == []
+    (subscribe,) = sent(session.handle(Stored(freed.ticket), 4.0))
+    assert isinstance(subscribe, SubscribePacket)
+    session.validate()
+
+
+def test_ids_that_became_free_while_offline_hold_nothing_up() -> None:
+    session = holding()
+    (freed,) = (a for a in receive(session, ConnAckPacket(session_present=False)) if isinstance(a, Deliver))
+    session.handle(Lost(), 2.0)
+    assert session.handle(Stored(freed.ticket), 2.5) == []
+    session.handle(Opened(), 3.0)
+    (subscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
+    assert isinstance(subscribe, SubscribePacket)
+
+
+# Several servers that share no sessions
+
+
+def at(session: Session, server: str, *, present: bool, alone: bool = False) -> list[Action]:
+    """Connect there; what comes of CONNACK, and of the disk's answer."""
+    session.handle(Lost(), 0.0)
+    session.handle(Opened(server, alone), 0.0)
+    actions = receive(session, ConnAckPacket(session_present=present))
+    for action in actions[:]:
+        if isinstance(action, Deliver):
+            actions += session.handle(Stored(action.ticket), 1.0)
+    return actions
+
+
+def known_at(*servers: str) -> SessionRecord:
+    return replace(KNOWN, servers=servers)
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_ids_and_subscriptions_of_another_server_are_not_this_ones(present: bool) -> None:
+    """Its session may be of long ago: everything is asked for, and nobody's id makes a message a repeat."""
+    session = Session(CONFIG, known_at("a"), 5, {7: Held(3, 1)})
+    actions = at(session, "b", present=present)
+    assert only(actions, Deliver).released == (7,)
+    (subscribe,) = sent(actions)
+    assert isinstance(subscribe, SubscribePacket)
+    assert [f.pattern for f in subscribe.topic_filters] == ["a/#", "b"]
+    assert [int(f.retain_handling) for f in subscribe.topic_filters] == [int(present)] * 2
+    assert only(actions, Remember).record == replace(known_at("a", "b"), subscriptions={"a/#": -1, "b": -1})
+    assert not session.resumed
+    session.validate()
+
+
+def test_a_server_that_keeps_what_it_has_gives_it_back() -> None:
+    session = Session(CONFIG, known_at("b", "a"), 5, {7: Held(3, 1)})
+    assert [type(action) for action in at(session, "a", present=True)] == [Remember, Online]
+    assert session.inbound.held
+
+
+@pytest.mark.parametrize(
+    ("servers", "server", "lost"), [(("a",), "b", 0), (("b", "a"), "b", 1), (("a",), "a", 1), ((), "a", 1), ((), "", 1)]
+)
+def test_a_session_is_lost_only_where_there_was_one(servers: tuple[str, ...], server: str, lost: int) -> None:
+    session = Session(CONFIG, known_at(*servers))
+    assert sum(isinstance(action, SessionLost) for action in at(session, server, present=False)) == lost
+
+
+def test_the_one_server_of_another_name_is_asked_for_everything_and_keeps_the_ids() -> None:
+    """The setting was changed there and back: the session here is of before a filter was added, or it is the same."""
+    session = Session(CONFIG, known_at("b", "a"), 5, {7: Held(3, 1)})
+    (subscribe,) = sent(at(session, "b", present=True, alone=True))
+    assert isinstance(subscribe, SubscribePacket)
+    assert [(f.pattern, int(f.retain_handling)) for f in subscribe.topic_filters] == [("a/#", 1), ("b", 1)]
+    assert session.resumed
+    assert session.inbound.held
+    receive(session, granted(subscribe.packet_id))
+    assert session.record == known_at("a", "b")
+    assert sent(at(session, "b", present=True, alone=True)) == []
+
+
+@pytest.mark.parametrize(("alone", "asked"), [(True, 0), (False, 1)])
+def test_a_record_of_an_older_version_does_not_say_where_it_was(alone: bool, asked: int) -> None:
+    """Among several servers it may be any of them: it is asked for everything, once."""
+    session = Session(CONFIG, KNOWN, 5, {7: Held(3, 1)})
+    actions = at(session, "a", present=True, alone=alone)
+    assert len(sent(actions)) == asked
+    assert session.inbound.held
+    assert session.record
+    assert session.record.servers == ("a",)
+
+
+def test_the_servers_of_a_record_do_not_grow_for_ever() -> None:
+    session = Session(CONFIG, known_at("a"))
+    for number in range(300):
+        at(session, f"pod-{number}", present=False)
+    assert session.record
+    assert len(session.record.servers) <= 100
+    assert session.record.servers[-1] == "pod-299"
+
+
+def test_servers_that_share_sessions_are_one() -> None:
+    session = Session(CONFIG, known_at("a"), 5, {7: Held(3, 1)})
+    assert sent(at(session, "", present=True)) == []
+    assert session.inbound.held
+    assert session.record == KNOWN
 
 
 def test_a_kept_session_is_not_subscribed_again() -> None:
@@ -430,7 +567,37 @@ def test_a_packet_that_takes_long_to_arrive_is_a_sign_of_life() -> None:
     session = online()
     session.handle(Tick(), 45.0)
     session.handle(Received([]), 80.0)
+    assert sent(session.handle(Tick(), 90.0)), "the broker wants to hear from us all the same [MQTT-3.1.2-22]"
     assert session.deadline() == pytest.approx(80.0 + 45.0)
+    assert "PINGREQ" in str(only(session.handle(Tick(), 125.0), Close).error), "it stopped in the middle"
+
+
+@pytest.mark.parametrize("record", [KNOWN, None])
+def test_a_packet_that_takes_longer_than_any_keep_alive_does_not_silence_us(record: SessionRecord | None) -> None:
+    """Were the broker to hear nothing for 1.5 keep alives, it would end the connection, and so for ever."""
+    session = Session(CONFIG, record)
+    session.handle(Opened(), 0.0)
+    receive(session, ConnAckPacket(session_present=record is not None), now=0.0)
+    pings = []
+    for now in range(1, 600):
+        assert session.handle(Received([]), float(now)) == []
+        if (due := session.deadline()) is not None and now >= due:
+            pings += [now for packet in sent(session.handle(Tick(), float(now))) if packet == mqtt5.PingReqPacket()]
+    assert max(later - at for at, later in itertools.pairwise([0, *pings, 600])) <= 60
+    assert session.state is not State.OFFLINE
+
+
+def test_a_pingreq_behind_a_packet_that_takes_long_to_leave_is_waited_for() -> None:
+    """Otherwise a message that takes longer than that would end each connection, and never arrive."""
+    session = online()
+    for now in range(1, 600):
+        session.handle(Written(), float(now))
+        session.handle(Tick(), float(now))
+    assert session.state is State.ONLINE
+    while (due := session.deadline()) is not None:
+        assert due <= 600 + 45, "a line that takes nothing more is found"
+        session.handle(Tick(), due)
+    assert session.server is None
 
 
 def test_back_pressure_keeps_pinging_and_expects_no_answer() -> None:
@@ -442,13 +609,26 @@ def test_back_pressure_keeps_pinging_and_expects_no_answer() -> None:
         assert isinstance(sent(session.handle(Tick(), now))[0], mqtt5.PingReqPacket)
     assert now is not None
     session.handle(Resumed(), now + 1)
-    assert session.deadline() == pytest.approx(now + 1 + 45.0), "the answer may lie in what was not read"
+    assert sent(session.handle(Tick(), now + 45)), "the answer may lie in what was not read"
+    assert session.deadline() == pytest.approx(now + 1 + 45.0)
+    assert "PINGREQ" in str(only(session.handle(Tick(), now + 46), Close).error), "a line that died meanwhile"
 
 
-def test_the_servers_keep_alive_wins() -> None:
-    session = online(connack=ConnAckPacket(session_present=True, server_keep_alive=10))
-    assert session.keep_alive_s == 10
-    assert session.deadline() == pytest.approx(7.5)
+@pytest.mark.parametrize(
+    ("ours", "given", "used"), [(60, 10, 10), (60, None, 60), (60, 0, 60), (60, 600, 60), (0, 10, 10)]
+)
+def test_the_shorter_keep_alive_wins(ours: int, given: int | None, used: int) -> None:
+    """The server's is to be kept [MQTT-3.2.2-21]; where it has none, or a longer one, we still find a dead line."""
+    connack = ConnAckPacket(session_present=True, server_keep_alive=given)
+    session = online(replace(CONFIG, keep_alive_s=ours), connack=connack)
+    assert session.keep_alive_s == used
+    assert session.deadline() == pytest.approx(0.75 * used)
+
+
+@pytest.mark.parametrize("given", [None, 0])
+def test_no_keep_alive_is_none(given: int | None) -> None:
+    connack = ConnAckPacket(session_present=True, server_keep_alive=given)
+    assert online(replace(CONFIG, keep_alive_s=0), connack=connack).deadline() is None
 
 
 def test_no_connack_in_time_is_an_error() -> None:
@@ -482,6 +662,9 @@ def test_a_suback_is_not_missed_while_we_do_not_read() -> None:
     session.handle(Received([ConnAckPacket()]), 6.0)
     session.handle(Suspended(), 7.0)
     assert not [a for a in session.handle(Tick(), 60.0) if isinstance(a, Close)]
+    session.handle(Resumed(), 61.0)
+    assert not [a for a in session.handle(Tick(), 70.0) if isinstance(a, Close)]
+    assert [a for a in session.handle(Tick(), 71.0) if isinstance(a, Close)]
 
 
 def test_stop_leaves_the_session_with_a_plain_disconnect() -> None:

@@ -30,7 +30,8 @@ from mqtt5 import (
     Will,
 )
 
-from towline.mqtt.codec import AnswerRun, Decoder, Packet, PublishRun, encode
+from tests.helpers import packets_in
+from towline.mqtt.codec import Decoder, Packet, encode
 from towline.mqtt.events import (
     Acknowledged,
     Action,
@@ -75,7 +76,7 @@ class Peer:
         packets: list[Packet] = []
         decoder = Decoder(version=self.version)
         for item in decoder.feed(data):
-            packets += item.packets if isinstance(item, PublishRun | AnswerRun) else [item]
+            packets += packets_in(item)
         assert not decoder.held_bytes
         return packets
 
@@ -164,6 +165,7 @@ def test_dup_of_what_was_received_is_not_passed_on(version: int, qos: int) -> No
     peer.gets(message(qos, duplicate=True))
     (delivery,) = [action for action in peer.actions if isinstance(action, Deliver)]
     (received,) = delivery.messages.packets
+    assert isinstance(received, PublishPacket)
     assert received.duplicate
     (packet,) = published(peer.does(Publish(1, received)))
     assert not packet.duplicate

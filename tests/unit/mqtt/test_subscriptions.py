@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from mqtt5 import SubscribePacket, UnsubAckReasonCode
 
 from towline.mqtt.events import Filter
-from towline.mqtt.subscriptions import _AFTER, UNSURE, Step, Subscribe, Subscriptions, Unsubscribe
+from towline.mqtt.subscriptions import _AFTER, UNSURE, Request, Step, Subscribe, Subscriptions, Unsubscribe
 
 A, B = Filter("a/#", 1), Filter("b", 2)
 BOTH = {"a/#": A.terms, "b": B.terms}
@@ -48,7 +50,38 @@ def test_a_connack_that_never_came_leaves_nothing_sure() -> None:
     subscriptions = Subscriptions((A, B), BOTH)
     for step in (Step.CONNECT, Step.CONNECT, Step.RESUMED):
         subscriptions.step(step)
-    assert subscriptions.ask() == [Subscribe((A, B))]
+    assert handlings(subscriptions.ask()) == {"a/#": 1, "b": 1}
+
+
+def handlings(requests: Sequence[Request]) -> dict[str, int | None]:
+    return {f.pattern: f.retain_handling for one in requests if isinstance(one, Subscribe) for f in one.filters}
+
+
+def test_retained_messages_come_with_the_first_subscribe_and_not_with_those_after_it() -> None:
+    """A session that was lost meanwhile gets them all the same: there the subscription is new."""
+    subscriptions = connected((A,), {}, Step.NEW)
+    assert handlings(subscriptions.ask()) == {"a/#": 0}
+    subscriptions.step(Step.CONNECT)
+    subscriptions.step(Step.RESUMED)
+    assert handlings(subscriptions.ask()) == {"a/#": 1}
+
+
+def test_a_filter_with_other_terms_brings_no_retained_message_again() -> None:
+    assert handlings(connected((Filter("a/#", 2),), BOTH).ask()) == {"a/#": 1}
+
+
+@pytest.mark.parametrize("handling", [0, 1, 2])
+def test_what_a_filter_says_of_retained_messages_holds(handling: int) -> None:
+    for known in ({}, {"a/#": UNSURE}):
+        asked = connected((Filter("a/#", retain_handling=handling),), known).ask()
+        assert handlings(asked) == {"a/#": handling}
+
+
+@pytest.mark.parametrize("handling", [0, 1, 2, None])
+def test_another_retain_handling_is_no_reason_to_subscribe_again(handling: int | None) -> None:
+    """Also where a record of the version before has it in its terms."""
+    for said in (0, 1, 2):
+        assert connected((Filter("a/#", 1, retain_handling=handling),), {"a/#": A.terms | said << 4}).ask() == []
 
 
 def test_what_is_there_is_not_asked_for() -> None:
@@ -57,7 +90,7 @@ def test_what_is_there_is_not_asked_for() -> None:
 
 def test_a_filter_with_other_terms_is_asked_for_and_a_surplus_one_given_up() -> None:
     subscriptions = connected((A, B), {"a/#": A.terms, "b": A.terms, "old": 1})
-    assert subscriptions.ask() == [Subscribe((B,)), Unsubscribe(("old",))]
+    assert subscriptions.ask() == [Subscribe((replace(B, retain_handling=1),)), Unsubscribe(("old",))]
 
 
 def test_a_filter_is_unsure_until_its_answer_comes() -> None:
@@ -89,8 +122,9 @@ def test_a_filter_that_is_not_taken_back_stays_unsure() -> None:
 
 
 def test_a_subscribe_has_one_identifier() -> None:
-    wanted = (Filter("a", identifier=1), Filter("b"), Filter("c", identifier=1))
+    wanted: tuple[Filter, ...] = (Filter("a", identifier=1), Filter("b"), Filter("c", identifier=1))
     requests = connected(wanted, {}).ask()
+    wanted = tuple(replace(f, retain_handling=0) for f in wanted)
     assert requests == [Subscribe((wanted[0], wanted[2])), Subscribe((wanted[1],))]
     packet = requests[0].packet(9)
     assert isinstance(packet, SubscribePacket)

@@ -157,8 +157,17 @@ def test_the_system_gives_a_dead_peer_up_after_one_and_a_half_keep_alives() -> N
         with socket.socket(fileno=transport.fileno()) as sock:
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            probes = [getattr(socket, f"TCP_KEEP{name}") for name in ("IDLE", "INTVL", "CNT")]
+            assert [sock.getsockopt(socket.IPPROTO_TCP, one) for one in probes] == [20, 3, 3]
             sock.detach()
         transport.close()
+
+
+@pytest.mark.parametrize("keep_alive_s", [1, 65535])
+def test_every_keep_alive_is_one_the_system_takes(keep_alive_s: int) -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        connect(Endpoint("mqtt", LOOPBACK, server.getsockname()[1]), keep_alive_s=keep_alive_s).close()
 
 
 def test_what_the_system_does_not_take_is_kept_and_flushed() -> None:

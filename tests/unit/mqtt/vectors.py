@@ -16,7 +16,8 @@ from typing import Any, Final, TypeAlias
 
 from mqtt5 import Packet, PublishPacket, QoS, UnsubscribePacket
 
-from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun, encode
+from tests.helpers import packets_in
+from towline.mqtt.codec import Decoder, MalformedPacket, encode
 from towline.mqtt.events import (
     Action,
     Close,
@@ -256,10 +257,8 @@ def _expect(client: Client, expected: bytes) -> None:
 
 def _packet(data: bytes, version: int) -> Packet:
     (item,) = Decoder(version=version).feed(data)
-    if isinstance(item, PublishRun):
-        return item.packets[0]
-    assert not isinstance(item, AnswerRun)
-    return item
+    (packet,) = packets_in(item)
+    return packet
 
 
 def _probe(client: Client, case: Case) -> None:

@@ -33,7 +33,7 @@ def connect(
         tls: How to encrypt where the endpoint is ``mqtts`` or ``wss``; None for the defaults.
         proxy: The way there; None for the straight one.
         timeout_s: Seconds for all of it, the look-up of the name and all its addresses too.
-        keep_alive_s: A peer that acknowledges nothing on the TCP level for 1.5 times as long is given up.
+        keep_alive_s: A peer that answers nothing on the TCP level for 1.5 times as long is given up; from 1.
         cancelled: Asked while waiting; True gives up at once.
 
     Raises:

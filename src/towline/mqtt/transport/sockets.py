@@ -22,6 +22,10 @@ __all__ = ["Address", "connect_tcp", "connect_unix", "interleaved", "tune"]
 STAGGER: Final = 0.25
 #: Receive buffer asked of the system, in bytes: two gulps.
 RECEIVE_BUFFER: Final = 2 << 20
+#: Probes of the system's own keep alive that may go unanswered, half a keep alive all together.
+_PROBES: Final = 3
+#: Seconds that Linux takes for its pauses at most.
+_LONGEST_PROBE: Final = 32767
 #: Reasons told when no address answers.
 _REASONS_SHOWN: Final = 3
 
@@ -165,9 +169,17 @@ class _Race:
 
 
 def tune(sock: socket.socket, keep_alive_s: int) -> None:
-    """Send at once, read much, and give up a peer that acknowledges nothing for 1.5 times the keep alive."""
+    """Send at once, read much, and give up a peer that acknowledges nothing for 1.5 times the keep alive.
+
+    The system asks a silent peer itself, so that it is given up also while the session sends no PINGREQ.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
     if hasattr(socket, "TCP_USER_TIMEOUT") and keep_alive_s:
         # Finds a half-open line also while nothing is read: our pings then go unacknowledged.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(keep_alive_s * 1500))
+    probe = max(1, keep_alive_s // (2 * _PROBES))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", keep_alive_s), ("TCP_KEEPINTVL", probe), ("TCP_KEEPCNT", _PROBES)):
+        if value and hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(value, _LONGEST_PROBE))

@@ -1,0 +1,309 @@
+"""What is left of a PUBLISH that is not taken in whole: a stub, which has the message's place and not its content.
+
+Two kinds of message would end a line for ever if they were refused, because the broker sends them again: one larger
+than the limit on a packet, and one whose thousands of properties cost 50 times their size once they are objects. Of
+either a `Stub` stands in its run, with the message's own topic, QoS, packet id and flags, so it is numbered, held,
+stored and acknowledged like any other. Its payload is None, which no payload of MQTT can be.
+
+`Skipping` reads past a packet too large as it arrives and holds no more of it than one property; `crowded`
+looks at a whole one before the codec makes objects of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import ClassVar, Final, NamedTuple, TypeAlias
+
+from mqtt5 import PublishPacket, QoS
+
+from towline.mqtt.codec3 import PUBLISH_FLAGS
+from towline.mqtt.fence import MAX_PROPERTIES
+
+__all__ = ["TOO_LARGE", "TOO_MANY", "Published", "Skipping", "Stub", "crowded"]
+
+#: A block of properties up to this many bytes can't hold more: an identifier takes 2.
+_SURELY_FEW: Final = 2 * MAX_PROPERTIES
+
+#: Why there is only a stub: the values of ``towline-reason``.
+TOO_LARGE: Final = "packet_too_large"
+TOO_MANY: Final = "too_many_properties"
+
+#: Begins the names of the facts of a stub, and of the marks of publishers that want receipts.
+_OURS: Final = b"towline-"
+_REASON, _SIZE, _DIGEST, _COUNT = "towline-reason", "towline-size", "towline-sha256", "towline-properties"
+_FACTS: Final = frozenset({_REASON, _SIZE, _DIGEST, _COUNT})
+#: So many of the message's own properties that begin like that are kept: a mark has two or three.
+_MOST_KEPT: Final = 8
+
+#: Bytes of the value of each property of PUBLISH that is neither text nor binary [MQTT 5 section 3.3.2.3].
+_FIXED: Final = {0x01: 1, 0x02: 4, 0x23: 2}
+_COUNTED_BYTES: Final = frozenset({0x03, 0x08, 0x09})
+_SUBSCRIPTION_ID, _TOPIC_ALIAS = 0x0B, 0x23
+_MAX_LENGTH_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Stub:
+    """A message that is not taken in whole; looks like a `mqtt5.PublishPacket`.
+
+    Attributes:
+        topic: Topic name; empty where only the alias says it.
+        qos: As it came, and so the next four.
+        retain: See above.
+        duplicate: See above.
+        packet_id: None for QoS 0.
+        topic_alias: None for none.
+        user_properties: The facts: ``towline-reason`` (`TOO_LARGE` or `TOO_MANY`), ``towline-size`` (bytes of the
+            packet), ``towline-sha256`` (of its payload, hex), ``towline-properties`` (its user properties); then the
+            message's own whose names begin with ``towline-``: the marks of a publisher that wants receipts.
+        correlation_data: The whole packet as it came, None where it was larger than the limit.
+    """
+
+    topic: str
+    qos: QoS
+    retain: bool
+    duplicate: bool
+    packet_id: int | None
+    topic_alias: int | None
+    user_properties: list[tuple[str, str]]
+    correlation_data: bytes | None
+
+    payload: ClassVar[None] = None
+    payload_format_indicator: ClassVar[int] = 0
+    message_expiry_interval: ClassVar[None] = None
+    content_type: ClassVar[None] = None
+    response_topic: ClassVar[None] = None
+    subscription_ids: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def facts(self) -> bytes:
+        """Tells a repeat from another message, as a payload does.
+
+        Without reason and size: a server may say the same message in another number of bytes the next time, with or
+        without a topic alias, and another limit may be set by then.
+        """
+        return repr([pair for pair in self.user_properties if pair[0] not in (_REASON, _SIZE)]).encode()
+
+    @property
+    def reason(self) -> str:
+        """`TOO_LARGE` or `TOO_MANY`."""
+        return self.user_properties[0][1]
+
+
+#: What comes of a PUBLISH.
+Published: TypeAlias = PublishPacket | Stub
+
+
+class _Head(NamedTuple):
+    """A PUBLISH up to where its properties begin."""
+
+    topic: bytes
+    packet_id: int | None
+    #: Bytes of the properties, and where they begin.
+    length: int
+    at: int
+
+
+def _head(data: bytes | bytearray, at: int, header: int, *, properties: bool) -> _Head | None:
+    """Read what follows the remaining length at `at`; None when it has not arrived."""
+    try:
+        end = at + 2 + (data[at] << 8 | data[at + 1])
+        topic, packet_id, length = bytes(data[at + 2 : end]), None, 0
+        if header & 6:
+            packet_id = data[end] << 8 | data[end + 1]
+            end += 2
+        if properties:
+            length, end = _integer(data, end)
+    except IndexError:
+        return None
+    return _Head(topic, packet_id, length, end) if end <= len(data) else None
+
+
+def _integer(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    value = 0
+    for index in range(_MAX_LENGTH_BYTES):
+        byte = data[at + index]
+        value |= (byte & 127) << 7 * index
+        if byte < 128:
+            return value, at + index + 1
+    raise ValueError("a variable byte integer longer than four bytes [MQTT-1.5.5-1]")
+
+
+class _Scan:
+    """Counts the properties of a PUBLISH as they arrive, and holds no more than one that is not whole."""
+
+    def __init__(self, length: int) -> None:
+        #: Bytes that `feed` has not been given.
+        self.left = length
+        self.users = 0
+        self.identifiers = 0
+        self.alias: int | None = None
+        #: Properties with a name like ours.
+        self.kept: list[tuple[str, str]] = []
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes, all of them properties.
+
+        Raises:
+            ValueError: They are none.
+        """
+        self.left -= len(data)
+        buffer = self._rest + data if self._rest else data
+        at = begin = users = 0
+        size, ours = len(buffer), _OURS in buffer
+        try:
+            while at < size:  # 13 million times in 64 MiB
+                begin = at
+                if buffer[at] == 0x26:
+                    value = at + 3 + (buffer[at + 1] << 8 | buffer[at + 2])
+                    at = value + 2 + (buffer[value] << 8 | buffer[value + 1])
+                    if at > size:
+                        break
+                    users += 1
+                    if ours and buffer.startswith(_OURS, begin + 3):
+                        self._keep(buffer[begin + 3 : value], buffer[value + 2 : at])
+                else:
+                    at = self._other(buffer[at], buffer, at)
+        except IndexError:
+            at = size + 1
+        self.users += users
+        self._rest = buffer[begin:] if at > size else b""
+        if self._rest and not self.left:
+            raise ValueError("a property longer than the property length says [MQTT-2.2.2-1]")
+
+    def _other(self, kind: int, buffer: bytes, at: int) -> int:
+        """Step over a property that is no user property, and return where the next begins."""
+        if kind == _SUBSCRIPTION_ID:
+            _, at = _integer(buffer, at + 1)
+            self.identifiers += 1
+        elif kind in _COUNTED_BYTES:
+            at += 3 + (buffer[at + 1] << 8 | buffer[at + 2])
+        elif kind in _FIXED:
+            if kind == _TOPIC_ALIAS:
+                alias = buffer[at + 1] << 8 | buffer[at + 2]
+                if self.alias is not None:
+                    raise ValueError("two topic aliases [MQTT 5 section 3.3.2.3.4]")
+                self.alias = alias
+            at += 1 + _FIXED[kind]
+        else:
+            raise ValueError(f"property {kind:#x} in PUBLISH [MQTT 5 section 2.2.2.2]")
+        return at
+
+    def _keep(self, key: bytes, value: bytes) -> None:
+        name, text = str(key, "utf-8"), str(value, "utf-8")
+        if name not in _FACTS and len(self.kept) < _MOST_KEPT:
+            self.kept.append((name, text))
+
+
+class Skipping:
+    """Reads past one PUBLISH that is too large.
+
+    Args:
+        header: Its first byte.
+        size: Bytes of the whole packet.
+        left: Bytes of it behind the fixed header.
+        properties: The protocol has properties: MQTT 5.
+
+    Raises:
+        ValueError: QoS 3, or DUP at QoS 0.
+    """
+
+    def __init__(self, header: int, size: int, left: int, *, properties: bool) -> None:
+        _check_flags(header)
+        #: First byte of the packet.
+        self.header = header
+        self._size = size
+        self._left = left
+        self._properties = properties
+        #: What came before the head was whole.
+        self._start = bytearray()
+        self._head: _Head | None = None
+        self._scan = _Scan(0)
+        self._digest = hashlib.sha256()
+
+    def feed(self, data: bytes) -> bytes:
+        """Take received bytes and return those behind the packet.
+
+        Raises:
+            ValueError: They can't be a PUBLISH.
+        """
+        behind = data[self._left :]
+        data = data[: self._left]
+        self._left -= len(data)
+        if self._head is None:
+            self._start += data
+            self._head = head = _head(self._start, 0, self.header, properties=self._properties)
+            if head is None:
+                if not self._left:
+                    raise ValueError("PUBLISH is too short")
+                return b""
+            data = bytes(self._start[head.at :])
+            self._start.clear()
+            if head.length > len(data) + self._left:
+                raise ValueError("a property length beyond the end of the packet [MQTT-2.2.2-1]")
+            self._scan = _Scan(head.length)
+        if self._scan.left:
+            block = data[: self._scan.left]
+            data = data[len(block) :]
+            self._scan.feed(block)
+        self._digest.update(data)
+        return behind
+
+    @property
+    def done(self) -> bool:
+        """The packet has passed as a whole."""
+        return not self._left
+
+    def stub(self) -> Stub:
+        """What is left of it, once it is `done`.
+
+        Raises:
+            ValueError: Its topic is no UTF-8, or empty without an alias.
+        """
+        assert self._head is not None
+        return _stub(self.header, self._head, self._scan, TOO_LARGE, self._size, self._digest.hexdigest(), None)
+
+
+def crowded(packet: bytes, start: int) -> Stub | None:
+    """A stub for a whole PUBLISH of MQTT 5 with more than `MAX_PROPERTIES`; None for one that may be decoded.
+
+    Args:
+        packet: From its first byte to its last.
+        start: Bytes of the fixed header.
+
+    Raises:
+        ValueError: Its properties can't be read. Whatever else is wrong is left to the codec.
+    """
+    header = packet[0]
+    head = _head(packet, start, header, properties=True)
+    if head is None or head.length <= _SURELY_FEW or head.at + head.length > len(packet):
+        return None
+    payload_at = head.at + head.length
+    scan = _Scan(head.length)
+    scan.feed(packet[head.at : payload_at])
+    if scan.users <= MAX_PROPERTIES and scan.identifiers <= MAX_PROPERTIES:
+        return None
+    _check_flags(header)
+    digest = hashlib.sha256(memoryview(packet)[payload_at:]).hexdigest()
+    return _stub(header, head, scan, TOO_MANY, len(packet), digest, packet)
+
+
+def _check_flags(header: int) -> None:
+    if PUBLISH_FLAGS[header] is None:
+        raise ValueError("PUBLISH with QoS 3 or with DUP at QoS 0 [MQTT-3.3.1-2, -4]")
+
+
+def _stub(header: int, head: _Head, scan: _Scan, reason: str, size: int, digest: str, packet: bytes | None) -> Stub:
+    flags = PUBLISH_FLAGS[header]
+    assert flags is not None
+    qos, _, duplicate, retain = flags
+    if not head.topic and scan.alias is None:
+        raise ValueError("topic is empty [MQTT-4.7.3-1]")
+    try:
+        topic = str(head.topic, "utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("ill-formed UTF-8 [MQTT-1.5.4-1]") from None
+    facts = [(_REASON, reason), (_SIZE, str(size)), (_DIGEST, digest), (_COUNT, str(scan.users))]
+    return Stub(topic, qos, retain, duplicate, head.packet_id, scan.alias, [*facts, *scan.kept], packet)

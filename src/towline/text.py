@@ -1,0 +1,44 @@
+"""Text from outside, made fit to be printed.
+
+A device chooses its topics, properties and client id; a broker its reasons. Written to a terminal as they are, they
+could move the cursor, set the title or the clipboard (OSC 52), or forge a line of a log. So whatever is shown to a
+person, in the output of a command, an error or a log, passes through here. For programs there is JSON, which escapes
+by itself.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+__all__ = ["printable", "printable_lines"]
+
+#: Unicode's general categories of what has no shape of its own, or another place than where it stands: control
+#: characters (C0, DEL, C1), format characters (bidi overrides, zero width), lone surrogates, line and paragraph
+#: separators, private and unassigned characters.
+_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn"})
+
+
+def printable(text: str, limit: int | None = None) -> str:
+    r"""``text`` in one line, with every character that is not shown as itself escaped: ``\x1b``, ``\u202e``.
+
+    For people: a backslash of the text stays as it is, so the escapes can't be turned back.
+
+    Args:
+        text: From wherever.
+        limit: Characters of the result at most, the ellipsis at its end included; None for all.
+    """
+    shown = text if text.isprintable() else "".join(map(_shown, text if limit is None else text[: limit + 1]))
+    return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def printable_lines(text: str) -> str:
+    """`printable` line by line; for text whose line feeds are ours."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _shown(character: str) -> str:
+    if unicodedata.category(character) not in _HIDDEN:
+        return character
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

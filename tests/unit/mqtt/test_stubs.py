@@ -1,0 +1,266 @@
+"""A PUBLISH that is not taken in whole keeps its place: a stub, in the order of arrival, wherever the bytes are cut."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from mqtt5 import ConnAckPacket, PublishPacket, QoS
+
+from towline.gateway.intake import to_rows
+from towline.mqtt.codec import Decoder, Item, MalformedPacket, PublishRun, encode
+from towline.mqtt.events import Messages
+from towline.mqtt.fence import MAX_PROPERTIES
+from towline.mqtt.inbound import Inbound
+from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Published, Stub
+
+LIMIT = 1024
+PAYLOAD = bytes(range(256)) * 8
+
+
+def publish(number: int, payload: bytes = b"x", topic: str = "t/1", qos: int = 1, **properties: Any) -> PublishPacket:
+    return PublishPacket(topic, payload, qos=QoS(qos), packet_id=number if qos else None, **properties)
+
+
+def published(items: Sequence[Item]) -> list[Published]:
+    packets: list[Published] = []
+    for item in items:
+        assert isinstance(item, PublishRun)
+        assert len(item.headers) == len(item.packets)
+        packets += item.packets
+    return packets
+
+
+def stub_of(data: bytes, limit: int = LIMIT, version: int = 5) -> Stub:
+    (stub,) = published(Decoder(limit, version).feed(data))
+    assert isinstance(stub, Stub)
+    return stub
+
+
+def crowd(users: int = 0, identifiers: int = 0, **more: Any) -> bytes:
+    pairs = [("k", str(number)) for number in range(users)]
+    ids = [1 + number % 100 for number in range(identifiers)]
+    return publish(7, PAYLOAD, user_properties=pairs, subscription_ids=ids, **more).write()
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("version", [5, 4, 3])
+def test_a_message_too_large_keeps_its_place_wherever_it_is_cut(version: int, qos: int) -> None:
+    large = publish(7, PAYLOAD, "größe/ü", qos, retain=True, duplicate=qos > 0, content_type="c", topic_alias=9)
+    if version == 5:
+        large = publish(7, PAYLOAD, "größe/ü", qos, retain=True, user_properties=[("k", "v"), ("towline-id", "p")])
+    data = encode(large, version)
+    stream = encode(publish(1), version) + data + encode(publish(2), version) + data + encode(publish(3), version)
+
+    whole = published(Decoder(LIMIT, version).feed(stream))
+    before, stub, between, again, after = whole
+    assert [p.packet_id for p in (before, between, after)] == [1, 2, 3]
+    assert isinstance(stub, Stub)
+    assert (stub.topic, int(stub.qos), stub.retain) == ("größe/ü", qos, True)
+    assert stub.packet_id == (7 if qos else None)
+    assert (stub.payload, stub.correlation_data, stub.reason) == (None, None, TOO_LARGE)
+    facts = dict(stub.user_properties)
+    assert facts["towline-size"] == str(len(data))
+    assert facts["towline-sha256"] == sha256(PAYLOAD).hexdigest()
+    assert facts["towline-properties"] == ("2" if version == 5 else "0")
+    assert facts.get("towline-id") == ("p" if version == 5 else None), "the mark of a publisher that wants receipts"
+    assert again == stub
+
+    for cut in range(len(stream) + 1):
+        decoder = Decoder(LIMIT, version)
+        assert published([*decoder.feed(stream[:cut]), *decoder.feed(stream[cut:])]) == whole
+        assert not decoder.held_bytes
+    decoder = Decoder(LIMIT, version)
+    bytewise = [item for at in range(len(stream)) for item in decoder.feed(stream[at : at + 1])]
+    assert published(bytewise) == whole
+
+
+def test_a_message_of_the_limit_is_whole_and_one_byte_more_is_not() -> None:
+    empty = len(publish(1, b"").write())
+    at_limit = publish(1, bytes(LIMIT - empty - 1))  # a second byte of the length
+    assert len(at_limit.write()) == LIMIT
+    assert published(Decoder(LIMIT).feed(at_limit.write())) == [at_limit]
+    assert stub_of(publish(1, bytes(LIMIT - empty)).write()).reason == TOO_LARGE
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_256_mb_pass_without_being_held(version: int) -> None:
+    start = (b"\x32\xff\xff\xff\x7f" + b"\x00\x01t" + b"\x00\x07" + b"\x00")[: 11 if version == 5 else 10]
+    piece, left = bytes(1 << 20), 268_435_460 - len(start)
+    decoder = Decoder(1 << 16, version)
+    tracemalloc.start()
+    try:
+        items = decoder.feed(start)
+        while left:
+            items += decoder.feed(piece[:left])
+            left -= min(left, len(piece))
+            assert not decoder.held_bytes
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    (stub,) = published(items)
+    assert (stub.topic, stub.packet_id) == ("t", 7)
+
+
+def test_properties_larger_than_any_limit_pass_too() -> None:
+    pairs = [("k", "v" * 60_000)] * 40
+    data = publish(
+        1, PAYLOAD, user_properties=pairs, topic_alias=3, content_type="c", message_expiry_interval=5
+    ).write()
+    decoder, items = Decoder(LIMIT), list[Item]()
+    for at in range(0, len(data), 7_001):
+        items += decoder.feed(data[at : at + 7_001])
+    (stub,) = published(items)
+    assert isinstance(stub, Stub)
+    assert stub.topic_alias == 3
+    assert dict(stub.user_properties)["towline-properties"] == "40"
+    assert dict(stub.user_properties)["towline-sha256"] == sha256(PAYLOAD).hexdigest()
+
+
+@pytest.mark.parametrize("padding", [b"", publish(1, bytes(100)).write() * 200], ids=["small gulp", "large gulp"])
+@pytest.mark.parametrize(
+    ("users", "identifiers", "taken"),
+    [(MAX_PROPERTIES, MAX_PROPERTIES, True), (MAX_PROPERTIES + 1, 0, False), (0, MAX_PROPERTIES + 1, False)],
+)
+def test_too_many_properties_leave_a_stub_with_every_byte(
+    padding: bytes, users: int, identifiers: int, taken: bool
+) -> None:
+    data = crowd(users, identifiers)
+    packets = published(Decoder().feed(padding + data + publish(2).write()))
+    packet = packets[-2]
+    assert packets[-1].packet_id == 2
+    if taken:
+        assert packet.payload == PAYLOAD
+        return
+    assert isinstance(packet, Stub)
+    assert (packet.reason, packet.correlation_data, packet.packet_id) == (TOO_MANY, data, 7)
+    facts = dict(packet.user_properties)
+    assert facts["towline-properties"] == str(users)
+    assert facts["towline-sha256"] == sha256(PAYLOAD).hexdigest()
+
+
+def test_too_many_properties_cut_anywhere() -> None:
+    data = publish(1).write() + crowd(MAX_PROPERTIES + 1) + publish(2).write()
+    whole = published(Decoder().feed(data))
+    for cut in range(0, len(data), 13):
+        decoder = Decoder()
+        assert published([*decoder.feed(data[:cut]), *decoder.feed(data[cut:])]) == whole
+
+
+def test_a_bomb_of_properties_costs_no_more_than_its_bytes() -> None:
+    block = b"\x26\x00\x00\x00\x00" * 100_000  # 500 kB, and 28 MB as objects
+    body = b"\x00\x01t\x00\x07" + b"\xa0\xc2\x1e" + block
+    data = b"\x32" + bytes((len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14)) + body
+    tracemalloc.start()
+    try:
+        stub = stub_of(data, 64 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(data)
+    finally:
+        tracemalloc.stop()
+    assert (stub.correlation_data, dict(stub.user_properties)["towline-properties"]) == (data, "100000")
+
+
+def head(topic: bytes = b"t", properties: bytes = b"", header: int = 0x32) -> bytes:
+    """A PUBLISH of 1,408 bytes and more behind its fixed header, up to where its payload begins."""
+    body = (
+        len(topic).to_bytes(2) + topic + (b"\x00\x07" if header & 6 else b"") + bytes((len(properties),)) + properties
+    )
+    return bytes((header, 0x80, 0x0B)) + body
+
+
+@pytest.mark.parametrize(
+    ("start", "reason", "words"),
+    [
+        (head(b"a/#"), 0x90, "wildcard"),
+        (head(b"a\0"), 0x81, "U\\+0000"),
+        (head(b"\xff\xfe"), 0x81, "ill-formed UTF-8"),
+        (head(b""), 0x81, "topic is empty"),
+        (head(header=0x36), 0x81, "QoS 3"),
+        (head(header=0x38), 0x81, "DUP"),
+        (head().replace(b"\x00\x07", b"\x00\x00"), 0x81, "packet id 0"),
+        (head(properties=b"\x7e\x00"), 0x81, "property 0x7e"),
+        (head(properties=b"\x23\x00\x01\x23\x00\x02"), 0x81, "two topic aliases"),
+        (head(properties=b"\x26\x00\x09k"), 0x81, "property length"),
+        (head()[:-1] + b"\xff\x7f", 0x81, "property length beyond"),
+        (head()[:-1] + b"\xff\xff\xff\xff\xff", 0x81, "variable byte integer"),
+        (b"\x32\x80\x0b\xff\xff", 0x81, "too short"),
+    ],
+)
+def test_what_is_no_message_is_no_stub(start: bytes, reason: int, words: str) -> None:
+    data = start.ljust(1408 + 3, b"x")
+    for pieces in ([data], [data[:4], data[4:]], [data[at : at + 1] for at in range(len(data))]):
+        with pytest.raises(MalformedPacket, match=words) as caught:
+            [*map(Decoder(LIMIT).feed, pieces)]
+        assert caught.value.reason == reason
+
+
+def test_other_packets_with_too_many_properties_end_the_connection() -> None:
+    pairs = [("", "")] * (MAX_PROPERTIES + 1)
+    assert len(Decoder().feed(ConnAckPacket(user_properties=pairs[1:]).write())) == 1
+    with pytest.raises(MalformedPacket, match="1,000 user properties") as caught:
+        Decoder().feed(ConnAckPacket(user_properties=pairs).write())
+    assert caught.value.reason == 0x97
+
+
+@pytest.mark.parametrize("large", [publish(9, PAYLOAD, "a/b", topic_alias=4).write(), crowd(2000, topic_alias=4)])
+def test_an_alias_that_a_stub_sets_holds_for_what_follows(large: bytes) -> None:
+    inbound = Inbound(topic_alias_maximum=10)
+    limit = LIMIT if len(large) < 3_000 else 1 << 20
+    data = large + publish(2, topic="", topic_alias=4).write()
+    data += publish(3, PAYLOAD, topic="", topic_alias=4).write()
+    for item in Decoder(limit).feed(data):
+        assert isinstance(item, PublishRun)
+        inbound.publishes(item)
+    delivery = inbound.hand_over()
+    assert delivery is not None
+    topics = delivery.messages.topics
+    assert topics == [topics[0]] * 3
+    assert topics[0]
+
+
+def test_a_held_stub_is_told_from_another() -> None:
+    """QoS 2: the same message again is a repeat, another under its id is the broker's fault [I3]."""
+    inbound = Inbound()
+
+    def take(payload: bytes) -> bool:
+        for item in Decoder(LIMIT).feed(publish(7, payload, qos=2).write()):
+            assert isinstance(item, PublishRun)
+            inbound.publishes(item)
+        return inbound.hand_over() is not None
+
+    assert take(PAYLOAD)
+    assert not take(PAYLOAD)
+    assert (inbound.repeats, inbound.reused_ids) == (1, 0)
+    assert take(PAYLOAD[::-1])
+    assert (inbound.repeats, inbound.reused_ids) == (1, 1)
+    assert inbound.settle(9) == b"\x50\x02\x00\x07" * 3
+
+
+@pytest.mark.parametrize("limit", [LIMIT, 1 << 20])
+def test_a_stub_that_comes_again_in_other_words_is_a_repeat(limit: int) -> None:
+    """Alias, expiry, and subscription identifiers may differ, and so may the size, and the limit may be another now."""
+    inbound = Inbound(topic_alias_maximum=10)
+    pairs = [("", "")] * (MAX_PROPERTIES + 1)
+    ways: list[dict[str, Any]] = [{"topic_alias": 1}, {"topic": "", "topic_alias": 1}, {"subscription_ids": [1, 999]}]
+    for now, properties in itertools.product((limit, LIMIT), [*ways, {"message_expiry_interval": 5}]):
+        for item in Decoder(now).feed(publish(7, PAYLOAD, qos=2, user_properties=pairs, **properties).write()):
+            assert isinstance(item, PublishRun)
+            inbound.publishes(item)
+    delivery = inbound.hand_over()
+    assert delivery is not None
+    assert (len(delivery.messages), inbound.repeats, inbound.reused_ids) == (1, 7, 0)
+
+
+def test_a_stub_is_a_row_without_payload() -> None:
+    packets = published(Decoder().feed(publish(1, b"", retain=True).write() + crowd(2000)))
+    headers = b"\x33\x32"
+    batch = to_rows(Messages(packets, headers, [p.topic for p in packets]), 5, 0, "g", strip_marks=True)
+    empty, stub = batch.to_pylist()
+    assert (empty["payload"], empty["offset"]) == (b"", 5)
+    assert (stub["payload"], stub["topic"], stub["qos"], stub["offset"]) == (None, "t/1", 1, 6)
+    assert stub["correlation_data"] == crowd(2000)
+    assert stub["user_properties"][0] == {"key": "towline-reason", "value": TOO_MANY}

@@ -1,0 +1,227 @@
+"""What comes from outside never acts on a terminal or a log: every way to print is fed the same hostile text."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import time
+import unicodedata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+from rich.console import Console
+
+from tests.unit.bridge.test_config import GOOD
+from tests.unit.cli.test_main import ran
+from towline.bridge import dlq
+from towline.bridge.board import Board
+from towline.bridge.failures import reason
+from towline.bridge.screen import LiveScreen, PlainScreen
+from towline.errors import KafkaError, TowlineError
+from towline.gateway.process import configure_logging
+from towline.kafka.deadletters import Letter, Reason
+from towline.kafka.markers import Marker
+from towline.kafka.markerstore import MarkerStore
+from towline.publisher.words import Log
+from towline.text import printable, printable_lines
+
+#: Move the cursor, set title and clipboard, a link, markup, a forged line, C1, bidi, separators, a lone surrogate.
+HOSTILE = (
+    "a\x1b[2J\x1b]0;title\x07\x1b]52;c;eA==\x1b\\\x1b]8;;http://x\x1b\\[red]b[/red]\r\nforged \x9b31m\x7f\x00\b"
+    "\u202ereversed\u2066\u2028\u2029\u200b\udc9b\U000e0041[/]"
+)
+
+
+def hidden(text: str, *, but: str = "\n") -> list[str]:
+    """The characters of a text that could do something."""
+    return [c for c in text if c not in but and unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zl", "Zp"}]
+
+
+def assert_harmless(text: str) -> None:
+    assert hidden(text) == []
+    assert "\nforged" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain/topic-1", "plain/topic-1"),
+        ("Ölstand/温度/датчик/😀", "Ölstand/温度/датчик/😀"),
+        ("a\x1b[2Jb", r"a\x1b[2Jb"),
+        ("a\nb\tc", r"a\x0ab\x09c"),
+        ("\x9b\x7f", r"\x9b\x7f"),
+        ("\u202e\u2028\udc9b", r"\u202e\u2028\udc9b"),
+        ("\U000e0041", r"\U000e0041"),
+    ],
+)
+def test_what_has_no_shape_is_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_long_text_is_cut() -> None:
+    assert printable("a" * 1000, 10) == "a" * 9 + "…"
+    assert printable("\x1b" * 1_000_000, 10) == r"\x1b\x1b\…"
+    assert printable("a" * 10, 10) == "a" * 10
+
+
+def test_lines_stay_lines() -> None:
+    assert printable_lines("a\nb\x1b") == "a\nb\\x1b"
+
+
+def test_an_error_is_one_line_whatever_is_in_it() -> None:
+    error = KafkaError("TL-K01", HOSTILE, HOSTILE, HOSTILE)
+    assert_harmless(str(error))
+    assert str(error).count("\n") == 0
+
+
+def test_a_code_in_a_devices_text_is_not_the_code_of_the_failure() -> None:
+    error = KafkaError("TL-K05", "kafka", "topic x   [TL-C44] is refused")
+    told = reason(f"traceback\ntowline.errors.KafkaError: {error}\n  at line", "line")
+    assert (told.code, told.permanent) == ("TL-K05", False)
+    assert told.text == str(error)
+
+
+def test_the_command_line_tells_an_error_harmlessly(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "bridge.toml"
+    file.write_text(GOOD)
+    for raised in (TowlineError("TL-K01", HOSTILE, HOSTILE), ValueError(HOSTILE)):
+        monkeypatch.setattr("towline.bridge.dlq.shelves", _raising(raised))
+        _, out, err = ran(capsys, "dlq", "show", str(file))
+        assert out == ""
+        assert_harmless(err)
+    assert_harmless(ran(capsys, HOSTILE)[2])
+
+
+def _raising(error: Exception) -> Any:
+    def raising(*_: object, **__: object) -> None:
+        raise error
+
+    return raising
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_dlq_show(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
+) -> None:
+    file = tmp_path / "bridge.toml"
+    file.write_text(GOOD)
+    letter = Letter(
+        Reason.TOPIC_ILLEGAL, HOSTILE, None, None, [("mqtt.topic", b"\x1b]52;c;eA==\x07\xff")], detail=HOSTILE
+    )
+    shelf = SimpleNamespace(
+        topic=HOSTILE, entries=lambda _: [dlq.Entry(0, 7, 0, letter)], line_of=lambda _: SimpleNamespace(name=HOSTILE)
+    )
+    monkeypatch.setattr("towline.bridge.dlq.shelves", lambda _: [shelf])
+    code, out, _ = ran(capsys, "dlq", "show", str(file), *more)
+    assert code == 0
+    assert_harmless(out)
+    if more:
+        assert json.loads(out)["first"][0]["topic"] == HOSTILE
+    else:
+        assert out.count("\n") == 2
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_dlq_replay(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
+) -> None:
+    file = tmp_path / "bridge.toml"
+    file.write_text(GOOD)
+    done = dlq.Replay()
+    done.mended[HOSTILE] = 1
+    done.dead[HOSTILE] = 1
+    monkeypatch.setattr("towline.bridge.dlq.shelves", lambda _: [None])
+    monkeypatch.setattr("towline.bridge.dlq.replay", lambda *_, **__: done)
+    assert_harmless(ran(capsys, "dlq", "replay", str(file), *more)[1])
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_kafka_marker_show(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    monkeypatch.setattr(MarkerStore, "read_all", lambda _: {0: Marker(3, 1, writer=HOSTILE)})
+    _, out, _ = ran(capsys, "kafka", "marker", "show", "--kafka", "k:9092", "--sink", "x", *more)
+    assert "3" in out
+    assert_harmless(out)
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_status(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: list[str]) -> None:
+    board = hostile_board(tmp_path)
+    board.save()
+    _, out, _ = ran(capsys, "status", "--state-dir", str(tmp_path), *more)
+    assert "title" in out
+    assert_harmless(out)
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_check(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: list[str]) -> None:
+    file = tmp_path / "bridge.toml"
+    where = "where = \"topic = '\\u001b[2J\\u202e'\""
+    file.write_text(GOOD.replace('topic = "telemetry"', f'topic = "telemetry"\n{where}'))
+    code, out, _ = ran(capsys, "check", str(file), *more)
+    assert code == 0
+    assert "where" in out
+    assert_harmless(out)
+
+
+def hostile_board(state_dir: Path) -> Board:
+    board = Board("plant", state_dir, {"telemetry": "up"})
+    board.kafka = board.kafka_error = HOSTILE
+    view = board.lines["telemetry"]
+    view.query_error = HOSTILE
+    numbers = {"end": 1, "received": 1, "committed": 0}
+    view.status = {
+        **numbers,
+        "state": HOSTILE,
+        "client_id": HOSTILE,
+        "broker": HOSTILE,
+        "last_error": {"text": HOSTILE},
+    }
+    view.sample(time.monotonic())
+    return board
+
+
+def test_the_screens_of_run(tmp_path: Path) -> None:
+    board = hostile_board(tmp_path)
+    stream = io.StringIO()
+    lines = PlainScreen(stream)
+    lines.say(HOSTILE.replace("\n", ""))
+    lines.show(board)
+    assert_harmless(stream.getvalue())
+
+    stream = io.StringIO()
+    screen = LiveScreen()
+    screen._console = screen._live.console = Console(file=stream, width=2000, color_system=None)
+    screen._live.auto_refresh = False
+    screen.say(HOSTILE.replace("\n", ""))
+    screen.show(board)
+    screen._console.print(screen._live.renderable)
+    assert "[red]b[/red]" in stream.getvalue()
+    assert_harmless(stream.getvalue())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_gateways_log(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal  # type: ignore[method-assign] # as a terminal would say
+    try:
+        configure_logging(stream)
+        structlog.get_logger("x").warning(HOSTILE, topic=HOSTILE, raw=[HOSTILE, HOSTILE.encode("utf-8", "replace")])
+    finally:
+        structlog.reset_defaults()
+    assert stream.getvalue().count("\n") == 1
+    assert hidden(stream.getvalue(), but="\n\x7f" if not terminal else "\n") == []
+
+
+def test_a_publishers_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        Log().warning("refused", topic=HOSTILE)
+    assert_harmless(caplog.messages[0])
