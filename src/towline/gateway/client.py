@@ -13,11 +13,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalLocked, TowlineError
 from towline.gateway.endpoint import (
@@ -27,9 +26,11 @@ from towline.gateway.endpoint import (
     ProcessMark,
     revive,
 )
+from towline.gateway.interruptible import interruptible
+from towline.gateway.remembered import Position, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
@@ -57,8 +58,6 @@ _CHANNEL = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-
-_T = TypeVar("_T")
 
 #: Gateways started here: kept so that they can be reaped, never to be ended from here.
 _children: list[subprocess.Popen[bytes]] = []
@@ -93,32 +92,17 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What can be read: rows from the asked ``start`` up to ``end``, of a journal that reaches to ``tip``."""
+    """What can be read: rows from the asked ``start`` up to ``end``, of a journal that reaches to ``tip``.
+
+    ``incarnation`` names the opening of the journal that wrote the row below ``end``, and goes with that offset [I14].
+    """
 
     journal: str
     epoch: int
     first: int
     end: int
     tip: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What the outbox holds of a batch.
-
-    Attributes:
-        rows: So many of its rows, from the first on, durable.
-        end: Offset in the outbox after the last of them.
-        whole: Nothing more is expected of it.
-        already: They were there before this call.
-        newest: Number of the writer's newest batch; -1 when it has none.
-    """
-
-    rows: int
-    end: int
-    whole: bool
-    already: bool
-    newest: int
+    incarnation: str = ""
 
 
 class GatewayClient:
@@ -176,6 +160,7 @@ class GatewayClient:
         max_rows: int | None = None,
         max_bytes: int | None = None,
         safe: int | None = None,
+        incarnation: str = "",
     ) -> Window:
         """Commit everything before ``safe``, then wait for rows beyond ``start``.
 
@@ -189,12 +174,13 @@ class GatewayClient:
             max_rows: Most rows up to the answered ``end``.
             max_bytes: Most bytes up to the answered ``end``; one row is always allowed.
             safe: Offset up to which a power failure can't undo the commit log, ``start`` at most; None for ``start``.
+            incarnation: What ``start`` came with, "" for unknown.
 
         Returns:
             The window; its ``end`` is ``start`` when there is nothing new.
 
         Raises:
-            Fenced: TL-G04 for another journal, TL-G07 for a lease that was taken over.
+            Fenced: TL-G04 for another journal, TL-G26 for a copy that has gone on, TL-G07 for a lease taken over.
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have.
             GatewayUnreachable: When no gateway answers.
         """
@@ -207,21 +193,30 @@ class GatewayClient:
             "max_rows": max_rows,
             "max_bytes": max_bytes,
             "safe": safe,
+            "incarnation": incarnation,
         }
-        got = _interruptible(lambda: self._action("wait", asked, timeout_s + CALL_S))
-        return Window(**{key: got[key] for key in ("journal", "epoch", "first", "end", "tip")})
+        got = interruptible(lambda: self._action("wait", asked, timeout_s + CALL_S))
+        got.setdefault("incarnation", "")  # a gateway of the version before names none
+        return Window(**{key: got[key] for key in ("journal", "epoch", "first", "end", "tip", "incarnation")})
 
-    def read(self, journal: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    def read(self, journal: str, start: int, end: int, *, incarnation: str = "") -> Iterator[pa.RecordBatch]:
         """Stream the rows ``start`` to ``end`` - 1; nothing is consumed, no lease is needed [I4].
 
+        Args:
+            journal: Id of the journal.
+            start: Offset of the first row.
+            end: Offset after the last one.
+            incarnation: What ``end`` came with, "" for unknown.
+
         Raises:
-            Fenced: TL-G04 for another journal.
+            Fenced: TL-G04 for another journal, TL-G26 for an older copy that has gone on.
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have, TL-G11 for a short answer.
             GatewayUnreachable: When the gateway is gone, perhaps in the midst of the rows.
         """
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
-        ticket = flight.Ticket(json.dumps({"journal": journal, "start": start, "end": end}).encode())
+        asked = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
+        ticket = flight.Ticket(json.dumps(asked).encode())
         with self._translated():
             stream = self._connected().do_get(ticket)
         got = 0
@@ -248,9 +243,17 @@ class GatewayClient:
         """Ask for the account of the gateway: watermarks, consumers, readers, and the state of its pump."""
         return self._action("status", {}, timeout_s)
 
-    def commit(self, consumer: str, upto: int, *, journal: str) -> None:
-        """Move a consumer's watermark up to ``upto``, exclusive; it never goes back [I1]."""
-        self._action("commit", {"consumer": consumer, "upto": upto, "journal": journal})
+    def commit(self, consumer: str, upto: int, *, journal: str, incarnation: str = "") -> None:
+        """Move a consumer's watermark up to ``upto``, exclusive; it never goes back [I1].
+
+        Raises:
+            Fenced: TL-G04 for another journal, TL-G26 for an older copy that has gone on.
+        """
+        self._action("commit", {"consumer": consumer, "upto": upto, "journal": journal, "incarnation": incarnation})
+
+    def incarnation(self, offset: int) -> str:
+        """Which opening of the journal wrote the row below ``offset`` [I14]; "" where none did, or it is not known."""
+        return str(self._action("incarnation", {"offset": offset})["incarnation"])
 
     def forget(self, consumer: str) -> None:
         """Drop a consumer, so that what only it had not read can be removed.
@@ -264,15 +267,16 @@ class GatewayClient:
         """Give a lease back, so that the next reader need not wait for the end of this process."""
         self._action("release", {"consumer": lease.consumer, "lease": lease.token}, 2.0)
 
-    def place(self, writer: str, batch: int, origin: str = "") -> Stored:
+    def place(self, writer: str, batch: int, origin: str = "", attempt: str = "") -> Stored:
         """Ask how much of a batch the outbox holds; arguments are those of `send`.
 
         Raises:
-            JournalError: TL-J22, another batch with this number is there.
+            JournalError: TL-J17, the job is over. TL-J22, another batch with this number is there.
             GatewayError: TL-G20 when the gateway has no outbox.
             GatewayUnreachable: When no gateway answers.
         """
-        return Stored(**self._action("place", {"writer": writer, "batch": batch, "origin": origin}))
+        asked = {"writer": writer, "batch": batch, "origin": origin, "attempt": attempt}
+        return Stored(**self._action("place", asked))
 
     def send(
         self,
@@ -284,6 +288,7 @@ class GatewayClient:
         start: int = 0,
         whole: bool = True,
         origin: str = "",
+        attempt: str = "",
     ) -> Stored:
         """Bring the rows of a batch to the outbox; on return they are durable there, and they are there once [I10].
 
@@ -295,15 +300,21 @@ class GatewayClient:
             start: Number of the first of them within the batch; what the outbox holds already is left out.
             whole: The batch ends with these rows.
             origin: What the batch was made from, such as a hash of its offsets; empty for unknown.
+            attempt: Names one run through the rows of the batch: its pieces leave when the batch is whole, and not at
+                all if another attempt begins before. Empty for rows that have the same order in every run: their pieces
+                leave as they come.
 
         Raises:
             JournalFull: TL-J02, the outbox is full; try again later.
+            JournalError: TL-J15 it can never take the whole batch, TL-J16 another attempt has begun, TL-J17 the job is
+                over, TL-J22 another batch with this number is there.
             GatewayError: The gateway does not take them.
             GatewayUnreachable: The gateway is gone, perhaps after it had taken some: ask `place`.
         """
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
-        asked = {"writer": writer, "batch": batch, "start": start, "whole": int(whole), "origin": origin}
+        asked = {"writer": writer, "batch": batch, "start": start, "whole": int(whole)}
+        asked |= {"origin": origin, "attempt": attempt}
         command = json.dumps(asked).encode()
         with self._translated():
             stream, answers = self._connected().do_put(flight.FlightDescriptor.for_command(command), schema)
@@ -322,6 +333,23 @@ class GatewayClient:
             stream.close()
             return Stored(**json.loads(answer.to_pybytes()))
 
+    def outbox(self, offset: int) -> Position:
+        """Where the outbox stands, and which opening of its journal wrote the row below ``offset`` [I14].
+
+        Raises:
+            GatewayError: TL-G20 when the gateway has no outbox.
+            GatewayUnreachable: When no gateway answers.
+        """
+        return Position(**self._action("outbox", {"offset": offset}))
+
+    def end_job(self, job: str) -> None:
+        """Let the outbox forget the batches of a job; what comes of it later is refused (TL-J17).
+
+        Args:
+            job: ``job-<id>``; its writers are ``job-<id>/<part>``.
+        """
+        self._action("over", {"job": job})
+
     def sent(self, upto: int, *, timeout_s: float) -> bool:
         """Wait until each message of the outbox below `upto` is with the broker, refused for good, or expired.
 
@@ -334,6 +362,19 @@ class GatewayClient:
         """
         asked = {"upto": upto, "timeout_s": timeout_s}
         return bool(self._action("sent", asked, timeout_s + CALL_S)["done"])
+
+    def refused(self, do: str, at: int) -> dict[str, Any]:
+        """Look at the messages that the broker refused, or move them; see `towline.gateway.refused.Refused`.
+
+        Args:
+            do: ``page``, ``replay`` or ``drop``; each does a part and says where to go on.
+            at: Its argument, an offset.
+
+        Raises:
+            JournalFull: TL-J02, the outbox has no room for a replay now.
+            GatewayError: TL-G20, no outbox; TL-G32, no time.
+        """
+        return self._action("refused", {"do": do, "at": at})
 
     def close(self) -> None:
         """Close the connection; the gateway goes on."""
@@ -381,26 +422,6 @@ class GatewayClient:
 def _first_words(error: BaseException) -> str:
     """The kind of a foreign error, without its page of gRPC context."""
     return type(error).__name__.removeprefix("Flight").removesuffix("Error") or "no answer"
-
-
-def _interruptible(call: Callable[[], _T]) -> _T:
-    """Run a call on a thread of its own, so that signal handlers run here while it takes its time."""
-    outcome: list[tuple[_T | None, BaseException | None]] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            outcome.append((call(), None))
-        except BaseException as error:  # noqa: BLE001 - raised again below, on the caller's thread
-            outcome.append((None, error))
-        done.set()
-
-    threading.Thread(target=run, name="gateway-call", daemon=True).start()
-    done.wait()
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return cast("_T", value)
 
 
 def discover(state_dir: Path) -> GatewayClient | None:

@@ -2,20 +2,21 @@
 
 Messages are handed to the session in the order in which they came, so that order per topic is kept [MQTT-4.6.0-1, -5].
 Only a message that the broker puts off (0x97, quota exceeded) leaves the row: it is tried again later, and those of
-its topic that have not left yet wait behind it. Those of its topic that had left before the answer came can overtake
-it; a Receive Maximum of 1 at the broker excludes that.
+its topic that were not handed over yet wait behind it. Those that the session had before the answer came can overtake
+it, also where a Receive Maximum has let none of them leave.
 
 What an answer means is a table, `_FATES`.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from towline.journal.ranges import Ranges
 
@@ -48,7 +49,7 @@ class Dispatch:
     Args:
         done: What needs no sending; its owner adds to it.
         most_open: Messages handed over and not answered, at most.
-        most_bytes: The same in bytes of payload; one message is always allowed.
+        most_bytes: The same in bytes; one message is always allowed.
         most_waiting: Messages that wait behind one that was put off: beyond it nothing new is handed over.
     """
 
@@ -57,11 +58,13 @@ class Dispatch:
         self._most_open = most_open
         self._most_bytes = most_bytes
         self._most_waiting = most_waiting
-        #: number → topic and bytes of each message handed over and not answered; none of them is done
+        #: number → topic and bytes of each message handed over and not answered; done are only those that go once more,
+        #: or whose packet id is given back
         self.open: dict[int, tuple[str, int]] = {}
         #: sum of the bytes in `open`
         self.open_bytes = 0
-        #: topic → numbers that wait, in order; the first was put off, or is being tried again (then it is open)
+        #: topic → numbers that wait, in order. One of them was put off, or is being tried again (then it is open): the
+        #: first, unless older ones came later, of a batch that became whole
         self._waiting: dict[str, deque[int]] = {}
         #: how many numbers are in `_waiting`
         self._waiting_count = 0
@@ -72,11 +75,16 @@ class Dispatch:
         self._ready_set: set[int] = set()
 
     @property
+    def full(self) -> bool:
+        """So much is with the broker that nothing more may be handed over, not even what waited."""
+        return bool(self.open) and (len(self.open) >= self._most_open or self.open_bytes >= self._most_bytes)
+
+    @property
     def room(self) -> bool:
-        """Another message may be handed over."""
-        if self.open and (len(self.open) >= self._most_open or self.open_bytes >= self._most_bytes):
+        """A message that did not wait may be handed over: none that waited is before it."""
+        if self.full or self._ready:
             return False
-        return self._waiting_count + len(self._ready) < self._most_waiting
+        return self._waiting_count < self._most_waiting
 
     @property
     def waiting(self) -> int:
@@ -98,7 +106,7 @@ class Dispatch:
             return Fate.GO
         if number in queue:
             return Fate.KNOWN
-        queue.append(number)
+        insort(queue, number)
         self._waiting_count += 1
         return Fate.WAIT
 
@@ -132,51 +140,54 @@ class Dispatch:
     def _put_off(self, number: int, topic: str, now: float) -> None:
         queue = self._waiting.setdefault(topic, deque())
         if number not in queue:  # a second one of the topic that had left before the first answer came
-            queue.append(number)
-            self._waiting[topic] = deque(sorted(queue))
+            insort(queue, number)
             self._waiting_count += 1
         _, pause = self._again.get(topic, (0.0, _FIRST_PAUSE))
-        if self._waiting[topic][0] == number or topic not in self._again:
+        if queue[0] == number or topic not in self._again:
             self._again[topic] = (now + pause, min(2 * pause, _LONGEST_PAUSE))
 
     def _settled(self, number: int, topic: str) -> None:
         """Let those go that waited behind this one."""
         queue = self._waiting.get(topic)
-        if queue is None or queue[0] != number:
+        if queue is None or number not in queue:
             return
-        queue.popleft()
-        self._waiting_count -= len(queue) + 1
+        if queue[0] != number:  # it was tried again, and an older one was put off, or came, meanwhile
+            queue.remove(number)
+            self._waiting_count -= 1
+            return
+        self._waiting_count -= len(queue)
         del self._waiting[topic], self._again[topic]
-        self._ready.extend(queue)
-        self._ready_set.update(queue)
+        free = [other for other in queue if other != number and other not in self.open]
+        self._ready.extend(free)
+        self._ready_set.update(free)
 
     def due(self) -> float | None:
-        """When `ready` has something by the clock, None for never; what is ready already counts as 0."""
+        """When `ready` has something by the clock, None for never or after an answer; what is ready counts as 0."""
+        if self.full:
+            return None
         if self._ready:
             return 0.0
         times = [at for topic, (at, _) in self._again.items() if self._waiting[topic][0] not in self.open]
         return min(times, default=None)
 
-    def ready(self, now: float, most: int) -> list[int]:
-        """Numbers that waited and may be handed over now, in order; each has to be handed over, or dropped."""
-        found: list[int] = []
-        for topic, (at, _) in self._again.items():
-            first = self._waiting[topic][0]
-            if at <= now and first not in self.open and len(found) < most:
-                found.append(first)
-        while self._ready and len(found) < most:
+    def ready(self, now: float, most: int) -> Iterator[int]:
+        """Numbers that waited and may be handed over now, in order; what is taken has to be handed over, or dropped."""
+        due = [self._waiting[topic][0] for topic, (at, _) in self._again.items() if at <= now]
+        firsts = [number for number in due if number not in self.open][:most]
+        yield from firsts
+        left = most - len(firsts)
+        while self._ready and left:
+            left -= 1
             number = self._ready.popleft()
             self._ready_set.discard(number)
-            found.append(number)
-        return found
+            yield number
 
     def wait_again(self, number: int, topic: str) -> bool:
         """Whether a message from `ready` has to wait after all, behind one of its topic put off meanwhile."""
         queue = self._waiting.get(topic)
         if queue is None or queue[0] == number:
             return False
-        queue.append(number)
-        self._waiting[topic] = deque(sorted(queue))
+        insort(queue, number)
         self._waiting_count += 1
         return True
 
@@ -203,4 +214,5 @@ class Dispatch:
         assert all(self._waiting.values())
         assert all(list(queue) == sorted(queue) for queue in self._waiting.values())
         assert set(self._ready) == self._ready_set
+        assert not self._ready_set & self.open.keys()
         assert not any(number in self._done for number in self.open)

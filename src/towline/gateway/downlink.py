@@ -6,42 +6,50 @@ session, `attach` for a new session, `lost` when a connection ends; nothing here
     received by the broker   noted in memory at once, on disk with the next flush: a crash between costs a repeat
     QoS 2                    packet id before PUBLISH, phase before PUBREL, both durable [I10]: a crash costs nothing
     QoS 0                    done before it leaves: it may be lost, never doubled
-    refused for good         set aside with its reason code before it is done; the others go on
+    refused for good         set aside with its reason before it is done; the others go on, and without room there all
+                             wait [I7]. A message at which the broker ends the connection is refused too (`suspects`)
     expired                  done and counted, where its PUBLISH has not left [MQTT-4.3.3-7]
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from mqtt5 import PublishPacket
+from mqtt5 import PublishPacket, QoS
 
-from towline.errors import JournalFull
+from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
 from towline.gateway.dispatch import Dispatch, Fate
 from towline.gateway.outrows import Outgoing, outgoing
-from towline.gateway.refused import Refused
+from towline.gateway.receipts_wire import Content
+from towline.gateway.refused import REPLAYED, Refused
+from towline.gateway.suspects import STRIKES, Suspects
 from towline.journal import Flight, Outbox
 from towline.journal.outbox import PUBLISHED, RELEASED
 from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany
 from towline.mqtt.outbound import Phase
-from towline.mqtt.reasons import reason_words
+from towline.mqtt.reasons import CUT, reason_words
 from towline.mqtt.session import Session, State
 
 __all__ = ["Downlink", "Outcome"]
 
+_T = TypeVar("_T")
+
 #: Messages with the broker at once, at most; its Receive Maximum is mostly the smaller one.
 _MOST_OPEN: Final = 8_000
-#: The same in bytes of payload.
-_MOST_BYTES: Final = 32 << 20
+#: The same in bytes; each byte is there three times, in its packet, encoded, and unsent.
+_MOST_BYTES: Final = 16 << 20
 #: Messages that may wait behind such as were put off, before nothing new is sent.
 _MOST_WAITING: Final = 10_000
-#: Rows decoded at a time.
+#: Rows decoded at a time, and their bytes, unless it is one row.
 _CHUNK: Final = 1000
+_CHUNK_BYTES: Final = 8 << 20
 #: Nothing is handed over while the transport holds this many bytes the system has not taken.
 _MOST_UNSENT: Final = 1 << 20
 #: What is done reaches the disk after this many messages, or this many seconds.
@@ -49,6 +57,15 @@ _FLUSH_MESSAGES: Final = 5_000
 _FLUSH_S: Final = 0.2
 #: Pause before a full disk is asked again, in seconds.
 _ROOM_RETRY: Final = 0.5
+#: A connection that ends within so many seconds after something has left may have ended because of it.
+_PROMPT_S: Final = 5.0
+#: Seconds that a connection has to last before the first message leaves, while one of them is suspected: a broker that
+#: ends every connection would make each of them a suspect.
+_QUIET_S: Final = 1.0
+
+
+#: Stands for a message of which only the packet id matters any more.
+_UNNAMED: Final = PublishPacket("-", b"", qos=QoS.EXACTLY_ONCE, packet_id=1)
 
 
 class Outcome(Enum):
@@ -70,7 +87,7 @@ class Downlink:
         max_age_s: Messages that came this many seconds ago are not sent any more; None for no such limit.
         on_outcome: Called with the number of each message that is done and what became of it, before the disk knows.
         on_progress: Called when messages were done since the last time.
-        mark: Number → user properties to be added to the message, for an owner that sends messages again.
+        mark: Number and content → user properties to be added to the message, for an owner that sends messages again.
     """
 
     def __init__(
@@ -83,12 +100,13 @@ class Downlink:
         max_age_s: float | None = None,
         on_outcome: Callable[[int, Outcome], None] | None = None,
         on_progress: Callable[[], None] = lambda: None,
-        mark: Callable[[int], Sequence[tuple[str, str]]] | None = None,
+        mark: Callable[[int, Content], Sequence[tuple[str, str]]] | None = None,
     ) -> None:
         self._outbox = outbox
         self._handle = handle
         self._log = log
-        self._refused = Refused(aside, log)
+        #: For the same thread.
+        self.refused = Refused(aside, outbox)
         self._max_age_us = None if max_age_s is None else int(max_age_s * 1e6)
         self._on_outcome = on_outcome
         self._on_progress = on_progress
@@ -101,41 +119,112 @@ class Downlink:
         self._cursor = outbox.done.watermark
         self._reader: Iterator[Any] = iter(())
         self._entries: deque[Outgoing] = deque()
-        #: Answers not carried out yet: refused messages with their reason, to be set aside together.
-        self._to_set_aside: list[tuple[int, int]] = []
+        #: Answers not carried out yet: number → reason of refused messages, to be set aside together.
+        self._to_set_aside: dict[int, int] = {}
+        #: Why nothing is sent: there is no room for what was refused. None while there is.
+        self.held_back: str | None = None
+        self._suspects = Suspects()
+        #: Calls of other threads, for this one.
+        self._asked: deque[tuple[Callable[[Refused], Any], Future[Any]]] = deque()
+        #: When the first message may leave a connection, while one is suspected; None while there is none.
+        self._quiet_until: float | None = None
         #: Outcomes not in the ledger yet.
         self._counted: dict[str, int] = {}
         self._unflushed = 0
-        self._flush_at: float | None = None
+        #: Numbers that a life before this one had set aside; the outbox learns of it now.
+        self._aside_before: set[int] = set()
+        #: At the start for what a crash left done without a word of it: nothing else may ever bring its room back.
+        self._flush_at: float | None = time.monotonic()
         self._news = False
         self._room_at = 0.0
+        with contextlib.suppress(JournalError):  # said again where something is to be set aside, or looked at
+            for number in self.refused.unfinished():
+                self._aside_before.add(number)
+                self._done(number, Outcome.REFUSED)
+
+    # -- from any thread --
+
+    def ask(self, call: Callable[[Refused], _T]) -> Future[_T]:
+        """Let a call look at the refused messages on the driver's thread, at its next turn; wake it."""
+        answer: Future[_T] = Future()
+        self._asked.append((call, answer))
+        return answer
+
+    def _answer(self) -> None:
+        call, answer = self._asked.popleft()
+        self.flush()  # with the counters, before a replay writes what is done
+        try:
+            answer.set_result(call(self.refused))
+        except Exception as error:
+            answer.set_exception(error)
+            if isinstance(error, JournalFailed):
+                raise
 
     # -- for the driver --
 
     def attach(self, session: Session) -> None:
         """Begin with a new session: what the disk knows to be in flight is its business, all else is met again."""
         self._session = session
+        session.outbound.limit = 0 if self._suspects.careful else None
         self._dispatch.start_again(list(self._dispatch.open))
         for packet_id, flight in self._outbox.flights.items():
             self._restore(session, packet_id, flight)
         self._rewind()
 
     def _restore(self, session: Session, packet_id: int, flight: Flight) -> None:
-        message = self._fetch(flight.number)
-        # Of what is sent a second time, the first may be done; its packet id is in use all the same.
-        forgotten = flight.number in self._outbox.done and self._mark is None
-        if forgotten or not isinstance(message.content, PublishPacket):
-            self._outbox.finish((), [packet_id])
-            return
-        phase = Phase.RELEASED if flight.phase == RELEASED else Phase.PUBLISHED
-        left = _left(message, time.monotonic(), time.time_ns() // 1000)
-        session.outbound.restore(packet_id, flight.number, message.content, phase, left)
-        self._dispatch.hand_over(flight.number, message.topic, message.size)
+        number, topic, size, left = flight.number, "", 0, None
+        packet: PublishPacket | int = _UNNAMED
+        phase = Phase.RELEASED
+        # Of what was sent a second time the first may have been enough, and the row be gone. The packet id has to be
+        # given back all the same: the broker may hold the message, and would take the next with that id for a repeat.
+        done = number in self._outbox.done and (self._mark is None or number in self._aside_before)
+        if number >= self._outbox.journal.first and not done:
+            message = self._fetch(number)
+            topic, size, packet = message.topic, message.size, message.content
+            phase = Phase.RELEASED if flight.phase == RELEASED else Phase.PUBLISHED
+            left = _left(message, time.monotonic(), time.time_ns() // 1000)
+        given_up = packet if isinstance(packet, int) else 0
+        session.outbound.restore(packet_id, number, _UNNAMED if isinstance(packet, int) else packet, phase, left)
+        self._dispatch.hand_over(number, topic, size)
+        if given_up:
+            session.outbound.give_up(number, given_up)
 
-    def lost(self, withdrawn: Iterable[int]) -> None:
-        """The connection is gone; these never left."""
+    def lost(self, withdrawn: Iterable[int]) -> bool:
+        """The connection is gone; these never left. Whether a message was found that made the broker end it."""
+        found = self._session is not None and self._suspect(self._session)
         self._dispatch.start_again(withdrawn)
         self._rewind()
+        return found
+
+    def _suspect(self, session: Session) -> bool:
+        """Find the message that made the broker end the connection."""
+        outbound, before = session.outbound, self._suspects.careful
+        unanswered = [token for token in outbound.unanswered if token in self._dispatch.open]
+        exact = not outbound.unanswerable and len(unanswered) == len(outbound.unanswered)
+        prompt = time.monotonic() - outbound.sent_at < _PROMPT_S
+        found = self._suspects.ended(unanswered, cut=session.cut and prompt, exact=exact)
+        if found is not None:
+            self._log.warning(
+                "the broker ends the connection at this message", number=found, times=STRIKES, code="TL-M47"
+            )
+            outbound.give_up(found, CUT)
+        elif self._suspects.careful and not before:
+            self._log.warning("sending one message at a time: the broker ends the connection at one", code="TL-M48")
+        outbound.limit = 0 if self._suspects.careful else None
+        self._quiet_until = None
+        return found is not None
+
+    def _pace(self, session: Session, now: float) -> None:
+        """Send one message at a time while one is suspected, the first after a time of quiet."""
+        outbound = session.outbound
+        if outbound.limit is None or session.state is not State.ONLINE:
+            return
+        if self._quiet_until is None:
+            self._quiet_until = now + _QUIET_S
+        limit = None if not self._suspects.careful else 1 if now >= self._quiet_until else 0
+        if limit != outbound.limit:
+            outbound.limit = limit
+            self._handle(PublishMany(()))
 
     def perform(self, action: Action) -> None:
         """Carry out what the session asks for.
@@ -163,16 +252,23 @@ class Downlink:
         for first, end in ranges:
             start = first
             while (start := max(start, self._outbox.journal.first)) < end:
-                for batch in self._outbox.read(start, min(start + _CHUNK, end), batch_rows=_CHUNK):
-                    yield from outgoing(batch, start, self._mark, again=True)
-                    start += batch.num_rows
+                try:
+                    for batch in self._outbox.read(start, min(start + _CHUNK, end), batch_bytes=_CHUNK_BYTES):
+                        yield from outgoing(batch, start, self._mark, again=True)
+                        start += batch.num_rows
+                except JournalError as error:
+                    if error.code != "TL-J07" or start >= self._outbox.journal.first:
+                        raise  # otherwise they were let go between two turns: nobody waits for them any more
 
     @property
     def oldest(self) -> int | None:
-        """The smallest number whose row has to stay: on its way, put off, or so as the disk knows it; None for none."""
-        on_disk = [number for number, _ in self._outbox.journal.held.values()]
+        """The smallest number whose row has to stay; None for none.
+
+        Rows on their way, or so as the disk knows it, put off, or to be set aside.
+        """
+        on_disk = (number for number, _ in self._outbox.journal.held.values())
         waiting = self._dispatch.oldest
-        return min(on_disk if waiting is None else (*on_disk, waiting), default=None)
+        return min((*on_disk, *self._to_set_aside, *(() if waiting is None else (waiting,))), default=None)
 
     def turn(self, *, unsent: int = 0) -> None:
         """Hand over what may go, and bring to the disk what is due.
@@ -184,9 +280,15 @@ class Downlink:
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
         now = time.monotonic()
+        while self._asked:
+            self._answer()
         self._set_aside(now)
+        if self._outbox.settle():
+            self._noted()
         if self._flush_at is not None and (now >= self._flush_at or self._unflushed >= _FLUSH_MESSAGES):
             self.flush()
+        if self._session is not None:
+            self._pace(self._session, now)
         online = self._session is not None and self._session.state is State.ONLINE
         if online and unsent < _MOST_UNSENT and now >= self._room_at:
             self._send(now)
@@ -196,9 +298,10 @@ class Downlink:
 
     def due(self) -> float | None:
         """When `turn` is due by the clock, None for never; new rows and answers are for others to tell."""
-        times = [self._flush_at]
+        times = [self._flush_at, self._room_at if self._to_set_aside else None]
         if self._session is not None and self._session.state is State.ONLINE:
             times.append(self._dispatch.due())
+            times.append(self._quiet_until if self._session.outbound.limit == 0 else None)
             times.append(self._room_at if self._room_at > time.monotonic() else None)
         return min((at for at in times if at is not None), default=None)
 
@@ -216,15 +319,22 @@ class Downlink:
         """Write what memory alone knows; the outbox stays open."""
         self._set_aside(float("inf"))
         self.flush()
-        self._refused.close()
+        while self._asked:
+            self._asked.popleft()[1].cancel()
+        self.refused.close()
 
     def status(self) -> dict[str, Any]:
-        """The account: accepted = queued + in_flight + delivered + expired + refused [I11]; from any thread, about."""
+        """The account: accepted = queued + in_flight + delivered + expired + refused [I11]; from any thread, about.
+
+        Rows of a batch that is not whole are not accepted yet; those that were brought anew never are.
+        """
         ledger, counted = self._outbox.ledger, dict(self._counted)
         expired, refused = (
             ledger.get(o.value, 0) + counted.get(o.value, 0) for o in (Outcome.EXPIRED, Outcome.REFUSED)
         )
-        accepted, waiting = self._outbox.end, self._outbox.waiting
+        replayed = ledger.get(REPLAYED, 0)  # accepted a second time, and refused no more
+        waiting, incomplete, dropped = self._outbox.waiting, self._outbox.incomplete, self._outbox.dropped
+        accepted, refused = self._outbox.end - incomplete - dropped - replayed, refused - replayed
         in_flight = min(len(self._dispatch.open), waiting)
         return {
             "accepted": accepted,
@@ -233,6 +343,10 @@ class Downlink:
             "delivered": accepted - waiting - expired - refused,
             "expired": expired,
             "refused": refused,
+            "replayed": replayed,
+            "held_back": self.held_back,
+            "incomplete": incomplete,
+            "dropped": dropped,
             "put_off": self._dispatch.waiting,
             "resent_after_lost_session": ledger.get("resent_after_lost_session", 0),
             "unsure_after_lost_session": ledger.get("unsure_after_lost_session", 0),
@@ -246,7 +360,8 @@ class Downlink:
     def _send(self, now: float) -> None:
         messages: list[Publish] = []
         clock = time.time_ns() // 1000
-        for number in self._dispatch.ready(now, _CHUNK):
+        ready = self._dispatch.ready(now, _CHUNK)
+        while not self._dispatch.full and (number := next(ready, None)) is not None:
             message = self._fetch(number)
             if not self._dispatch.wait_again(number, message.topic):
                 self._go(message, now, clock, messages)
@@ -254,6 +369,8 @@ class Downlink:
             if following.number in self._outbox.done and following.number not in self._dispatch.open:
                 self._go(following, now, clock, messages)
         while self._dispatch.room and (following := self._next()) is not None:
+            if following.number in self._to_set_aside:
+                continue
             if self._dispatch.admit(following.number, following.topic) is Fate.GO:
                 self._go(following, now, clock, messages)
         if messages:
@@ -264,10 +381,11 @@ class Downlink:
         expires = self._expires(message)
         if expires is not None and expires <= clock_us:
             self._dispatch.drop(message.number, message.topic)
+            self._suspects.answered(message.number)
             self._done(message.number, Outcome.EXPIRED)
         elif isinstance(message.content, int):
             self._dispatch.drop(message.number, message.topic)
-            self._to_set_aside.append((message.number, message.content))
+            self._to_set_aside[message.number] = message.content
         else:
             self._dispatch.hand_over(message.number, message.topic, message.size)
             messages.append(Publish(message.number, message.content, _left(message, now, clock_us)))
@@ -294,12 +412,15 @@ class Downlink:
     def _next(self) -> Outgoing | None:
         """The next row, None when there is none."""
         while not self._entries:
+            if self._cursor < self._outbox.done.watermark:  # rows from there on may be gone
+                self._reader = iter(())
             batch = next(self._reader, None)
             if batch is not None:
                 self._entries.extend(outgoing(batch, self._cursor, self._mark))
                 self._cursor += batch.num_rows
-            elif self._cursor < self._outbox.end:
-                self._reader = self._outbox.read(self._cursor, self._outbox.end, batch_rows=_CHUNK)
+            elif found := self._outbox.following(self._cursor):
+                self._cursor, end = found
+                self._reader = self._outbox.read(self._cursor, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES)
             else:
                 return None
         return self._entries.popleft()
@@ -320,12 +441,14 @@ class Downlink:
     def _acknowledged(self, action: Acknowledged) -> None:
         if action.token not in self._dispatch.open:
             return  # of a session before this one
+        if self._suspects.cuts:
+            self._suspects.answered(action.token)
         freed = [action.packet_id] if self._outbox.holds(action.packet_id) else ()
         fate = self._dispatch.answered(action.token, action.reason, time.monotonic() if action.reason else 0.0)
         sent_before = not action.packet_id and action.token in self._outbox.done  # QoS 0
         if fate is Fate.REFUSED or (sent_before and action.reason):
             self._outbox.finish((), freed)
-            self._to_set_aside.append((action.token, action.reason))
+            self._to_set_aside[action.token] = action.reason
         elif sent_before:
             pass
         elif fate is Fate.LATER:
@@ -340,12 +463,16 @@ class Downlink:
         self._outbox.finish((number,), freed)
         if outcome is not Outcome.DELIVERED:  # of those there are as many as are done otherwise
             self._counted[outcome.value] = self._counted.get(outcome.value, 0) + 1
+        self._noted()
+        if self._on_outcome is not None and not again:
+            self._on_outcome(number, outcome)
+
+    def _noted(self) -> None:
+        """Something is done: the disk learns of it soon, and whoever waits for it."""
         self._unflushed += 1
         self._news = True
         if self._flush_at is None:
             self._flush_at = time.monotonic() + _FLUSH_S
-        if self._on_outcome is not None and not again:
-            self._on_outcome(number, outcome)
 
     def _count(self) -> None:
         """Bring counters to the ledger; what they count has to become durable in the same frame."""
@@ -364,15 +491,26 @@ class Downlink:
         self._outbox.fly(flights)
 
     def _set_aside(self, now: float) -> None:
-        """Keep what the broker refused, durable, before it counts as done."""
+        """Keep what the broker refused, durable, before it counts as done; without room it waits, and so do all."""
         if not self._to_set_aside or now < self._room_at:
             return
-        waiting, self._to_set_aside = self._to_set_aside, []
-        for number, reason in waiting:
-            self._log.warning("refused", number=number, reason=reason_words(reason), code="TL-M40")
-        self._refused.keep((next(iter(self._outbox.read(n, n + 1))), n, reason) for n, reason in waiting)
-        for number, _ in waiting:
-            self._done(number, Outcome.REFUSED)
+        waiting = list(self._to_set_aside.items())
+        rows = ((next(iter(self._outbox.read(number, number + 1))), number, reason) for number, reason in waiting)
+        try:
+            for numbers in self.refused.keep(rows):
+                for number in numbers:
+                    self._refuse(number, self._to_set_aside.pop(number))
+        except (JournalFull, JournalLocked) as error:
+            if self.held_back is None:
+                self._log.warning("no room for refused messages", reason=str(error), code="TL-M49")
+            self.held_back = str(error)
+            self._room_at = time.monotonic() + _ROOM_RETRY
+        else:
+            self.held_back = None
+
+    def _refuse(self, number: int, reason: int) -> None:
+        self._log.warning("refused", number=number, reason=reason_words(reason), code="TL-M40")
+        self._done(number, Outcome.REFUSED)
 
     def _hold_back(self, error: JournalFull) -> None:
         self._room_at = time.monotonic() + _ROOM_RETRY

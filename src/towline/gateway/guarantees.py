@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from towline.gateway.settings import AckAfter, Guarantee, Subscription
+from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee, Subscription
 
-__all__ = ["KNOBS", "Knobs", "conf_problem", "knobs", "low_subscription"]
+__all__ = ["KNOBS", "Knobs", "conf_problem", "knobs", "low_subscription", "sharing_problem"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,28 @@ def low_subscription(
     table = KNOBS[guarantee]
     least = table.least_qos_keyed if keyed else table.least_qos
     return next((one for one in subscriptions if one.qos < least), None)
+
+
+def sharing_problem(settings: GatewaySettings, publish_qos: int | None = None) -> tuple[str, str] | None:
+    """Why QoS 2 can't keep its promise with these brokers, and what to do; None where it can.
+
+    Exactly once is a matter between two sides that both remember the packet id [MQTT-4.3.3]: a broker that takes over
+    from another without its sessions knows of none, so what was under way comes, or goes, a second time.
+
+    Args:
+        settings: Of a line that promises exactly once, or publishes with QoS 2.
+        publish_qos: What it publishes with; None for a line that receives.
+    """
+    if not settings.several_sessions:
+        return None
+    promise = f"guarantee {settings.guarantee}"
+    weaker = "take guarantee at_least_once"
+    if publish_qos == 2 and settings.guarantee is not Guarantee.EXACTLY_ONCE:
+        promise, weaker = "QoS 2", "publish with QoS 1"
+    several = f"{len(settings.brokers)} brokers" if len(settings.brokers) > 1 else "follow_redirects"
+    what = f"{promise} with {several} needs them to share sessions: one that takes over would double what is under way"
+    do = f"Set brokers_share_sessions = true if they are one cluster that does, or give one address; or {weaker}."
+    return what, do
 
 
 def conf_problem(guarantee: Guarantee, conf: Mapping[str, object]) -> tuple[str, str] | None:

@@ -22,6 +22,13 @@ class Inbox(Protocol):
         """The next offset; every row below it is durable."""
 
     @property
+    def incarnation(self) -> str:
+        """Names this opening of the store: another one that went on from a copy has another [I14]."""
+
+    def incarnation_of(self, offset: int) -> str:
+        """Which opening of the store wrote the row below `offset`; "" where none did, or it is not known [I14]."""
+
+    @property
     def committed(self) -> int:
         """Every consumer has committed the rows below."""
 

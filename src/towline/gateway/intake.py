@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from mqtt5 import PublishPacket
 
-from towline.gateway.receipts_wire import NUMBER_KEY, unmarked
+from towline.gateway.receipts_wire import AUTH_KEY, ID_KEY, NUMBER_KEY, unmarked
 from towline.gateway.rows import ROW_SCHEMA
 from towline.mqtt.events import Messages
+from towline.mqtt.stubs import Published
 
 __all__ = ["to_rows"]
 
@@ -23,6 +23,8 @@ _QOS: Final = bytes(byte >> 1 & 3 for byte in range(256))
 _RETAIN: Final = bytes(byte & 1 for byte in range(256))
 _DUPLICATE: Final = bytes(byte >> 3 & 1 for byte in range(256))
 _FALSE: Final = pa.scalar(False)
+#: Bytes of a payload whose copy would be felt.
+_LARGE: Final = 1 << 20
 
 
 def to_rows(
@@ -41,7 +43,7 @@ def to_rows(
     packets, headers, count = messages.packets, messages.headers, len(messages)
     columns = [
         pa.array(messages.topics, pa.string()),
-        pa.array([p.payload for p in packets], pa.binary()),
+        _payloads([p.payload for p in packets]),
         pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(headers.translate(_QOS))]),
         _flags(headers.translate(_RETAIN)),
         _flags(headers.translate(_DUPLICATE)),
@@ -59,6 +61,15 @@ def to_rows(
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
+def _payloads(values: list[bytes | None]) -> pa.Array:
+    """A large message mostly comes alone, and is used where it lies instead of copied; None is a stub's."""
+    alone = values[0] if len(values) == 1 else None
+    if alone is not None and len(alone) >= _LARGE:
+        ends = pa.py_buffer(array("i", (0, len(alone))))
+        return pa.Array.from_buffers(pa.binary(), 1, [None, ends, pa.py_buffer(alone)])
+    return pa.array(values, pa.binary())
+
+
 def _flags(values: bytes) -> pa.Array:
     if 1 not in values:
         return pa.repeat(_FALSE, len(values))
@@ -72,7 +83,7 @@ def _optional(values: list[Any], column: str) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _payload_format(packets: Sequence[PublishPacket]) -> pa.Array:
+def _payload_format(packets: Sequence[Published]) -> pa.Array:
     """Payload Format Indicator 1 is UTF-8 text; the codec can't tell 0 from absent, so both are null."""
     values = [p.payload_format_indicator for p in packets]
     if 1 not in values:
@@ -80,18 +91,19 @@ def _payload_format(packets: Sequence[PublishPacket]) -> pa.Array:
     return pa.array([True if value else None for value in values], pa.bool_())
 
 
-def _lists(values: list[list[Any]], column: str) -> pa.Array:
+def _lists(values: Sequence[Sequence[Any]], column: str) -> pa.Array:
     kind = ROW_SCHEMA.field(column).type
     if not any(values):
         return pa.nulls(len(values), kind)
     return pa.array([value or None for value in values], kind)
 
 
-def _user_properties(packets: Sequence[PublishPacket], *, strip_marks: bool) -> pa.Array:
+def _user_properties(packets: Sequence[Published], *, strip_marks: bool) -> pa.Array:
     """Order and repetition are kept [MQTT-3.3.2-18]."""
     values = [p.user_properties for p in packets]
     if strip_marks and any(values):
-        values = [unmarked(v) if any(key == NUMBER_KEY for key, _ in v) else v for v in values]
+        marks = (NUMBER_KEY, ID_KEY, AUTH_KEY)
+        values = [unmarked(v) if any(key in marks for key, _ in v) else v for v in values]
     if not any(values):
         return pa.nulls(len(values), ROW_SCHEMA.field("user_properties").type)
     rows = [[{"key": key, "value": value} for key, value in pairs] or None for pairs in values]

@@ -11,7 +11,10 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from mqtt5 import PublishPacket, QoS
 
+from towline.gateway.receipts_wire import Content, unmarked
 from towline.gateway.rows import ROW_SCHEMA
+from towline.mqtt import fence
+from towline.mqtt.outbound import LONGEST_EXPIRY
 
 __all__ = ["MESSAGE_SCHEMA", "OUTBOX_SCHEMA", "REFUSED_SCHEMA", "Outgoing", "arrived", "outgoing", "packet", "rows_of"]
 
@@ -34,10 +37,11 @@ OUTBOX_SCHEMA: Final = MESSAGE_SCHEMA.append(pa.field("arrived_at", pa.timestamp
 REFUSED_SCHEMA: Final = OUTBOX_SCHEMA.append(pa.field("number", pa.int64())).append(pa.field("reason", pa.int16()))
 
 _QOS: Final = {0: QoS.AT_MOST_ONCE, 1: QoS.AT_LEAST_ONCE, 2: QoS.EXACTLY_ONCE}
-#: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
-_LONGEST_EXPIRY: Final = 0xFFFFFFFF
-#: Reason codes of a message that MQTT can't say: topic name invalid, payload format invalid.
-_TOPIC_INVALID, _FORMAT_INVALID = 0x90, 0x99
+#: What a pair costs in memory beside its text.
+_PAIR_BYTES: Final = 100
+#: Reason codes of a message that MQTT can't say: topic name invalid, packet too large, payload format invalid, QoS not
+#: supported.
+_TOPIC_INVALID, _TOO_LARGE, _FORMAT_INVALID, _QOS_INVALID = 0x90, 0x95, 0x99, 0x9B
 
 
 class Outgoing(NamedTuple):
@@ -47,7 +51,7 @@ class Outgoing(NamedTuple):
         number: Its offset in the outbox.
         topic: Where it goes.
         qos: 0, 1 or 2.
-        size: Bytes of its payload.
+        size: Bytes of it in memory, about: payload, topic and properties.
         arrived_at_us: Microseconds since 1970 UTC.
         expires_at_us: The same, None for never.
         content: The packet, or the reason code of what MQTT has no way to say.
@@ -81,7 +85,7 @@ def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 def outgoing(
     rows: pa.RecordBatch,
     first: int,
-    mark: Callable[[int], Sequence[tuple[str, str]]] | None = None,
+    mark: Callable[[int, Content], Sequence[tuple[str, str]]] | None = None,
     *,
     again: bool = False,
 ) -> Iterator[Outgoing]:
@@ -90,10 +94,10 @@ def outgoing(
     Args:
         rows: Of `OUTBOX_SCHEMA`.
         first: Number of the first.
-        mark: Number → user properties that are added to the message's own.
+        mark: Number and content → user properties that are added to the message's own, in place of such as it has.
         again: Sent before: without RETAIN, or an old value would take the place of a newer one.
     """
-    columns = [column.to_pylist() if column.null_count < len(column) else None for column in rows.columns[:-1]]
+    columns, unreadable = _values(rows)
     topics, payloads, qos, retain, *rest = columns
     stamps = rows.column("arrived_at").view(pa.int64()).to_pylist()  # a cast would load pyarrow.compute
     plain = not any(rest)
@@ -101,21 +105,45 @@ def outgoing(
         topic = (topics[at] if topics else None) or ""
         payload = (payloads[at] if payloads else None) or b""
         level = (qos[at] if qos else None) or 0
+        arrival = stamps[at] or 0
         extra = () if plain else tuple(column[at] if column else None for column in rest)
         expiry = extra[5] if extra else None
         if mark is not None:
             extra = extra or (None,) * 6
-            own = [{"key": key, "value": value} for key, value in mark(first + at)]
-            extra = (*extra[:4], [*(extra[4] or ()), *own], extra[5])
+            users = extra[4] or ()
+            pairs = unmarked([(p["key"] or "", p["value"] or "") for p in users if p])
+            content = Content(topic, payload, extra[0], bool(extra[1]), extra[2], extra[3], pairs)
+            own = [{"key": key, "value": value} for key, value in (*pairs, *mark(first + at, content))]
+            extra = (*extra[:4], [*own, *(p for p in users if not p)], extra[5])
         yield Outgoing(
             first + at,
             topic,
             level,
-            len(payload),
-            stamps[at],
-            None if expiry is None else stamps[at] + max(0, expiry) * 1_000_000,
-            packet(topic, payload, level, bool(retain and retain[at]) and not again, *extra),
+            len(payload) + len(topic) + (_size(extra) if extra else 0),
+            arrival,
+            None if expiry is None else arrival + _expiry(expiry) * 1_000_000,
+            unreadable.get(at) or packet(topic, payload, level, bool(retain and retain[at]) and not again, *extra),
         )
+
+
+def _values(rows: pa.RecordBatch) -> tuple[list[list[Any] | None], dict[int, int]]:
+    """The columns but the last as lists, None for an empty one; and place → reason of rows with text that is none.
+
+    Arrow does not look whether a string is UTF-8, nor does Spark where bytes are cast to one.
+    """
+    columns: list[list[Any] | None] = []
+    unreadable: dict[int, int] = {}
+    for field, column in zip(rows.schema, rows.columns[:-1], strict=False):
+        try:
+            columns.append(column.to_pylist() if column.null_count < len(column) else None)
+        except UnicodeDecodeError:
+            columns.append([None] * len(column))
+            for at, value in enumerate(column):
+                try:
+                    columns[-1][at] = value.as_py()  # type: ignore[index]
+                except UnicodeDecodeError:
+                    unreadable[at] = _TOPIC_INVALID if field.name == "topic" else _FORMAT_INVALID
+    return columns, unreadable
 
 
 def packet(
@@ -133,21 +161,39 @@ def packet(
     """The PUBLISH of a row, or the reason code of one that MQTT has no way to say; its packet id is not meant."""
     if not topic:
         return _TOPIC_INVALID
+    if qos not in _QOS:
+        return _QOS_INVALID
     try:
-        return PublishPacket(
+        made = PublishPacket(
             topic,
             payload,
             qos=_QOS[qos],
             retain=retain,
             packet_id=1 if qos else None,
             payload_format_indicator=1 if payload_is_utf8 else 0,
-            message_expiry_interval=None
-            if message_expiry_seconds is None
-            else min(max(message_expiry_seconds, 0), _LONGEST_EXPIRY),
+            message_expiry_interval=None if message_expiry_seconds is None else _expiry(message_expiry_seconds),
             content_type=content_type,
             response_topic=response_topic,
             correlation_data=correlation_data,
             user_properties=[(p["key"] or "", p["value"] or "") for p in user_properties or ()],
         )
-    except (ValueError, TypeError, OverflowError, KeyError):
+        fence.check_size(made)
+    except fence.PacketTooLarge:
+        return _TOO_LARGE
+    except BaseException as error:  # whatever a row holds, it must not end the process that sends it
+        if isinstance(error, MemoryError) or not (isinstance(error, Exception) or fence.is_panic(error)):
+            raise  # nothing that the row is to blame for
         return _TOPIC_INVALID if any(c in topic for c in "+#\0") or len(topic) > 0x3FFF else _FORMAT_INVALID
+    return made
+
+
+def _size(extra: Sequence[Any]) -> int:
+    """Length of the properties, in the order of the columns; a property more counts some bytes for itself."""
+    content_type, _, response_topic, correlation_data, users, _ = extra
+    size = len(content_type or "") + len(response_topic or "") + len(correlation_data or b"")
+    return size + sum(_PAIR_BYTES + len(p["key"] or "") + len(p["value"] or "") for p in users or () if p)
+
+
+def _expiry(seconds: int) -> int:
+    """What MQTT has a number for: a column holds more."""
+    return min(max(seconds, 0), LONGEST_EXPIRY)

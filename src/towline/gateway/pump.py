@@ -14,34 +14,30 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import selectors
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
-from towline.errors import (
-    BrokerError,
-    ConfigError,
-    JournalFull,
-    Refused,
-    TakenOver,
-    TowlineError,
-    Unreachable,
-)
+from towline.errors import BrokerError, ConfigError, JournalFull, TakenOver, TowlineError, Unreachable
+from towline.errors import Refused as RefusedByBroker
 from towline.gateway.downlink import Downlink
 from towline.gateway.inbox import Inbox
 from towline.gateway.receipts_desk import ReceiptDesk, ledger_of
 from towline.gateway.record import recall
+from towline.gateway.refused import Refused
+from towline.gateway.rows import NO_ROWS
 from towline.gateway.sessions import session_config
 from towline.gateway.settings import AckAfter, GatewaySettings
 from towline.gateway.uplink import Uplink
 from towline.journal import Outbox
+from towline.mqtt.backoff import Backoff
 from towline.mqtt.codec import Decoder, MalformedPacket
 from towline.mqtt.connection import LEVELS
 from towline.mqtt.events import (
@@ -63,19 +59,22 @@ from towline.mqtt.events import (
     Stop,
     Suspended,
     Tick,
+    Written,
 )
+from towline.mqtt.reasons import CUT
 from towline.mqtt.redirect import Redirects
 from towline.mqtt.session import Session, State
 from towline.mqtt.transport import Tls, Transport, connect
 
 __all__ = ["Pump"]
 
+_T = TypeVar("_T")
+
 #: Below this a gulp may be the beginning of more, and waits `linger_ms`; above, waiting gains nothing.
 _SMALL_GULP: Final = 64 << 10
 #: Gulps taken without lingering after a wait in vain.
 _LINGER_REST: Final = 15
-#: First pause between two connection attempts in seconds; doubles up to the longest, with full jitter.
-_FIRST_PAUSE: Final = 0.25
+#: Longest pause between two connections, in seconds.
 _LONGEST_PAUSE: Final = 30.0
 #: A taken-over client id is given up when it happens twice in this many seconds.
 _TAKEOVER_WINDOW: Final = 60.0
@@ -115,6 +114,8 @@ class Pump:
         #: Publishers that want receipts; None when nobody gets any.
         self._ledger = ledger_of(settings, inbox)
         self._session = self._new_session()
+        #: The session was made while rows waited for room: it knows neither their numbers nor their packet ids.
+        self._stale = False
         self._tls = Tls(**settings.tls.model_dump())
         self._proxy = settings.way
         self._decoder = Decoder(settings.max_packet_bytes)
@@ -136,7 +137,7 @@ class Pump:
         self._endpoint = settings.brokers[0].endpoint
         #: Whether the current connection came online: after it the list is tried from its first broker again.
         self._served = False
-        self._failures = 0
+        self._backoff = Backoff(_LONGEST_PAUSE)
         self._retry_at = 0.0
         self._reading = False
         #: Gulps still to be taken as they come, because lingering brought nothing.
@@ -184,6 +185,13 @@ class Pump:
         if self._settings.acks is AckAfter.KAFKA or self._ledger is not None:
             self.wake()
 
+    def ask(self, call: Callable[[Refused], _T]) -> Future[_T]:
+        """Let a call look at the refused messages on the pump's thread; only for a gateway with an outbox."""
+        assert self._downlink is not None
+        answer = self._downlink.ask(call)
+        self.wake()
+        return answer
+
     def wake(self) -> None:
         """Make the loop look around now."""
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
@@ -207,7 +215,10 @@ class Pump:
             "qos2_held": len(inbound.held),
             "deduplicated": ledger.get("deduplicated", 0),
             "packet_ids_reused": ledger.get("packet_ids_reused", 0),
+            "packets_too_large": ledger.get("packets_too_large", 0),
+            "too_many_properties": ledger.get("too_many_properties", 0),
             "sessions_lost": ledger.get("sessions_lost", 0),
+            "session_kept_s": self._session_kept_s,
             "broker_max_packet_bytes": self._session.server.max_packet_size if self._session.server else None,
             "proxy": str(self._proxy) if self._proxy else None,
             "insecure": self._settings.tls.insecure,
@@ -246,8 +257,10 @@ class Pump:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        # Not while rows wait: a session made anew would give their numbers to others, and nothing could be read anyway.
+        # Not while rows wait: nothing could be read, and a session made anew would give their numbers to others.
         if self._transport is None and not self._uplink.full and now >= self._retry_at:
+            if self._stale:
+                self._renew_session()
             self._connect()
         self._uplink.find_room(now)
         if self._downlink is not None:
@@ -276,9 +289,12 @@ class Pump:
 
     def _serve_transport(self) -> None:
         assert self._transport is not None
-        if self._transport.unsent and not self._transport.flush():
+        waiting = self._transport.unsent
+        if waiting and not self._transport.flush():
             self._line_broke()
             return
+        if self._transport.unsent < waiting:
+            self._handle(Written())
         if self._reading:
             self._read_gulp()
         deadline = self._session.deadline()
@@ -370,19 +386,18 @@ class Pump:
         return more
 
     def _new_session(self) -> Session:
-        record = recall(self._inbox.session)
-        if record and record.client_id != self._settings.mqtt_client_id:
-            what = f'client id was "{record.client_id}"; its session and what waits in it stay at the broker'
-            self._log.warning(what, code="TL-M23")
-            record = None
+        settings = self._settings
+        config = session_config(settings, self._password, self._level)
+        record = recall(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
+        if record is None and self._inbox.held:  # packet ids of a session that is given up are none of the next one's
+            self._inbox.append(NO_ROWS, held={}, released=list(self._inbox.held), notes={})
         held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
-        config = session_config(self._settings, self._password, self._level)
         session = Session(config, record, self._inbox.end, held)
         if self._settings.acks is AckAfter.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
             session.inbound.settled = self._inbox.committed
         if self._ledger is not None:
             ledger = self._ledger
-            session.inbound.screen = lambda packets: ledger.screen(packets, int(time.time()))
+            session.inbound.screen = lambda packets, topics: ledger.screen(packets, topics, int(time.time()))
         return session
 
     def _line_broke(self) -> None:
@@ -405,6 +420,7 @@ class Pump:
             if self._transport is not None and not self._transport.write(action.data):
                 self._line_broke()
         elif isinstance(action, Deliver):
+            self._backoff.useful()
             self._uplink.deliver(action, self._session.inbound)
         elif isinstance(action, Remember):
             self._remember(action)
@@ -421,11 +437,11 @@ class Pump:
         self._inbox.count(sessions_lost=1)
         what = "the broker has lost our session; what it held for us is gone"
         self._log.warning(what, code="TL-M22", broker=self._where)
-        if self._receipts is not None:
-            self._receipts.session_lost()
 
     def _sent(self, action: Action) -> None:
         """What the session says of what we publish."""
+        if isinstance(action, Acknowledged) and action.packet_id and action.reason != CUT:
+            self._backoff.useful()
         if self._receipts is not None and isinstance(action, Acknowledged) and self._receipts.perform(action):
             return
         if self._downlink is not None:
@@ -449,6 +465,7 @@ class Pump:
         self._close(Close(Unreachable("TL-M13", self._where, f"{what}: {error.what}", error.do)))
 
     def _renew_session(self) -> None:
+        self._stale = self._uplink.full
         if self._ledger is not None and self._receipts is not None:
             self._ledger.start_again(self._uplink.waiting_marks)
             self._receipts.start_again()
@@ -485,15 +502,28 @@ class Pump:
         self._decoder = Decoder(self._settings.max_packet_bytes, self._level)
         self._shown["broker"] = self._where
         self._reading = True
-        self._handle(Opened())
+        server = "" if self._settings.brokers_share_sessions else self._where
+        self._handle(Opened(server, alone=not self._settings.several_sessions))
 
     def _online(self, action: Online) -> None:
-        self._failures = 0
+        self._backoff.online(time.monotonic())
         self._redirects.served(self._endpoint)
         self._ever_online = self._served = True
+        if self._receipts is not None and not action.resumed:
+            self._receipts.session_lost()
         self.heard.set()
         self._shown.update(connected_since=time.time(), connects=self._shown["connects"] + 1, last_error=None)
         self._log.info("online", broker=self._where, session="kept" if action.resumed else "new")
+        kept = self._session_kept_s
+        if kept < self._settings.session_expiry_s:
+            what = f"the broker keeps our session for {kept:,} s only; after longer away, what it held is gone"
+            self._log.warning(what, code="TL-M36", broker=self._where)
+
+    @property
+    def _session_kept_s(self) -> int:
+        """Seconds the broker keeps the session for us: as asked, or less [MQTT 5 section 3.2.2.3.2]."""
+        given = self._session.server.session_expiry_interval if self._session.server else None
+        return self._settings.session_expiry_s if given is None else given
 
     def _close(self, action: Close) -> None:
         self._drop()
@@ -531,8 +561,8 @@ class Pump:
             self._transport.close()
             self._transport = None
             withdrawn = self._session.outbound.withdraw()
-            if self._downlink is not None:
-                self._downlink.lost(token for token in withdrawn if token >= 0)
+            if self._downlink is not None and self._downlink.lost(token for token in withdrawn if token >= 0):
+                self._backoff.culprit_found()
             if self._receipts is not None:
                 self._receipts.lost(withdrawn)
         self._shown.update(connected_since=None, state=State.OFFLINE.value)
@@ -540,18 +570,18 @@ class Pump:
     def _try_again(self, error: BrokerError | ConfigError) -> None:
         """The next broker of the list at once; a pause after each round through the list.
 
-        After a connection that worked it begins at the first again: the list is in the operator's order of preference.
+        After a connection that worked, and was of use, it begins at the first again: the order is that of preference.
         """
         self.heard.set()
         self._note(error)
         self._log.warning("no connection", code=error.code, reason=str(error))
         if self._redirects.pending:
             return
-        self._broker_index = 0 if self._served else (self._broker_index + 1) % len(self._settings.brokers)
-        if self._broker_index == 0 or isinstance(error, Refused):
-            ceiling = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._failures)
-            self._failures = min(self._failures + 1, 16)
-            self._retry_at = time.monotonic() + random.uniform(ceiling / 4, ceiling)  # noqa: S311  # jitter, no secret
+        now = time.monotonic()
+        again = self._served and not self._backoff.in_vain(now)
+        self._broker_index = 0 if again else (self._broker_index + 1) % len(self._settings.brokers)
+        if self._broker_index == 0 or isinstance(error, RefusedByBroker):
+            self._retry_at = now + self._backoff.pause(now)
 
     def _note(self, error: TowlineError) -> None:
         self._shown["last_error"] = {"code": error.code, "text": str(error), "at": time.time()}

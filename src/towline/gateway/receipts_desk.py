@@ -17,6 +17,7 @@ from mqtt5 import PublishPacket, QoS
 from towline.errors import JournalFull
 from towline.gateway.inbox import Inbox
 from towline.gateway.receipts import Ledger
+from towline.gateway.receipts_key import ReceiptKeys
 from towline.gateway.receipts_wire import Receipt, receipt_topic
 from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
@@ -32,13 +33,20 @@ _PAUSE: Final = 0.05
 #: How often silent publishers are looked for, in seconds.
 _EXPIRE: Final = 600.0
 _REFUSAL: Final = 0x80
+_UNSIGNED: Final = "a marked message has no code: of a publisher without a key, or an older one; it gets no receipt"
+_FORGED: Final = "a marked message has a wrong code: another key, or not its publisher; stored as any other, no receipt"
 _NOTHING: Final = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in ROW_SCHEMA], schema=ROW_SCHEMA)
 
 
 def ledger_of(settings: GatewaySettings, inbox: Inbox) -> Ledger | None:
-    """The publishers as the inbox knows them; None for a gateway that gives no receipts."""
+    """The publishers as the inbox knows them; None for a gateway that gives no receipts.
+
+    Raises:
+        ConfigError: TL-C85, the file of keys can't be used.
+    """
     if settings.receipts is None:
         return None
+    file = settings.receipts.key_file
     ledger = Ledger(
         inbox.notes,
         inbox.end,
@@ -46,6 +54,8 @@ def ledger_of(settings: GatewaySettings, inbox: Inbox) -> Ledger | None:
         most_publishers=settings.receipts.max_publishers,
         most_ranges=settings.receipts.max_ranges,
         keep_s=settings.receipts.keep_s,
+        keys=ReceiptKeys.read(file) if file is not None else None,
+        largest=settings.max_packet_bytes,
     )
     ledger.commit(inbox.committed)
     return ledger
@@ -76,6 +86,8 @@ class ReceiptDesk:
         self._next_at = 0.0
         self._expire_at = 0.0
         self._refused: set[str] = set()
+        #: what was said of messages that were not believed
+        self._warned: set[str] = set()
         #: Receipts that the broker has.
         self.sent = 0
 
@@ -85,6 +97,7 @@ class ReceiptDesk:
         Raises:
             JournalFailed: TL-J04 [I6].
         """
+        self._warn()
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE
             self._keep(self._ledger.expire(int(time.time())))
@@ -97,6 +110,14 @@ class ReceiptDesk:
         self._next_at = now + _PAUSE
         if self._keep(self._ledger.notes(receipts)):
             self._send(receipts)
+
+    def _warn(self) -> None:
+        """Say once of each kind that there are messages without receipts."""
+        ledger = self._ledger
+        for count, what in ((ledger.unsigned, _UNSIGNED), (ledger.forged, _FORGED)):
+            if count and what not in self._warned:
+                self._warned.add(what)
+                self._log.warning(what, code="TL-M35")
 
     def due(self) -> float | None:
         """When `turn` is due by the clock; None for never."""
@@ -119,7 +140,7 @@ class ReceiptDesk:
             self._ledger.told(receipt)
             packet = PublishPacket(
                 receipt_topic(self._settings.prefix, receipt.publisher),
-                receipt.encode(),
+                receipt.encode(self._ledger.keys),
                 qos=QoS.AT_LEAST_ONCE,
                 retain=True,  # a publisher that was away learns it when it subscribes again
                 packet_id=1,
@@ -159,7 +180,7 @@ class ReceiptDesk:
         self._open.clear()
         self._ledger.tell_again(names)
 
-    def status(self) -> dict[str, int]:
+    def status(self) -> dict[str, int | bool]:
         """For `towline status`; from any thread, about."""
         ledger = self._ledger
         return {
@@ -167,4 +188,8 @@ class ReceiptDesk:
             "sent": self.sent,
             "deferred": ledger.deferred,
             "unknown": ledger.unknown,
+            "foreign": ledger.foreign,
+            "forged": ledger.forged,
+            "unsigned": ledger.unsigned,
+            "trusts_all_clients": ledger.keys is None,
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-__all__ = ["ROW_SCHEMA", "SPARK_SCHEMA"]
+__all__ = ["NO_ROWS", "ROW_SCHEMA", "SPARK_SCHEMA"]
 
 SPARK_SCHEMA = (
     "topic string, payload binary, qos byte, retain boolean, duplicate boolean, content_type string, "
@@ -38,3 +38,6 @@ ROW_SCHEMA = pa.schema(
         ("offset", pa.int64()),
     ]
 )
+
+#: For a frame that brings only packet ids or notes.
+NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)

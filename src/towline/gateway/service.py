@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pyarrow import flight
 
 from towline.errors import Fenced, GatewayError, JournalFailed, TowlineError
+from towline.gateway.belonging import check_history, check_journal
 from towline.gateway.endpoint import ENDPOINT_FILE, Endpoint, ProcessMark, socket_path, tell
+from towline.gateway.refused import ACTIONS
 from towline.gateway.rows import ROW_SCHEMA
 from towline.journal import Batch
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from towline.gateway.outbox_desk import OutboxDesk
     from towline.journal import Journal
+    from towline.journal.batches import Appended
 
 __all__ = ["MAX_WAIT_S", "InboxService", "Leases"]
 
@@ -41,9 +44,6 @@ MAX_WAIT_S = 60.0
 
 #: A reader on another host is taken for dead after this many seconds without a call; its pid can't be seen.
 FOREIGN_LEASE_S = 600.0
-
-#: Record batches above this many bytes are sliced: one gRPC message must stay far below 2 GiB.
-MAX_BATCH_BYTES = 64 << 20
 
 #: How often a long poll looks whether its caller is still there, in seconds.
 _GLANCE_S = 1.0
@@ -141,8 +141,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         status: More facts for the action ``status``; called on a server thread.
         settings: Digest of the settings a broker can see (`GatewaySettings.digest`).
         owner_pid: Process whose end ends the gateway; told to clients.
-        on_commit: Called after each move of a watermark, on a server thread (``ack_after = kafka``).
-        on_failure: Called when a commit fails in the journal [I6]; the gateway has to end.
+        on_commit: Called when a watermark has moved or is gone, on a server thread (``ack_after = kafka``).
+        on_failure: Called when that fails in the journal [I6]; the gateway has to end.
         desk: Takes what is to be sent; None for a gateway without an outbox.
 
     Raises:
@@ -180,9 +180,13 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "release": self._release,
             "wait": self._wait,
             "commit": self._commit_action,
+            "incarnation": self._incarnation,
             "forget": self._forget,
             "place": self._place,
             "sent": self._sent,
+            "refused": self._refused,
+            "over": self._over,
+            "outbox": self._position_of_outbox,
         }
         self._desk = desk
         with contextlib.suppress(FileNotFoundError):
@@ -220,7 +224,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Withdraw the endpoint, wake the waiting and stop serving; a reader that hangs is not waited for."""
-        if Endpoint.read(self._state_dir) == self.endpoint:
+        ours = Endpoint.read(self._state_dir) == self.endpoint  # not those of one that took the directory from us
+        if ours:
             (self._state_dir / ENDPOINT_FILE).unlink(missing_ok=True)
         with self._news:
             self._closing = True
@@ -228,8 +233,9 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         stopping = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
         stopping.start()
         stopping.join(timeout_s)
-        self._socket.unlink(missing_ok=True)
-        if self._socket.parent != self._state_dir.absolute():
+        if ours:
+            self._socket.unlink(missing_ok=True)
+        if ours and self._socket.parent != self._state_dir.absolute():
             with contextlib.suppress(OSError):
                 self._socket.parent.rmdir()
 
@@ -245,13 +251,12 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             return [json.dumps(handler(_Asked(self._name, asked), context)).encode()]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        """Stream the rows of ``{journal, start, end}``; the same range gives the same rows [I4]."""
+        """Stream the rows of ``{journal, start, end, incarnation}``; the same range gives the same rows [I4]."""
         del context
         with _told(self._name):
             asked = _Asked(self._name, _object(self._name, ticket.ticket))
             start, end = asked.number("start"), asked.number("end")
-            self._same_journal(asked)
-            self._in_range(start, end)
+            self._there(asked, start, end)
             return flight.GeneratorStream(ROW_SCHEMA, self._rows(start, end))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
@@ -262,13 +267,12 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             stored = self._outgoing().take(
                 asked.batch(), reader, start=asked.number("start"), whole=asked.number("whole") == 1
             )
-            writer.write(json.dumps(stored._asdict()).encode())
+            writer.write(json.dumps(self._stored(stored)).encode())
 
     def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         with _told(self._name):
             if start < end:
-                for batch in self._journal.read(start, end):
-                    yield from _sliced(batch)
+                yield from self._journal.read(start, end)
 
     # -- actions -----------------------------------------------------------------------------------------------
 
@@ -281,6 +285,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "name": self._name,
             "journal": journal.journal_id,
             "epoch": journal.epoch,
+            "incarnation": journal.incarnation,
             "pid": self.endpoint.pid,
             "since": self.endpoint.since,
             "first": journal.first,
@@ -321,10 +326,10 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _wait(self, asked: _Asked, context: Any) -> dict[str, object]:
         consumer, lease, start = asked.text("consumer"), asked.text("lease"), asked.number("start")
         timeout = min(asked.seconds("timeout_s"), MAX_WAIT_S)
-        self._same_journal(asked)
+        check_journal(self._name, self._journal, asked.text("journal"))
         with self._news:
             self._leases.check(consumer, lease)
-        self._in_range(start, start)
+        self._there(asked, start, start)
         safe = asked.optional("safe")
         self._commit(consumer, start if safe is None else min(safe, start))
         end = start
@@ -332,7 +337,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             end = self._journal.locate(
                 start, max_rows=asked.optional("max_rows"), max_bytes=asked.optional("max_bytes")
             )
-        return {"end": end, **self._position()}
+        return {"end": end, "incarnation": self._journal.incarnation_of(end), **self._position()}
 
     def _await(self, start: int, timeout_s: float, consumer: str, lease: str, context: Any) -> bool:
         """Wait until there is a row beyond ``start``; give up at the timeout, at the end, or when the caller left."""
@@ -354,10 +359,14 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _commit_action(self, asked: _Asked, context: Any) -> dict[str, object]:
         del context
         upto = asked.number("upto")
-        self._same_journal(asked)
-        self._in_range(upto, upto)
+        self._there(asked, upto, upto)
         self._commit(asked.text("consumer"), upto)
         return self._position()
+
+    def _incarnation(self, asked: _Asked, context: Any) -> dict[str, object]:
+        """Which opening of the journal wrote the row below ``offset``; "" where that is not known."""
+        del context
+        return {"incarnation": self._journal.incarnation_of(asked.number("offset"))}
 
     def _forget(self, asked: _Asked, context: Any) -> dict[str, object]:
         del context
@@ -371,17 +380,38 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 f'the process with pid {reader["pid"]} on {reader["host"]} reads as consumer "{consumer}"',
                 "Stop that query first, then forget the consumer.",
             )
-        self._journal.forget(consumer)
+        with self._moving():
+            self._journal.forget(consumer)
         return {"consumers": dict(self._journal.consumers)}
 
     def _place(self, asked: _Asked, context: Any) -> dict[str, object]:
         del context
-        return self._outgoing().stored(asked.batch())._asdict()
+        return self._stored(self._outgoing().stored(asked.batch()))
+
+    def _stored(self, stored: Appended) -> dict[str, object]:
+        return {**stored._asdict(), **self._outgoing().position()._asdict()}
+
+    def _position_of_outbox(self, asked: _Asked, context: Any) -> dict[str, object]:
+        """Where the outbox stands, and which opening of it wrote the row below ``offset`` [I14]."""
+        del context
+        return self._outgoing().position(asked.number("offset"))._asdict()
+
+    def _over(self, asked: _Asked, context: Any) -> dict[str, object]:
+        del context
+        self._outgoing().end_job(asked.text("job"))
+        return {}
 
     def _sent(self, asked: _Asked, context: Any) -> dict[str, object]:
         """Wait until every message of the outbox below ``upto`` is with the broker, refused or expired."""
         timeout = min(asked.seconds("timeout_s"), MAX_WAIT_S)
         return {"done": self._outgoing().wait(asked.number("upto"), timeout, context.is_cancelled)}
+
+    def _refused(self, asked: _Asked, context: Any) -> dict[str, object]:
+        del context
+        do = asked.text("do")
+        if do not in ACTIONS:
+            raise _bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
+        return self._outgoing().refused(do, asked.number("at"))
 
     def _outgoing(self) -> OutboxDesk:
         if self._desk is None:
@@ -397,10 +427,15 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _commit(self, consumer: str, upto: int) -> None:
         """Move a watermark forward; it never goes back [I1]."""
-        if self._journal.consumers.get(consumer, -1) >= upto:
-            return
+        if self._journal.consumers.get(consumer, -1) < upto:
+            with self._moving():
+                self._journal.commit(consumer, upto)
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Tell the owner that the journal's watermark may have moved, or that the journal is dead."""
         try:
-            self._journal.commit(consumer, upto)
+            yield
         except JournalFailed as error:
             if self._on_failure:
                 self._on_failure(error)
@@ -417,16 +452,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "tip": journal.end,
         }
 
-    def _same_journal(self, asked: _Asked) -> None:
-        wanted, here = asked.text("journal"), self._journal.journal_id
-        if wanted != here:
-            raise Fenced(
-                "TL-G04",
-                self._name,
-                f"the checkpoint belongs to journal {wanted}, this gateway serves journal {here}",
-                "Bring back the state directory of that journal, or start the query with a new checkpoint directory "
-                "and get what waits here; rows that only the other journal held stay there.",
-            )
+    def _there(self, asked: _Asked, start: int, end: int) -> None:
+        """See that a range is one of this journal, and means the rows that it meant when it was handed out [I14]."""
+        check_journal(self._name, self._journal, asked.text("journal"))
+        self._in_range(start, end)
+        check_history(self._name, self._journal, end, asked.incarnation())
 
     def _in_range(self, start: int, end: int) -> None:
         first, tip = self._journal.first, self._journal.end
@@ -473,11 +503,18 @@ class _Asked:
     def optional(self, key: str) -> int | None:
         return None if self._fields.get(key) is None else self.number(key)
 
+    def incarnation(self) -> str:
+        value = self._fields.get("incarnation", "")
+        return self.text("incarnation") if value != "" else ""
+
     def batch(self) -> Batch:
-        origin = self._fields.get("origin", "")
-        if not isinstance(origin, str) or len(origin) > 256:
-            self._refuse("origin", "text of at most 256 characters")
-        return Batch(self.text("writer"), self.number("batch"), origin)
+        return Batch(self.text("writer"), self.number("batch"), self._or_empty("origin"), self._or_empty("attempt"))
+
+    def _or_empty(self, key: str) -> str:
+        value = self._fields.get(key, "")
+        if not isinstance(value, str) or len(value) > 256:
+            self._refuse(key, "text of at most 256 characters")
+        return value
 
     def seconds(self, key: str) -> float:
         value = self._fields.get(key)
@@ -521,13 +558,3 @@ def _told(where: str) -> Iterator[None]:
 def _on_the_wire(error: TowlineError) -> Exception:
     wire: Exception = flight.FlightServerError(error.code, extra_info=json.dumps(tell(error)).encode())
     return wire
-
-
-def _sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Halve a batch until each piece is below `MAX_BATCH_BYTES` or one row."""
-    if batch.nbytes <= MAX_BATCH_BYTES or batch.num_rows < 2:
-        yield batch
-        return
-    half = batch.num_rows // 2
-    yield from _sliced(batch.slice(0, half))
-    yield from _sliced(batch.slice(half))

@@ -22,7 +22,14 @@ def session_config(settings: GatewaySettings, password: bytes | None, level: int
         client_id=settings.mqtt_client_id,
         where=settings.name,
         filters=tuple(
-            Filter(s.filter, s.qos, s.no_local, s.retain_as_published, s.retain_handling, s.identifier)
+            Filter(
+                s.filter,
+                s.qos,
+                s.no_local,
+                s.retain_as_published,
+                settings.retain_handling if s.retain_handling is None else s.retain_handling,
+                s.identifier,
+            )
             for s in settings.subscriptions
         ),
         username=settings.username,

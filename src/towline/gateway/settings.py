@@ -132,7 +132,7 @@ class Subscription(_Model):
         qos: Highest QoS wanted, 0 to 2.
         no_local: Do not send us what we published ourselves (never with ``$share``).
         retain_as_published: Keep the RETAIN flag as the publisher set it.
-        retain_handling: 0 retained messages always, 1 only for a new subscription, 2 never.
+        retain_handling: As in `GatewaySettings`, for this filter; None for what is said there.
         identifier: Number that each matching message carries in ``subscription_ids`` (MQTT 5); None for none.
     """
 
@@ -140,7 +140,7 @@ class Subscription(_Model):
     qos: Annotated[int, Field(ge=0, le=2)] = 1
     no_local: bool = False
     retain_as_published: bool = True
-    retain_handling: Annotated[int, Field(ge=0, le=2)] = 0
+    retain_handling: Annotated[int, Field(ge=0, le=2)] | None = None
     identifier: Annotated[int, Field(ge=1, le=268_435_455)] | None = None
 
     @field_validator("filter")
@@ -208,18 +208,24 @@ class OutboxSettings(_Model):
         min_free_bytes: Space left free on the file system.
         segment_bytes: Size at which a new segment begins.
         max_age_s: Messages that came so many seconds ago are not sent any more, and counted as expired; None for never.
+        checkpoint: Location of the checkpoint of a query that writes here: an outbox that is an older copy than what it
+            remembers sends nothing [I14]. "" for one that is not known.
     """
 
     max_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     min_free_bytes: Annotated[int, Field(ge=0)] = 512 << 20
     segment_bytes: Annotated[int, Field(ge=64 << 10)] = 64 << 20
     max_age_s: Annotated[float, Field(gt=0)] | None = None
+    checkpoint: str = ""
 
 
 class ReceiptSettings(_Model):
     """End-to-end receipts for publishers that ask for them (docs/receipts.md).
 
     Attributes:
+        key_file: Holds the line's keys; only publishers with one of them, or with one made of it, are heard.
+        trust_all_clients: There is no key: whoever may publish on the line's topics may speak for every publisher,
+            and so make the gateway drop its messages. Shown in every status.
         prefix: Receipts go to this topic, a slash, and the publisher's id.
         max_publishers: More are not known: their messages pass, get no receipt, and repeats are doubles.
         max_ranges: Ranges of one publisher's numbers with others missing between them; what would make one more is
@@ -227,10 +233,20 @@ class ReceiptSettings(_Model):
         keep_s: A publisher that is silent for so long is forgotten, and with it what it had sent.
     """
 
+    key_file: Path | None = None
+    trust_all_clients: bool = False
     prefix: Annotated[str, Field(pattern=r"^[^+#\x00$/](?:[^+#\x00]{0,198}[^+#\x00/])?$")] = PREFIX
     max_publishers: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     max_ranges: Annotated[int, Field(ge=1, le=100_000)] = 256
     keep_s: Annotated[float, Field(ge=60)] = 30 * 86400
+
+    @model_validator(mode="after")
+    def _believable(self) -> Self:
+        if self.key_file is None and not self.trust_all_clients:
+            raise ValueError("receipts need key_file, or trust_all_clients = true where no client of the broker lies")
+        if self.key_file is not None and self.trust_all_clients:
+            raise ValueError("receipts have key_file and trust_all_clients: leave one of them out")
+        return self
 
 
 class GatewaySettings(_Model):
@@ -247,24 +263,33 @@ class GatewaySettings(_Model):
         outbox: What to send is taken and delivered; None for a gateway that only receives.
         receipts: Publishers that ask for it learn what is in Kafka, and their repeats are dropped; None for neither.
         guarantee: Sets ``ack_after`` unless it is given.
-        keep_alive_s: MQTT keep alive in seconds; the server's own value wins [MQTT-3.2.2-21].
+        keep_alive_s: MQTT keep alive in seconds; a shorter value of the server wins [MQTT-3.2.2-21].
         session_expiry_s: How long the broker keeps the session while we are away; 0xFFFFFFFF for ever.
         receive_maximum: Unacknowledged messages we allow the broker [MQTT 5 section 3.1.2.11.3]. At most 65534: 65535
             is the standard's default and so not sent, and a Mosquitto that is told nothing keeps to 20, queues 1,000
             more and drops the rest. Default 65534, and 1000 with QoS 2, whose answers cost Mosquitto a search through
             the whole window (100,000 messages: 4 s with 1000, minutes with 65534, measured on 2.0.21).
-        max_packet_bytes: Larger packets close the connection. It is not announced to the broker, which would
-            silently drop larger messages [MQTT-3.1.2-25].
+        max_packet_bytes: Of a larger message only a row without payload is kept (`towline.mqtt.stubs`). It is not
+            announced to the broker, which would silently drop larger messages [MQTT-3.1.2-25].
         linger_ms: How long a gulp may wait for more bytes before it is made durable.
         protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 where the broker does not speak 5. 3.1 and 3.1.1
             have no expiry, no Receive Maximum and no properties.
         will: Published by the broker when the gateway's connection breaks.
         topic_alias_maximum: Topic aliases the broker may use, which makes packets with long topics shorter.
+        retain_handling: Retained messages when a filter is subscribed: 0 always, 1 only where the broker's session did
+            not have it, 2 never (MQTT 5). Default 1, so that a SUBSCRIBE that is sent a second time brings none twice,
+            and 0 for a filter that this journal never subscribed. MQTT 3.x always sends them.
         unknown_session: What to do with a broker session the journal knows nothing of [MQTT-3.2.2-4]: ``refuse``
             and ask, ``adopt`` its queue, or ``discard`` it.
+        abandon_session: A former client id of this state directory whose session at the broker is given up, with all
+            that waits in it; without it a changed client id is refused.
         follow_redirects: Go to the server that a broker names with "use another server" or "server moved", with the
             same scheme and TLS verification; otherwise its word is shown as an error.
+        brokers_share_sessions: The brokers are one cluster that keeps one session for us, whichever we reach. Without
+            it each is taken to have a session of its own: at least once holds, exactly once does not.
         owner_pid: End when this process has died.
+        checkpoint: Location of the checkpoint of the query that reads here: a journal that it does not belong to takes
+            nothing in [I14]. "" for one that is not known.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -290,10 +315,14 @@ class GatewaySettings(_Model):
     protocol: Literal["5", "3.1.1", "3.1", "auto"] = "5"
     will: WillSettings | None = None
     topic_alias_maximum: Annotated[int, Field(ge=0, le=65535)] = 0
+    retain_handling: Annotated[int, Field(ge=0, le=2)] | None = None
     unknown_session: Literal["refuse", "adopt", "discard"] = "refuse"
+    abandon_session: str = Field(default="", max_length=256)
     follow_redirects: bool = False
+    brokers_share_sessions: bool = False
     journal: JournalLimits = JournalLimits()
     owner_pid: int | None = None
+    checkpoint: str = ""
 
     @field_validator("brokers", mode="before")
     @classmethod
@@ -323,6 +352,12 @@ class GatewaySettings(_Model):
         return self
 
     @model_validator(mode="after")
+    def _versioned(self) -> Self:
+        if self.protocol != "5" and any((self.retain_handling, *(s.retain_handling for s in self.subscriptions))):
+            raise ValueError('retain_handling 1 and 2 need protocol "5": MQTT 3.x always sends retained messages')
+        return self
+
+    @model_validator(mode="after")
     def _receipted(self) -> Self:
         if self.receipts is None:
             return self
@@ -345,6 +380,11 @@ class GatewaySettings(_Model):
         if any(broker.scheme == "unix" for broker in self.brokers):
             raise ValueError("a Unix socket is not reached through a proxy")
         return self
+
+    @property
+    def several_sessions(self) -> bool:
+        """Whether the next broker may be one that has another session of ours."""
+        return (len(self.brokers) > 1 or self.follow_redirects) and not self.brokers_share_sessions
 
     @property
     def way(self) -> Proxy | None:
@@ -386,5 +426,6 @@ class GatewaySettings(_Model):
         return self.state_dir / "refused"
 
     def digest(self) -> str:
-        """Eight hex digits that change with any setting but the owner: a running gateway has these, or others."""
-        return hashlib.sha256(self.model_dump_json(exclude={"owner_pid"}).encode()).hexdigest()[:8]
+        """Eight hex digits that change with any setting but owner and checkpoint: a running gateway has these."""
+        text = self.model_dump_json(exclude={"owner_pid": True, "checkpoint": True, "outbox": {"checkpoint"}})
+        return hashlib.sha256(text.encode()).hexdigest()[:8]

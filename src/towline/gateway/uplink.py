@@ -6,7 +6,7 @@ It belongs to the pump's thread. A delivery that finds no room waits here, in or
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -19,8 +19,10 @@ from towline.gateway.intake import to_rows
 from towline.gateway.receipts import Ledger
 from towline.gateway.receipts_wire import Mark
 from towline.gateway.settings import AckAfter, GatewaySettings
-from towline.mqtt.events import Deliver, Event, Held, Settled, Stored
+from towline.journal.reading import cut
+from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
 from towline.mqtt.inbound import Inbound
+from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub
 
 __all__ = ["Uplink"]
 
@@ -30,6 +32,12 @@ _FRAMES_BELOW_LIMIT: Final = 16
 _LARGEST_FRAME: Final = 16 << 20
 #: How often a full journal is tried again, in seconds.
 _ROOM_RETRY: Final = 0.5
+#: Messages that were not taken in whole are told of once in so many seconds: anybody may send ten thousand of them.
+_TOLD_EVERY: Final = 60.0
+#: Characters of a topic in the log; a device chose them, so they are escaped there [I13].
+_SHOWN: Final = 200
+#: Why there is only a stub → the counter in the ledger.
+_COUNTERS: Final = {TOO_LARGE: "packets_too_large", TOO_MANY: "too_many_properties"}
 
 
 class _Unstored(NamedTuple):
@@ -77,6 +85,7 @@ class Uplink:
         self._ledger = ledger
         self._acks = settings.acks
         self._name = settings.name
+        self._limit = settings.max_packet_bytes
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         #: What is not stored yet, in order; longer than one only while there is no room.
         self._waiting: deque[_Unstored] = deque()
@@ -84,6 +93,9 @@ class Uplink:
         #: A larger gulp is stored in pieces, or it might never fit below a small limit.
         self._frame_bytes = _LARGEST_FRAME if most is None else min(_LARGEST_FRAME, most // _FRAMES_BELOW_LIMIT)
         self.room_at = 0.0
+        #: Stubs that no line of the log has told of, by their counter, and when the next may.
+        self._untold: Counter[str] = Counter()
+        self._tell_at = 0.0
         self.received = inbox.end + inbox.ledger.get("deduplicated", 0)
 
     @property
@@ -98,9 +110,25 @@ class Uplink:
             self.settle(inbound, action.first + len(action.messages))
         marked = self._ledger is not None
         batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._name, strip_marks=marked)
+        if batch.column("payload").null_count:
+            self._count_stubs(action.messages)
         marks = self._ledger.marks(action.messages.packets) if self._ledger is not None else ()
         self._waiting += _frames(batch, action, self._frame_bytes, marks)
         self.store()
+
+    def _count_stubs(self, messages: Messages) -> None:
+        """Count what was not taken in whole, and say so once in a while."""
+        found = Counter(_COUNTERS[p.reason] for p in messages.packets if isinstance(p, Stub))
+        self._inbox.count(**found)
+        self._untold += found
+        now = time.monotonic()
+        if now < self._tell_at:
+            return
+        self._tell_at = now + _TOLD_EVERY
+        topic = next(t for p, t in zip(messages.packets, messages.topics, strict=True) if isinstance(p, Stub))
+        what = "messages not taken in whole; each is stored as a row without payload"
+        self._log.warning(what, code="TL-M42", topic=repr(topic[:_SHOWN]), limit=self._limit, **self._untold)
+        self._untold.clear()
 
     def find_room(self, now: float) -> None:
         """Try again what found no room."""
@@ -153,18 +181,14 @@ class Uplink:
 def _frames(
     rows: pa.RecordBatch, delivery: Deliver, most: int, marks: Sequence[Mark | None] = ()
 ) -> Iterator[_Unstored]:
-    """Part a delivery into frames of about `most` bytes; each packet id stays with its row [I3]."""
-    pieces = min(max(1, rows.num_rows), -(-rows.nbytes // most))
-    if pieces <= 1:
-        yield _Unstored(rows, delivery.held, delivery.released, delivery.ticket, _some(marks))
-        return
-    step = -(-rows.num_rows // pieces)
-    for start in range(0, rows.num_rows, step):
-        first, last = delivery.first + start, delivery.first + start + step
+    """Part a delivery into frames of at most `most` bytes or one packet; each packet id stays with its row [I3]."""
+    at, count = 0, rows.num_rows
+    for part in cut(rows, max(1, count), most) if count else (rows,):
+        start, at = at, at + part.num_rows
+        first, last = delivery.first + start, delivery.first + at
         held = {packet_id: entry for packet_id, entry in delivery.held.items() if first <= entry.number < last}
-        ticket = delivery.ticket if start + step >= rows.num_rows else 0
-        released = () if start else delivery.released
-        yield _Unstored(rows.slice(start, step), held, released, ticket, _some(marks[start : start + step]))
+        ticket = delivery.ticket if at == count else 0
+        yield _Unstored(part, held, () if start else delivery.released, ticket, _some(marks[start:at]))
 
 
 def _some(marks: Sequence[Mark | None]) -> tuple[Mark, ...]:

@@ -58,18 +58,6 @@ def test_payloads_of_every_size_come_byte_for_byte(mosquitto: Mosquitto, new_gat
     assert [hashlib.sha256(row["payload"]).digest() for row in gateway.rows()] == digests
 
 
-def test_a_payload_above_the_limit_ends_the_connection_and_is_told(
-    mosquitto: Mosquitto, new_gateway: NewGateway
-) -> None:
-    gateway = new_gateway(mosquitto, max_packet_bytes=10_000)
-    online(gateway)
-    with Sender("127.0.0.1", mosquitto.port, client_id="device") as sender:
-        sender.publish(PublishPacket("t/1", bytes(20_000), qos=QoS(0)))
-        sender.drain()
-    wait_until(lambda: "more than max_packet_bytes = 10,000" in gateway.log.read_text())
-    gateway.until(state="online")
-
-
 def test_10k_topics_and_repeated_property_keys(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
     mosquitto = new_mosquitto(max_queued_messages="0")
     gateway = new_gateway(mosquitto)

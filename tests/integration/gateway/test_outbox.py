@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,9 +20,11 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway
 from towline.devstack import Mosquitto
-from towline.errors import GatewayError, JournalFull
+from towline.errors import GatewayError, JournalError, JournalFull
 from towline.gateway.outrows import MESSAGE_SCHEMA, rows_of
-from towline.gateway.refused import read_refused
+from towline.gateway.refused import Refused
+from towline.gateway.remembered import Remembered
+from towline.gateway.settings import OutboxSettings
 
 KEEPING = {
     "max_queued_messages": "0",
@@ -233,8 +237,10 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(
     assert (account["delivered"], account["refused"]) == (17, 3)
     ear.until(17)
     assert gateway.stop() == 0
-    aside = read_refused(gateway.settings.refused)
-    assert [(row["number"], row["reason"]) for row in aside] == [(5, 0x87), (6, 0x87), (9, 0x90)]
+    refused = Refused(gateway.settings.refused)
+    aside = refused.page(0)["rows"]
+    refused.close()
+    assert sorted((row["number"], row["reason"]) for row in aside) == [(5, 0x87), (6, 0x87), (9, 0x90)]
 
 
 def test_a_full_outbox_refuses_and_takes_again(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
@@ -259,6 +265,63 @@ def test_a_full_outbox_refuses_and_takes_again(new_mosquitto: NewMosquitto, new_
             return False
 
     wait_until(taken, what="room")
+
+
+def test_a_large_batch_that_comes_again_in_another_order_is_sent_once_and_whole(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear]
+) -> None:
+    """A task brings a partition in pieces and dies after the first; after a shuffle its repeat has another order."""
+    broker = new_mosquitto(**KEEPING)
+    ears.append(ear := Ear(broker))
+    gateway = new_gateway(broker, subscriptions=[], outbox={})
+    client = gateway.start()
+    client.send("q/0", 0, [rows(range(3), 2)], MESSAGE_SCHEMA, whole=False, attempt="first")
+    client.send("q/1", 0, [rows(range(100, 110), 2)], MESSAGE_SCHEMA, attempt="other")
+    ear.until(10)  # what is behind it leaves
+    assert client.sent(client.place("q/1", 0).end, timeout_s=30)
+    gateway.stop(signal.SIGKILL)
+    client = gateway.start()
+    assert not client.place("q/0", 0, attempt="second").whole
+    order = [rows(range(n, n + 1), 2) for n in (3, 0, 1, 2)]
+    client.send("q/0", 0, order, MESSAGE_SCHEMA, whole=False, attempt="second")
+    with pytest.raises(JournalError, match="TL-J16"):
+        client.send("q/0", 0, [rows(range(3, 4), 2)], MESSAGE_SCHEMA, start=3, attempt="first")
+    stored = client.send("q/0", 0, [rows(range(4, 5), 2)], MESSAGE_SCHEMA, start=4, attempt="second")
+    assert client.sent(stored.end, timeout_s=30)
+    ear.until(15)
+    account = drained(gateway)
+    assert (account["accepted"], account["delivered"], account["dropped"], account["incomplete"]) == (15, 15, 3, 0)
+    assert [n for n in ear.numbers() if n < 100] == [3, 0, 1, 2, 4]
+
+
+def test_an_older_copy_of_the_outbox_sends_nothing(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], tmp_path: Path
+) -> None:
+    """A state directory is restored under a newer checkpoint: it lacks a batch, and would send another one again."""
+    broker = new_mosquitto(**KEEPING)
+    ears.append(ear := Ear(broker))
+    (checkpoint := tmp_path / "ck").mkdir()
+    gateway = new_gateway(broker, subscriptions=[], outbox={"checkpoint": str(checkpoint)})
+    client = gateway.start()
+    broker.stop()
+    client.send("q/0", 0, [rows(range(5), 2)], MESSAGE_SCHEMA)
+    gateway.stop(signal.SIGKILL)
+    place, copy = gateway.settings.outgoing, tmp_path / "copy"
+    shutil.copytree(place, copy)
+    broker.start()
+    client = gateway.start()
+    stored = client.send("q/0", 1, [rows(range(5, 10), 2)], MESSAGE_SCHEMA)
+    Remembered(stored.journal, stored.tip, stored.incarnation).keep(str(checkpoint))
+    assert client.outbox(stored.tip) == (stored.journal, 0, 10, stored.incarnation)
+    ear.until(10)
+    drained(gateway)
+    gateway.stop()
+    shutil.rmtree(place)
+    copy.rename(place)
+    assert "TL-G35" in gateway.fail()
+    gateway.settings = gateway.settings.model_copy(update={"outbox": OutboxSettings()})
+    gateway.start()  # told nothing of the checkpoint it sends what it has: that is how one sees that it would
+    wait_until(lambda: len(ear.messages) == 15, 30, "the doubles")
 
 
 def test_qos_0_is_sent_once(new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear]) -> None:

@@ -22,25 +22,26 @@ ROOT = Path(__file__).parents[3]
 
 #: Stands in for ``python -m towline.gateway``: settings from stdin, the real service on a real journal, no broker.
 _GATEWAY = """
-import signal, sys, threading
+import signal, sys, threading, time
 from tests.unit.spark.serving import Served
 from towline.errors import TowlineError
 from towline.gateway.endpoint import ERROR_FILE, tell, write_private
 from towline.gateway.settings import GatewaySettings
-import json, dataclasses
+import json
 settings = GatewaySettings.model_validate_json(sys.stdin.buffer.read())
 asked = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: asked.set())
 try:
-    server = Served(settings.state_dir, name=settings.name)
+    server = Served(
+        settings.state_dir, name=settings.name, settings=settings.digest(), owner_pid=settings.owner_pid
+    )
 except TowlineError as error:
     write_private(settings.state_dir / ERROR_FILE, json.dumps(tell(error)))
     sys.exit(1)
-endpoint = dataclasses.replace(server.service.endpoint, settings=settings.digest(), owner_pid=settings.owner_pid)
-server.service.endpoint = endpoint
-endpoint.write(settings.state_dir)
 print("up", flush=True)
-asked.wait(60)
+end = time.monotonic() + 60
+while not asked.wait(0.05) and time.monotonic() < end:  # the kernel may hand a signal to a thread of Arrow's
+    pass
 server.close()
 """
 
@@ -62,7 +63,7 @@ def gateway_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}"\n')
         launcher.chmod(0o700)
         monkeypatch.setattr(sys, "executable", str(launcher))
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'src'}")
 
     return use
 
@@ -220,7 +221,7 @@ def test_a_journal_that_stays_locked_is_told(
     state_dir: Path, gateway_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway_program(_GATEWAY)
-    monkeypatch.setattr(client_module, "START_S", 3.0)
+    monkeypatch.setattr(client_module, "START_S", 5.0)
     with served(state_dir):
         (state_dir / ENDPOINT_FILE).unlink()
         with pytest.raises(JournalLocked, match=f"pid {os.getpid()}"):

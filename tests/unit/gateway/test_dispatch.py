@@ -34,11 +34,11 @@ def test_what_was_put_off_holds_back_its_topic_alone() -> None:
     assert plan.admit(1, "a") is Fate.WAIT
     assert plan.admit(1, "a") is Fate.KNOWN
     assert plan.admit(2, "b") is Fate.GO
-    assert plan.ready(0.5, 10) == []
-    assert plan.ready(1.0, 10) == [0]
+    assert list(plan.ready(0.5, 10)) == []
+    assert list(plan.ready(1.0, 10)) == [0]
     plan.hand_over(0, "a", 1)
     assert plan.answered(0, 0, 1.0) is Fate.DELIVERED
-    assert plan.ready(1.0, 10) == [1]
+    assert list(plan.ready(1.0, 10)) == [1]
     plan.validate()
 
 
@@ -52,7 +52,7 @@ def test_the_pause_grows_to_a_minute() -> None:
         assert due is not None
         pauses.append(due - now)
         now = due
-        assert plan.ready(now, 10) == [0]
+        assert list(plan.ready(now, 10)) == [0]
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
@@ -61,10 +61,63 @@ def test_a_refusal_lets_the_next_of_its_topic_go() -> None:
     plan.hand_over(0, "a", 1)
     plan.answered(0, QUOTA, 0.0)
     plan.admit(1, "a")
-    assert plan.ready(1.0, 10) == [0]
+    assert list(plan.ready(1.0, 10)) == [0]
     plan.hand_over(0, "a", 1)
     assert plan.answered(0, NOT_AUTHORIZED, 1.0) is Fate.REFUSED
-    assert plan.ready(1.0, 10) == [1]
+    assert list(plan.ready(1.0, 10)) == [1]
+
+
+def test_nothing_new_goes_before_what_waited_longer() -> None:
+    """More of a topic may become ready at once than one round hands over."""
+    plan = dispatch()
+    plan.hand_over(0, "a", 1)
+    plan.answered(0, QUOTA, 0.0)
+    assert [plan.admit(number, "a") for number in (1, 2, 3)] == [Fate.WAIT] * 3
+    assert list(plan.ready(1.0, 10)) == [0]
+    plan.hand_over(0, "a", 1)
+    plan.answered(0, 0, 1.0)
+    assert list(plan.ready(1.0, 2)) == [1, 2]
+    assert not plan.room
+    assert plan.due() == 0.0
+    assert list(plan.ready(1.0, 2)) == [3]
+    assert plan.room
+
+
+def test_older_numbers_that_come_late_go_once_each() -> None:
+    plan = dispatch()
+    for number in (5, 6):
+        plan.hand_over(number, "a", 1)
+    plan.answered(5, QUOTA, 0.0)
+    assert list(plan.ready(1.0, 10)) == [5]
+    plan.hand_over(5, "a", 1)
+    assert [plan.admit(number, "a") for number in (1, 2)] == [Fate.WAIT] * 2  # their batch has become whole
+    plan.answered(6, QUOTA, 1.0)
+    plan.validate()
+    plan.answered(5, 0, 1.5)
+    plan.validate()
+    sent = []
+    for now in (100.0, 100.0, 100.0):
+        for number in plan.ready(now, 10):
+            plan.hand_over(number, "a", 1)
+            sent.append(number)
+        for number in list(plan.open):
+            plan.answered(number, 0, now)
+            plan.validate()
+    assert sent == [1, 2, 6]
+
+
+def test_what_is_being_tried_again_is_not_handed_over_twice() -> None:
+    plan = dispatch()
+    plan.hand_over(5, "a", 1)
+    plan.answered(5, QUOTA, 0.0)
+    assert list(plan.ready(1.0, 10)) == [5]
+    plan.hand_over(5, "a", 1)
+    assert [plan.admit(number, "a") for number in (1, 2)] == [Fate.WAIT] * 2
+    for number in plan.ready(100.0, 10):
+        plan.hand_over(number, "a", 1)
+        plan.answered(number, 0, 100.0)
+    assert sorted(plan.open) == [5]
+    assert list(plan.ready(100.0, 10)) == []
 
 
 class Delivery(RuleBasedStateMachine):
@@ -94,7 +147,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule()
     def send(self) -> None:
-        for number in self.plan.ready(self.now, 100):
+        for number in self.plan.ready(self.now, 3):
             if not self.plan.wait_again(number, self.topics[number]):
                 self._go(number)
         while self.plan.room and self.cursor < len(self.topics):

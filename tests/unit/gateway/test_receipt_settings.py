@@ -13,15 +13,20 @@ from towline.gateway.settings import GatewaySettings
 
 def made(**more: Any) -> GatewaySettings:
     given = {"name": "g", "state_dir": Path("g"), "brokers": "mqtt://b", "subscriptions": [{"filter": "t/#"}]}
-    return GatewaySettings.model_validate({**given, "receipts": {}, **more})
+    return GatewaySettings.model_validate({**given, "receipts": {"trust_all_clients": True}, **more})
 
 
 def test_the_defaults_are_those_of_the_page() -> None:
     receipts = made().receipts
     assert receipts is not None
     assert receipts.model_dump() == {
-        "prefix": "towline/receipts", "max_publishers": 10_000, "max_ranges": 256, "keep_s": 30 * 86400,
-    }  # fmt: skip
+        "key_file": None,
+        "trust_all_clients": True,
+        "prefix": "towline/receipts",
+        "max_publishers": 10_000,
+        "max_ranges": 256,
+        "keep_s": 30 * 86400,
+    }
     assert made(receipts=None).receipts is None
 
 
@@ -31,6 +36,8 @@ def test_the_defaults_are_those_of_the_page() -> None:
         ({"guarantee": "at_most_once"}, "receipts need guarantee"),
         ({"protocol": "auto"}, "receipts need protocol"),
         ({"subscriptions": [{"filter": "$share/g/t/#"}]}, "shares them with others"),
+        ({"receipts": {}}, "receipts need key_file"),
+        ({"receipts": {"key_file": "k", "trust_all_clients": True}}, "leave one of them out"),
         ({"receipts": {"prefix": "a/#"}}, "pattern"),
         ({"receipts": {"prefix": "a/"}}, "pattern"),
         ({"receipts": {"prefix": "$SYS"}}, "pattern"),

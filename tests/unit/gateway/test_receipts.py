@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from mqtt5 import PublishPacket, QoS
 
+from towline.errors import ConfigError
+from towline.gateway.endpoint import write_private
 from towline.gateway.receipts import Ledger, Verdict
-from towline.gateway.receipts_wire import Mark, Receipt, mark_of, unmarked
+from towline.gateway.receipts_key import ReceiptKeys
+from towline.gateway.receipts_openings import Openings
+from towline.gateway.receipts_wire import Content, Mark, Receipt, mark_of, unmarked
+from towline.mqtt.codec import Decoder, PublishRun
 
 NOW = 1_000
 
@@ -34,9 +41,13 @@ def mark(number: int, low: int = 0, epoch: int = 1, nonce: str = "") -> Mark:
     st.integers(0, 10**17),
     st.integers(0, 10**17),
     st.from_regex(r"|[0-9a-f]{1,16}", fullmatch=True),
+    st.from_regex(r"|[0-9a-f]{8}", fullmatch=True),
+    st.from_regex(r"|[0-9a-f]{32}", fullmatch=True),
 )
-def test_a_mark_comes_back_as_it_was_written(publisher: str, epoch: int, low: int, more: int, nonce: str) -> None:
-    made = Mark(publisher, epoch, low + more, low, nonce)
+def test_a_mark_comes_back_as_it_was_written(
+    publisher: str, epoch: int, low: int, more: int, nonce: str, opening: str, code: str
+) -> None:
+    made = Mark(publisher, epoch, low + more, low, nonce, opening, code)
     properties = [("a", "1"), *made.properties(), ("a", "2")]
     assert mark_of(properties) == made
     assert unmarked(properties) == [("a", "1"), ("a", "2")]
@@ -55,6 +66,10 @@ def test_a_mark_comes_back_as_it_was_written(publisher: str, epoch: int, low: in
         [("towline-id", "p"), ("towline-n", "1.-2.0")],
         [("towline-id", "p"), ("towline-n", "1.٢.0")],
         [("towline-id", "p"), ("towline-n", "1.2.0?ABC")],
+        [("towline-id", "p"), ("towline-n", "1.2.0"), ("towline-auth", "x")],
+        [("towline-id", "p"), ("towline-id", "p"), ("towline-n", "1.2.0")],  # each once, or which one counts?
+        [("towline-id", "p"), ("towline-n", "1.2.0"), ("towline-n", "1.3.0")],
+        [("towline-id", "p"), ("towline-n", "1.2.0"), ("towline-auth", "a."), ("towline-auth", "b.")],
     ],
 )
 def test_what_is_no_mark(properties: list[tuple[str, str]]) -> None:
@@ -67,7 +82,7 @@ def test_no_bytes_break_the_reader_of_receipts(payload: bytes) -> None:
 
 
 def test_a_receipt_comes_back_as_it_was_written() -> None:
-    told = Receipt("p", 3, 17, "plant", "ab", ((0, 20), (25, 26)), fresh=True)
+    told = Receipt("p", 3, 17, "plant", "ab", ((0, 20), (25, 26)), fresh=True, openings=((0, None), (7, "a1")))
     assert Receipt.decode(told.encode()) == told
     for wrong in (b'{"publisher": 1}', b"[]", b'{"publisher":"p","epoch":1,"watermark":-1}', b"\xff"):
         assert Receipt.decode(wrong) is None
@@ -101,7 +116,7 @@ def test_the_watermark_follows_the_commit_and_waits_for_holes() -> None:
     ledger.commit(9)
     assert ledger.receipts(10) == []
     ledger.commit(10)
-    assert ledger.receipts(10) == [Receipt("p", 1, 2, "plant")]
+    assert ledger.receipts(10) == [Receipt("p", 1, 2, "plant", openings=((0, ""),))]
     ledger.take(mark(2), NOW)
     store(ledger, [mark(2)], 11)
     ledger.commit(11)
@@ -150,8 +165,11 @@ def test_a_new_epoch_begins_anew_and_an_old_one_passes() -> None:
     ledger = Ledger({}, 0)
     ledger.take(mark(5), NOW)
     assert ledger.take(mark(5, epoch=2), NOW) is Verdict.NEW
-    assert ledger.take(mark(6, epoch=1), NOW) is Verdict.UNKNOWN
-    assert store(ledger, [mark(5), mark(5, epoch=2), mark(6)], 3) == {"publisher:p": [2, 0, [[5, 6]], 0, NOW]}
+    assert ledger.take(mark(6, epoch=1, nonce="ab"), NOW) is Verdict.UNKNOWN
+    assert ledger.receipts(1)[0].epoch == 2  # it has to learn of it
+    assert store(ledger, [mark(5), mark(5, epoch=2), mark(6)], 3) == {
+        "publisher:p": [2, 0, [[5, 6]], 0, NOW, ((5, ""),)]
+    }
 
 
 def test_a_silent_publisher_is_forgotten_once_all_is_in_kafka() -> None:
@@ -163,6 +181,186 @@ def test_a_silent_publisher_is_forgotten_once_all_is_in_kafka() -> None:
     assert ledger.expire(NOW + 100) == {}
     assert ledger.expire(NOW + 101) == {"publisher:p": None}
     assert ledger.take(mark(0), NOW) is Verdict.NEW
+
+
+# -- who may say what --
+
+KEYS = ReceiptKeys([("", bytes(range(32)))])
+CONTENT = Content("t", b"21.5", "text/plain", True, "answers", b"7", (("a", "1"),))
+
+
+def sent(marked: Mark, content: Content = CONTENT) -> PublishPacket:
+    return PublishPacket(
+        content.topic,
+        content.payload,
+        qos=QoS.AT_LEAST_ONCE,
+        packet_id=1,
+        payload_format_indicator=int(content.payload_is_utf8),
+        content_type=content.content_type,
+        response_topic=content.response_topic,
+        correlation_data=content.correlation_data,
+        user_properties=[*content.pairs, *marked.properties()],
+    )
+
+
+def test_a_mark_is_believed_on_its_own_message_alone() -> None:
+    ledger = Ledger({}, 0, keys=KEYS)
+    own = mark(0).signed(KEYS, CONTENT)
+    others = [
+        CONTENT._replace(topic="u"),
+        CONTENT._replace(payload=b"21.6"),
+        CONTENT._replace(content_type=None),
+        CONTENT._replace(payload_is_utf8=False),
+        CONTENT._replace(response_topic="answer"),
+        CONTENT._replace(correlation_data=b""),
+        CONTENT._replace(pairs=()),
+        CONTENT._replace(pairs=(("a", ""), ("1", ""))),
+    ]
+    packets = [sent(own, other) for other in others]
+    marks = [own._replace(publisher="q"), own._replace(epoch=2), own._replace(number=1)]
+    packets += map(sent, [*marks, own._replace(nonce="ab"), own._replace(opening="a1")])
+    assert ledger.screen(packets, [packet.topic for packet in packets], NOW) == set()
+    assert (ledger.forged, ledger.unsigned, len(ledger)) == (len(packets), 0, 0)
+    assert ledger.marks(packets) == [None] * len(packets)
+    assert ledger.screen([sent(own)], ["t"], NOW) == set()
+    assert ledger.screen([sent(own)], ["t"], NOW) == {0}
+    ledger.screen([sent(mark(1))], ["t"], NOW)
+    assert (ledger.unsigned, len(ledger)) == (1, 1)
+
+
+class Left(NamedTuple):
+    """What is left of a message that was not taken in whole."""
+
+    user_properties: list[tuple[str, str]]
+    payload: None = None
+
+
+def test_a_mark_on_what_is_left_of_a_message_counts_if_its_publisher_says_that_it_is_so_large() -> None:
+    large = Content("t", bytes(3000))
+    for content, largest, believed in (
+        (large, 2048, True),
+        (large, 64 << 20, False),  # somebody has added to it
+        (CONTENT, 2048, False),
+        (Content("t", b"", pairs=(("a", ""),) * 1000), 64 << 20, True),
+    ):
+        own = mark(0).signed(KEYS, content)
+        ledger = Ledger({}, 0, keys=KEYS, largest=largest)
+        ledger.screen([Left(own.properties())], ["t"], NOW)
+        assert len(ledger) == believed
+        ledger.screen([Left(own._replace(number=1).properties())], ["t"], NOW)
+        assert ledger.forged == 2 - believed
+        whole = sent(own, content)
+        assert ledger.screen([whole], ["t"], NOW) == ({0} if believed else set())
+        assert ledger.screen([sent(own, content._replace(payload=bytes(2999)))], ["t"], NOW) == set()
+        assert len(ledger) == 1
+
+
+@given(st.lists(st.tuples(st.text("ab", max_size=3), st.text("ab", max_size=3)), max_size=3), st.binary(max_size=9))
+def test_no_two_messages_make_the_same_text(pairs: list[tuple[str, str]], payload: bytes) -> None:
+    said = {b"".join(mark(0).said(Content("t", payload[at:], pairs=(*pairs, ("", "x" * at))))) for at in range(10)}
+    assert len(said) == 10
+
+
+def test_a_receipt_is_believed_as_it_was_written(tmp_path: Path) -> None:
+    told = Receipt("p", 3, 17, "plant", openings=((0, "a1"),))
+    payload = told.encode(KEYS)
+    assert Receipt.decode(payload) == told
+    assert Receipt.was_told_by(KEYS, "p", payload)
+    newer = ReceiptKeys([("", bytes(32)), ("", bytes(range(32)))])  # while the key is being changed
+    assert Receipt.was_told_by(newer, "p", payload)
+    assert Receipt.was_told_by(KEYS, "p", told.encode(newer))
+    file = tmp_path / "own"
+    write_private(file, "\n".join(KEYS.derived("p")))
+    assert Receipt.was_told_by(ReceiptKeys.read(file), "p", payload)
+    assert not ReceiptKeys.read(file).speaks_for("q")
+    assert not Receipt.was_told_by(KEYS, "q", payload)
+    assert not Receipt.was_told_by(KEYS, "p", told.encode())
+    assert not Receipt.was_told_by(KEYS, "p", payload.replace(b"17", b"18"))
+    assert not Receipt.was_told_by(KEYS, "p", payload[:-1] + b',"watermark":99}')
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"), [("0" * 64, 0o604), ("0" * 63, 0o600), ("", 0o600), ("x y", 0o600), ("\xff", 0o600)]
+)
+def test_a_file_of_keys_is_private_and_holds_keys(tmp_path: Path, text: str, mode: int) -> None:
+    file = tmp_path / "key"
+    file.write_text(text)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match="TL-C85") as told:
+        ReceiptKeys.read(file)
+    assert "0" * 63 not in str(told.value)
+    with pytest.raises(ConfigError, match="TL-C85"):
+        ReceiptKeys.read(tmp_path / "none")
+
+
+def test_jumps_out_of_all_reason_are_not_remembered() -> None:
+    ledger = Ledger({}, 0)
+    ledger.take(mark(0), NOW)
+    assert ledger.take(mark(1 << 41, low=1 << 41), NOW) is Verdict.UNKNOWN
+    assert ledger.take(mark(0, epoch=1 << 21), NOW) is Verdict.UNKNOWN
+    assert ledger.take(mark(1), NOW) is Verdict.NEW
+
+
+def test_a_question_that_is_repeated_is_answered_once_and_hides_no_other() -> None:
+    ledger = Ledger({}, 0)
+    ledger.take(mark(0), NOW)
+    store(ledger, [mark(0)], 1)
+    for nonce in ("ab", "cd", "ab"):
+        ledger.take(mark(0, nonce=nonce), NOW)
+    (answer,) = ledger.receipts(1)
+    assert answer.asked == "ab cd"
+    ledger.told(answer)
+    ledger.take(mark(0, nonce="ab"), NOW)
+    assert not ledger.due
+
+
+# -- copies --
+
+
+def opened(number: int, opening: str, low: int = 0) -> Mark:
+    return Mark("p", 1, number, low, "", opening)
+
+
+def test_the_same_number_of_another_opening_is_another_message() -> None:
+    ledger = Ledger({}, 0)
+    first = [opened(number, "a") for number in range(4)]
+    assert {ledger.take(one, NOW) for one in first} == {Verdict.NEW}
+    notes = store(ledger, first, 4)
+    ledger = Ledger(notes, 4)
+    assert ledger.take(opened(3, "a"), NOW) is Verdict.REPEAT
+    assert ledger.take(opened(3, "b", low=3), NOW) is Verdict.FOREIGN
+    assert ledger.take(opened(4, "b"), NOW) is Verdict.NEW
+    (receipt,) = ledger.receipts(1)
+    assert (receipt.journaled, receipt.openings) == (((0, 4),), ((0, "a"), (4, "b")))
+    assert ledger.foreign == 1
+
+
+def test_what_the_version_before_noted_matches_every_opening() -> None:
+    ledger = Ledger({"publisher:p": [1, 3, [], 0, NOW]}, 3)
+    assert ledger.take(opened(2, "a"), NOW) is Verdict.REPEAT
+    assert ledger.take(opened(3, "a"), NOW) is Verdict.NEW
+    assert ledger.receipts(1)[0].openings == ((0, None), (3, "a"))
+
+
+def test_openings_are_forgotten_below_low_and_bounded_above() -> None:
+    made = Openings()
+    assert all(made.put(number, f"{number:x}", newest=True, low=number) for number in range(100))
+    assert len(made.steps()) == 8
+    assert (made.of(50), made.of(99)) == (None, "63")
+    ledger = Ledger({}, 0)
+    verdicts = [ledger.take(opened(number, f"{number:x}"), NOW) for number in range(200)]
+    assert verdicts.count(Verdict.NEW) == 128
+    assert verdicts.count(Verdict.DEFERRED) == ledger.deferred == 72
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from("abc"))))
+def test_openings_are_a_map_of_what_was_received(puts: list[tuple[int, str]]) -> None:
+    made, model = Openings(), dict[int, str]()
+    for number, name in puts:
+        assert made.put(number, name, newest=number >= max(model, default=-1), low=0)
+        model[number] = name
+        assert {n: made.of(n) for n in model} == model
+        assert Openings(made.steps()).steps() == made.steps()
 
 
 class Gateway(RuleBasedStateMachine):
@@ -287,3 +485,22 @@ class Gateway(RuleBasedStateMachine):
 
 TestGateway = Gateway.TestCase
 TestGateway.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_message_that_was_not_taken_in_whole_keeps_its_mark() -> None:
+    """Or its publisher would never hear of it, and send it again for ever."""
+    properties = [("k", "v"), *mark(5).properties(), ("towline-reason", "forged")]
+    data = PublishPacket("t", bytes(5_000), qos=QoS(1), packet_id=1, user_properties=properties).write()
+    (run,) = Decoder(1_024).feed(data)
+    assert isinstance(run, PublishRun)
+    (stub,) = run.packets
+    assert mark_of(stub.user_properties) == mark(5)
+    assert [pair for pair in stub.user_properties if pair[0] == "towline-reason"] == [
+        ("towline-reason", "packet_too_large")
+    ]
+    ledger = Ledger({}, 0)
+    assert not ledger.screen(run.packets, ["t"], NOW)
+    (found,) = ledger.marks(run.packets)
+    assert found is not None
+    store(ledger, [found], 1)
+    assert ledger.screen(run.packets, ["t"], NOW) == {0}, "a repeat"

@@ -19,11 +19,11 @@ from tests.helpers import wait_until
 from tests.unit.spark.serving import Served, mark, rows, served
 from towline import errors
 from towline.errors import Fenced, GatewayError, GatewayUnreachable, TowlineError
-from towline.gateway import service as service_module
 from towline.gateway.client import GatewayClient, Window
 from towline.gateway.endpoint import ENDPOINT_FILE, MAX_SOCKET_BYTES, Endpoint, ProcessMark, revive, tell, write_private
 from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.service import Leases
+from towline.journal.reading import BATCH_BYTES
 
 
 @pytest.fixture
@@ -96,15 +96,27 @@ def test_a_reader_that_leaves_half_way_harms_nobody(server: Served, client: Gate
     assert sum(batch.num_rows for batch in client.read(server.journal.journal_id, 0, 30_000)) == 30_000
 
 
-def test_large_batches_are_sliced_below_the_limit(
-    server: Served, client: GatewayClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service_module, "MAX_BATCH_BYTES", 1000)
-    server.add(40, payload=b"x" * 100)
-    batches = list(client.read(server.journal.journal_id, 0, 40))
-    assert len(batches) > 4
-    assert all(batch.nbytes <= 1000 or batch.num_rows == 1 for batch in batches)
-    assert pa.Table.from_batches(batches).column("offset").to_pylist() == list(range(40))
+def test_large_rows_come_in_batches_below_the_bound(server: Served, client: GatewayClient) -> None:
+    for _ in range(3):
+        server.add(5, payload=bytes(5 << 20))
+    server.add(1, payload=bytes(BATCH_BYTES + 1))
+    server.add(2, payload=b"x")
+    batches = list(client.read(server.journal.journal_id, 1, 18))
+    assert all(batch.nbytes <= BATCH_BYTES or batch.num_rows == 1 for batch in batches)
+    assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == list(range(1, 18))
+
+
+@pytest.mark.long
+def test_more_than_arrow_can_join_is_served(server: Served, client: GatewayClient) -> None:
+    """2.4 GB in 8,000 rows, planned as one batch: the offsets of a binary column end at 2 GiB."""
+    for _ in range(1600):
+        server.add(5, payload=bytes(300_000))
+    at = 0
+    for batch in client.read(server.journal.journal_id, 0, 8000):
+        assert batch.nbytes <= BATCH_BYTES
+        assert batch.column("offset").to_pylist() == list(range(at, at + batch.num_rows))
+        at += batch.num_rows
+    assert at == 8000
 
 
 def test_rows_below_the_first_are_named_with_both_ways_out(tmp_path: Path) -> None:
@@ -143,7 +155,8 @@ def test_wait_answers_at_once_when_there_are_rows(server: Served, client: Gatewa
     server.add(10)
     lease = client.open("default")
     window = client.wait(lease, 0, timeout_s=30)
-    assert window == Window(server.journal.journal_id, server.journal.epoch, first=0, end=10, tip=10)
+    journal = server.journal
+    assert window == Window(journal.journal_id, journal.epoch, 0, end=10, tip=10, incarnation=journal.incarnation)
 
 
 def test_wait_keeps_the_limits(server: Served, client: GatewayClient) -> None:
@@ -368,6 +381,15 @@ def test_forget_drops_a_consumer(server: Served, client: GatewayClient) -> None:
     client.commit("old", 0, journal=server.journal.journal_id)
     client.forget("old")
     assert dict(server.journal.consumers) == {}
+
+
+def test_the_watermark_of_those_who_stay_is_told(server: Served, client: GatewayClient) -> None:
+    """Acknowledgements may wait for it, and nobody commits any more where no message comes without them."""
+    server.add(10)
+    client.commit("gone", 2, journal=server.journal.journal_id)
+    client.commit("spark", 10, journal=server.journal.journal_id)
+    client.forget("gone")
+    assert server.commits == [2, 2, 10]
 
 
 def test_a_consumer_that_is_read_is_not_forgotten(server: Served, client: GatewayClient) -> None:

@@ -1,0 +1,180 @@
+"""A state directory restored from a copy: recognised before anything is taken in, acknowledged or cut [I14]."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import Gateway, NewGateway, payloads, publish
+from towline.devstack import Mosquitto
+from towline.errors import Fenced
+from towline.gateway.client import ensure
+from towline.spark.offsets import Position
+
+
+class Query:
+    """What Spark leaves behind of a query that reads to the end: one batch in the offset log, perhaps not done."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.place = Path(gateway.settings.checkpoint)
+        self._batch = -1
+        #: numbers of the messages it has read
+        self.seen: list[int] = []
+
+    def read(self) -> None:
+        """Read to the end."""
+        client = self._gateway.client
+        lease = client.open("spark")
+        window = client.wait(lease, lease.committed, timeout_s=0)
+        for rows in client.read(window.journal, lease.committed, window.end, incarnation=window.incarnation):
+            self.seen += map(int, rows.column("payload").to_pylist())
+        self._plan(Position(lease.name, window.journal, window.end, incarnation=window.incarnation))
+        client.wait(lease, window.end, timeout_s=0, incarnation=window.incarnation)
+        client.release(lease)
+
+    def _plan(self, place: Position) -> None:
+        (self.place / "offsets").mkdir(parents=True, exist_ok=True)
+        (self.place / "metadata").write_text('{"id":"q"}')
+        self._batch += 1
+        entry = self.place / "offsets" / str(self._batch)
+        entry.write_text(f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(place.to_json())}')
+
+
+@pytest.fixture
+def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
+    return new_mosquitto(max_queued_messages="0")
+
+
+@pytest.fixture
+def gateway(broker: Mosquitto, new_gateway: NewGateway, tmp_path: Path) -> Gateway:
+    return new_gateway(broker, checkpoint=str(tmp_path / "checkpoint"))
+
+
+def copied(gateway: Gateway, name: str) -> Path:
+    """A copy of the journal of a gateway, as a backup makes it, also of one that runs."""
+    return Path(shutil.copytree(gateway.settings.inbox, gateway.settings.state_dir.parent / name))
+
+
+def bring_back(gateway: Gateway, copy: Path) -> None:
+    shutil.rmtree(gateway.settings.inbox)
+    shutil.copytree(copy, gateway.settings.inbox)
+
+
+def test_an_older_copy_takes_nothing_in(broker: Mosquitto, gateway: Gateway) -> None:
+    query = Query(gateway)
+    gateway.start()
+    publish(broker, range(10))
+    gateway.until(journaled=10)
+    copy = copied(gateway, "copy")  # of a journal that is being written
+    publish(broker, range(10, 15))
+    gateway.until(journaled=15)
+    query.read()
+    gateway.stop()
+    newest = copied(gateway, "newest")
+    publish(broker, range(15, 35))
+
+    bring_back(gateway, copy)
+    for _ in range(2):
+        told = gateway.fail()
+        assert "the checkpoint has come to offset 15, the journal ends at 10: an older copy" in told
+        assert "TL-G06" in told
+    assert payloads(gateway) == list(range(10)), "nothing was taken in"
+
+    bring_back(gateway, newest)
+    gateway.start()
+    gateway.until(journaled=35)
+    query.read()
+    assert query.seen == list(range(35)), "what waited at the broker was never acknowledged to the copy"
+
+
+def test_an_older_copy_that_has_gone_on_takes_nothing_in(broker: Mosquitto, gateway: Gateway) -> None:
+    """As long as the checkpoint meanwhile, because it ran without it: the number of rows says nothing."""
+    query = Query(gateway)
+    gateway.start()
+    publish(broker, range(10))
+    gateway.until(journaled=10)
+    gateway.stop()
+    copy = copied(gateway, "copy")
+    publish(broker, range(10, 15))
+    gateway.start()
+    gateway.until(journaled=15)
+    query.read()
+    gateway.stop()
+    newest = copied(gateway, "newest")
+
+    bring_back(gateway, copy)
+    known, gateway.settings = gateway.settings, gateway.settings.model_copy(update={"checkpoint": ""})
+    gateway.start()
+    publish(broker, range(20, 40))
+    gateway.until(journaled=30)
+    gateway.stop()
+    gateway.settings = known
+    publish(broker, range(40, 50))
+    told = gateway.fail()
+    assert "this is an older copy that has gone on" in told
+    assert "TL-G26" in told
+    assert payloads(gateway) == [*range(10), *range(20, 40)]
+
+    bring_back(gateway, newest)
+    gateway.start()
+    gateway.until(journaled=25)
+    query.read()
+    assert query.seen == [*range(15), *range(40, 50)]
+
+
+def test_a_journal_begun_anew_takes_nothing_in(broker: Mosquitto, gateway: Gateway) -> None:
+    query = Query(gateway)
+    gateway.start()
+    publish(broker, range(10))
+    gateway.until(journaled=10)
+    query.read()
+    gateway.stop()
+    publish(broker, range(10, 20))
+    shutil.rmtree(gateway.settings.inbox)
+    with pytest.raises(Fenced, match=r"the checkpoint belongs to journal \w+, this gateway serves journal.*TL-G04"):
+        ensure(gateway.settings, owner_pid=gateway.settings.owner_pid or 0)
+    assert payloads(gateway) == []
+    shutil.rmtree(query.place)  # the way out: a new checkpoint
+    gateway.settings = gateway.settings.model_copy(update={"unknown_session": "adopt"})
+    gateway.start()
+    gateway.until(journaled=10)
+    query.read()
+    assert query.seen == list(range(20))
+
+
+def test_a_crash_is_no_copy(broker: Mosquitto, gateway: Gateway) -> None:
+    query = Query(gateway)
+    for round_ in range(4):
+        gateway.start()
+        gateway.until(state="online")
+        publish(broker, range(round_ * 10, round_ * 10 + 10))
+        wait_until(partial(lambda upto: gateway.status()["journaled"] >= upto, round_ * 10 + 10), what="the messages")
+        query.read()
+        gateway.stop(signal.SIGKILL)
+    assert sorted(set(query.seen)) == list(range(40))
+
+
+@pytest.mark.parametrize("how", ["the lock file is removed", "the directory is replaced"])
+def test_who_lost_its_directory_acknowledges_nothing_more(broker: Mosquitto, gateway: Gateway, how: str) -> None:
+    gateway.start()
+    publish(broker, range(10))
+    gateway.until(journaled=10)
+    if how == "the lock file is removed":
+        (gateway.settings.inbox / "lock").unlink()
+    else:
+        bring_back(gateway, copied(gateway, "copy"))
+    publish(broker, range(10, 20))
+    assert gateway.process is not None
+    assert gateway.process.wait(60) == 1
+    assert "TL-J11" in gateway.log.read_text().splitlines()[-1]
+    gateway.start()
+    gateway.until(journaled=20)
+    assert gateway.seen() == list(range(20)), "the broker still had what was not acknowledged"

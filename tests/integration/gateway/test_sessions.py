@@ -1,0 +1,176 @@
+"""What a gateway does to the broker's session when something goes wrong around CONNECT."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from typing import Any
+
+import pytest
+from mqtt5 import PublishPacket, PubRecPacket, QoS, SubscribePacket
+
+from tests.conftest import NewMosquitto
+from tests.integration.gateway.conftest import NewGateway
+from tests.integration.mqtt.scripted import Line, Scripted
+from tests.integration.mqtt.ways import Relay
+from towline.devstack import Mosquitto
+from towline.mqtt.sender import Sender
+
+QOS_2 = [{"filter": "t/#", "qos": 2}]
+
+
+class LosesOneConnack(Relay):
+    """The broker takes CONNECT, and the connection breaks before its answer comes; once, when armed."""
+
+    armed = False
+    broken = threading.Event()
+
+    def _serve(self, client: socket.socket, frozen: threading.Event) -> None:
+        if not self.armed:
+            super()._serve(client, frozen)
+            return
+        self.armed = False
+        with client, contextlib.suppress(OSError), socket.create_connection(self.target, 5) as broker:  # type: ignore[arg-type]
+            client.settimeout(5)
+            broker.sendall(client.recv(65536))
+            assert broker.recv(65536), "CONNACK"
+        self.broken.set()
+
+
+def retain(broker: Mosquitto, numbers: range) -> None:
+    with Sender(broker.uri, client_id="device") as sender:
+        for number in numbers:
+            packet = PublishPacket(f"t/{number}", b"%d" % number, qos=QoS.EXACTLY_ONCE, packet_id=1, retain=True)
+            sender.publish(packet)
+        sender.drain()
+
+
+@pytest.mark.parametrize("handling", [None, 0])
+def test_retained_messages_come_once_though_a_connack_was_lost(
+    mosquitto: Mosquitto, new_gateway: NewGateway, handling: int | None
+) -> None:
+    """The filter is unsure then and subscribed again; with Retain Handling 0 all of them come a second time."""
+    retain(mosquitto, range(3))
+    with LosesOneConnack(("127.0.0.1", mosquitto.port)) as relay:
+        said: dict[str, Any] = {} if handling is None else {"retain_handling": handling}
+        gateway = new_gateway(f"mqtt://{relay.address}", guarantee="exactly_once", subscriptions=QOS_2, **said)
+        gateway.start()
+        gateway.until(journaled=3)
+        gateway.stop()
+        relay.armed = True
+        gateway.start()
+        assert relay.broken.wait(60)
+        gateway.until(state="online")
+        retain(mosquitto, range(3, 4))
+        gateway.until(journaled=4 if handling is None else 7)
+        gateway.stop()
+    numbers = [int(row["payload"]) for row in gateway.rows()]
+    assert sorted(numbers) == sorted([0, 1, 2, 3] + ([] if handling is None else [0, 1, 2]))
+
+
+def test_a_session_that_was_lost_gets_the_retained_messages(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway
+) -> None:
+    broker = new_mosquitto(persistence="false")
+    retain(broker, range(3))
+    gateway = new_gateway(broker, guarantee="exactly_once", subscriptions=QOS_2)
+    gateway.start()
+    gateway.until(journaled=3)
+    broker.restart()
+    gateway.until(state="online", sessions_lost=1)
+    retain(broker, range(3, 5))
+    gateway.until(journaled=5)
+    gateway.stop()
+    broker.restart()
+    retain(broker, range(5, 7))
+    gateway.start()
+    gateway.until(sessions_lost=2, journaled=7)
+    gateway.stop()
+
+
+def test_a_kill_at_the_first_subscribe_of_a_new_session_loses_no_message_with_an_old_id(
+    new_gateway: NewGateway,
+) -> None:
+    """The broker lost the session while id 1 was held; the new one gives it to a message of the same content."""
+    message = PublishPacket("t/1", b"1", qos=QoS.EXACTLY_ONCE, packet_id=1)
+
+    def held(line: Line) -> None:
+        line.welcome()
+        line.subscribed()
+        line.send(message)
+        line.expect(PubRecPacket)
+
+    def lost(line: Line) -> None:
+        line.welcome()
+        line.expect(SubscribePacket)
+        gateway.stop(signal.SIGKILL)
+        killed.set()
+
+    def again(line: Line) -> None:
+        line.welcome(session_present=True)
+        line.subscribed()
+        line.send(message)
+        line.expect(PubRecPacket)
+        assert line.closed()
+
+    killed = threading.Event()
+    with Scripted(held, lost, again) as server:
+        gateway = new_gateway(server.uri, guarantee="exactly_once", subscriptions=QOS_2)
+        gateway.spawn()
+        assert killed.wait(60)
+        gateway.start()
+        status = gateway.until(journaled=2)
+        assert (status["sessions_lost"], status["deduplicated"], status["packet_ids_reused"]) == (1, 0, 0)
+        gateway.stop()
+
+
+# Several brokers that share no sessions -------------------------------------------------------------------------------
+
+
+def test_a_failover_is_no_lost_session_and_a_filter_added_meanwhile_is_at_both(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway
+) -> None:
+    """What the record says was learnt at the other broker: back at the first, the new filter would stay silent."""
+    first, second = (new_mosquitto(persistence="true") for _ in range(2))
+    brokers = f"{first.uri},{second.uri}"
+    gateway = new_gateway(brokers)
+    gateway.start()
+    gateway.until(state="online", broker=first.uri)
+    gateway.stop()
+    first.stop()
+    wider = new_gateway(brokers, subscriptions=[{"filter": "t/#", "qos": 1}, {"filter": "u", "qos": 1}])
+    wider.start()
+    assert wider.until(state="online", broker=second.uri)["sessions_lost"] == 0
+    first.start()
+    second.stop()
+    wider.until(state="online", broker=first.uri)
+    with Sender(first.uri, client_id="device") as sender:
+        sender.publish(PublishPacket("u", b"1", qos=QoS.AT_LEAST_ONCE, packet_id=1))
+        sender.drain()
+    assert wider.until(journaled=1)["sessions_lost"] == 0
+    first.stop()
+    second.start()
+    wider.until(state="online", broker=second.uri)
+    wider.stop()
+
+
+def test_a_filter_added_while_the_broker_was_another_one_is_asked_for_on_the_way_back(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway
+) -> None:
+    """One broker in the settings each time: the first one's session is kept, and of before the filter."""
+    first, second = (new_mosquitto(persistence="true") for _ in range(2))
+    wider = [{"filter": "t/#", "qos": 1}, {"filter": "u", "qos": 1}]
+    for broker, subscriptions in ((first, wider[:1]), (second, wider), (first, wider)):
+        gateway = new_gateway(broker, subscriptions=subscriptions)
+        gateway.start()
+        gateway.until(state="online")
+        if subscriptions is wider and broker is first:
+            break
+        gateway.stop()
+    with Sender(first.uri, client_id="device") as sender:
+        sender.publish(PublishPacket("u", b"1", qos=QoS.AT_LEAST_ONCE, packet_id=1))
+        sender.drain()
+    gateway.until(journaled=1)
+    gateway.stop()

@@ -1,0 +1,159 @@
+"""Messages that a gateway can't take in whole, from a real broker: the line goes on, and each has its row."""
+
+from __future__ import annotations
+
+import re
+import signal
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mqtt5 import PublishPacket, QoS
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import Gateway, NewGateway
+from towline.devstack import Mosquitto
+from towline.mqtt import Client
+from towline.mqtt.sender import Sender
+
+LIMIT = 10_000
+#: An empty user property, as it is on the wire.
+EMPTY = ("", "")
+
+
+def send(broker: Mosquitto, *packets: PublishPacket) -> None:
+    with Sender("127.0.0.1", broker.port, client_id="device") as sender:
+        for packet in packets:
+            sender.publish(packet)
+        sender.drain()
+
+
+def publish(payload: bytes, qos: int = 1, topic: str = "t/1", **more: Any) -> PublishPacket:
+    return PublishPacket(topic, payload, qos=QoS(qos), packet_id=1 if qos else None, **more)
+
+
+def line_for(new_gateway: NewGateway, broker: Mosquitto, qos: int, **settings: Any) -> Gateway:
+    guarantee = "exactly_once" if qos == 2 else "at_least_once"
+    subscriptions = [{"filter": "t/#", "qos": qos}]
+    return new_gateway(broker, guarantee=guarantee, subscriptions=subscriptions, **settings)
+
+
+def facts(row: dict[str, Any]) -> dict[str, str]:
+    assert row["payload"] is None
+    return {pair["key"]: pair["value"] for pair in row["user_properties"]}
+
+
+@pytest.mark.parametrize(("qos", "protocol"), [(1, "5"), (2, "5"), (2, "3.1.1"), (1, "3.1")])
+def test_a_message_above_the_limit_leaves_a_row_in_its_place(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, qos: int, protocol: str
+) -> None:
+    broker = new_mosquitto(max_queued_messages="0")
+    gateway = line_for(new_gateway, broker, qos, max_packet_bytes=LIMIT, protocol=protocol)
+    gateway.start()
+    gateway.until(state="online")
+    large = bytes(range(256)) * 80
+    send(broker, publish(b"1", qos), publish(large, qos), publish(b"2", qos))
+    send(broker, publish(large, 0))  # by itself: the broker lets it overtake
+    send(broker, publish(b"3", qos))
+    status = gateway.until(journaled=5, packets_too_large=2, qos2_held=0)
+    assert (status["connects"], status["received"], status["last_error"]) == (1, 5, None)
+    gateway.stop()
+    rows = gateway.rows()
+    assert [row["payload"] for row in rows] == [b"1", None, b"2", None, b"3"]
+    assert [row["topic"] for row in rows] == ["t/1"] * 5
+    assert [row["qos"] for row in rows] == [qos, qos, qos, 0, qos]
+    told = facts(rows[1])
+    assert told["towline-reason"] == "packet_too_large"
+    assert told["towline-sha256"] == sha256(large).hexdigest()
+    assert "TL-M42" in gateway.log.read_text()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_kills_while_70_mb_pass_lose_and_double_nothing(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, qos: int
+) -> None:
+    broker = new_mosquitto(max_queued_messages="0")
+    gateway = line_for(new_gateway, broker, qos, max_packet_bytes=1 << 20)
+    gateway.start()
+    gateway.until(state="online")
+    gateway.stop()
+    send(broker, publish(b"1", qos), publish(bytes(70 << 20), qos), publish(b"2", qos))
+    for _ in range(3):
+        gateway.start()
+        gateway.until(state="online")
+        gateway.stop(signal.SIGKILL)
+    gateway.start()
+    wait_until(lambda: b"2" in payloads(gateway), what="the last message")
+    gateway.until(unacknowledged=0, qos2_held=0)
+    assert peak_mb(gateway) < 250
+    gateway.stop()
+    rows = [row["payload"] for row in gateway.rows()]
+    assert list(dict.fromkeys(rows)) == [b"1", None, b"2"]
+    assert qos == 1 or len(rows) == 3
+
+
+def payloads(gateway: Gateway) -> list[bytes | None]:
+    status = gateway.status()
+    batches = gateway.client.read(status["journal"], status["first"], status["end"])
+    return [payload for batch in batches for payload in batch.column("payload").to_pylist()]
+
+
+def peak_mb(gateway: Gateway) -> float:
+    """The most memory that the gateway ever had."""
+    assert gateway.process is not None
+    status = Path(f"/proc/{gateway.process.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def test_a_bomb_of_properties_costs_the_gateway_its_bytes_alone(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway
+) -> None:
+    broker = new_mosquitto(max_queued_messages="0")
+    gateway = line_for(new_gateway, broker, 2)
+    gateway.start()
+    gateway.until(state="online")
+    before = peak_mb(gateway)
+    bomb = publish(b"boom", 2, user_properties=[EMPTY] * 400_000)
+    send(broker, publish(b"1", 2), bomb, publish(b"2", 2), publish(b"3", 2, user_properties=[EMPTY] * 1_000))
+    gateway.until(journaled=4, too_many_properties=1, qos2_held=0)
+    assert peak_mb(gateway) - before < 40, "200 MB and more as objects"
+    gateway.stop(signal.SIGKILL)
+    gateway.start()
+    gateway.until(state="online", too_many_properties=1, end=4)
+    gateway.stop()
+    rows = gateway.rows()
+    assert [row["payload"] for row in rows] == [b"1", None, b"2", b"3"]
+    assert len(rows[3]["user_properties"]) == 1_000
+    assert facts(rows[1])["towline-properties"] == "400000"
+    assert facts(rows[1])["towline-sha256"] == sha256(b"boom").hexdigest()
+    packet = rows[1]["correlation_data"]
+    assert packet.endswith(b"\0" * 4 + b"boom")
+    assert len(packet) == int(facts(rows[1])["towline-size"])
+
+
+def test_thousands_of_them_are_counted_and_told_once(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    gateway = line_for(new_gateway, mosquitto, 1, max_packet_bytes=1024)
+    gateway.start()
+    gateway.until(state="online")
+    for _ in range(10):
+        send(mosquitto, *[publish(bytes(1100))] * 80)
+    gateway.until(journaled=800, packets_too_large=800)
+    assert gateway.log.read_text().count("TL-M42") == 1
+
+
+def test_a_client_gets_a_message_without_payload_and_acknowledges_it(mosquitto: Mosquitto) -> None:
+    with Client(mosquitto.uri, client_id="app", subscribe=["t/#"], max_packet_bytes=1024) as client:
+        send(mosquitto, publish(bytes(2_000)), publish(b"next"))
+        first, second = client.receive(20), client.receive(20)
+        assert first is not None
+        assert second is not None
+        assert (first.payload, first.topic, first.correlation_data) == (None, "t/1", None)
+        assert dict(first.user_properties)["towline-reason"] == "packet_too_large"
+        assert second.payload == b"next"
+        first.ack()
+        second.ack()
+        assert client.last_error is None

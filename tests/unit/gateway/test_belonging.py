@@ -1,0 +1,135 @@
+"""Which checkpoints belong to a journal, and which are told apart before it takes anything in [I14]."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.journal.support import nameless
+from tests.unit.spark.serving import rows
+from towline.errors import TowlineError
+from towline.gateway.belonging import MISMATCHES, check_checkpoint
+from towline.gateway.rows import ROW_SCHEMA
+from towline.gateway.settings import GatewaySettings
+from towline.journal import Journal, Limits
+from towline.journal.state import Snapshot
+from towline.spark.offsets import Position
+
+LIMITS = Limits(min_free_bytes=0, segment_bytes=8192)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """100 rows, the first of which are gone."""
+    with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=LIMITS) as made:
+        for start in range(0, 100, 10):
+            made.append(rows(start, 10))
+        made.commit("spark", 60)
+        assert 0 < made.first <= 60
+        yield made
+
+
+def plan(place: Path, batch: int, *sources: Any) -> None:
+    """An entry of the offset log, as Spark writes it."""
+    (place / "offsets").mkdir(parents=True, exist_ok=True)
+    (place / "metadata").write_text('{"id":"q"}')
+    told = [source if isinstance(source, str) else json.dumps(source) for source in sources]
+    (place / "offsets" / str(batch)).write_text("\n".join(["v1", '{"batchWatermarkMs":0}', *told]))
+
+
+def at(journal: Journal, offset: int, *, name: str = "plant", of: str = "", incarnation: str | None = None) -> Any:
+    known = journal.incarnation if incarnation is None else incarnation
+    return Position(name, of or journal.journal_id, offset, incarnation=known).to_json()
+
+
+def verdict(journal: Journal, place: Path | str) -> str:
+    try:
+        check_checkpoint("plant", journal, str(place))
+    except TowlineError as error:
+        return error.code if error.code in MISMATCHES and "new checkpoint directory" in error.do else str(error)
+    return ""
+
+
+def test_one_offset(journal: Journal, tmp_path: Path) -> None:
+    for number, (place, code) in enumerate(
+        [
+            (at(journal, 100), ""),
+            (at(journal, 70), ""),
+            (at(journal, 101), "TL-G06"),
+            (at(journal, 100, incarnation="0badf00d"), "TL-G26"),
+            (at(journal, journal.first, incarnation="0badf00d"), "TL-G26"),
+            (at(journal, journal.first - 1, incarnation="0badf00d"), ""),  # committed, and the reader's business
+            (at(journal, 100, incarnation=""), ""),  # from before incarnations
+            (at(journal, 101, incarnation=""), "TL-G06"),
+            (at(journal, 5, of="other"), "TL-G04"),
+            (at(journal, 100, name="renamed"), ""),
+            (at(journal, 5, name="renamed", of="other"), "TL-G04"),
+        ]
+    ):
+        plan(tmp_path / "ck", number, place)
+        assert verdict(journal, tmp_path / "ck") == code, (number, place)
+
+
+def test_a_version_without_incarnations_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes the row that the checkpoint names, and does not write down who wrote it."""
+    with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=LIMITS) as journal:
+        journal.append(rows(0, 10))
+        journal.commit("spark", 10)
+        plan(tmp_path / "ck", 0, at(journal, 10))
+        plan(tmp_path / "ahead", 0, at(journal, 12))
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshot, "encode", nameless)
+        with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=LIMITS) as journal:
+            journal.tidy()
+            journal.append(rows(10, 5))
+    for _ in range(2):
+        with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=LIMITS) as journal:
+            assert (journal.first, journal.end) == (10, 15)
+            assert verdict(journal, tmp_path / "ck") == ""
+            assert verdict(journal, tmp_path / "ahead") == "TL-G26"
+
+
+def test_only_this_gateway_counts_among_several_sources(journal: Journal, tmp_path: Path) -> None:
+    kafka, elsewhere = {"orders": {"0": 17}}, at(journal, 7, name="elsewhere", of="other")
+    for number, (sources, code) in enumerate(
+        [
+            ((kafka, "-", at(journal, 100), elsewhere), ""),
+            ((kafka, at(journal, 101), elsewhere), "TL-G06"),
+            ((at(journal, 7, of="other"), elsewhere), "TL-G04"),
+            ((elsewhere, elsewhere), ""),
+            ((kafka,), ""),
+        ]
+    ):
+        plan(tmp_path / "ck", number, *sources)
+        assert verdict(journal, f"file:{tmp_path}/ck") == code, number
+
+
+def test_without_a_readable_checkpoint_there_is_nothing_to_compare(journal: Journal, tmp_path: Path) -> None:
+    (tmp_path / "empty" / "offsets").mkdir(parents=True)
+    for place in ("", tmp_path / "nowhere", tmp_path / "empty", "s3a://bucket/ck", "hdfs://node/ck"):
+        assert verdict(journal, place) == ""
+
+
+def test_a_torn_entry_is_a_batch_that_never_ran(journal: Journal, tmp_path: Path) -> None:
+    plan(tmp_path / "ck", 9, at(journal, 101))
+    plan(tmp_path / "ck", 10, at(journal, 100))
+    (tmp_path / "ck" / "offsets" / "10").write_bytes(b"")
+    assert verdict(journal, tmp_path / "ck") == "TL-G06"
+
+
+def test_a_link_to_the_checkpoint_is_followed(journal: Journal, tmp_path: Path) -> None:
+    plan(tmp_path / "elsewhere", 0, at(journal, 101))
+    (tmp_path / "ck").symlink_to(tmp_path / "elsewhere")
+    assert verdict(journal, tmp_path / "ck") == "TL-G06"
+
+
+def test_queries_with_different_checkpoints_share_a_gateway(tmp_path: Path) -> None:
+    one = GatewaySettings.model_validate(
+        {"name": "plant", "state_dir": tmp_path, "brokers": "mqtt://localhost", "subscriptions": [{"filter": "#"}]}
+    )
+    assert one.model_copy(update={"checkpoint": "/ck"}).digest() == one.digest()
+    assert one.model_copy(update={"client_id": "x"}).digest() != one.digest()

@@ -1,0 +1,154 @@
+"""The downlink and a session without a network: what becomes of messages when connections end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import mqtt5
+import pyarrow as pa
+import pytest
+from mqtt5 import ConnAckPacket, DisconnectPacket, DisconnectReasonCode, PubAckPacket, PublishPacket
+
+from towline.errors import JournalFull
+from towline.gateway import downlink as module
+from towline.gateway.downlink import Downlink
+from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.journal import Batch, Limits, Outbox
+from towline.mqtt.codec import Packet
+from towline.mqtt.events import Event, Lost, Opened, Received, Send, SessionConfig
+from towline.mqtt.reasons import CUT
+from towline.mqtt.session import Session
+
+
+class Log:
+    def warning(self, event: str, **facts: object) -> None:
+        pass
+
+
+class Line:
+    """A downlink and its session; `sent` is what the broker has got on this connection."""
+
+    def __init__(self, directory: Path, messages: int) -> None:
+        self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
+        rows = rows_of([{"topic": "d", "payload": b"%d" % n, "qos": 1} for n in range(messages)])
+        self.outbox.append(arrived(rows, 0))
+        self.session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
+        self.sent: list[PublishPacket] = []
+        self.downlink = Downlink(self.outbox, handle=self.handle, log=Log(), aside=directory / "refused")
+        self.downlink.attach(self.session)
+
+    def handle(self, event: Event) -> None:
+        for action in self.session.handle(event, time.monotonic()):
+            if isinstance(action, Send):
+                data = memoryview(action.data)
+                while data:
+                    packet, used = mqtt5.read(data)
+                    data = data[used:]
+                    if isinstance(packet, PublishPacket):
+                        self.sent.append(packet)
+            else:
+                self.downlink.perform(action)
+
+    def connect(self) -> list[int]:
+        """Come online, and return what is published then."""
+        self.sent.clear()
+        self.handle(Opened())
+        self.handle(Received([ConnAckPacket(session_present=True)]))
+        self.downlink.turn()
+        self.downlink.turn()
+        return [int(packet.payload) for packet in self.sent]
+
+    def end(self, event: Event) -> bool:
+        self.handle(event)
+        return self.downlink.lost(self.session.outbound.withdraw())
+
+    def answer(self) -> None:
+        answers: list[Packet] = [PubAckPacket(packet.packet_id) for packet in self.sent if packet.packet_id]
+        self.sent.clear()
+        self.handle(Received(answers))
+        self.downlink.turn()
+
+    def refused(self) -> list[tuple[int, int]]:
+        self.downlink.turn()
+        return [(row["number"], row["reason"]) for row in self.downlink.refused.page(0)["rows"]]
+
+
+def test_a_broker_that_ends_every_connection_at_once_sets_nothing_aside(tmp_path: Path) -> None:
+    """The first message of a connection waits for a second of quiet, while one is suspected."""
+    line = Line(tmp_path, 5)
+    assert line.connect() == [0, 1, 2, 3, 4]
+    line.end(Lost())
+    assert line.connect() == [0, 1, 2, 3, 4]
+    line.end(Lost())
+    for _ in range(20):
+        assert line.connect() == []
+        line.end(Lost())
+    assert line.refused() == []
+    assert line.downlink.status()["queued"] + line.downlink.status()["in_flight"] == 5
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_QUIET_S", 0.0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_three_ends_alone_set_aside_and_the_window_opens_again(tmp_path: Path) -> None:
+    line = Line(tmp_path, 5)
+    for published, found in zip(([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0], [0], [0]), (0, 0, 0, 0, 1), strict=True):
+        assert line.connect() == published
+        assert line.end(Lost()) == found, "the next connection comes soon after a find"
+    assert line.connect() == [1, 2, 3, 4]
+    line.answer()
+    assert line.refused() == [(0, CUT)]
+    assert line.outbox.waiting == 0
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("reason", "counts"),
+    [
+        (DisconnectReasonCode.MALFORMED_PACKET, True),
+        (DisconnectReasonCode.NOT_AUTHORIZED, True),
+        (DisconnectReasonCode.SERVER_SHUTTING_DOWN, False),
+        (DisconnectReasonCode.SESSION_TAKEN_OVER, False),
+    ],
+)
+def test_the_broker_s_word_at_the_end_counts(tmp_path: Path, reason: DisconnectReasonCode, counts: bool) -> None:
+    line = Line(tmp_path, 1)
+    for _ in range(3):
+        assert line.connect() == [0]
+        line.end(Received([DisconnectPacket(reason_code=reason)]))
+    line.connect()
+    assert line.refused() == ([(0, CUT)] if counts else [])
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_end_long_after_the_message_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROMPT_S", 0.0)
+    line = Line(tmp_path, 1)
+    for _ in range(10):
+        assert line.connect() == [0]
+        line.end(Lost())
+    line.connect()
+    assert line.refused() == []
+
+
+def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -> None:
+    """An attempt of a batch fills the outbox, the next one drops its rows, and the process ends before it is noted."""
+    limits = Limits(max_bytes=100_000, min_free_bytes=0)
+    rows = arrived(rows_of([{"topic": "d", "payload": bytes(9_000), "qos": 1}]), 0)
+    outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
+    for start in range(8):
+        outbox.append(rows, Batch("q/0", 0, attempt="a"), start=start, whole=False)
+    with pytest.raises(JournalFull):
+        outbox.append(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
+    outbox.close()
+    outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
+    session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
+    downlink = Downlink(outbox, handle=lambda _: None, log=Log(), aside=tmp_path / "refused")
+    downlink.attach(session)
+    downlink.turn()
+    outbox.append(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
+    assert outbox.waiting == 8

@@ -1,0 +1,113 @@
+"""No room for what comes in and none for what goes out, at once: every number means one message all the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mqtt5 import ConnAckPacket, PublishPacket, QoS, SubAckPacket, SubAckReasonCode
+
+from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.gateway.pump import Pump
+from towline.gateway.rows import ROW_SCHEMA
+from towline.gateway.settings import GatewaySettings
+from towline.journal import Disk, Journal, Limits, Outbox
+
+LIMITS = Limits(max_bytes=64 << 10, min_free_bytes=0)
+
+
+class Full(Disk):
+    """The real disk, until it is full."""
+
+    full = False
+
+    def write(self, descriptor: int, buffers: Sequence[Any]) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(descriptor, buffers)
+
+
+class Broker:
+    """The other end of the pump's connection, one packet at a time."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.line = self.listener
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def accept(self, pump: Pump, *, session_present: bool) -> None:
+        pump._retry_at = 0.0
+        turn(pump)
+        if self.line is not self.listener:
+            self.line.close()
+        self.line, _ = self.listener.accept()
+        self.say(pump, ConnAckPacket(session_present=session_present, receive_max=10))
+        if not session_present:
+            self.say(pump, SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_EXACTLY_ONCE]))
+
+    def say(self, pump: Pump, *packets: Any) -> None:
+        self.line.sendall(b"".join(packet.write() for packet in packets))
+        turn(pump)
+
+
+def turn(pump: Pump) -> None:
+    pump.wake()
+    pump._turn()
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    made = Broker()
+    yield made
+    made.line.close()
+    made.listener.close()
+
+
+def settings_of(place: Path, broker: Broker) -> GatewaySettings:
+    given = {"name": "g", "state_dir": place, "brokers": broker.url, "linger_ms": 0}
+    return GatewaySettings.model_validate(given | {"subscriptions": [{"filter": "#", "qos": 2}], "outbox": {}})
+
+
+def message(number: int, size: int = 6000) -> PublishPacket:
+    return PublishPacket("t", bytes([number]) * size, qos=QoS.EXACTLY_ONCE, packet_id=number + 1)
+
+
+def test_a_session_made_anew_while_rows_wait(tmp_path: Path, broker: Broker) -> None:
+    """The new one goes on after those rows, and knows their packet ids."""
+    disk = Full()
+    inbox = Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=LIMITS)
+    outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0), disk=disk)
+    inbox.commit("spark", 0)
+    pump = Pump(settings_of(tmp_path, broker), inbox, outbox=outbox)
+    broker.accept(pump, session_present=False)
+    last = -1
+    while not pump._uplink.full:
+        last += 1
+        broker.say(pump, message(last))
+    assert 0 < inbox.end <= last
+    outbox.append(arrived(rows_of([{"topic": "out", "payload": b"", "qos": 2}]), 0))
+    disk.full = True
+    turn(pump)  # what is to be sent can't be recorded
+    assert pump._transport is None
+    disk.full = False
+    inbox.commit("spark", inbox.end)
+    pump._uplink.room_at = 0.0
+    turn(pump)
+    assert inbox.end == last + 1
+    broker.accept(pump, session_present=True)
+    broker.say(pump, message(last), message(last + 1))  # the first again: its PUBREC never left
+    rows = [row for batch in inbox.read(inbox.first, inbox.end) for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows] == list(range(inbox.first, last + 2))
+    assert [row["payload"][0] for row in rows] == list(range(inbox.first, last + 2))
+    pump.stop()
+    pump.run()
+    outbox.close()
+    inbox.close()

@@ -1,0 +1,130 @@
+"""An outbox that is not the one a query knows is recognised, before anything of it is sent or taken."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.journal.support import nameless
+from towline.errors import Fenced, GatewayError
+from towline.gateway.outrows import MESSAGE_SCHEMA, rows_of
+from towline.gateway.remembered import FILE, Position, Remembered, check_outbox, position
+from towline.journal import Batch, Limits, Outbox
+from towline.journal.state import Snapshot
+
+ROOMY = Limits(min_free_bytes=0)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "ck").mkdir()
+    yield str(tmp_path / "ck")
+    assert not list((tmp_path / "ck").glob(".*")), "no scratch file stays"
+
+
+def opened(directory: Path) -> Outbox:
+    return Outbox.open(directory, schema=MESSAGE_SCHEMA, limits=ROOMY)
+
+
+def bring(outbox: Outbox, number: int, writer: str = "q/0") -> Remembered:
+    outbox.append(rows_of([{"topic": "t", "payload": b"%d" % number}]), Batch(writer, number))
+    here = position(outbox)
+    return Remembered(here.journal, here.tip, here.incarnation)
+
+
+def copied(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tmp_path / "o", tmp_path / "copy"))
+
+
+def restore(tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "o")
+    (tmp_path / "copy").rename(tmp_path / "o")
+
+
+def test_the_same_outbox_goes_on(tmp_path: Path, checkpoint: str) -> None:
+    assert Remembered.read(checkpoint) is None
+    outbox = opened(tmp_path / "o")
+    check_outbox("g", outbox, checkpoint)
+    bring(outbox, 0).keep(checkpoint)
+    outbox.close()
+    outbox = opened(tmp_path / "o")
+    check_outbox("g", outbox, checkpoint)
+    bring(outbox, 1)  # Spark was killed before it committed this one
+    outbox.close()
+    outbox = opened(tmp_path / "o")
+    check_outbox("g", outbox, checkpoint)
+    outbox.close()
+
+
+def test_an_older_copy_is_refused(tmp_path: Path, checkpoint: str) -> None:
+    outbox = opened(tmp_path / "o")
+    bring(outbox, 0)
+    outbox.close()
+    copied(tmp_path)
+    outbox = opened(tmp_path / "o")
+    bring(outbox, 1).keep(checkpoint)
+    outbox.close()
+    restore(tmp_path)
+    outbox = opened(tmp_path / "o")
+    with pytest.raises(GatewayError, match=r"had 2 messages.*this one 1: an older copy.*--begin-again.*TL-G35"):
+        check_outbox("g", outbox, checkpoint)
+    bring(outbox, 0, "other/0")  # another query goes on with it
+    with pytest.raises(GatewayError, match=r"an older copy that has gone on.*TL-G35"):
+        check_outbox("g", outbox, checkpoint)
+    outbox.close()
+
+
+def test_a_version_without_incarnations_for_a_while(
+    tmp_path: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removes the row that is remembered, and neither writes down who wrote it nor what it brings itself."""
+    outbox = opened(tmp_path / "o")
+    bring(outbox, 0).keep(checkpoint)
+    outbox.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshot, "encode", nameless)
+        outbox = opened(tmp_path / "o")
+        bring(outbox, 1)
+        outbox.finish([0])
+        outbox.flush()
+        outbox.close()
+    outbox = opened(tmp_path / "o")
+    assert (outbox.journal.first, outbox.end) == (1, 2)
+    check_outbox("g", outbox, checkpoint)
+    outbox.close()
+
+
+def test_another_outbox_is_refused(tmp_path: Path, checkpoint: str) -> None:
+    outbox = opened(tmp_path / "o")
+    bring(outbox, 0).keep(checkpoint)
+    outbox.close()
+    shutil.rmtree(tmp_path / "o")
+    outbox = opened(tmp_path / "o")
+    with pytest.raises(Fenced, match="TL-G36"):
+        check_outbox("g", outbox, checkpoint)
+    outbox.close()
+
+
+def test_rows_whose_origin_is_not_known_any_more_are_not_compared() -> None:
+    remembered = Remembered("j", 5, "aa")
+    remembered.check("g", Position("j", 6, 9, ""))
+    remembered.check("g", Position("j", 5, 9, ""))
+    Remembered("j", 5).check("g", Position("j", 0, 5, "bb"))  # kept by a journal that named no openings
+    with pytest.raises(GatewayError, match="TL-G35"):
+        remembered.check("g", Position("j", 4, 9, ""))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"journal": "j"}', '{"journal": "j", "tip": "x", "incarnation": ""}'])
+def test_a_file_that_is_none_of_ours_is_refused(checkpoint: str, text: str) -> None:
+    (Path(checkpoint) / FILE).write_text(text)
+    with pytest.raises(GatewayError, match="TL-G37"):
+        Remembered.read(checkpoint)
+
+
+def test_a_checkpoint_elsewhere_keeps_nothing() -> None:
+    Remembered("j", 5, "aa").keep("hdfs://name/ck")
+    Remembered("j", 5, "aa").keep("")
+    assert Remembered.read("hdfs://name/ck") is None

@@ -1,0 +1,143 @@
+"""What comes in batches of any size is stored in frames of a bounded one, every row once and in order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mqtt5 import PublishPacket, QoS
+
+from tests.unit.journal.support import Unsynced
+from towline.errors import JournalFull
+from towline.gateway import outbox_desk, refused
+from towline.gateway.intake import to_rows
+from towline.gateway.outbox_desk import OutboxDesk
+from towline.gateway.outrows import MESSAGE_SCHEMA, OUTBOX_SCHEMA, arrived, rows_of
+from towline.gateway.refused import Refused
+from towline.gateway.uplink import _frames
+from towline.journal import Batch, Limits, Outbox
+from towline.mqtt.events import Deliver, Messages
+from towline.spark import sink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SIZES = st.lists(st.one_of(st.integers(0, 50), st.integers(0, 5000)), min_size=1, max_size=40)
+BOUND = 2_000
+
+
+def messages(sizes: list[int]) -> pa.RecordBatch:
+    return rows_of([{"topic": f"t/{n}", "payload": bytes(size), "qos": 1} for n, size in enumerate(sizes)])
+
+
+def bounded(batches: list[Any]) -> bool:
+    return all(batch.num_rows == 1 or batch.nbytes <= BOUND for batch in batches)
+
+
+def numbers(batches: list[Any]) -> list[int]:
+    return [int(topic[2:]) for batch in batches for topic in batch.column("topic").to_pylist()]
+
+
+@given(SIZES)
+def test_frames_of_the_inbox(sizes: list[int]) -> None:
+    packets = [PublishPacket(f"t/{n}", bytes(size), qos=QoS(1), packet_id=n + 1) for n, size in enumerate(sizes)]
+    whole = Messages(packets, b"\x32" * len(packets), [p.topic for p in packets])
+    rows = to_rows(whole, 7, 0, "g")
+    frames = [frame.rows for frame in _frames(rows, Deliver(1, 7, whole, {}, ()), BOUND)]
+    assert bounded(frames)
+    assert numbers(frames) == list(range(len(sizes)))
+
+
+def test_a_large_message_that_comes_alone_is_used_where_it_lies() -> None:
+    large = PublishPacket("t", bytes(2 << 20), qos=QoS(1), packet_id=1)
+    small = PublishPacket("t", b"x", qos=QoS(1), packet_id=2)
+    before = pa.total_allocated_bytes()
+    alone = to_rows(Messages([large], b"\x32", ["t"]), 0, 0, "g")
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    both = to_rows(Messages([large, small], b"\x32\x32", ["t", "t"]), 0, 0, "g")
+    assert both.slice(0, 1).equals(alone)
+    alone.validate(full=True)
+
+
+class Stream:
+    """What Flight hands a service: chunks with rows in them."""
+
+    schema = MESSAGE_SCHEMA
+
+    def __init__(self, batches: list[pa.RecordBatch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return (SimpleNamespace(data=batch) for batch in self._batches)
+
+
+@given(st.lists(SIZES, max_size=4), st.sampled_from([500, 1 << 20]))
+def test_frames_of_the_outbox(chunks: list[list[int]], at_once: int) -> None:
+    sizes = [size for chunk in chunks for size in chunk]
+    whole = messages(sizes) if sizes else None
+    batches, at = [], 0
+    for chunk in chunks:
+        assert whole is not None
+        batches.append(whole.slice(at, len(chunk)))
+        at += len(chunk)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outbox_desk, "_AT_ONCE", at_once)
+        pieces = list(outbox_desk._pieces(Stream(batches), BOUND))
+    assert bounded([rows for rows, _ in pieces])
+    assert numbers([rows for rows, _ in pieces]) == list(range(len(sizes)))
+    assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_a_chunk_of_any_size_enters_the_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_desk, "_FRAME_BYTES", BOUND)
+    outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0), disk=Unsynced())
+    desk = OutboxDesk(outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody)
+    sizes = [1000, 10, 9000, 0, 0, 1500, 700]
+    stored = desk.take(Batch("q/0", 3), Stream([messages(sizes)]), start=0, whole=True)
+    assert (stored.rows, stored.whole) == (7, True)
+    assert numbers(list(outbox.read(0, 7))) == list(range(7))
+    outbox.close()
+
+
+def test_a_chunk_above_the_limit_of_the_outbox_fills_it_and_no_more(tmp_path: Path) -> None:
+    limits = Limits(min_free_bytes=0, max_bytes=1 << 20)
+    outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=limits, disk=Unsynced())
+    desk = OutboxDesk(outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody, max_bytes=1 << 20)
+    with pytest.raises(JournalFull):
+        desk.take(Batch("q/0", 3), Stream([messages([100_000] * 40)]), start=0, whole=True)
+    assert 5 <= outbox.end <= 10
+    outbox.finish(range(outbox.end))
+    outbox.flush()
+    desk.take(Batch("q/0", 4), Stream([messages([2_000_000])]), start=0, whole=True)  # nothing waits: it is taken
+    outbox.close()
+
+
+@given(SIZES)
+def test_what_a_sink_brings_at_a_time(sizes: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sink, "_CHUNK_BYTES", BOUND)
+        chunks = list(sink._chunks(iter([messages(sizes), messages(sizes)])))
+    assert bounded([rows for rows, _ in chunks])
+    assert numbers([rows for rows, _ in chunks]) == [*range(len(sizes))] * 2
+    assert [last for _, last in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def _nobody(_what: object) -> Any:
+    raise AssertionError("nobody asks for refused messages here")
+
+
+def test_refused_messages_of_any_size_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refused, "_GROUP_BYTES", BOUND)
+    sizes = [1000, 10, 9000, 0, 0, 1500, 700]
+    rows = arrived(messages(sizes), 0)
+    aside = Refused(tmp_path / "refused")
+    groups = list(aside.keep((rows.slice(n, 1), n, 0x87) for n in range(7)))
+    assert [number for group in groups for number in group] == list(range(7))
+    assert len(groups) > 2
+    assert [(row["number"], row["bytes"]) for row in aside.page(0)["rows"]] == list(enumerate(sizes))
+    aside.close()

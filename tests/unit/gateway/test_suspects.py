@@ -1,0 +1,180 @@
+"""Finding the message at which a broker ends the connection, against a model of such a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mqtt5
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRecPacket, PubRelPacket, QoS
+
+from towline.gateway.suspects import STRIKES, Suspects
+from towline.mqtt.codec import encode
+from towline.mqtt.events import Acknowledged, Action, Send
+from towline.mqtt.outbound import Outbound
+from towline.mqtt.reasons import CUT
+
+
+@dataclass
+class World:
+    """An `Outbound` paced by `Suspects` as the downlink does, and a broker that ends connections.
+
+    Attributes:
+        culprits: Payloads at which the broker ends the connection.
+        random_cuts: Counted over everything the broker gets: there it ends the connection whatever came.
+    """
+
+    culprits: frozenset[int]
+    random_cuts: frozenset[int] = frozenset()
+    window: int = 5
+    suspects: Suspects = field(default_factory=Suspects)
+    outbound: Outbound = field(default_factory=lambda: Outbound(encode))
+    fates: dict[int, int] = field(default_factory=dict)
+    #: What had left without an answer at each end of a connection.
+    ends: list[tuple[int, ...]] = field(default_factory=list)
+    seen: int = 0
+    convicted: list[int] = field(default_factory=list)
+
+    def publish(self, messages: Iterable[tuple[int, int]]) -> None:
+        for token, qos in messages:
+            self.outbound.publish(token, PublishPacket("t", b"%d" % token, qos=QoS(qos), packet_id=1 if qos else None))
+
+    def run(self, messages: list[tuple[int, int]], most: int) -> None:
+        """Connect again and again until all have a fate."""
+        for _ in range(most):
+            todo = [(t, q) for t, q in messages if t not in self.fates and not self._flying(t)]
+            self.publish(todo)
+            if not self.connection():
+                return
+            self.outbound.withdraw()
+        raise AssertionError(f"not done after {most} connections: {self.fates}")
+
+    def _flying(self, token: int) -> bool:
+        flying = [found for found, _ in self.outbound.in_flight.values()]
+        return token in (*flying, *self.convicted)
+
+    def connection(self) -> bool:
+        """One connection; whether the broker has ended it."""
+        self.outbound.limit = 1 if self.suspects.careful else None
+        self.outbound.connected(ConnAckPacket(session_present=True), self.window, resumed=True)
+        queue = self.heard(list(self.outbound.actions()))
+        while queue:
+            packet = queue.pop(0)
+            self.seen += 1
+            if self.seen in self.random_cuts or self._hates(packet):
+                self.ended()
+                return True
+            queue += self.heard(self._answer(packet))
+            if not self.suspects.careful:
+                self.outbound.limit = None
+            queue += self.heard(list(self.outbound.actions()))
+            self.outbound.validate()
+        self.outbound.disconnected()
+        return False
+
+    def _hates(self, packet: Any) -> bool:
+        return isinstance(packet, PublishPacket) and int(packet.payload) in self.culprits
+
+    def _answer(self, packet: Any) -> list[Action]:
+        if isinstance(packet, PubRelPacket):
+            return list(self.outbound.answered(PubCompPacket(packet.packet_id)))
+        if packet.qos == QoS.AT_MOST_ONCE:
+            return []
+        kind = PubAckPacket if packet.qos == QoS.AT_LEAST_ONCE else PubRecPacket
+        return list(self.outbound.answered(kind(packet.packet_id)))
+
+    def heard(self, actions: list[Action]) -> list[Any]:
+        packets = []
+        for action in actions:
+            if isinstance(action, Acknowledged):
+                assert self.fates.setdefault(action.token, action.reason) == action.reason
+                self.suspects.answered(action.token)
+            elif isinstance(action, Send):
+                data = memoryview(action.data)
+                while data:
+                    packet, used = mqtt5.read(data)
+                    packets.append(packet)
+                    data = data[used:]
+        return packets
+
+    def ended(self) -> None:
+        self.outbound.disconnected()
+        left = self.outbound.unanswered
+        self.ends.append(left)
+        found = self.suspects.ended(left, cut=True, exact=not self.outbound.unanswerable)
+        if found is not None:
+            self.convicted.append(found)
+            assert self.ends[-STRIKES:] == [(found,)] * STRIKES
+            self.outbound.give_up(found, CUT)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 2), min_size=1, max_size=25),
+    st.sets(st.integers(0, 24), max_size=4),
+    st.integers(1, 8),
+)
+def test_the_culprits_are_set_aside_and_all_others_arrive(qos: list[int], culprits: set[int], window: int) -> None:
+    world = World(frozenset(culprits), window=window)
+    world.run(list(enumerate(qos)), most=6 * len(culprits) + 2)
+    assert world.fates == {token: CUT if token in culprits else 0 for token in range(len(qos))}
+    assert not world.suspects.careful
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=25),
+    st.sets(st.integers(1, 200), max_size=30),
+    st.sets(st.integers(0, 24), max_size=3),
+    st.integers(1, 8),
+)
+def test_nobody_is_set_aside_but_for_three_ends_alone(
+    qos: list[int], cuts: set[int], culprits: set[int], window: int
+) -> None:
+    """The broker ends connections wherever it likes: `World.ended` sees that each verdict stands on three of them."""
+    world = World(frozenset(t for t in culprits if t < len(qos) and qos[t]), frozenset(cuts), window=window)
+    world.run(list(enumerate(qos)), most=60)
+    assert all(world.fates[token] == CUT for token in world.culprits)
+    unlucky = [token for token in world.convicted if token not in world.culprits]
+    assert {token for token, reason in world.fates.items() if reason} <= {*world.culprits, *unlucky}
+
+
+@pytest.mark.parametrize("between", [3, 10, 40])
+def test_a_broker_that_ends_connections_after_some_messages_sets_nothing_aside(between: int) -> None:
+    world = World(frozenset(), frozenset(range(between, 2000, between)), window=20)
+    world.run([(token, 1 + token % 2) for token in range(200)], most=1000)
+    assert not world.convicted
+    assert set(world.fates.values()) == {0}
+
+
+def test_other_ends_of_a_connection_count_nothing() -> None:
+    suspects = Suspects()
+    for _ in range(10):
+        assert suspects.ended([1], cut=False, exact=True) is None
+    assert not suspects.careful
+    for _ in range(2):
+        assert suspects.ended([1], cut=True, exact=True) is None
+    assert suspects.ended([1], cut=False, exact=True) is None
+    assert suspects.ended([1], cut=True, exact=True) is None, "three in a row"
+
+
+def test_what_left_beside_it_without_an_answer_spoils_the_proof() -> None:
+    suspects = Suspects()
+    for _ in range(10):
+        assert suspects.ended([1], cut=True, exact=False) is None
+    assert suspects.careful
+
+
+def test_an_answer_clears() -> None:
+    suspects = Suspects()
+    suspects.ended([1, 2], cut=True, exact=True)
+    suspects.ended([1, 2], cut=True, exact=True)
+    assert suspects.careful
+    suspects.answered(1)
+    assert suspects.careful
+    suspects.answered(2)
+    assert not suspects.careful
