@@ -7,19 +7,27 @@ its messages in order, so what was sent before the question and is not in the an
     online again, or the gateway is new     ask at once
     no progress for a while                 ask; the pause doubles as long as nothing moves
     an answer                               send again what it does not name
+
+A directory that was restored from an older copy gives its numbers to other messages. A receipt says which opening of
+the journal gave out each number that the gateway has [I14]; where that is another, nothing is settled, and the messages
+take a new epoch.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
-from towline.gateway.receipts_wire import Mark, Receipt
+from towline.gateway.receipts_key import ReceiptKeys
+from towline.gateway.receipts_openings import same_messages
+from towline.gateway.receipts_wire import Content, Mark, Receipt
 from towline.journal import Outbox
 from towline.journal.ranges import Ranges
+from towline.publisher.words import foreign_key, without_key
 
-__all__ = ["CONSUMER", "Awaited", "Restored", "awaited_of", "keep"]
+__all__ = ["CONSUMER", "Awaited", "Restored", "awaited_of", "keep", "keys_of"]
 
 #: Keeps the rows of messages that have no receipt.
 CONSUMER: Final = "receipts"
@@ -28,10 +36,13 @@ CONSUMER: Final = "receipts"
 _LONGEST: Final = 600.0
 #: Shortest, whatever happens.
 _SHORTEST: Final = 1.0
+#: No gateway is that far ahead: numbers, and epochs.
+_FARTHEST: Final = 1 << 40
+_MOST_EPOCHS: Final = 1 << 20
 
 
 class Restored(Exception):
-    """The gateway knows numbers that this outbox has not given out: the directory is an older copy."""
+    """The gateway has other messages under the numbers of this outbox: the directory is an older copy."""
 
 
 class Awaited:
@@ -44,10 +55,13 @@ class Awaited:
         done: What the broker has, or will not have; the outbox adds to it.
         patience_s: Seconds without progress before the gateway is asked.
         nonce: Makes names for questions.
+        opening_of: Number → the opening of the outbox's journal that gave it out, "" where that is not known.
+        keys: To sign marks with; None where all clients of the broker are trusted.
 
     Attributes:
         asked: Questions so far.
         sent_again: Messages that were sent again because an answer did not name them.
+        not_believed: Receipts that no gateway with our key has written.
     """
 
     def __init__(
@@ -57,30 +71,40 @@ class Awaited:
         settled: Ranges,
         done: Ranges,
         patience_s: float,
-        nonce: Callable[[], str] = lambda: secrets.token_hex(4),
+        nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+        *,
+        opening_of: Callable[[int], str] = lambda _number: "",
+        keys: ReceiptKeys | None = None,
     ) -> None:
         self.publisher = publisher
         self.epoch = epoch
         self.settled = settled
         self.asked = 0
         self.sent_again = 0
+        self.not_believed = 0
         self._done = done
         self._patience = max(patience_s, _SHORTEST)
         self._nonce = nonce
+        self._opening_of = opening_of
+        self._keys = keys
         self._online = False
         #: when the gateway is asked, and the pause after that; None while nothing is owed
         self._at: float | None = None
         self._pause = self._patience
         self._asked_at = float("-inf")
+        #: shortest pause before a gateway that says it is new is asked: somebody may repeat what it said
+        self._heed = _SHORTEST
         #: the question that is open: its name, the message that carries it, and the end of what was sent before it
         self._question = ""
         self._carrier = -1
         self._horizon = 0
 
-    def mark(self, number: int) -> list[tuple[str, str]]:
+    def mark(self, number: int, content: Content) -> list[tuple[str, str]]:
         """The user properties of a message."""
         nonce = self._question if number == self._carrier else ""
-        return Mark(self.publisher, self.epoch, number, min(self.settled.watermark, number), nonce).properties()
+        low, opening = min(self.settled.watermark, number), self._opening_of(number)
+        mark = Mark(self.publisher, self.epoch, number, low, nonce, opening)
+        return (mark if self._keys is None else mark.signed(self._keys, content)).properties()
 
     def waits(self, number: int) -> bool:
         """Whether a message has no receipt and was not given up."""
@@ -113,6 +137,15 @@ class Awaited:
         """A message is not sent any more: refused, or expired."""
         self.settled.add(number)
 
+    def believed(self, payload: bytes | None) -> Receipt | None:
+        """The receipt in a payload; None for one that anybody may have written, or was not taken in whole."""
+        if payload is None:
+            return None
+        if self._keys is not None and not Receipt.was_told_by(self._keys, self.publisher, payload):
+            self.not_believed += 1
+            return None
+        return Receipt.decode(payload)
+
     def receipt(self, told: Receipt, end: int, now: float) -> list[tuple[int, int]]:
         """Take a receipt; return the ranges of numbers to be sent again.
 
@@ -124,20 +157,31 @@ class Awaited:
         Raises:
             Restored: The numbers given out since this copy was made are another message's; call `begin_again`.
         """
-        if told.publisher != self.publisher or told.epoch < self.epoch:
+        if told.publisher != self.publisher or not self.epoch <= told.epoch <= self.epoch + _MOST_EPOCHS:
             return []
-        if told.epoch > self.epoch or told.watermark > end:
+        if told.watermark > end + _FARTHEST:
+            return []
+        if told.epoch > self.epoch or not self._same(told, end):
             raise Restored
         if told.watermark > self.settled.watermark:
             self.settled.add(0, told.watermark)
-            self._pause = self._patience
+            self._pause, self._heed = self._patience, _SHORTEST
             self._at = now + self._pause
-        if told.fresh and now - self._asked_at >= _SHORTEST:
+        if told.fresh and now - self._asked_at >= self._heed:
             self._at = now
-        if not told.asked or told.asked != self._question:
+            self._heed = min(2 * self._heed, _LONGEST)
+        if not self._question or self._question not in told.asked.split():
             return []
         self._question, self._carrier = "", -1
         return self._lost(told, now)
+
+    def _same(self, told: Receipt, end: int) -> bool:
+        """Whether the gateway means our messages: all of those that have no receipt, one by one."""
+        here = self.settled.watermark
+        ranges = [(max(start, here), stop) for start, stop in ((0, told.watermark), *told.journaled)]
+        if any(stop > end for _, stop in ranges):
+            return False
+        return told.openings is None or same_messages(told.openings, ranges, self._opening_of)
 
     def _lost(self, told: Receipt, now: float) -> list[tuple[int, int]]:
         there = Ranges(0)
@@ -156,7 +200,7 @@ class Awaited:
         self._question = ""
         self._at = float("-inf")
 
-    def status(self, end: int) -> dict[str, int]:
+    def status(self, end: int) -> dict[str, int | bool]:
         """The account of receipts; `end` is the outbox's."""
         settled = self.settled.watermark + self.settled.count_above()
         return {
@@ -165,6 +209,8 @@ class Awaited:
             "awaiting": end - settled,
             "asked": self.asked,
             "sent_again": self.sent_again,
+            "not_believed": self.not_believed,
+            "trusts_all_clients": self._keys is None,
         }
 
     # -- time --
@@ -197,7 +243,7 @@ class Awaited:
         return oldest, oldest + 1
 
 
-def awaited_of(outbox: Outbox, patience_s: float) -> Awaited:
+def awaited_of(outbox: Outbox, patience_s: float, keys: ReceiptKeys | None) -> Awaited:
     """Go on where the outbox's notes say; what it had sent before receipts were asked for needs none."""
     journal, done = outbox.journal, outbox.done
     note = journal.notes.get(CONSUMER) or {"epoch": 1, "above": []}
@@ -206,9 +252,34 @@ def awaited_of(outbox: Outbox, patience_s: float) -> Awaited:
     else:
         settled = Ranges(done.watermark, done.above())
     done.add(0, settled.watermark)  # what has its receipt need not be sent, also if the broker never said so
-    awaited = Awaited(journal.journal_id, note["epoch"], settled, done, patience_s)
+    awaited = Awaited(
+        journal.journal_id,
+        note["epoch"],
+        settled,
+        done,
+        patience_s,
+        opening_of=lambda number: journal.incarnation_of(number + 1),
+        keys=keys,
+    )
     keep(outbox, awaited, None)
     return awaited
+
+
+def keys_of(outbox: Outbox, file: str | Path | None, *, trust: bool) -> ReceiptKeys | None:
+    """The keys of an outbox; None for trust in everybody.
+
+    Raises:
+        ConfigError: TL-C84 neither or both, TL-C85 the file can't be used, TL-C86 its keys are other publishers'.
+    """
+    publisher = outbox.journal.journal_id
+    if file is None and trust:
+        return None
+    if file is None or trust:
+        raise without_key(publisher)
+    keys = ReceiptKeys.read(Path(file).expanduser())
+    if not keys.speaks_for(publisher):
+        raise foreign_key(str(file), publisher)
+    return keys
 
 
 def keep(outbox: Outbox, awaited: Awaited, oldest: int | None) -> None:

@@ -15,17 +15,16 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NoReturn, Self
 
 from towline.errors import BrokerError, JournalError, JournalFull, PublisherError, Unreachable
 from towline.gateway.downlink import Downlink, Outcome
-from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.gateway.outrows import OUTBOX_SCHEMA
 from towline.gateway.receipts_wire import PREFIX, receipt_topic
 from towline.gateway.receipts_wire import Receipt as Told
 from towline.gateway.record import recall
@@ -45,22 +44,28 @@ from towline.mqtt.events import (
 )
 from towline.mqtt.session import Session
 from towline.mqtt.transport import Proxy, Tls
-from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep
+from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep, keys_of
+from towline.publisher.home import Home
+from towline.publisher.intake import Intake
 from towline.publisher.receipt import Callbacks, Message, Receipt, Stage, call_all, guarded, settle
-from towline.publisher.words import Log, check, closed, endpoints_of, given_up, not_sent, without_receipts, wrong
+from towline.publisher.words import (
+    Log,
+    endpoints_of,
+    fields_of,
+    given_up,
+    left_behind,
+    not_sent,
+    without_receipts,
+    wrong,
+)
 
 __all__ = ["Publisher"]
 
-#: Messages stored in one frame, at most.
-_GROUP: Final = 10_000
-#: Messages that may wait for the disk thread, before `publish` waits.
-_QUEUED: Final = 20_000
-#: How often a full disk or outbox is tried again, in seconds.
-_ROOM_RETRY: Final = 0.2
 #: The mqtt thread looks around after this many seconds at the latest; everything that matters wakes it.
 _LONGEST_TURN: Final = 60.0
 #: Patience with the broker's answers when the interpreter ends without `close`, in seconds.
 _AT_EXIT: Final = 5.0
+_NOT_BELIEVED: Final = "a receipt without a code of our key: of a gateway without it, or older, or a forged one"
 #: Patience with the goodbye, in seconds.
 _GOODBYE: Final = 2.0
 
@@ -80,21 +85,28 @@ class Publisher:
         tls: How to encrypt ``mqtts`` and ``wss``; None for verification against the system's certificates.
         proxy: On the way to the broker.
         protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``.
-        keep_alive_s: Seconds; the server's own value wins [MQTT-3.2.2-21].
+        keep_alive_s: Seconds; a shorter value of the server wins [MQTT-3.2.2-21].
         session_expiry_s: Seconds the broker keeps the session, which QoS 2 needs; default for ever.
+        abandon_session: A former client id of this directory whose session at the broker is given up: what is under way
+            with QoS 2 may come twice. Without it a changed client id is refused.
         max_bytes: Most bytes of the outbox on disk; None for no limit but the disk.
         min_free_bytes: Space left free on the file system.
         max_age_s: Messages that old are not sent any more; None for never.
         overflow: What `publish` does when the outbox is full: ``block`` until there is room, or ``refuse``.
         receipts: Keep each message until its gateway says that it is in Kafka, and send it again when a broker lost
             it (docs/receipts.md). MQTT 5, and a line with ``receipts`` in its gateway.
+        receipt_key_file: Holds the key that the gateway has too, or this publisher's own.
+        receipt_trust_all_clients: There is no key: whoever may publish on the receipts' topic can make this publisher
+            let go of messages.
         receipt_prefix: Where receipts come, as the gateway has it.
         receipt_patience_s: Seconds without progress before the gateway is asked what it has.
         on_outcome: Called with number and outcome (``delivered``, ``expired``, ``refused``; ``arrived`` with a
             receipt) of each message, also of those of an earlier life, on the mqtt thread.
+        brokers_share_sessions: The brokers are one cluster; otherwise each has a session of its own, and there is no
+            QoS 2.
 
     Raises:
-        ConfigError: Something that can't be.
+        ConfigError: Something that can't be; TL-M23 for a changed client id.
         JournalError: The directory can't be used; TL-J03 when another publisher has it.
     """
 
@@ -111,14 +123,18 @@ class Publisher:
         protocol: Literal["5", "3.1.1", "3.1", "auto"] = "5",
         keep_alive_s: int = 60,
         session_expiry_s: int = 0xFFFFFFFF,
+        abandon_session: str = "",
         max_bytes: int | None = None,
         min_free_bytes: int = 64 << 20,
         max_age_s: float | None = None,
         overflow: Literal["block", "refuse"] = "block",
         receipts: bool = False,
+        receipt_key_file: str | Path | None = None,
+        receipt_trust_all_clients: bool = False,
         receipt_prefix: str = PREFIX,
         receipt_patience_s: float = 30.0,
         on_outcome: Callable[[int, str], None] | None = None,
+        brokers_share_sessions: bool = False,
     ) -> None:
         endpoints = endpoints_of(brokers)
         if protocol not in LEVELS or overflow not in ("block", "refuse"):
@@ -126,19 +142,25 @@ class Publisher:
         if receipts and protocol != "5":
             raise wrong('receipts need protocol "5"')
         self._where = str(endpoints[0])
-        self._overflow = overflow
+        self._way = Way(endpoints, tls, proxy, brokers_share_sessions=brokers_share_sessions)
         self._told = on_outcome
+        self._abandoned = abandon_session
         self._directory = Path(state_dir).expanduser()
         limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
         self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
-        self._awaited = awaited_of(self._outbox, receipt_patience_s) if receipts else None
+        try:
+            keys = keys_of(self._outbox, receipt_key_file, trust=receipt_trust_all_clients) if receipts else None
+        except BaseException:
+            self._outbox.close()
+            raise
+        self._awaited = awaited_of(self._outbox, receipt_patience_s, keys) if receipts else None
         if not receipts:
             self._outbox.journal.forget(CONSUMER)
         topic = receipt_topic(receipt_prefix, self._outbox.journal.journal_id)
         self._config = SessionConfig(
             client_id or f"towline-{self._outbox.journal.journal_id}",
             self._where,
-            filters=(Filter(topic, 1),) if receipts else (),
+            filters=(Filter(topic, 1, retain_handling=0),) if receipts else (),  # the newest receipt is retained
             username=username,
             password=password.encode() if isinstance(password, str) else password,
             session_expiry_s=session_expiry_s,
@@ -148,23 +170,21 @@ class Publisher:
             durable_ids=True,
         )
         self._log = Log()
-        #: guards everything below, and is told of every change
-        self._changed = threading.Condition()
-        self._queue: deque[Message] = deque()
-        #: the disk thread is at work on a group
-        self._storing = False
-        self._closing = False
-        #: why nothing works any more
-        self._dead: BaseException | None = None
+        #: its condition guards everything below
+        self._home = Home(self._directory)
+        self._changed = self._home.changed
+        #: one of several threads that close it at the same time ends it, the others wait
+        self._ending = threading.RLock()
+        refuses = overflow == "refuse"
+        self._intake = Intake(self._home, self._outbox, refuses=refuses, max_bytes=max_bytes, on_stored=self._stored)
         #: number of a message → its stage at the broker, as long as somebody holds it or wants to be told
         self._stages: weakref.WeakValueDictionary[int, Stage[None]] = weakref.WeakValueDictionary()
-        self._kept: set[Stage[Any]] = set()
         #: the same for their receipts
         self._ends: weakref.WeakValueDictionary[int, Stage[None]] = weakref.WeakValueDictionary()
         #: the one end of all messages where there are no receipts
         self._no_end: Stage[None] | None = None
         if not receipts:
-            self._no_end = Stage(self._changed, self._kept)
+            self._no_end = Stage(self._home)
             self._no_end._settle(failure=without_receipts(self._where))  # noqa: SLF001 - ours
         #: every message below has been entered in `_stages`
         self._entered = self._outbox.end
@@ -172,7 +192,6 @@ class Publisher:
         self._early: dict[int, Outcome] = {}
         #: outcomes of this turn, told together
         self._outcomes: list[tuple[int, Outcome]] = []
-        self._full_since: JournalFull | None = None
         try:
             self._downlink = Downlink(
                 self._outbox,
@@ -184,14 +203,13 @@ class Publisher:
                 on_progress=self._progress,
                 mark=self._awaited.mark if self._awaited is not None else None,
             )
-            self._connection = Connection(
-                Way(endpoints, tls, proxy), self._new_session, self._perform, LEVELS[protocol]
-            )
+            self._connection = Connection(self._way, self._new_session, self._perform, LEVELS[protocol])
         except BaseException:
             self._outbox.close()
             raise
         self._disk_thread = threading.Thread(target=self._store_all, name="publisher-disk", daemon=True)
         self._mqtt_thread = threading.Thread(target=self._deliver_all, name="publisher-mqtt", daemon=True)
+        self._home.threads = (self._disk_thread, self._mqtt_thread)
         self._disk_thread.start()
         self._mqtt_thread.start()
         atexit.register(self._at_exit)
@@ -203,6 +221,9 @@ class Publisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(0 if kind else 30.0)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Publisher belongs to the process that made it: make one, with a directory of its own, there")
 
     # -- for everybody --
 
@@ -249,23 +270,27 @@ class Publisher:
         Raises:
             ConfigError: TL-C52, MQTT has no way to say this message.
             PublisherError: TL-O01, the outbox is full and `overflow` is ``refuse``. TL-O02, the publisher is closed.
+                TL-O08, it belongs to the process that was forked. TL-O09, it has ended by a fault. TL-O10, this is a
+                callback, and only ``wait=False`` can be done there.
             JournalFailed: TL-J04, the disk failed: what was not durable before is not promised.
         """
-        fields = {
-            "topic": topic,
-            "payload": payload.encode() if isinstance(payload, str) else bytes(payload),
-            "qos": qos,
-            "retain": retain,
-            "content_type": content_type,
-            "payload_is_utf8": payload_is_utf8,
-            "response_topic": response_topic,
-            "correlation_data": correlation_data,
-            "user_properties": [{"key": k, "value": v} for k, v in user_properties] if user_properties else None,
-            "message_expiry_seconds": message_expiry_s,
-        }
-        check(fields)
-        receipt = Receipt(topic, self._changed, self._kept, self._no_end)
-        self._enqueue(Message(fields, receipt))
+        fields = fields_of(
+            topic,
+            payload,
+            qos,
+            several_sessions=self._way.several_sessions,
+            retain=retain,
+            content_type=content_type,
+            payload_is_utf8=payload_is_utf8,
+            response_topic=response_topic,
+            correlation_data=correlation_data,
+            user_properties=user_properties,
+            message_expiry_seconds=message_expiry_s,
+        )
+        if wait:
+            self._home.may_wait()
+        receipt = Receipt(topic, self._home, self._no_end)
+        self._intake.put(Message(fields, receipt))
         if wait:
             receipt.on_disk.result()
         return receipt
@@ -283,11 +308,12 @@ class Publisher:
         Raises:
             TowlineError: Why the publisher has ended.
         """
+        self._home.may_wait()
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while left := self._unsent(end_to_end=end_to_end is not False):
-                if self._dead is not None:
-                    raise self._dead
+                if (over := self._home.over) is not None:
+                    raise over
                 rest = None if deadline is None else deadline - time.monotonic()
                 if rest is not None and rest <= 0:
                     return left
@@ -297,22 +323,25 @@ class Publisher:
     @property
     def crowded(self) -> bool:
         """The disk can't keep up: `publish` would wait before it takes a message."""
-        return len(self._queue) >= _QUEUED or self._full_since is not None
+        return self._intake.crowded
 
     @property
     def waiting(self) -> int:
         """Messages that are not at the broker."""
+        self._home.check()
         with self._changed:
             return self._unsent()
 
     @property
     def awaiting(self) -> int:
         """Messages that are not at the broker, or have no receipt where there are any."""
+        self._home.check()
         with self._changed:
             return self._unsent(end_to_end=True)
 
     def status(self) -> dict[str, Any]:
         """The account, as a gateway's: accepted = queued + in_flight + delivered + expired + refused [I11]."""
+        self._home.check()
         error, awaited = self._connection.error, self._awaited
         return {
             **self._downlink.status(),
@@ -321,24 +350,31 @@ class Publisher:
             "client_id": self._config.client_id,
             "broker": str(self._connection.endpoint),
             "last_error": str(error) if error else None,
-            "held_back": str(self._full_since) if self._full_since else None,
+            "held_back": str(self._intake.full_since) if self._intake.full_since else self._downlink.held_back,
         }
 
     def close(self, timeout: float = 30.0, *, end_to_end: bool | None = None) -> int:
         """Wait as `flush` does, at most `timeout` seconds, and end; a second call does nothing.
 
+        Nor does a call in a process that has inherited the publisher: it belongs to the one that made it.
+
         Returns:
             Messages that are not at the broker, or have no receipt. They stay on disk, and the next `Publisher` on this
             directory sends them; a warning says how many.
         """
+        if self._home.inherited:
+            return 0
+        self._home.may_wait()
         with self._changed:
-            if self._closing:
+            if self._home.closing:
                 return 0
         with contextlib.suppress(BrokerError, JournalError, PublisherError):
             self.flush(timeout, end_to_end=end_to_end)
-        self._end()
+        with self._ending:
+            if first := not self._home.ended:
+                self._end()
         left = self._unsent(end_to_end=end_to_end is not False)
-        if left:
+        if left and first:
             self._log.warning(
                 "closed with messages unsent; they stay on disk and are sent at the next start",
                 messages=left,
@@ -354,59 +390,18 @@ class Publisher:
         if end_to_end and self._awaited is not None:
             settled = self._awaited.settled
             waiting = max(waiting, self._outbox.end - settled.watermark - settled.count_above())
-        return len(self._queue) + int(self._storing) + waiting
-
-    def _enqueue(self, message: Message) -> None:
-        with self._changed:
-            while not self._closing and self._dead is None:
-                full = self._full_since if self._overflow == "refuse" else None
-                if full is not None:
-                    raise PublisherError("TL-O01", str(self._directory), f"the outbox is full: {full.what}", full.do)
-                if len(self._queue) < _QUEUED:
-                    break
-                self._changed.wait()
-            if self._dead is not None:
-                raise self._dead
-            if self._closing:
-                raise closed(self._directory)
-            self._queue.append(message)
-            if not self._storing:
-                self._changed.notify_all()
+        return len(self._intake) + waiting
 
     def _store_all(self) -> None:
         """The disk thread."""
         try:
-            while group := self._next_group():
-                self._store(group)
+            self._intake.run()
         except BaseException as error:  # noqa: BLE001 - told to everybody who waits
-            self._die(error)
-
-    def _next_group(self) -> list[Message]:
-        with self._changed:
-            self._storing = False
-            self._changed.notify_all()
-            while not self._queue and not self._closing:
-                self._changed.wait()
-            group = [self._queue.popleft() for _ in range(min(len(self._queue), _GROUP))]
-            self._storing = bool(group)
-            return group
-
-    def _store(self, group: list[Message]) -> None:
-        rows = arrived(rows_of([message.fields for message in group]), time.time_ns() // 1000)
-        while True:
-            try:
-                end = self._outbox.append(rows).end
-            except JournalFull as error:
-                if not self._hold_back(group, error):
-                    return
-            else:
-                break
-        self._stored(group, end - len(group))
+            self._die(error, disk=True)
 
     def _stored(self, group: list[Message], first: int) -> None:
         callbacks: Callbacks = []
         with self._changed:
-            self._full_since = None
             for number, message in enumerate(group, first):
                 stage = message.receipt.on_disk
                 callbacks += [(stage, call) for call in stage._settle(number)]  # noqa: SLF001 - ours
@@ -418,34 +413,21 @@ class Publisher:
                 if (early := self._early.pop(number, None)) is not None:
                     callbacks += self._settled(number, early)
             self._entered = first + len(group)
+            if self._home.dead is not None:  # the mqtt thread has ended meanwhile
+                callbacks += self._abandon(self._home.dead)
             self._changed.notify_all()
         self._connection.wake()
         call_all(callbacks)
-
-    def _hold_back(self, group: list[Message], error: JournalFull) -> bool:
-        """Wait for room, or refuse the group; whether to try again."""
-        with self._changed:
-            self._full_since = error
-            if self._overflow == "refuse" or self._closing:
-                failure = PublisherError("TL-O01", str(self._directory), f"the outbox is full: {error.what}", error.do)
-                for message in group:
-                    message.receipt._fail(failure)  # noqa: SLF001 - ours
-                self._full_since = None
-                self._changed.notify_all()
-                return False
-            self._changed.notify_all()
-            self._changed.wait(_ROOM_RETRY)
-        return True
 
     # -- inside: going out --
 
     def _deliver_all(self) -> None:
         """The mqtt thread."""
         try:
-            while not self._closing and self._dead is None:
+            while not self._home.closing and self._home.dead is None:
                 self._turn()
         except BaseException as error:  # noqa: BLE001 - told to everybody who waits
-            self._die(error)
+            self._die(error, disk=False)
 
     def _turn(self) -> None:
         connection = self._connection
@@ -456,7 +438,8 @@ class Publisher:
         try:
             connection.turn(patience)
             if was and not connection.connected:
-                self._downlink.lost(connection.session.outbound.withdraw())
+                if self._downlink.lost(connection.session.outbound.withdraw()):
+                    connection.culprit_found()
                 if self._awaited is not None:
                     self._awaited.offline()
             if self._awaited is not None and (asking := self._awaited.turn(time.monotonic())):
@@ -475,9 +458,7 @@ class Publisher:
         self._connection.handle(event)
 
     def _new_session(self, level: int) -> Session:
-        record = recall(self._outbox.session)
-        if record is not None and record.client_id != self._config.client_id:
-            record = None
+        record = recall(self._outbox.session, str(self._directory), self._config, self._abandoned)
         if record is not None and self._awaited is not None:  # to get the newest receipt, which the broker retains
             record = replace(record, subscriptions={})
         session = Session(replace(self._config, protocol=level), record)
@@ -535,9 +516,14 @@ class Publisher:
     def _hear(self, action: Deliver) -> None:
         """Take receipts; that they are acknowledged at once loses nothing, the broker retains the newest."""
         for message in action.messages.packets:
-            told = Told.decode(message.payload)
-            if self._awaited is not None and told is not None:
+            if self._awaited is None or message.payload is None:
+                continue  # a stub is too large for a receipt of ours
+            before = self._awaited.not_believed
+            told = self._awaited.believed(message.payload)
+            if told is not None:
                 self._take(self._awaited, told)
+            elif not before and self._awaited.not_believed:
+                self._log.warning(_NOT_BELIEVED, code="TL-O11")
         self._handle(Settled(action.first + len(action.messages)))
         self._handle(Stored(action.ticket))
 
@@ -551,7 +537,7 @@ class Publisher:
                 lost = []
                 self._log.warning("the outbox is an older copy of itself; messages may be doubled", code="TL-O07")
                 awaited.begin_again(told.epoch + 1)
-                keep(self._outbox, awaited, None)
+                keep(self._outbox, awaited, self._downlink.oldest)
                 self._outbox.journal.sync()
             numbers = range(before, awaited.settled.watermark)
             for number in numbers if len(numbers) < len(self._ends) else [n for n in self._ends if n in numbers]:
@@ -569,27 +555,36 @@ class Publisher:
 
     # -- inside: ending --
 
-    def _die(self, error: BaseException) -> None:
+    def _die(self, error: BaseException, *, disk: bool) -> None:
         with self._changed:
-            self._dead = self._dead or error
-            for message in self._queue:
-                message.receipt._fail(error)  # noqa: SLF001 - ours
-            self._queue.clear()
-            self._storing = False
+            failure = self._home.fail(error)
+            self._intake.fail(failure, group=disk)
+            callbacks = self._abandon(failure)
             self._changed.notify_all()
         self._connection.wake()
+        call_all(callbacks)
+
+    def _abandon(self, failure: BaseException) -> Callbacks:
+        """Let nobody wait for what this publisher will not see, with the condition held; what is to be called."""
+        stages = [self._stages, self._ends]
+        return [one for kind in stages for number in list(kind) for one in settle(kind, number, failure)]
 
     def _end(self) -> None:
         with self._changed:
-            self._closing = True
+            self._home.closing = True
             self._changed.notify_all()
         self._connection.cancel()
         self._disk_thread.join()
         self._mqtt_thread.join()
+        with self._changed:
+            self._home.ended = True
+            callbacks = self._abandon(self._home.dead or left_behind(self._directory))
+            self._changed.notify_all()
+        call_all(callbacks)
         atexit.unregister(self._at_exit)
         self._connection.leave(_GOODBYE)
         try:
-            if self._dead is None:
+            if self._home.dead is None:
                 self._downlink.close()
         finally:
             self._connection.dispose()
@@ -598,6 +593,6 @@ class Publisher:
 
     def _at_exit(self) -> None:
         """The interpreter ends without `close`: give the broker a moment, and say what stays."""
-        left = self.close(_AT_EXIT, end_to_end=False)
+        left = self.close(_AT_EXIT, end_to_end=False)  # nothing, in a process that has inherited it
         if left:
             sys.stderr.write(f"{left:,} messages stay in {self._directory}; the next start sends them.   [TL-O03]\n")

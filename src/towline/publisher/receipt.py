@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from towline.publisher.home import Home
+from towline.publisher.words import LOG
 
 __all__ = ["Callbacks", "Message", "Receipt", "Stage", "call_all", "guarded", "settle"]
 
 T = TypeVar("T")
 
-#: The application's own logging: a library does not choose where its words go.
-LOG: Final = "towline.publisher"
+#: Bytes of a row's other columns, and of a pair beside its text.
+_ROW_BYTES, _PAIR_BYTES = 64, 16
 
 
 class Stage(Generic[T]):
     """Something that happens once, or fails once; like `concurrent.futures.Future`, and lighter.
 
     Args:
-        changed: Shared by all stages of a publisher.
-        kept: Holds the stages that somebody wants to be told of, though nobody else may hold them.
+        home: Of the publisher.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_changed", "_done", "_failure", "_kept", "_value")
+    __slots__ = ("__weakref__", "_callbacks", "_done", "_failure", "_home", "_value")
 
-    def __init__(self, changed: threading.Condition, kept: set[Stage[Any]]) -> None:
-        self._changed = changed
-        self._kept = kept
+    def __init__(self, home: Home) -> None:
+        self._home = home
         self._done = False
         self._value: T | None = None
         self._failure: BaseException | None = None
@@ -48,7 +48,8 @@ class Stage(Generic[T]):
 
         Raises:
             TimeoutError: Not within `timeout` seconds; it may still happen.
-            TowlineError: It never will.
+            TowlineError: It never will: TL-O08 in a process that has inherited the publisher, TL-O10 on a thread of
+                the publisher's own.
         """
         if not self._done:
             self._wait(timeout)
@@ -57,13 +58,14 @@ class Stage(Generic[T]):
         return self._value  # type: ignore[return-value] # set before `_done`
 
     def _wait(self, timeout: float | None) -> None:
+        self._home.may_wait()
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
+        with self._home.changed:
             while not self._done:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(f"not within {timeout:g} s; it is on disk and may still happen")
-                self._changed.wait(left)
+                self._home.changed.wait(left)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as `result` does; return why it failed, or None."""
@@ -73,10 +75,11 @@ class Stage(Generic[T]):
 
     def add_done_callback(self, call: Callable[[Stage[T]], None]) -> None:
         """Call with this stage once it is done, on a thread of the publisher's; at once if it is."""
-        with self._changed:
+        self._home.check()
+        with self._home.changed:
             if not self._done:
                 self._callbacks.append(call)
-                self._kept.add(self)
+                self._home.kept.add(self)
                 return
         call(self)
 
@@ -86,7 +89,7 @@ class Stage(Generic[T]):
             return []
         self._value, self._failure, self._done = value, failure, True
         callbacks, self._callbacks = self._callbacks, []
-        self._kept.discard(self)
+        self._home.kept.discard(self)
         return callbacks
 
 
@@ -105,13 +108,11 @@ class Receipt:
 
     __slots__ = ("at_broker", "end_to_end", "on_disk", "topic")
 
-    def __init__(
-        self, topic: str, changed: threading.Condition, kept: set[Stage[Any]], end_to_end: Stage[None] | None
-    ) -> None:
+    def __init__(self, topic: str, home: Home, end_to_end: Stage[None] | None) -> None:
         self.topic = topic
-        self.on_disk: Stage[int] = Stage(changed, kept)
-        self.at_broker: Stage[None] = Stage(changed, kept)
-        self.end_to_end: Stage[None] = end_to_end or Stage(changed, kept)
+        self.on_disk: Stage[int] = Stage(home)
+        self.at_broker: Stage[None] = Stage(home)
+        self.end_to_end: Stage[None] = end_to_end or Stage(home)
 
     def _fail(self, failure: BaseException) -> None:
         """Nothing comes of it; with the condition held."""
@@ -139,6 +140,13 @@ class Message:
 
     fields: Mapping[str, Any]
     receipt: Receipt
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes on disk, about."""
+        users = self.fields["user_properties"] or ()
+        size = len(self.fields["payload"]) + len(self.fields["topic"]) + _ROW_BYTES
+        return size + sum(len(pair["key"]) + len(pair["value"]) + _PAIR_BYTES for pair in users)
 
 
 #: What is to be called, once no lock is held, for stages that were settled.

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from towline.errors import ConfigError, PublisherError
+from towline.errors import ConfigError, JournalFull, PublisherError
 from towline.gateway.downlink import Outcome
-from towline.gateway.outrows import packet
-from towline.mqtt.rules import topic_problem
+from towline.gateway.receipts_wire import MARK_BYTES
+from towline.mqtt.rules import NO_QOS_2, message_problem
 from towline.mqtt.transport import Endpoint
-from towline.publisher.receipt import LOG
+from towline.text import printable
 
-__all__ = ["Log", "check", "closed", "endpoints_of", "given_up", "not_sent", "without_receipts", "wrong"]
+__all__ = [
+    "LOG",
+    "Log",
+    "closed",
+    "died",
+    "elsewhere",
+    "endpoints_of",
+    "fields_of",
+    "foreign_key",
+    "given_up",
+    "left_behind",
+    "not_sent",
+    "outbox_full",
+    "own_thread",
+    "without_key",
+    "without_receipts",
+    "wrong",
+]
+
+
+#: The application's own logging: a library does not choose where its words go.
+LOG: Final = "towline.publisher"
 
 
 class Log:
-    """The application's own logging: a library does not choose where its words go."""
+    """Says it there."""
 
     def info(self, event: str, **facts: object) -> None:
         """Say it at level INFO."""
@@ -30,7 +51,7 @@ class Log:
 
 
 def _told(facts: Mapping[str, object]) -> str:
-    return "".join(f" {name}={value}" for name, value in facts.items())
+    return "".join(f" {name}={printable(str(value))}" for name, value in facts.items())
 
 
 def not_sent(where: str, number: int, outcome: Outcome) -> PublisherError:
@@ -40,34 +61,61 @@ def not_sent(where: str, number: int, outcome: Outcome) -> PublisherError:
     return PublisherError("TL-O04", where, f"the broker refused message {number}", "It is kept aside; see the log.")
 
 
-#: What a plain message has none of.
-_MORE: Final = (
-    "content_type",
-    "response_topic",
-    "correlation_data",
-    "user_properties",
-    "message_expiry_seconds",
-)
-
-
-def check(fields: Mapping[str, Any]) -> None:
-    """See that MQTT can say a message.
+def fields_of(
+    topic: str,
+    payload: bytes | str,
+    qos: int,
+    *,
+    several_sessions: bool = False,
+    retain: bool,
+    payload_is_utf8: bool | None,
+    user_properties: Iterable[tuple[str, str]],
+    message_expiry_seconds: int | None,
+    **texts: str | bytes | None,
+) -> dict[str, Any]:
+    """The columns of a message's row.
 
     Raises:
-        ConfigError: TL-C52, it can't.
+        ConfigError: TL-C52, MQTT has no way to say it, with the marks of receipts, which it may get in a later life.
     """
-    topic, fine = fields["topic"], fields["qos"] in (0, 1, 2)
-    if any(map(fields.get, _MORE)):
-        fine = fine and not isinstance(packet(**fields), int)
-    else:
-        fine = fine and topic_problem(topic) is None
-    if not fine:
-        raise ConfigError("TL-C52", f'message to "{topic[:80]}"', "MQTT has no way to say this message", "Change it.")
+    if qos == 2 and several_sessions:
+        raise ConfigError("TL-C52", f"message to {str(topic)[:80]!r}", *NO_QOS_2)
+    pairs = tuple(user_properties or ())
+    said: dict[str, Any] = {**texts, "user_properties": pairs, "expiry_s": message_expiry_seconds}
+    if problem := message_problem(topic, payload, qos, MARK_BYTES, **said):
+        what = f"MQTT has no way to say it: {problem}"
+        raise ConfigError("TL-C52", f"message to {str(topic)[:80]!r}", what, "Change it.")
+    return {
+        "topic": topic,
+        "payload": payload.encode() if isinstance(payload, str) else bytes(payload),
+        "qos": int(qos),
+        "retain": bool(retain),
+        "payload_is_utf8": None if payload_is_utf8 is None else bool(payload_is_utf8),
+        "user_properties": [{"key": key, "value": value} for key, value in pairs] if pairs else None,
+        "message_expiry_seconds": message_expiry_seconds,
+        **texts,
+    }
 
 
 def closed(directory: Path) -> PublisherError:
     """The error of a call that comes too late."""
     return PublisherError("TL-O02", str(directory), "the publisher is closed", "Make a new one.")
+
+
+def died(directory: Path, error: BaseException) -> PublisherError:
+    """The error of a publisher that was ended by a fault."""
+    first = next(iter(str(error).splitlines()), "").rstrip(". ")
+    what = f"the publisher has ended: unexpected {type(error).__name__}{': ' if first else ''}{first}"
+    do = "What is on disk is safe; make a new one, and report the fault in Towline."
+    made = PublisherError("TL-O09", str(directory), what, do)
+    made.__cause__ = error
+    return made
+
+
+def elsewhere(directory: Path, pid: int) -> PublisherError:
+    """The error of a process that has inherited a publisher."""
+    what = f"this publisher belongs to the process that made it (pid {pid})"
+    return PublisherError("TL-O08", str(directory), what, "Make one, with a directory of its own, after the fork.")
 
 
 def endpoints_of(brokers: str | Sequence[str]) -> tuple[Endpoint, ...]:
@@ -85,10 +133,44 @@ def endpoints_of(brokers: str | Sequence[str]) -> tuple[Endpoint, ...]:
         raise wrong(str(error)) from None
 
 
+def foreign_key(file: str, publisher: str) -> ConfigError:
+    """The error of keys that say nothing about this publisher."""
+    what, do = f"it holds keys of other publishers, and this one is {publisher}", "Make one: towline key"
+    return ConfigError("TL-C86", file, what, f"{do} LINE_KEY_FILE {publisher}")
+
+
 def given_up(where: str, number: int, outcome: Outcome) -> PublisherError:
     """The error of a message that has no receipt and is not sent any more."""
     what = f"message {number} was {outcome.value} before its receipt came; whether it arrived is not known"
     return PublisherError("TL-O06", where, what)
+
+
+def left_behind(directory: Path) -> PublisherError:
+    """The error of a stage that this publisher will not see reached."""
+    what, do = "the publisher was closed before", "The message stays on disk, and the next start sends it."
+    return PublisherError("TL-O03", str(directory), what, do)
+
+
+def outbox_full(directory: Path, error: JournalFull) -> PublisherError:
+    """The error of a message that finds no room."""
+    return PublisherError("TL-O01", str(directory), f"the outbox is full: {error.what}", error.do)
+
+
+def own_thread(directory: Path) -> PublisherError:
+    """The error of a wait on the thread that would have to end it."""
+    what = "a callback waits on the publisher's own thread for what this thread has to do"
+    return PublisherError("TL-O10", str(directory), what, "Publish with wait=False there, and wait on another thread.")
+
+
+def without_key(publisher: str) -> ConfigError:
+    """The error of receipts that anybody could write."""
+    do = (
+        f"Give receipt_key_file, made with: towline key LINE_KEY_FILE {publisher}. Where every client of the "
+        "broker is trusted: receipt_trust_all_clients=True."
+    )
+    return ConfigError(
+        "TL-C84", f"publisher {publisher}", "receipts need either a key or trust in all clients of the broker", do
+    )
 
 
 def without_receipts(where: str) -> ConfigError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from towline import AsyncPublisher, Publisher
+from towline.cli import main
 from towline.devstack import Mosquitto
 from towline.errors import ConfigError, JournalLocked, PublisherError
 from towline.mqtt.client import Client
@@ -52,7 +54,7 @@ def heard(broker: Mosquitto) -> Iterator[list[int]]:
         def listen() -> None:
             for message in ear:
                 message.ack()
-                numbers.append(int(message.payload))
+                numbers.append(int(message.payload or b""))
 
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
@@ -252,3 +254,58 @@ def _killed_at(broker: Mosquitto, heard: list[int], tmp_path: Path, call: str, p
         assert Counter(n for n in heard if n in mine) == Counter(range(first, first + accepted)), (call, when)
         if not fired(log):
             return
+
+
+def test_a_message_at_which_the_broker_ends_the_connection_stops_nothing(
+    broker: Mosquitto, heard: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: dict[int, str] = {}
+    with Publisher(broker.uri, state_dir=tmp_path / "p", on_outcome=told.__setitem__) as publisher:
+        for number in range(30):
+            publisher.publish("tab\there" if number == 7 else "d", str(number), qos=1 + number % 2)
+        assert publisher.flush(60) == 0
+    assert told == {number: "refused" if number == 7 else "delivered" for number in range(30)}
+    wait_until(lambda: set(heard) == set(range(30)) - {7}, what="all others")
+    with pytest.raises(SystemExit) as ended:
+        main(["refused", "show", str(tmp_path / "p"), "--json"])
+    assert ended.value.code == 0
+    assert [row["topic"] for row in json.loads(capsys.readouterr().out)["first"]] == ["tab\there"]
+
+
+def test_a_changed_client_id_is_refused_until_the_old_session_is_given_up(
+    broker: Mosquitto, heard: list[int], tmp_path: Path
+) -> None:
+    """The broker knows under the former one which QoS 2 messages it has."""
+    with Publisher(broker.uri, state_dir=tmp_path, client_id="pump-7") as publisher:
+        publisher.publish("d/1", "1", qos=2).at_broker.result(60)
+    with pytest.raises(ConfigError, match=r'client id "pump-7", and client_id is "pump-8" now.*TL-M23'):
+        Publisher(broker.uri, state_dir=tmp_path, client_id="pump-8")
+    with Publisher(broker.uri, state_dir=tmp_path, client_id="pump-8", abandon_session="pump-7") as publisher:
+        publisher.publish("d/1", "2", qos=2).at_broker.result(60)
+    with Publisher(broker.uri, state_dir=tmp_path, client_id="pump-8") as publisher:
+        publisher.publish("d/1", "3", qos=2).at_broker.result(60)
+    wait_until(lambda: heard == [1, 2, 3], what="all three")
+
+
+def test_qos_2_to_several_brokers_needs_a_word(tmp_path: Path) -> None:
+    """Refused before it is stored: a broker that takes over may drop it as a repeat of another."""
+    nowhere = ["mqtt://127.0.0.1:1", "mqtt://127.0.0.1:2"]
+    publisher = Publisher(nowhere, state_dir=tmp_path / "a")
+    publisher.publish("t", b"1", qos=1)
+    with pytest.raises(ConfigError, match=r"brokers_share_sessions=True.*TL-C52"):
+        publisher.publish("t", b"2", qos=2)
+    assert publisher.close(0) == 1
+    with Publisher(nowhere, state_dir=tmp_path / "b", brokers_share_sessions=True) as shared:
+        shared.publish("t", b"2", qos=2)
+        assert shared.close(0) == 1
+
+
+def test_a_small_outbox_takes_many_messages_in_turn(broker: Mosquitto, tmp_path: Path) -> None:
+    """What is queued together does not have to fit together; what is above the limit waits for all before it."""
+    with Publisher(broker.uri, state_dir=tmp_path / "p", max_bytes=1 << 20) as publisher:
+        waiting = [publisher.publish("t", bytes(1000), wait=False) for _ in range(3000)]
+        waiting.append(publisher.publish("t", bytes(2 << 20), wait=False))
+        waiting.append(publisher.publish("t", b"last", wait=False))
+        waiting[-1].at_broker.result(60)
+        assert publisher.flush(60) == 0
+        assert publisher.status()["delivered"] == len(waiting)

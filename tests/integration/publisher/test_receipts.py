@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
 from towline import AsyncPublisher, Publisher
 from towline.devstack import Mosquitto
 from towline.errors import ConfigError, GatewayError, PublisherError
+from towline.gateway.endpoint import write_private
 from towline.gateway.settings import GatewaySettings
 from towline.prove.strace import Injection, fired, wrapped
 from towline.prove.subject import GatewayRun
@@ -30,8 +32,8 @@ __all__ = ["new_gateway"]
 LIFE = """
 import sys, time
 from towline import Publisher
-broker, state, first, count, qos = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
-publisher = Publisher(broker, state_dir=state, receipts=True)
+broker, state, key, first, count, qos = *sys.argv[1:4], *map(int, sys.argv[4:])
+publisher = Publisher(broker, state_dir=state, receipts=True, receipt_key_file=key)
 for number in range(first, first + count):
     publisher.publish(f"t/{number % 3}", str(number), qos=qos)
     print(number, flush=True)
@@ -39,6 +41,14 @@ publisher.flush(30, end_to_end=False)
 print("sent", flush=True)
 time.sleep(60)
 """
+
+
+def write_key(tmp_path: Path) -> Path:
+    """The line's key, for gateway and publishers."""
+    file = tmp_path / "line.key"
+    if not file.exists():
+        write_private(file, secrets.token_hex(32))
+    return file
 
 
 class Committer:
@@ -77,10 +87,10 @@ def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
 
 
 @pytest.fixture
-def gateway(broker: Mosquitto, new_gateway: NewGateway) -> Gateway:
+def gateway(broker: Mosquitto, new_gateway: NewGateway, tmp_path: Path) -> Gateway:
     return new_gateway(
         broker,
-        receipts={},
+        receipts={"key_file": str(write_key(tmp_path))},
         subscriptions=[{"filter": "t/#", "qos": 2}],
         journal={"segment_bytes": 65536, "retain_bytes": 64 << 20},
     )
@@ -112,7 +122,11 @@ def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broke
     gateway.start()
     told: list[tuple[int, str]] = []
     with Publisher(
-        broker.uri, state_dir=tmp_path / "p", receipts=True, on_outcome=lambda n, o: told.append((n, o))
+        broker.uri,
+        state_dir=tmp_path / "p",
+        receipts=True,
+        receipt_key_file=write_key(tmp_path),
+        on_outcome=lambda n, o: told.append((n, o)),
     ) as publisher:
         receipts = [publisher.publish("t/1", str(n), qos=n % 3, user_properties=[("a", "b")]) for n in range(6)]
         assert publisher.flush(10, end_to_end=False) == 0
@@ -146,7 +160,9 @@ def test_a_broker_that_loses_its_whole_store(
     gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path
 ) -> None:
     """The messages wait in a broker for a gateway that is down; the broker forgets both; all arrive, once."""
-    with Publisher(broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_patience_s=1) as publisher:
+    with Publisher(
+        broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_key_file=write_key(tmp_path), receipt_patience_s=1
+    ) as publisher:
         for n in range(300):
             publisher.publish(f"t/{n % 3}", str(n), qos=1 + n % 2, wait=False)
         assert publisher.flush(30) == 0
@@ -174,7 +190,17 @@ def test_kill_9_of_everybody(
     gateway.start()
     state = tmp_path / "p"
     for life in range(3):
-        command = [sys.executable, "-c", LIFE, broker.uri, str(state), str(life * 200), "200", str(qos)]
+        command = [
+            sys.executable,
+            "-c",
+            LIFE,
+            broker.uri,
+            str(state),
+            str(write_key(tmp_path)),
+            str(life * 200),
+            "200",
+            str(qos),
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL) as child:
             assert child.stdout is not None
             for line in child.stdout:
@@ -189,7 +215,9 @@ def test_kill_9_of_everybody(
     gateway.stop(signal.SIGKILL)
     gateway.start()
     spark = Committer(gateway)
-    with Publisher(broker.uri, state_dir=state, receipts=True, receipt_patience_s=1) as publisher:
+    with Publisher(
+        broker.uri, state_dir=state, receipts=True, receipt_key_file=write_key(tmp_path), receipt_patience_s=1
+    ) as publisher:
         assert publisher.flush(60) == 0
         assert publisher.status()["receipts"]["watermark"] == 600
     spark.end()
@@ -199,7 +227,9 @@ def test_kill_9_of_everybody(
 
 def test_nothing_is_sent_again_while_only_kafka_is_away(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
     gateway.start()
-    with Publisher(broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_patience_s=1) as publisher:
+    with Publisher(
+        broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_key_file=write_key(tmp_path), receipt_patience_s=1
+    ) as publisher:
         for n in range(50):
             publisher.publish("t/1", str(n), wait=False)
         wait_until(lambda: publisher.status()["receipts"]["asked"] >= 2, what="two questions")
@@ -212,7 +242,9 @@ def test_nothing_is_sent_again_while_only_kafka_is_away(gateway: Gateway, broker
 
 def test_asyncio(gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path: Path) -> None:
     async def main() -> None:
-        async with AsyncPublisher(broker.uri, state_dir=tmp_path / "p", receipts=True) as publisher:
+        async with AsyncPublisher(
+            broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_key_file=write_key(tmp_path)
+        ) as publisher:
             receipts = await asyncio.gather(*(publisher.publish(f"t/{n}", str(n)) for n in range(20)))
             await asyncio.gather(*(receipt.end_to_end for receipt in receipts))
             assert await publisher.flush(5, end_to_end=True) == 0
@@ -225,7 +257,10 @@ def test_asyncio(gateway: Gateway, broker: Mosquitto, spark: Committer, tmp_path
 def test_the_command_waits_for_kafka(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
     def pub(*more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "towline", "pub", broker.uri, "t/{n}", "--durable", str(tmp_path / "p")]
-        return subprocess.run([*command, "--receipts", *more], capture_output=True, text=True, check=False, timeout=60)
+        key = ["--receipt-key-file", str(write_key(tmp_path))]
+        return subprocess.run(
+            [*command, "--receipts", *key, *more], capture_output=True, text=True, check=False, timeout=60
+        )
 
     gateway.start()
     first = pub("--count", "5", "--timeout", "1")
@@ -267,14 +302,18 @@ def _killed_at(broker: Mosquitto, tmp_path: Path, call: str, points: range | tup
                 "state_dir": tmp_path / name,
                 "brokers": broker.uri,
                 "subscriptions": [{"filter": f"{name}/#", "qos": 1}],
-                "receipts": {},
+                "receipts": {"key_file": str(write_key(tmp_path))},
                 "journal": {"retain_bytes": 1 << 20},
             }
         )
         injection = Injection(call, str(when), "KILL")
         with GatewayRun(settings).start(lambda command, i=injection, f=log: wrapped(command, i, f)) as run:  # type: ignore[misc]
             with Publisher(
-                broker.uri, state_dir=tmp_path / f"p{when}", receipts=True, receipt_patience_s=1
+                broker.uri,
+                state_dir=tmp_path / f"p{when}",
+                receipts=True,
+                receipt_key_file=write_key(tmp_path),
+                receipt_patience_s=1,
             ) as publisher:
                 for number in range(12):
                     publisher.publish(f"{name}/{number % 2}", str(number), qos=1 + number % 2)

@@ -6,11 +6,12 @@ from itertools import count
 
 import pytest
 
-from towline.gateway.receipts_wire import Receipt, mark_of
+from towline.gateway.receipts_wire import Content, Mark, Receipt, mark_of
 from towline.journal.ranges import Ranges
 from towline.publisher.awaited import Awaited, Restored
 
 PATIENCE = 10.0
+CONTENT = Content("t", b"")
 
 
 def made(done: int = 0, settled: int = 0) -> tuple[Awaited, Ranges]:
@@ -48,10 +49,10 @@ def test_only_what_the_answer_does_not_name_is_sent_again() -> None:
     awaited, done = made(done=10)
     awaited.online(0)
     assert awaited.turn(0) == [(0, 1)]
-    mark = mark_of(awaited.mark(0))
+    mark = mark_of(awaited.mark(0, CONTENT))
     assert mark is not None
     assert mark.nonce == "1"
-    assert mark_of(awaited.mark(3)) == ("p", 1, 3, 0, "")
+    assert mark_of(awaited.mark(3, CONTENT)) == Mark("p", 1, 3, 0)
     done.add(10, 15)  # sent after the question: the answer may well not know it
     assert awaited.receipt(told(2, "other", (0, 2)), 20, 1) == []
     assert awaited.receipt(told(2, "1", (0, 4), (6, 7)), 20, 1) == [(4, 6), (7, 10)]
@@ -78,6 +79,35 @@ def test_a_new_gateway_and_a_new_connection_are_asked_at_once() -> None:
     assert awaited.receipt(told(1, "2", (0, 5)), 9, 7) == []  # of the connection before
 
 
+def test_a_gateway_that_says_again_and_again_that_it_is_new_is_asked_ever_more_rarely() -> None:
+    awaited, _ = made(done=5)
+    awaited.online(0)
+    awaited.turn(0)
+    asked = 0
+    for now in range(1, 600):
+        awaited.receipt(told(0, fresh=True), 9, now)
+        asked += len(awaited.turn(now))
+    assert asked <= 10
+
+
+def test_numbers_of_another_opening_settle_nothing() -> None:
+    names = ["a", "a", "b", "b", "c"]
+    awaited = Awaited("p", 1, Ranges(1), Ranges(5), PATIENCE, opening_of=lambda number: names[number])
+    for steps in (((0, "a"),), ((0, "a"), (2, "c")), ((2, "b"), (4, "c")), ((0, "a"), (2, "b"), (3, "x"))):
+        with pytest.raises(Restored):
+            awaited.receipt(Receipt("p", 1, 4, openings=steps), 5, 0)
+    with pytest.raises(Restored):
+        awaited.receipt(Receipt("p", 1, 0, journaled=((0, 1), (4, 5)), openings=((0, "a"), (2, "b"))), 5, 0)
+    assert awaited.settled.watermark == 1
+    awaited.receipt(Receipt("p", 1, 3, openings=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 5, 0)
+    assert awaited.settled.watermark == 3
+    awaited.receipt(Receipt("p", 1, 4, openings=((0, None),)), 5, 0)  # of before names were noted
+    awaited.receipt(Receipt("p", 1, 5), 5, 0)  # of a gateway that notes none
+    assert awaited.settled.watermark == 5
+    awaited.receipt(Receipt("p", 1 << 21, 5), 5, 0)
+    awaited.receipt(Receipt("p", 1, 1 << 41), 5, 0)  # nobody has that many
+
+
 def test_what_was_given_up_is_not_owed_and_not_asked_about() -> None:
     awaited, done = made(done=3)
     awaited.online(0)
@@ -91,7 +121,7 @@ def test_what_was_given_up_is_not_owed_and_not_asked_about() -> None:
 
 def test_a_mark_is_never_below_its_own_low() -> None:
     awaited, _ = made(done=10, settled=8)
-    mark = mark_of(awaited.mark(3))  # it was on its way when its receipt came
+    mark = mark_of(awaited.mark(3, CONTENT))  # it was on its way when its receipt came
     assert mark is not None
     assert mark.low == 3
 

@@ -1,0 +1,169 @@
+"""What comes in: messages of any thread on their way to the disk thread, and that thread's work.
+
+Everything is bounded: messages and bytes that wait, and bytes of a frame, so that no message is in the way of another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from towline.errors import JournalFull
+from towline.gateway.outrows import arrived, rows_of
+from towline.journal import Outbox
+from towline.publisher.home import Home
+from towline.publisher.receipt import Message
+from towline.publisher.words import closed, outbox_full
+
+__all__ = ["Intake"]
+
+#: Messages stored in one frame, at most; and their bytes, of more than one message.
+_GROUP: Final = 10_000
+_GROUP_BYTES: Final = 16 << 20
+#: A limit of the outbox has room for so many frames at least, or a frame might never fit below it.
+_FRAMES_BELOW_LIMIT: Final = 16
+#: Messages that may wait for the disk thread, before `publish` waits; and their bytes, of more than one message.
+_QUEUED: Final = 20_000
+_QUEUED_BYTES: Final = 64 << 20
+#: How often a full disk or outbox is tried again, in seconds.
+_ROOM_RETRY: Final = 0.2
+
+
+class Intake:
+    """The queue before the disk, and the disk thread.
+
+    Args:
+        home: Of the publisher.
+        outbox: Takes the messages.
+        refuses: Refuse what finds the outbox full, instead of waiting.
+        max_bytes: Of the outbox; None for no limit but the disk.
+        on_stored: Called with messages that are durable, and the number of the first.
+
+    Attributes:
+        full_since: Why nothing is stored; None while there is room.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        outbox: Outbox,
+        *,
+        refuses: bool,
+        max_bytes: int | None,
+        on_stored: Callable[[list[Message], int], None],
+    ) -> None:
+        self._home = home
+        self._outbox = outbox
+        self._refuses = refuses
+        self._group_bytes = _GROUP_BYTES if max_bytes is None else min(_GROUP_BYTES, max_bytes // _FRAMES_BELOW_LIMIT)
+        self._on_stored = on_stored
+        self._queue: deque[Message] = deque()
+        self._bytes = 0
+        #: what the disk thread is at work on
+        self._group: list[Message] = []
+        self.full_since: JournalFull | None = None
+
+    def __len__(self) -> int:
+        return len(self._queue) + bool(self._group)
+
+    @property
+    def crowded(self) -> bool:
+        """`put` would wait."""
+        return not self._room() or self.full_since is not None
+
+    def _room(self) -> bool:
+        return len(self._queue) < _QUEUED and (self._bytes < _QUEUED_BYTES or not self._queue)
+
+    # -- any thread --
+
+    def put(self, message: Message) -> None:
+        """Queue a message.
+
+        Raises:
+            PublisherError: TL-O01 no room, TL-O02 closed, TL-O08 another process, TL-O10 it would have to wait on the
+                publisher's own thread.
+            TowlineError: Why the publisher has ended.
+        """
+        home = self._home
+        home.check()
+        with home.changed:
+            while not home.closing and home.dead is None:
+                if self._refuses and self.full_since is not None:
+                    raise outbox_full(home.directory, self.full_since)
+                if self._room():
+                    break
+                home.may_wait()
+                home.changed.wait()
+            if home.dead is not None:
+                raise home.dead
+            if home.closing:
+                raise closed(home.directory)
+            self._queue.append(message)
+            self._bytes += message.size
+            if not self._group:
+                home.changed.notify_all()
+
+    # -- the disk thread --
+
+    def run(self) -> None:
+        """Store what is queued until the publisher is closed and nothing is left."""
+        while group := self._next_group():
+            self._store(group)
+
+    def _next_group(self) -> list[Message]:
+        changed = self._home.changed
+        with changed:
+            self._group = []
+            changed.notify_all()
+            while not self._queue and not self._home.closing:
+                changed.wait()
+            group, size = self._group, 0
+            while (
+                self._queue and len(group) < _GROUP and (not group or size + self._queue[0].size <= self._group_bytes)
+            ):
+                group.append(self._queue.popleft())
+                size += group[-1].size
+            self._bytes -= size
+            return group
+
+    def _store(self, group: list[Message]) -> None:
+        rows = arrived(rows_of([message.fields for message in group]), time.time_ns() // 1000)
+        while True:
+            try:
+                end = self._outbox.append(rows).end
+            except JournalFull as error:
+                if not self._hold_back(group, error):
+                    return
+            else:
+                break
+        self.full_since = None
+        self._on_stored(group, end - len(group))
+
+    def _hold_back(self, group: list[Message], error: JournalFull) -> bool:
+        """Wait for room, or refuse the group; whether to try again."""
+        home = self._home
+        with home.changed:
+            self.full_since = error
+            if self._refuses or home.closing:
+                self._fail(group, outbox_full(home.directory, error))
+                self.full_since = None
+                home.changed.notify_all()
+                return False
+            home.changed.notify_all()
+            home.changed.wait(_ROOM_RETRY)
+        return True
+
+    def fail(self, error: BaseException, *, group: bool) -> None:
+        """Nothing of what waits will be stored, nor the group if the disk thread has died; with the condition held."""
+        self._fail([*(self._group if group else ()), *self._queue], error)
+        self._queue.clear()
+        self._bytes = 0
+        if group:
+            self._group = []
+
+    @staticmethod
+    def _fail(messages: list[Message], failure: BaseException) -> None:
+        for message in messages:
+            message.receipt._fail(failure)  # noqa: SLF001 - ours

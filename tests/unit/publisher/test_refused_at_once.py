@@ -1,0 +1,286 @@
+"""What can't be is said at once: messages that MQTT can't say, waits that nothing would end."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from towline import Publisher
+from towline.errors import ConfigError, JournalFailed, PublisherError, TowlineError
+from towline.gateway.outrows import arrived, outgoing, rows_of
+from towline.mqtt.client import Client
+from towline.mqtt.codec import encode
+from towline.publisher.receipt import Receipt
+from towline.publisher.words import fields_of
+
+NOWHERE = "mqtt://127.0.0.1:9"
+LARGEST = 268_435_455
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
+    made = Publisher(NOWHERE, state_dir=tmp_path / "p")
+    yield made
+    made.close(0)
+
+
+def in_child(call: Callable[[], object]) -> int:
+    """Call in a forked process; its exit code, -14 when it hangs."""
+    pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        try:
+            call()
+            os._exit(0)
+        except TowlineError as error:
+            os._exit(int(error.code[-2:]))
+        except BaseException:  # noqa: BLE001 - the test's process is not to go on twice
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# -- messages --
+
+
+def bad(**more: Any) -> dict[str, Any]:
+    return {"topic": "t", "payload": b"", **more}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        bad(topic=""),
+        bad(topic="a/#"),
+        bad(topic="a\0"),
+        bad(topic="\ud800"),
+        bad(topic="x" * 65536),
+        bad(topic=7),
+        bad(payload="\udcff"),
+        bad(payload=7),
+        bad(payload=[1]),
+        bad(qos=3),
+        bad(qos=True),
+        bad(qos="1"),
+        bad(content_type="a\0"),
+        bad(content_type=7),
+        bad(content_type="é" * 32768),
+        bad(response_topic="a/+"),
+        bad(response_topic=""),
+        bad(response_topic="\udcff"),
+        bad(correlation_data=b"x" * 65536),
+        bad(correlation_data="x"),
+        bad(user_properties=[("a", "\0")]),
+        bad(user_properties=[("a", "\ud800")]),
+        bad(user_properties=[("a" * 65536, "")]),
+        bad(user_properties=[("a", 1)]),
+        bad(user_properties=[("a", "b", "c")]),
+        bad(user_properties=["ab"]),
+        bad(message_expiry_s=-1),
+        bad(message_expiry_s=2**32),
+        bad(message_expiry_s=1.5),
+        bad(message_expiry_s=True),
+    ],
+    ids=lambda message: str({key: str(value)[:20] for key, value in message.items()}),
+)
+def test_a_message_that_mqtt_cannot_say_is_not_stored(publisher: Publisher, message: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="TL-C52") as told:
+        publisher.publish(**message)
+    assert len(str(told.value)) < 400
+    assert str(told.value).isprintable()
+    assert publisher.publish("t", "1").number == 0  # whoever comes next is not in its way
+
+
+def test_a_message_larger_than_a_packet_is_not_stored(publisher: Publisher) -> None:
+    topic, properties = "t", [("a", "b")]
+    with pytest.raises(ConfigError, match=r"268,435,\d\d\d bytes, MQTT ends at 268,435,455"):
+        publisher.publish(topic, bytes(LARGEST - 400))  # with the marks of receipts, which it may get
+    with pytest.raises(ConfigError, match="MQTT ends at"):
+        publisher.publish(topic, bytes(LARGEST - 600), user_properties=properties * 1000)
+    with pytest.raises(ConfigError, match="MQTT ends at"):
+        publisher.publish(topic, bytes(300_000_000))
+    assert publisher.waiting == 0
+    client = Client(NOWHERE, client_id="c")
+    with pytest.raises(ConfigError, match="TL-C51"):
+        client.publish(topic, bytes(300_000_000))
+    with pytest.raises(ConfigError, match="TL-C51"):
+        client.publish(topic, content_type="\0")
+    client.close()
+
+
+texts = st.text(max_size=8) | st.sampled_from(["x" * 65535, "é" * 32767, "\0", "\ud800", "a/b"])
+anything = st.none() | st.booleans() | st.integers() | st.floats() | st.binary(max_size=5) | texts
+pairs = st.lists(st.tuples(texts, texts) | anything, max_size=3)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    topic=texts | anything,
+    payload=st.binary(max_size=5) | anything,
+    qos=st.integers(0, 2) | anything,
+    retain=st.booleans() | anything,
+    content_type=texts | anything,
+    payload_is_utf8=st.booleans() | anything,
+    response_topic=texts | anything,
+    correlation_data=st.binary(max_size=5) | anything,
+    user_properties=pairs,
+    message_expiry_seconds=st.integers(0, 2**32 - 1) | anything,
+)
+def test_what_is_taken_can_be_stored_and_sent(**message: Any) -> None:
+    try:
+        fields = fields_of(**message)
+    except ConfigError:
+        return
+    (made,) = outgoing(arrived(rows_of([fields]), 0), 0)
+    assert not isinstance(made.content, int)
+    encode(made.content)
+
+
+# -- processes and threads --
+
+
+def test_a_forked_process_is_refused_at_once(publisher: Publisher) -> None:
+    receipt = publisher.publish("t", "1")
+    calls: list[Callable[[], object]] = [
+        lambda: publisher.publish("t", "2"),
+        lambda: publisher.publish("t", "2", wait=False),
+        publisher.flush,
+        publisher.status,
+        lambda: publisher.waiting,
+        lambda: publisher.awaiting,
+        receipt.at_broker.result,
+        lambda: receipt.at_broker.add_done_callback(print),
+    ]
+    with publisher._changed:
+        assert [in_child(call) for call in calls] == [8] * len(calls)
+        assert in_child(publisher.close) == 0
+        assert in_child(publisher._at_exit) == 0
+        assert in_child(lambda: publisher.__exit__(None, None, None)) == 0
+        assert in_child(lambda: receipt.on_disk.result() or receipt.number) == 0
+    assert publisher.publish("t", "3").number == 1  # the parent's is unharmed
+
+
+def test_a_forked_process_has_no_client() -> None:
+    client = Client(NOWHERE, client_id="c")
+    calls: list[Callable[[], object]] = [
+        client.open, client.receive, lambda: client.publish("t"), lambda: next(client)
+    ]  # fmt: skip
+    with client._changed:
+        assert [in_child(call) for call in calls] == [34] * len(calls)
+        assert in_child(client.close) == 0
+    client.close()
+
+
+def test_a_publisher_does_not_travel(publisher: Publisher) -> None:
+    with pytest.raises(TypeError, match="belongs to the process that made it"):
+        pickle.dumps(publisher)
+
+
+def test_a_disk_that_fails_ends_every_wait(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = publisher.publish("t", "1")
+
+    def fail(*_: object, **__: object) -> None:
+        raise JournalFailed("TL-J04", "p", "a write failed", "")
+
+    monkeypatch.setattr(publisher._outbox, "append", fail)
+    with pytest.raises(JournalFailed):
+        publisher.publish("t", "2")
+    for wait in (first.at_broker.result, publisher.flush, lambda: publisher.publish("t", "3")):
+        with pytest.raises(JournalFailed):
+            wait()
+    with pytest.raises(ConfigError):
+        first.end_to_end.result(10)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), SystemExit(3), MemoryError()])
+def test_a_fault_on_the_mqtt_thread_ends_every_wait(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    receipt = publisher.publish("t", "1")
+
+    def fail(_timeout: float) -> None:
+        raise error
+
+    monkeypatch.setattr(publisher._connection, "turn", fail)
+    publisher._connection.wake()
+    for wait in (receipt.at_broker.result, publisher.flush, lambda: publisher.publish("t", "3")):
+        with pytest.raises(PublisherError, match=f"TL-O09|unexpected {type(error).__name__}"):
+            wait()
+    assert publisher.close() == 1
+
+
+def test_nobody_waits_for_a_closed_publisher(tmp_path: Path) -> None:
+    publisher = Publisher(NOWHERE, state_dir=tmp_path / "p")
+    receipt = publisher.publish("t", "1")
+    called = threading.Event()
+    receipt.at_broker.add_done_callback(lambda _stage: called.set())
+    assert publisher.close(0) == 1
+    assert called.is_set()
+    with pytest.raises(PublisherError, match="TL-O03"):
+        receipt.at_broker.result(10)
+    for wait in (publisher.flush, lambda: publisher.publish("t", "2")):
+        with pytest.raises(PublisherError, match="TL-O02"):
+            wait()
+    assert publisher.close() == 0
+    assert publisher.status()["accepted"] == 1
+
+
+def test_a_callback_does_not_wait_for_its_own_thread(publisher: Publisher) -> None:
+    told: list[str] = []
+    done = threading.Event()
+
+    def call(_stage: object) -> None:
+        for wait in (lambda: publisher.publish("t", "2"), publisher.flush, publisher.close):
+            try:
+                wait()
+            except PublisherError as error:
+                told.append(error.code)
+        publisher.publish("t", "2", wait=False).on_disk.add_done_callback(lambda _stage: done.set())
+
+    publisher._home.changed.acquire()
+    receipt: Receipt = publisher.publish("t", "1", wait=False)
+    receipt.on_disk.add_done_callback(call)
+    publisher._home.changed.release()
+    assert done.wait(60)
+    assert told == ["TL-O10"] * 3
+
+
+def test_large_messages_do_not_pile_up_in_one_frame(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[int] = []
+    append = publisher._outbox.append
+
+    def watched(rows: Any) -> Any:
+        frames.append(rows.num_rows)
+        return append(rows)
+
+    monkeypatch.setattr(publisher._outbox, "append", watched)
+    with publisher._home.changed:
+        waiting = [publisher.publish("t", bytes(6 << 20), wait=False) for _ in range(7)]
+    assert [receipt.number for receipt in waiting] == list(range(7))
+    assert max(frames) <= 2
+
+
+def test_several_threads_may_close_at_the_same_time(tmp_path: Path) -> None:
+    for number in range(1, 4):
+        publisher = Publisher(NOWHERE, state_dir=tmp_path / "p")
+        publisher.publish("t")
+        begun, told = threading.Barrier(4), list[int]()
+
+        def close(publisher: Publisher = publisher, begun: threading.Barrier = begun, told: list[int] = told) -> None:
+            begun.wait()
+            told.append(publisher.close(1.0))
+
+        threads = [threading.Thread(target=close) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert told == [number] * 4

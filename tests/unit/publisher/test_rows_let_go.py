@@ -1,0 +1,193 @@
+"""Rows whose messages have their receipt go, and nothing that is still on its way under a packet id needs them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import mqtt5
+import pytest
+from mqtt5 import (
+    ConnAckPacket,
+    PubAckPacket,
+    PubAckReasonCode,
+    PubCompPacket,
+    PublishPacket,
+    PubRecPacket,
+    PubRelPacket,
+    QoS,
+)
+
+from towline.gateway import downlink as module
+from towline.gateway.downlink import Downlink
+from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.gateway.receipts_wire import Receipt
+from towline.journal import Batch, Limits, Outbox
+from towline.mqtt.codec import Packet
+from towline.mqtt.events import Event, Opened, Received, Send, SessionConfig
+from towline.mqtt.session import Session
+from towline.publisher.awaited import CONSUMER, Awaited, awaited_of, keep
+
+LIMITS = Limits(min_free_bytes=0, segment_bytes=4096)
+ROWS = 20
+
+
+class Log:
+    def warning(self, event: str, **facts: object) -> None:
+        pass
+
+
+class Life:
+    """One life of a publisher without threads; `sent` is what the broker has got."""
+
+    def __init__(self, directory: Path, *, receipts: bool = True, rows: int = 0, qos: int = 2) -> None:
+        self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=LIMITS)
+        for number in range(rows):
+            row = rows_of([{"topic": "d", "payload": b"%d" % number + bytes(1000), "qos": qos}])
+            self.outbox.append(arrived(row, 0))
+        self.awaited: Awaited | None = awaited_of(self.outbox, 1.0, None) if receipts else None
+        if not receipts:
+            self.outbox.journal.forget(CONSUMER)
+        self.sent: list[Any] = []
+        self.downlink = Downlink(
+            self.outbox,
+            handle=self.handle,
+            log=Log(),
+            aside=directory / "refused",
+            mark=self.awaited.mark if self.awaited else None,
+        )
+        self.session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
+        self.downlink.attach(self.session)
+
+    def handle(self, event: Event) -> None:
+        for action in self.session.handle(event, time.monotonic()):
+            if isinstance(action, Send):
+                data = memoryview(action.data)
+                while data:
+                    packet, used = mqtt5.read(data)
+                    data = data[used:]
+                    self.sent.append(packet)
+            else:
+                self.downlink.perform(action)
+
+    def connect(self) -> None:
+        self.handle(Opened())
+        self.sent.clear()
+        self.handle(Received([ConnAckPacket(session_present=True)]))
+        self.downlink.turn()
+
+    def serve(self) -> list[int]:
+        """Answer as a broker does until nothing is open; returns the packet ids of PUBREL."""
+        released = []
+        while self.sent:
+            answers: list[Packet] = []
+            for packet in self.sent:
+                if isinstance(packet, PublishPacket):
+                    assert packet.packet_id
+                    kind = PubAckPacket if packet.qos == QoS.AT_LEAST_ONCE else PubRecPacket
+                    answers.append(kind(packet.packet_id))
+                elif isinstance(packet, PubRelPacket):
+                    answers.append(PubCompPacket(packet.packet_id))
+                    released.append(packet.packet_id)
+            self.sent.clear()
+            self.handle(Received(answers))
+            self.downlink.turn()
+        self.downlink.flush()
+        return released
+
+    def ask(self) -> PublishPacket:
+        """Send the oldest without a receipt once more, and leave it without an answer."""
+        self.downlink.send_again([(0, 1)], lambda _: True)
+        self.downlink.turn()
+        (packet,) = self.sent
+        assert isinstance(packet, PublishPacket)
+        self.sent.clear()
+        return packet
+
+    def all_arrived(self) -> None:
+        assert self.awaited is not None
+        told = Receipt(self.awaited.publisher, 1, ROWS)
+        self.awaited.receipt(told, self.outbox.end, 0.0)
+        keep(self.outbox, self.awaited, self.downlink.oldest)
+
+    def close(self) -> None:
+        self.outbox.close()
+
+
+@pytest.mark.parametrize("receipts", [True, False])
+def test_a_packet_id_in_use_is_given_back_when_its_row_is_gone(tmp_path: Path, receipts: bool) -> None:
+    """The message has its receipt; the broker may hold it all the same, and would take the next with its id for it."""
+    life = Life(tmp_path, rows=ROWS)
+    life.connect()
+    life.serve()
+    packet_id = life.ask().packet_id
+    life.all_arrived()
+    life.close()
+    life = Life(tmp_path, receipts=receipts)
+    life.connect()
+    assert life.serve() == [packet_id]
+    assert life.outbox.flights == {}
+    status = life.downlink.status()
+    assert (status["delivered"], status["queued"], status["in_flight"]) == (ROWS, 0, 0)
+    life.close()
+    Life(tmp_path, receipts=receipts).close()
+
+
+def test_a_row_to_be_set_aside_stays(tmp_path: Path) -> None:
+    """The broker refuses what it had taken before, and the receipt comes at the same time."""
+    life = Life(tmp_path, rows=ROWS, qos=1)
+    life.connect()
+    life.serve()
+    packet = life.ask()
+    assert packet.packet_id
+    life.handle(Received([PubAckPacket(packet.packet_id, reason_code=PubAckReasonCode.NOT_AUTHORIZED)]))
+    life.all_arrived()
+    life.downlink.turn()
+    assert life.downlink.status()["refused"] == 1
+    life.close()
+
+
+def test_what_waits_for_its_second_turn_may_be_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receipt comes with the last answer to what is under way; the rest was to be sent again."""
+    monkeypatch.setattr(module, "_MOST_OPEN", 2)
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 1500)
+    life = Life(tmp_path, rows=ROWS, qos=1)
+    life.connect()
+    life.serve()
+    life.downlink.send_again([(0, ROWS)], lambda number: number in range(ROWS))
+    life.downlink.turn()
+    assert len(life.sent) == 2
+    life.handle(Received([PubAckPacket(packet.packet_id) for packet in life.sent]))
+    life.all_arrived()
+    assert life.outbox.journal.first > 2
+    life.sent.clear()
+    life.downlink.turn()
+    life.serve()
+    assert life.outbox.waiting == 0
+    life.close()
+
+
+def test_rows_read_again_behind_a_batch_that_became_whole_may_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came after the batch was delivered before it, and goes as soon as the batch is done too."""
+    monkeypatch.setattr(module, "_MOST_OPEN", 2)
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 1500)
+    monkeypatch.setattr(module, "_FLUSH_S", 0.0)
+    life = Life(tmp_path, receipts=False)
+    row = arrived(rows_of([{"topic": "d", "payload": bytes(1000), "qos": 1}]), 0)
+    for start in (0, 1):
+        life.outbox.append(row, Batch("q/0", 0, attempt="a"), start=start, whole=False)
+    for number in range(ROWS):
+        life.outbox.append(row, Batch("q/1", number))
+    life.connect()
+    life.serve()
+    assert life.outbox.waiting == 0
+    life.outbox.append(row, Batch("q/0", 0, attempt="a"), start=2)
+    life.downlink.turn()
+    assert len(life.sent) == 2
+    life.serve()
+    assert life.outbox.waiting == 0
+    assert life.outbox.journal.first > 0
+    life.close()
