@@ -21,7 +21,7 @@ from towline.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["QUIET", "check_client", "file_property", "resolve"]
+__all__ = ["LEADER_ONLY", "QUIET", "check_client", "file_property", "insecurities", "resolve"]
 
 #: Properties whose value is a secret: plain text is refused, since it would stand in Spark's plans.
 SECRETS: Final = frozenset(
@@ -85,6 +85,10 @@ RESERVED: Final = frozenset(
     }
 )
 
+#: For a consumer whose reading decides what is written. Kafka may send one that names its rack to a follower, whose end
+#: is behind the leader's (KIP-392).
+LEADER_ONLY: Final = MappingProxyType({"client.rack": ""})
+
 #: Names to guess from when somebody mistypes one; librdkafka itself judges what exists.
 COMMON: Final = (
     "acks",
@@ -146,6 +150,36 @@ def file_property(name: str) -> str | None:
     """The secret that ``name`` reads from a file: ``sasl.password`` for ``sasl.password.file``; None for others."""
     secret = name.removesuffix(".file")
     return secret if secret != name and secret in SECRETS else None
+
+
+def insecurities(client: Mapping[str, str]) -> list[str]:
+    """What a client configuration gives up on the way to Kafka, a line for each setting; usually none.
+
+    It is allowed, and shown as ``insecure`` wherever the sink or the bridge tells how it is.
+    """
+    said = {name: value.strip().lower() for name, value in client.items()}
+    protocol, mechanism = said.get("security.protocol", "plaintext"), _mechanism(said)
+    found = []
+    if protocol in {"ssl", "sasl_ssl"}:
+        if said.get("enable.ssl.certificate.verification") in _FALSE:
+            found.append(f"enable.ssl.certificate.verification=false: Kafka's certificate is not verified; {_ANYONE}")
+        elif said.get("ssl.endpoint.identification.algorithm") == "none":
+            found.append(f"ssl.endpoint.identification.algorithm=none: any trusted name passes for Kafka's; {_ANYONE}")
+    if protocol == "sasl_plaintext" and mechanism in {"PLAIN", "OAUTHBEARER"}:
+        found.append(f"security.protocol=sasl_plaintext: the secret of {mechanism} crosses the network in clear text.")
+    if said.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE:
+        found.append("enable.sasl.oauthbearer.unsecure.jwt=true: the token is not signed; anyone can make one.")
+    return found
+
+
+_ANYONE: Final = "anyone in between can read and change."
+#: librdkafka's words for a flag (rd_kafka_anyconf_set_prop).
+_FALSE: Final = frozenset({"false", "f", "0"})
+_TRUE: Final = frozenset({"true", "t", "1"})
+
+
+def _mechanism(said: Mapping[str, str]) -> str:
+    return (said.get("sasl.mechanism") or said.get("sasl.mechanisms") or "").upper()
 
 
 def check_client(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> None:

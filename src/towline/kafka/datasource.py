@@ -19,11 +19,13 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError, TowlineError
 from towline.kafka import guard
+from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Task
 from towline.kafka.exactly_once import ExactlyOnce, Origin
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.strategies import delivery_for
+from towline.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -152,9 +154,21 @@ class KafkaTransactional(DataSource):
         return BatchWriter(self._delivery(schema, Origin(job=uuid.uuid4().hex)))
 
     def _delivery(self, schema: StructType, origin: Origin | None = None) -> Delivery:
+        _tell_insecure(self._settings)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         columns = Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
         return delivery_for(self._settings, columns, origin or Origin())
+
+
+#: What was told of insecure clients in this process.
+_told: Final[set[str]] = set()
+
+
+def _tell_insecure(settings: SinkSettings) -> None:
+    """Warn once in a process, not at every batch."""
+    for line in set(insecurities(settings.client)) - _told:
+        _told.add(line)
+        _log.warning("%s: insecure: kafka.%s", FORMAT, line)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -290,8 +304,9 @@ def account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -
     rows, size, lost = (sum(getattr(m, name) for m in answers) for name in ("rows", "bytes", "lost"))
     why = next((m.why for m in answers if m.why), "")
     if lost:
+        total = f"{rows + lost:,}"
         _log.warning(
-            "%s: batch %s: %s of %s rows lost (at_most_once): %s", FORMAT, batch, f"{lost:,}", f"{rows + lost:,}", why
+            "%s: batch %s: %s of %s rows lost (at_most_once): %s", FORMAT, batch, f"{lost:,}", total, printable(why)
         )
     query = answers[0].query if answers else None
     letters = sum(m.dead_lettered for m in answers)

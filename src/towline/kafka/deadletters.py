@@ -66,6 +66,8 @@ class Reason(StrEnum):
     TOPIC_ILLEGAL = "topic_illegal"
     #: Outside the list of topics the configuration allows.
     TOPIC_NOT_ALLOWED = "topic_not_allowed"
+    #: A name that no message may choose (`towline.kafka.reserved`).
+    TOPIC_RESERVED = "topic_reserved"
     #: No topic at all.
     TOPIC_ABSENT = "topic_absent"
     #: The topic has no such partition.
@@ -78,6 +80,10 @@ class Reason(StrEnum):
     UNROUTED = "unrouted"
     #: A route takes it, but its key, topic or headers can't be made.
     UNMAPPED = "unmapped"
+    #: The MQTT packet was larger than the gateway's max_packet_bytes: only facts were kept.
+    PACKET_TOO_LARGE = "packet_too_large"
+    #: The MQTT message has more properties than the gateway decodes: its packet was kept as it came.
+    TOO_MANY_PROPERTIES = "too_many_properties"
     #: MQTT can't carry the record (topic, size, properties): the way down.
     UNDELIVERABLE = "undeliverable"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from towline.errors import KafkaError
 from towline.kafka import faults, producers
-from towline.kafka.screening import Screen
+from towline.kafka.screening import Limits, Screen, fault_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -85,6 +85,18 @@ class Delivery(ABC):
             ConfigError: A secret can't be read here.
         """
 
+    def _refuse_reserved(self, rows: Rows) -> None:
+        """Stop at a topic that no row may name; with a dead-letter topic there is none left.
+
+        Raises:
+            KafkaError: TL-K06.
+        """
+        for topic in filter(self.settings.reserves, rows.topics):
+            limits = Limits({}, 0, None, 0, self.settings.reserves)
+            fault = fault_of((topic,), limits)
+            assert fault is not None, "it is reserved"
+            raise faults.unfit(self.settings.servers, topic, fault.reason, fault.detail)
+
 
 class AtLeastOnce(Delivery):
     """Idempotent producer, acks=all, and no success before every record is confirmed."""
@@ -118,6 +130,7 @@ class AtLeastOnce(Delivery):
         try:
             for batch in batches:
                 converted = self._converted(screen, batch)
+                self._refuse_reserved(converted)
                 client.require(converted.topics)
                 rows += converted.size
                 size += converted.bytes
@@ -165,6 +178,7 @@ class AtMostOnce(Delivery):
             for batch in remaining:
                 converted = self.columns.rows(batch)
                 rows, size = rows + converted.size, size + converted.bytes
+                self._refuse_reserved(converted)
                 client.require(converted.topics)
                 client.send(converted)
                 sent = rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -154,7 +155,8 @@ def missing(servers: str, topics: Iterable[str]) -> KafkaError:
     """TL-K04: topics that are not in the cluster's list, which is never extended by a typo."""
     names = sorted(topics)
     what = f"topic {_quoted(names)} does not exist, or this user may not see it"
-    do = f"Create it: kafka-topics.sh --bootstrap-server {servers} --create --topic {names[0]}"
+    # A message may have chosen the name, and a person may copy the command.
+    do = f"Create it: kafka-topics.sh --bootstrap-server {servers} --create --topic {shlex.quote(names[0])}"
     return KafkaError("TL-K04", servers, what, f"{do} --partitions N --replication-factor N.")
 
 

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 __all__ = [
+    "ANYONE",
     "BEFORE_FIRST",
     "STEPS",
     "Action",

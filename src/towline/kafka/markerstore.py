@@ -1,7 +1,9 @@
 """The compacted topic that keeps a sink's markers: one partition for each partition of the sink.
 
 A topic of its own for each sink, because the reader goes to the last stable offset: another sink's open transaction on
-the same partition would hold it up. Read with read_committed, after `init_transactions` [I9].
+the same partition would hold it up. Read with read_committed, after `init_transactions` [I9], and from the leader: its
+end is asked for (ListOffsets), and a partition that reads back shorter has not been read. An end from elsewhere, such
+as a follower's that lags, would show the marker before the last one, and the last batch would be written twice.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from towline.errors import KafkaError
 from towline.kafka import admin, faults
-from towline.kafka.clientconfig import QUIET, resolve
+from towline.kafka.clientconfig import LEADER_ONLY, QUIET, resolve
 from towline.kafka.markers import Marker
 from towline.kafka.options import FORMAT
 
@@ -92,7 +94,8 @@ class MarkerStore:
         """The last committed marker of a partition; None if there is none, or it was removed.
 
         Raises:
-            KafkaError: TL-K01 no answer in time, TL-K22 it can't be read or understood.
+            KafkaError: TL-K01 no answer in time, TL-K22 it can't be read or understood, TL-K27 it ends before its
+                leader's end, or before an end that was seen.
         """
         place = TopicPartition(self.topic, partition)
         consumer = _consumer(self._settings)
@@ -102,9 +105,9 @@ class MarkerStore:
         except faults.FOREIGN as problem:
             _drop(self._settings)
             raise faults.unanswered(self._settings.servers, self._settings.timeout_s, faults.reason(problem)) from None
-        except TimeoutError as problem:
-            _drop(self._settings)
-            raise faults.unanswered(self._settings.servers, self._settings.timeout_s, str(problem)) from None
+        except KafkaError:
+            _drop(self._settings)  # the next attempt asks anew who leads
+            raise
         try:
             return None if value is None else Marker.from_json(value)
         except ValueError as problem:
@@ -116,17 +119,27 @@ class MarkerStore:
     def _last(self, consumer: Any, place: TopicPartition) -> bytes | None:
         """Value of the last record with our key, looking ever further back from the last stable offset."""
         deadline = time.monotonic() + self._settings.timeout_s
+        # Asks the leader, for the last stable offset: librdkafka says its isolation level in ListOffsets (KIP-98).
         low, high = consumer.get_watermark_offsets(place, timeout=self._settings.timeout_s)
+        known = (self._settings.servers, self.topic, place.partition)
+        if high < _ends.get(known, 0):
+            raise self._short(place, f"ends at {high}, and ended at {_ends[known]} before")
+        _ends[known] = high
         back = _BACK
         while high > low:
             start = max(low, high - back)
-            found, value = self._scan(consumer, place, start, deadline)
+            found, value = self._scan(consumer, place, (start, high), deadline)
             if found or start == low:
                 return value
             back *= 16
         return None
 
-    def _scan(self, consumer: Any, place: TopicPartition, start: int, deadline: float) -> tuple[bool, bytes | None]:
+    def _scan(
+        self, consumer: Any, place: TopicPartition, between: tuple[int, int], deadline: float
+    ) -> tuple[bool, bytes | None]:
+        """Whether our key is there from the first offset on, and its last value; complete at the leader's end only."""
+        start, leaders_end = between
+        end = start
         key = self.key(place.partition).encode()
         found, value = False, None
         consumer.assign([TopicPartition(place.topic, place.partition, start)])
@@ -134,15 +147,26 @@ class MarkerStore:
             message = consumer.poll(0.5)
             if message is None:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f'the markers in "{place.topic}" could not be read to their end')
+                    raise self._short(place, f"could be read up to {end}, and its leader has {leaders_end}")
                 continue
             error = message.error()
+            end = message.offset() if error is None else max(end, message.offset() or 0)
             if error is not None and error.name() == "_PARTITION_EOF":
-                return found, value
+                if end >= leaders_end:
+                    return found, value
+                continue  # whoever answered is behind the leader: the rest is still to come
             if error is not None:
                 raise KafkaException(error)
             if message.key() == key:
                 found, value = True, message.value()
+
+    def _short(self, place: TopicPartition, what: str) -> KafkaError:
+        """Nothing is decided by a marker that may not be the last one."""
+        told = f'partition {place.partition} of the marker topic "{self.topic}" {what}'
+        do = (
+            "If it stays: was there an unclean leader election? Start the application again if the topic was made anew."
+        )
+        return KafkaError("TL-K27", self._settings.servers, told, do)
 
     def read_all(self) -> dict[int, Marker | None]:
         """The markers of all partitions of the topic; empty if there is no such topic.
@@ -156,6 +180,8 @@ class MarkerStore:
 
 #: Marker topics this process has looked at.
 _seen: Final[set[tuple[int, str, str, int]]] = set()
+#: Servers, topic and partition -> the highest end this process has seen: Kafka takes back nothing that it committed.
+_ends: Final[dict[tuple[str, str, int], int]] = {}
 #: Process id and configuration -> consumer: a new connection for every batch would cost 10 ms.
 _consumers: Final[dict[tuple[int, frozenset[tuple[str, str]]], Any]] = {}
 
@@ -170,6 +196,7 @@ def _consumer(settings: SinkSettings) -> Any:
     if kept is None:
         config: dict[str, Any] = {
             **resolve(settings.client, FORMAT),
+            **LEADER_ONLY,
             "group.id": f"towline-{uuid.uuid4()}",
             "isolation.level": "read_committed",
             "enable.auto.commit": False,

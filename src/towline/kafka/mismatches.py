@@ -130,7 +130,7 @@ def changed(marker: Marker, rows: int, claim: Claim, place: Place) -> KafkaError
     )
     what = f"batch {claim.batch} is in Kafka, and its replay brings other rows (partition {claim.partition}: {versus})"
     do = (
-        "Use the same program and a source that serves the same rows for the same offsets, and no rand() or current "
-        "time before parallelism > 1; or accept what was written: verifyOnSkip=false, once."
+        "Run one query on a checkpoint, not two copies of it; use the same program, a source that serves the same rows "
+        "for the same offsets, and no rand(); or accept what was written: verifyOnSkip=false, once."
     )
     return KafkaError("TL-K16", f"sink {place.sink_id} on {place.servers}", what, do)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 from towline.errors import ConfigError, did_you_mean
 from towline.kafka.clientconfig import check_client
+from towline.kafka.reserved import reserved
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["FORMAT", "SinkSettings", "promise"]
 
@@ -40,6 +42,7 @@ NAMES: Final = (
 TRANSACTIONAL: Final = NAMES[NAMES.index("parallelism") :]
 #: Spark's own, which every sink is given.
 SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
+_QUEUE: Final = "queue.buffering.max.kbytes"
 _TIMEOUT_RANGE: Final = (1.0, 900.0)
 
 
@@ -137,10 +140,11 @@ class SinkSettings:
         marker_topic: The compacted topic of the markers; None for ``<prefix>.<sink id>.markers``.
         create_marker_topic: Whether it is created when it is missing.
         on_missing: What to do when a batch > 0 has no marker.
-        verify: Whether a skipped batch is compared with its marker; None for "if parallelism > 1".
+        verify: Whether a skipped batch is compared with its marker; None for "if parallelism > 1, or the
+            source's offsets were not compared".
         reuse: Whether a producer that proved healthy serves the next transaction too.
         spool_memory: Bytes of a task's rows kept in memory.
-        spool_disk: Bytes of a task's rows kept on disk beyond that.
+        spool_disk: Bytes of a task's rows kept on disk beyond that; None for what the disk holds.
     """
 
     guarantee: str
@@ -159,12 +163,17 @@ class SinkSettings:
     verify: bool | None = None
     reuse: bool = False
     spool_memory: int = 64 << 20
-    spool_disk: int = 8 << 30
+    spool_disk: int | None = None
 
-    @property
-    def verifies(self) -> bool:
-        """Whether a skipped batch is compared with its marker."""
-        return self.parallelism > 1 if self.verify is None else self.verify
+    def verifies(self, *, same_offsets: bool) -> bool:
+        """Whether the rows of a skipped batch are compared with its marker.
+
+        Args:
+            same_offsets: The hash of the source's offsets was held against the marker's: it is the same batch. Where it
+                is not at hand, as on an object store, two copies of one checkpoint may have run on with other batches
+                of one number, and only the rows tell them apart.
+        """
+        return self.parallelism > 1 or not same_offsets if self.verify is None else self.verify
 
     def markers_of(self, sink_id: str) -> str:
         """The topic of a sink's markers."""
@@ -173,6 +182,10 @@ class SinkSettings:
     def transactional_id(self, sink_id: str, partition: int) -> str:
         """The id that fences older writers of a partition."""
         return f"{self.prefix}.{sink_id}.{partition}"
+
+    def reserves(self, topic: str) -> bool:
+        """Whether a row must not name this topic."""
+        return _reserves(self.prefix, self.marker_topic)(topic) is not None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkSettings:
@@ -190,11 +203,12 @@ class SinkSettings:
         _check_promise(guarantee, kafka)
         _check_transactional(guarantee, given)
         client = {**TUNING, **promise(guarantee).client, **kafka, "message.timeout.ms": str(int(timeout_s * 1000))}
+        _check_queue(client, kafka)
         if guarantee == "exactly_once":
             client.setdefault("transaction.timeout.ms", client["message.timeout.ms"])
             _check_clock(client)
         check_client(client, FORMAT)
-        return cls(
+        made = cls(
             guarantee=guarantee,
             servers=client["bootstrap.servers"],
             topic=_topic(given.get("topic")),
@@ -211,8 +225,21 @@ class SinkSettings:
             verify=_flag(given.get("verifyonskip"), default=None, name="verifyOnSkip"),
             reuse=_word(given, "producerReuse", ("never", "healthy")) == "healthy",
             spool_memory=_whole(given, "spoolMemoryBytes", cls.spool_memory, 0, 1 << 40),
-            spool_disk=_whole(given, "spoolDiskBytes", cls.spool_disk, 0, 1 << 50),
+            spool_disk=_whole(given, "spoolDiskBytes", 0, 0, 1 << 50) if "spooldiskbytes" in given else None,
         )
+        made._check_reserved()
+        return made
+
+    def _check_reserved(self) -> None:
+        for option, name in (("topic", self.topic), ("deadLetterTopic", self.dead_letter_topic)):
+            if name is not None and self.reserves(name):
+                what = f'option "{option}" names "{name}", which is reserved for markers or internal to Kafka'
+                raise ConfigError("TL-C95", FORMAT, what, "Choose another topic.")
+
+
+@functools.cache
+def _reserves(prefix: str, marker_topic: str | None) -> Callable[[str], re.Match[str] | None]:
+    return re.compile(reserved([marker_topic] if marker_topic else [], prefix)).fullmatch
 
 
 def _check_names(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:
@@ -254,6 +281,13 @@ def _check_transactional(guarantee: str, given: Mapping[str, str]) -> None:
             'option "deadLetterTopic" contradicts guarantee at_most_once, which gives records up',
             "Leave it out, or choose another guarantee.",
         )
+
+
+def _check_queue(client: dict[str, str], kafka: Mapping[str, str]) -> None:
+    """A queue that one record fills would never take it, or take one record at a time."""
+    most = client.get("message.max.bytes", "").strip()
+    if most.isdecimal() and _QUEUE not in kafka:
+        client[_QUEUE] = str(max(int(client[_QUEUE]), 2 * int(most) // 1024))
 
 
 def _check_clock(client: Mapping[str, str]) -> None:

@@ -66,12 +66,14 @@ class Limits(NamedTuple):
         client: The client's message.max.bytes.
         codec: Compression as pyarrow names it; None without.
         now_ms: The time.
+        reserves: Whether no record may name a topic; such a one is not in ``topics``.
     """
 
     topics: Mapping[str, TopicFacts]
     client: int
     codec: str | None
     now_ms: int
+    reserves: Callable[[str], bool] = lambda _: False
 
 
 def fault_of(record: Record, limits: Limits) -> Fault | None:
@@ -86,11 +88,13 @@ def fault_of(record: Record, limits: Limits) -> Fault | None:
         return Fault(Reason.TOPIC_ABSENT, "the record has no topic")
     facts = limits.topics.get(topic)
     if facts is None:
-        return _no_topic(topic)
+        return _no_topic(topic, limits)
     return next((fault for check in _CHECKS if (fault := check(record, facts, limits))), None)
 
 
-def _no_topic(topic: str) -> Fault:
+def _no_topic(topic: str, limits: Limits) -> Fault:
+    if limits.reserves(topic):
+        return Fault(Reason.TOPIC_RESERVED, "no message may choose this topic: markers, dead letters, Kafka's own")
     if not _LEGAL.fullmatch(topic) or topic in (".", ".."):
         return Fault(Reason.TOPIC_ILLEGAL, "Kafka has no topic of that name: 1 to 249 of a-z A-Z 0-9 . _ -")
     return Fault(Reason.TOPIC_MISSING, "the topic does not exist, or this user may not see it")
@@ -203,14 +207,15 @@ class Screen:
 
     def _known(self, named: set[str]) -> Limits:
         required = {name for name in (self._settings.topic, self._settings.dead_letter_topic) if name}
-        topics = facts_of(self._settings, named | required)
+        reserves = self._settings.reserves
+        topics = facts_of(self._settings, {name for name in named if not reserves(name)} | required)
         absent = required - set(topics)
         if absent:
             raise faults.missing(self._settings.servers, absent)
         client = self._settings.client
         codec = client.get("compression.type", client.get("compression.codec", "none"))
         most = int(client.get("message.max.bytes", _CLIENT_MAX))
-        return Limits(topics, most, None if codec == "none" else codec, int(time.time() * 1000))
+        return Limits(topics, most, None if codec == "none" else codec, int(time.time() * 1000), reserves)
 
     def _topics(self, batch: Any) -> set[str]:
         if self._columns.topic is not None:

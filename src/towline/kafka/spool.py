@@ -62,10 +62,11 @@ class Spool:
 
     Args:
         memory: Bytes kept in memory; what comes after goes to the disk.
-        disk: Bytes taken on the disk at most.
+        disk: Bytes taken on the disk at most; None for what it holds. A batch that is planned does not shrink, so a
+            limit that it exceeds stops the query until the limit is raised.
     """
 
-    def __init__(self, memory: int, disk: int) -> None:
+    def __init__(self, memory: int, disk: int | None) -> None:
         self._memory = memory
         self._disk = disk
         self._kept: list[Any] = []
@@ -74,6 +75,11 @@ class Spool:
         #: Bytes in memory and on the disk; in_memory <= memory + one batch, on_disk <= disk.
         self.in_memory = 0
         self.on_disk = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all rows."""
+        return self.in_memory + self.on_disk
 
     def __enter__(self) -> Self:
         return self
@@ -107,12 +113,13 @@ class Spool:
             self._kept.append(batch)
             self.in_memory += batch.nbytes
             return
-        if self.on_disk + batch.nbytes > self._disk:
-            raise _full(f"a batch needs more than {self._disk:,} bytes there")
+        if self._disk is not None and self.on_disk + batch.nbytes > self._disk:
+            raise _full(f"a batch needs more than {self._disk:,} bytes there", "Raise spoolDiskBytes, or leave it out")
         try:
             self._write(batch)
         except OSError as problem:
-            raise _full(problem.strerror or str(problem)) from None
+            why = problem.strerror or str(problem)
+            raise _full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
         self.on_disk += batch.nbytes
 
     def _write(self, batch: Any) -> None:
@@ -129,10 +136,11 @@ class Spool:
             yield from pa.ipc.open_stream(self._file)
 
 
-def _full(why: str) -> KafkaError:
+def _full(why: str, do: str) -> KafkaError:
     return KafkaError(
         "TL-K23",
         FORMAT,
         f"the rows of a batch do not fit into the spool on {tempfile.gettempdir()}: {why}",
-        "Take less per batch (maxMessagesPerTrigger, maxOffsetsPerTrigger), free the disk, or raise spoolDiskBytes.",
+        f"{do}: a batch that is planned does not shrink. Later ones do, with maxBytesPerTrigger "
+        "(max_bytes_per_trigger in a bridge file) or maxOffsetsPerTrigger.",
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
-__all__ = ["Indefinite", "Transactional", "give_back", "take"]
+__all__ = ["Indefinite", "Transactional", "clock", "give_back", "take"]
 
 #: Longest single call, in seconds, so that a deadline is met and a signal is heard.
 _CALL_S: Final = 5.0
@@ -39,6 +39,25 @@ _PAUSE_S: Final = 0.05
 _ABORT_S: Final = 5.0
 #: librdkafka's default socket.timeout.ms, in seconds.
 _SOCKET_S: Final = 60.0
+
+
+#: Bytes that a Kafka under load is trusted to take in a second.
+_SLOW: Final = 4 << 20
+#: Longest transaction a cluster allows unless it says otherwise (transaction.max.timeout.ms), in ms.
+_LONGEST_MS: Final = 900_000
+_CLOCK: Final = "transaction.timeout.ms"
+
+
+def clock(settings: SinkSettings, size: int) -> dict[str, str]:
+    """A longer time-out for a transaction of so many bytes, where the user has set none and that one may be too short.
+
+    A batch that is planned does not shrink: one that takes longer than its transaction may would be aborted for ever.
+    """
+    usual = int(settings.client[_CLOCK])
+    needed = min(_LONGEST_MS, usual + 1000 * (size // _SLOW))
+    if settings.client[_CLOCK] != settings.client["message.timeout.ms"] or size <= settings.spool_memory:
+        return {}
+    return {_CLOCK: str(needed)} if needed > usual else {}
 
 
 class Indefinite(Exception):

@@ -24,7 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark() -> Iterator[SparkSession]:
     """Two cores and three attempts a task, so that a failed task is really tried again."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[3])  # workers import classes of the tests
+    root = Path(__file__).parents[3]  # workers import classes of the tests, and the product they belong to
+    os.environ["PYTHONPATH"] = f"{root}{os.pathsep}{root / 'src'}"
     manager = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     session = (
         SparkSession.builder.master("local[2,3]")

@@ -243,3 +243,31 @@ def test_a_batch_query_is_one_transaction_a_partition(spark: SparkSession, kafka
     for copies in (1, 2):
         frame.write.format("kafka_transactional").mode("append").options(**given).save()
         assert len(committed(kafka, name)) == copies * 100  # a query that is run again writes again
+
+
+def test_two_copies_of_a_checkpoint_on_an_object_store(
+    spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    """Both make a batch of the same number out of other rows; the second one stops, and none of its rows is skipped."""
+    name = topic(partitions=1)
+    table = "fs.viewfs.mounttable.store.link./"
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    hadoop.set(f"{table}ck", f"file://{tmp_path}")  # a scheme that is not this machine's, as s3a: is none
+    away = "viewfs://store/ck"
+
+    def query(rows: int) -> DataStreamWriter:
+        frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).load().coalesce(1)
+        return to_kafka(frame.selectExpr("CAST(value AS STRING) AS value"), kafka, name, Path("/")).option(
+            "checkpointLocation", away
+        )
+
+    run_until(query(ROWS_A_BATCH), tmp_path, 1)
+    (marker,) = markers(kafka, tmp_path)
+    assert marker is not None
+    assert marker.offsets is None
+    batch = forget_last_commit(tmp_path)
+    (tmp_path / "offsets" / str(batch)).unlink()  # the copy was made before this batch was planned
+    for left in (tmp_path / "offsets").glob(f".{batch}.crc"):
+        left.unlink()
+    assert "TL-K16" in line(failure(query(ROWS_A_BATCH + 1)))
+    check(kafka, name)

@@ -318,8 +318,36 @@ def test_the_plan_is_not_deterministic_with_several_partitions(kafka: Kafka, top
 
 
 def test_one_partition_needs_no_deterministic_plan(kafka: Kafka, sink_id: str) -> None:
+    """Where the checkpoint is local: its hash tells that it is the same batch."""
+    origin = Origin(newest=0, hashes={0: "offsets of 0"})
+    local = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=origin)
+    write(local, 0)
+    assert local.deliver(Task(0, batch=0, query=QUERY), counted(0, ROWS - 7)).skipped
+    check(kafka, sink_id, 1)
+
+
+def test_two_copies_of_a_checkpoint_that_is_not_local_run_on(kafka: Kafka, sink_id: str) -> None:
+    """Each has its own batch 1; without a hash of its offsets only the rows tell that the second one is not written."""
+    first, second = sink(kafka, sink_id), sink(kafka, sink_id)
+    write(first, 0)
+    write(first, 1)
+    assert write(second, 1).skipped  # the same rows: it is the same batch
+    with pytest.raises(KafkaError, match="Run one query on a checkpoint, not two copies") as caught:
+        second.deliver(Task(0, batch=1, query=QUERY), counted(2 * ROWS, 3 * ROWS))
+    assert caught.value.code == "TL-K16"
+    knowing = Origin(
+        newest=1, hashes={1: "offsets of 1"}
+    )  # one copy is local, the marker has no hash to hold it against
+    local = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=knowing)
+    with pytest.raises(KafkaError, match="TL-K16"):
+        local.deliver(Task(0, batch=1, query=QUERY), counted(2 * ROWS, 3 * ROWS))
+    check(kafka, sink_id, 2)
+
+
+def test_a_batch_set_as_written_by_hand_is_skipped_whatever_its_rows(kafka: Kafka, sink_id: str) -> None:
     write(sink(kafka, sink_id), 0)
-    assert sink(kafka, sink_id).deliver(Task(0, batch=0, query=QUERY), counted(0, ROWS - 7)).skipped
+    set_markers(sink(kafka, sink_id).settings, sink_id, 1)
+    assert write(sink(kafka, sink_id), 1).skipped
     check(kafka, sink_id, 1)
 
 

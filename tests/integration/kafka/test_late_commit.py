@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from tests.helpers import wait_until
+from tests.integration.bridge.test_dlq import put
 from tests.integration.kafka.holding import EndTxnHolder
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
+from towline.bridge import dlq
+from towline.bridge.model import Bridge
+from towline.bridge.remap import Fate, Outcome
 from towline.devstack import Kafka
 from towline.kafka.clientconfig import QUIET
+from towline.kafka.deadletters import Letter, Reason
 from towline.kafka.delivery import Task
 from towline.kafka.transactions import Transactional
 
@@ -96,3 +103,34 @@ def test_a_producer_that_goes_on_would_be_torn(holder: tuple[EndTxnHolder, Kafka
         lambda: found if len(found := committed(kafka, "torn", amid=True)) > 1 else None, what="half a transaction"
     )
     assert visible == [0, 1]  # never committed by anybody
+
+
+def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
+    holder: tuple[EndTxnHolder, Kafka], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    proxy, kafka = holder
+    kafka.create_topics({"mended": 1, "letters": 1})
+    letters = [Letter(Reason.UNMAPPED, "mended", None, str(number).encode(), source="line") for number in (0, 1)]
+    put(kafka.bootstrap, "letters", letters)
+    bridge = Bridge.model_construct(name="late", file=tmp_path / "bridge.toml", lines=())
+    client = {"bootstrap.servers": kafka.bootstrap, "socket.timeout.ms": "1000"}
+    ledger = dlq.Ledger(client, "letters", {"line": SimpleNamespace(name="line")})  # type: ignore[dict-item]
+    monkeypatch.setattr(dlq, "mapper_of", lambda *_: SimpleNamespace(outcomes=lambda found: [*map(carried, found)]))
+    monkeypatch.setattr(dlq, "CHUNK", 1)
+    rearm(proxy)
+    produce = dlq._Writer._produce
+
+    def late(self: dlq._Writer, record: tuple[Any, ...]) -> None:
+        produce(self, record)
+        if proxy.held.is_set() and not proxy.answered.is_set():
+            self._producer.flush(10)
+            release_in_the_middle(proxy)
+
+    monkeypatch.setattr(dlq._Writer, "_produce", late)
+    assert dlq.replay(bridge, ledger, dlq.Wanted(), lambda: None).mended == {"mended": 2}  # type: ignore[arg-type,return-value]
+    assert proxy.error_code in {INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
+    assert committed(kafka, "mended") == [0, 1]
+
+
+def carried(letter: Letter) -> Outcome:
+    return Outcome(Fate.MENDED, ("mended", letter.value, None, -1, None, None, 0, []))

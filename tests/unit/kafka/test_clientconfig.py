@@ -8,7 +8,16 @@ import pytest
 
 from towline.errors import ConfigError
 from towline.kafka.admin import client_config
-from towline.kafka.clientconfig import COMMON, JAVA_NAMES, RESERVED, SECRETS, check_client, file_property, resolve
+from towline.kafka.clientconfig import (
+    COMMON,
+    JAVA_NAMES,
+    RESERVED,
+    SECRETS,
+    check_client,
+    file_property,
+    insecurities,
+    resolve,
+)
 
 SERVERS = {"bootstrap.servers": "k1:9092"}
 
@@ -148,3 +157,27 @@ def test_the_builder_checks_and_resolves(monkeypatch: pytest.MonkeyPatch) -> Non
     assert client_config({**SERVERS, "client.id": "${KAFKA_USER}"})["client.id"] == "u"
     with pytest.raises(ConfigError, match='"acks" = 5000'):
         client_config({**SERVERS, "acks": "5000"})
+
+
+TLS = {"security.protocol": "SASL_SSL"}
+
+
+@pytest.mark.parametrize(
+    ("client", "begins"),
+    [
+        ({}, None),
+        ({**TLS, "sasl.mechanism": "PLAIN", "enable.ssl.certificate.verification": "true"}, None),
+        ({"enable.ssl.certificate.verification": "false"}, None),  # there is no TLS to weaken
+        ({"security.protocol": "sasl_plaintext", "sasl.mechanism": "SCRAM-SHA-512"}, None),
+        ({**TLS, "enable.ssl.certificate.verification": "false"}, "enable.ssl.certificate.verification=false: "),
+        ({**TLS, "enable.ssl.certificate.verification": " F "}, "enable.ssl.certificate.verification=false: "),
+        ({"security.protocol": "ssl", "enable.ssl.certificate.verification": "0"}, "enable.ssl.certificate"),
+        ({**TLS, "ssl.endpoint.identification.algorithm": "None"}, "ssl.endpoint.identification.algorithm=none: "),
+        ({"security.protocol": "sasl_plaintext", "sasl.mechanisms": "plain"}, "security.protocol=sasl_plaintext: "),
+        ({**TLS, "enable.sasl.oauthbearer.unsecure.jwt": "true"}, "enable.sasl.oauthbearer.unsecure.jwt=true: "),
+    ],
+)
+def test_what_is_given_up_on_the_way_is_named(client: dict[str, str], begins: str | None) -> None:
+    found = insecurities({"bootstrap.servers": "k:9092", **client})
+    assert len(found) == (begins is not None)
+    assert not begins or found[0].startswith(begins)

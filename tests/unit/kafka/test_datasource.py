@@ -45,6 +45,15 @@ def test_rows_given_up_are_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "batch 7: 2,000 of 3,010 rows lost (at_most_once): no broker is up" in caplog.text
 
 
+def test_an_insecure_client_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    loose = {"kafka.security.protocol": "ssl", "kafka.enable.ssl.certificate.verification": "false"}
+    with caplog.at_level(logging.WARNING, "towline.kafka"):
+        for _ in range(3):
+            KafkaTransactional({**OPTIONS, **loose}).streamWriter(SCHEMA, overwrite=False)
+    (told,) = caplog.messages
+    assert told.startswith("kafka_transactional: insecure: kafka.enable.ssl.certificate.verification=false: ")
+
+
 @pytest.mark.parametrize("strange", [None, written(batch=6), written(batch=None)])
 def test_an_answer_that_is_missing_or_of_another_batch(strange: Written | None) -> None:
     with pytest.raises(KafkaError, match="1 of 2 tasks did not answer for batch 7") as caught:

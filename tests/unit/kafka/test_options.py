@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from towline.errors import ConfigError
 from towline.kafka.options import ALIASES, NAMES, PROMISES, SinkSettings
+from towline.kafka.transactions import clock
 
 BASE = {"kafka.bootstrap.servers": "k1:9092,k2:9093", "guarantee": "at_least_once", "topic": "t"}
 
@@ -80,16 +81,44 @@ def test_exactly_once_is_the_default() -> None:
     assert settings.guarantee == "exactly_once"
     assert settings.client["acks"] == "all"
     assert settings.client["transaction.timeout.ms"] == settings.client["message.timeout.ms"] == "60000"
-    assert (settings.parallelism, settings.on_missing, settings.reuse, settings.verifies) == (1, "fail", False, False)
+    assert (settings.parallelism, settings.on_missing, settings.reuse, settings.verify) == (1, "fail", False, None)
     assert settings.markers_of("s") == "towline.s.markers"
     assert settings.transactional_id("s", 3) == "towline.s.3"
 
 
-def test_exactly_once_verifies_what_it_skips_when_partitions_must_match() -> None:
+@pytest.mark.parametrize(
+    ("options", "same_offsets", "verifies"),
+    [
+        ({}, True, False),
+        ({}, False, True),
+        ({"parallelism": "2"}, True, True),
+        ({"parallelism": "2", "verifyOnSkip": "false"}, True, False),
+        ({"verifyOnSkip": "false"}, False, False),
+        ({"verifyOnSkip": "true"}, True, True),
+    ],
+)
+def test_what_is_skipped_is_verified_unless_it_is_known_to_be_the_same(
+    options: dict[str, str], same_offsets: bool, verifies: bool
+) -> None:
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": "k1:9092", "topic": "t", **options})
+    assert settings.verifies(same_offsets=same_offsets) is verifies
+
+
+def test_the_queue_holds_at_least_two_of_the_largest_records() -> None:
+    assert SinkSettings.parse(BASE).client["queue.buffering.max.kbytes"] == "262144"
+    large = SinkSettings.parse({**BASE, "kafka.message.max.bytes": "300000000"})
+    assert large.client["queue.buffering.max.kbytes"] == str(2 * 300_000_000 // 1024)
+    own = SinkSettings.parse({**BASE, "kafka.message.max.bytes": "300000000", "kafka.queue.buffering.max.kbytes": "9"})
+    assert own.client["queue.buffering.max.kbytes"] == "9"
+
+
+def test_a_large_transaction_gets_more_time_unless_the_user_said_how_much() -> None:
     base = {"kafka.bootstrap.servers": "k1:9092", "topic": "t"}
-    assert SinkSettings.parse({**base, "parallelism": "2"}).verifies
-    assert not SinkSettings.parse({**base, "parallelism": "2", "verifyOnSkip": "false"}).verifies
-    assert SinkSettings.parse({**base, "verifyOnSkip": "true"}).verifies
+    usual = SinkSettings.parse(base)
+    assert clock(usual, 64 << 20) == {}
+    assert clock(usual, 1 << 30) == {"transaction.timeout.ms": "316000"}
+    assert clock(usual, 60 << 30) == {"transaction.timeout.ms": "900000"}
+    assert clock(SinkSettings.parse({**base, "kafka.transaction.timeout.ms": "70000"}), 1 << 30) == {}
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.errors import KafkaError
+from towline.errors import ConfigError, KafkaError
 from towline.kafka import screening
 from towline.kafka.admin import TopicFacts
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Collector, Letter, Reason, from_record
+from towline.kafka.delivery import Task
 from towline.kafka.options import SinkSettings
 from towline.kafka.screening import Limits, Screen, fault_of
+from towline.kafka.strategies import delivery_for
 
 HOUR = 3_600_000
 NOW = int(time.time() * 1000)
@@ -150,6 +152,38 @@ def test_without_a_dead_letter_topic_nothing_is_sent() -> None:
         looked.look([everything(value=[b"1"], topic=["t"], partition=[9])])
     assert caught.value.code == "TL-K06"
     assert "deadLetterTopic" in caught.value.do
+
+
+@pytest.mark.parametrize("name", ["__consumer_offsets", "towline.s.markers", "mine"])
+def test_no_row_names_a_reserved_topic(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there, and Kafka would take the record."""
+    monkeypatch.setitem(TOPICS, name, TOPICS["t"])
+    batch = everything(value=[b"1", b"2"], topic=["t", name])
+    looked = screen(*ALL, markerTopic="mine")
+    looked.look([batch])
+    rows = looked.rows(batch)
+    assert [r[0] for r in rows.records] == ["t", "dlq"]
+    assert rows.topics == {"t", "dlq"}
+    with pytest.raises(KafkaError, match="no message may choose this topic") as caught:
+        screen(*ALL, dlq=None, markerTopic="mine").look([batch])
+    assert caught.value.code == "TL-K06"
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
+def test_without_transactions_too(guarantee: str) -> None:
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "guarantee": guarantee})
+    bound = Columns.bind({"topic": "string", "value": "binary"}, None, include_headers=True)
+    batch = pa.record_batch({"topic": ["__consumer_offsets"], "value": pa.array([b"1"])})
+    with pytest.raises(KafkaError, match="no message may choose this topic"):
+        delivery_for(settings, bound).deliver(Task(0), [batch])
+
+
+@pytest.mark.parametrize("option", ["topic", "deadLetterTopic"])
+@pytest.mark.parametrize("name", ["__consumer_offsets", "mine.s.markers", "marks"])
+def test_a_reserved_topic_of_the_options_is_a_mistake(option: str, name: str) -> None:
+    own = {"transactionalIdPrefix": "mine", "markerTopic": "marks"}
+    with pytest.raises(ConfigError, match="TL-C95"):
+        SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", **own, option: name})
 
 
 def test_a_topic_of_the_options_must_be_there() -> None:

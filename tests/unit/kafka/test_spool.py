@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from towline.errors import KafkaError
+from towline.kafka.options import SinkSettings
 from towline.kafka.spool import Spool, Totals, checksum
 
 cells = st.one_of(st.none(), st.binary(max_size=5))
@@ -23,6 +25,7 @@ def batch(pairs: list[tuple[bytes | None, bytes | None]]) -> Any:
     return pa.record_batch({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
 
 
+@settings(deadline=None)  # files
 @given(rows, st.integers(0, 400), st.integers(1, 7))
 def test_rows_come_back_in_order_any_number_of_times(
     pairs: list[tuple[bytes | None, bytes | None]], memory: int, size: int
@@ -71,3 +74,22 @@ def test_a_full_spool_says_what_to_do() -> None:
         spool.fill([batch([(None, b"x" * 1000)])])
     assert caught.value.code == "TL-K23"
     assert "spoolDiskBytes" in caught.value.do
+
+
+def test_a_planned_batch_of_any_size_is_taken_where_the_disk_holds_it() -> None:
+    """Nothing shrinks it, so a limit that nobody set must not stop the line for ever."""
+    assert SinkSettings.parse({"kafka.bootstrap.servers": "h:1"}).spool_disk is None
+    large = batch([(None, b"x" * 1000)] * 10)
+    with Spool(0, None) as spool:
+        assert spool.fill([large, large]).rows == 20
+        assert sum(b.num_rows for b in spool) == 20
+
+
+def test_a_full_disk_names_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Spool(0, None) as spool:
+        monkeypatch.setattr(spool, "_write", full)
+        with pytest.raises(KafkaError, match=r"No space left.*TMPDIR.*max_bytes_per_trigger.*TL-K23"):
+            spool.fill([batch([(None, b"x")])])

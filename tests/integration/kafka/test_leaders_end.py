@@ -1,0 +1,124 @@
+"""What the last marker is, is the leader's to say: on a real Kafka, whose partition is made to look shorter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.conftest import NewTopic
+from tests.integration.kafka.writing import QUERY, counted, exactly_once
+from towline.bridge import dlq
+from towline.devstack import Kafka
+from towline.errors import KafkaError
+from towline.kafka import markerstore
+from towline.kafka.admin import settled
+from towline.kafka.delivery import Task
+from towline.kafka.exactly_once import ExactlyOnce
+from towline.kafka.markers import Marker
+from towline.kafka.markerstore import MarkerStore
+
+
+@pytest.fixture
+def sink(kafka: Kafka, topic: NewTopic) -> Iterator[ExactlyOnce]:
+    """One that names a rack, and has written batch 0; it waits 3 s at most."""
+    name = topic()
+    made = exactly_once(kafka.bootstrap, topic=name, sinkId=name, deliveryTimeout="3", kafka__client__rack="west")
+    made.deliver(Task(0, batch=0, query=QUERY), counted(0, 10))
+    settled(kafka.bootstrap, made.settings.markers_of(name))
+    yield made
+    markerstore._ends.clear()
+
+
+class Behind:
+    """The consumer of this process, to whom the leader's end is further than what it can read yet.
+
+    Args:
+        consumer: The real one.
+        more: By how much.
+    """
+
+    def __init__(self, consumer: Any, more: int) -> None:
+        self._consumer = consumer
+        self._more = more
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def get_watermark_offsets(self, *place: Any, **settings: Any) -> tuple[int, int]:
+        low, high = self._consumer.get_watermark_offsets(*place, **settings)
+        return low, high + self._more
+
+
+def behind(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    real = markerstore._consumer
+    monkeypatch.setattr(markerstore, "_consumer", lambda settings: Behind(real(settings), more))
+
+
+def test_the_marker_is_read_when_the_partition_has_reached_the_leaders_end(
+    sink: ExactlyOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MarkerStore(sink.settings, sink.settings.sink_id or "")
+    before = store.read(0)
+    behind(monkeypatch, 2)  # a marker and the control record of its transaction are still on their way
+    assert before is not None
+    assert before.batch == 0
+    later = threading.Timer(1.0, lambda: _mark(sink, store, batch=1))
+    later.start()
+    found = store.read(0)
+    later.join()
+    assert found is not None
+    assert found.batch == 1
+
+
+def _mark(sink: ExactlyOnce, store: MarkerStore, batch: int) -> None:
+    """As a transaction of another process does."""
+    producer = Producer({"bootstrap.servers": sink.settings.servers, "transactional.id": f"other-{store.topic}"})
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    marker = Marker(batch, 1, writer=QUERY)
+    producer.produce(store.topic, marker.to_json(), store.key(0).encode(), 0)
+    producer.commit_transaction(10)
+
+
+def test_a_batch_is_not_written_when_the_leaders_end_can_not_be_reached(
+    sink: ExactlyOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind(monkeypatch, 2)
+    with pytest.raises(KafkaError, match="TL-K27"):
+        sink.deliver(Task(0, batch=1, query=QUERY), counted(10, 20))
+
+
+def test_an_open_transaction_of_another_writer_is_not_waited_for(sink: ExactlyOnce) -> None:
+    store = MarkerStore(sink.settings, sink.settings.sink_id or "")
+    producer = Producer({"bootstrap.servers": sink.settings.servers, "transactional.id": f"open-{store.topic}"})
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce(store.topic, b"{}", b"else", 0)
+    assert producer.flush(10) == 0
+    found = store.read(0)
+    producer.abort_transaction(10)
+    assert found is not None
+    assert found.batch == 0
+
+
+def test_dead_letters_are_read_to_the_leaders_end(
+    kafka: Kafka, topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic("dead")
+    client = {"bootstrap.servers": kafka.bootstrap, "client.rack": "west"}
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(name, b"one")
+    assert producer.flush(10) == 0
+    ledger = dlq.Ledger(client, name, {})
+    assert [record.value() for record in ledger._records(ledger._ends())] == [b"one"]
+
+    real = ledger._consumer
+    monkeypatch.setattr(dlq.Ledger, "_consumer", lambda _, *isolation: Behind(real(*isolation), 1))
+    later = threading.Timer(1.0, producer.produce, (name, b"two"))
+    later.start()
+    assert [record.value() for record in ledger._records(ledger._ends())] == [b"one", b"two"]
+    assert producer.flush(10) == 0
