@@ -70,7 +70,7 @@ class Place:
 
         return ensure(GatewaySettings.model_validate_json(self.settings), owner_pid=driver_pid())
 
-    def rows(self, journal: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    def rows(self, journal: str, start: int, end: int, incarnation: str = "") -> Iterator[pa.RecordBatch]:
         """Read a range; a gateway that ends in the midst of it is waited for, and the rest is read then [I4].
 
         Raises:
@@ -81,7 +81,7 @@ class Place:
         while start < end:
             try:
                 with self.attach() as client:
-                    for batch in client.read(journal, start, end):
+                    for batch in client.read(journal, start, end, incarnation=incarnation):
                         start += batch.num_rows
                         yield batch
             except GatewayUnreachable:

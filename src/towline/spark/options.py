@@ -17,13 +17,16 @@ from typing import NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from towline.errors import ConfigError, did_you_mean
-from towline.gateway.guarantees import knobs, low_subscription
+from towline.gateway.guarantees import knobs, low_subscription, sharing_problem
 from towline.gateway.settings import GatewaySettings, Guarantee
 
-__all__ = ["DEFAULT_MAX_ROWS", "OPTIONS", "SourceOptions", "parse_options", "parse_subscriptions"]
+__all__ = ["DEFAULT_MAX_BYTES", "DEFAULT_MAX_ROWS", "OPTIONS", "SourceOptions", "parse_options", "parse_subscriptions"]
 
 #: Rows of one micro-batch unless told otherwise: about 40 MB of small messages, 0.3 to 0.7 s of Spark's time.
 DEFAULT_MAX_ROWS = 200_000
+
+#: Bytes of one micro-batch unless told otherwise: what a crash repeats, and what the sink keeps until it is written.
+DEFAULT_MAX_BYTES = 256 << 20
 
 #: Longest wait for a message in one call of ``latestOffset``, in milliseconds: other sources of the query wait too.
 DEFAULT_POLL_MS = 5_000
@@ -45,8 +48,8 @@ class SourceOptions:
         location: Flight location of a running gateway, when it was given as such.
         consumer: Name under which rows are committed.
         guarantee: The promise (`towline.gateway.guarantees`); ``at_most_once`` serves replayed batches empty.
-        max_rows: Most rows of a micro-batch, None for no limit.
-        max_bytes: Most bytes of a micro-batch, None for no limit.
+        max_rows: Most rows of a micro-batch.
+        max_bytes: Most bytes of a micro-batch, as the rows lie in the journal; more by one frame at most.
         starting: ``committed``, ``earliest``, ``latest`` or an offset: where a new checkpoint begins; None for
             ``committed`` in a stream and ``earliest`` in a batch read.
         ending: Offset after the last one, batch reads only; None for all there is.
@@ -59,8 +62,8 @@ class SourceOptions:
     location: str | None
     consumer: str
     guarantee: Guarantee
-    max_rows: int | None
-    max_bytes: int | None
+    max_rows: int
+    max_bytes: int
     starting: str | int | None
     ending: int | None
     poll_ms: int
@@ -102,7 +105,10 @@ def _bytes(text: str) -> int:
 
 
 def _path(text: str) -> str:
-    return str(Path(text).expanduser().absolute())
+    try:
+        return str(Path(text).expanduser().absolute())
+    except RuntimeError:
+        raise ValueError("it names the home of a user who is not known here") from None
 
 
 def _brokers(text: str) -> str:
@@ -160,7 +166,10 @@ _GATEWAY_OPTIONS: Mapping[str, _Setting] = {
     "receiveMaximum": _Setting(("receive_maximum",), _number),
     "maxPacketBytes": _Setting(("max_packet_bytes",), _bytes),
     "lingerMs": _Setting(("linger_ms",), _milliseconds),
+    "brokersShareSessions": _Setting(("brokers_share_sessions",), _truth),
+    "retainHandling": _Setting(("retain_handling",), _number),
     "unknownSession": _Setting(("unknown_session",)),
+    "abandonSession": _Setting(("abandon_session",)),
     "protocol": _Setting(("protocol",)),
     "topicAliasMaximum": _Setting(("topic_alias_maximum",), _number),
     "connectTimeout": _Setting(("connect_timeout_s",), _number),
@@ -278,7 +287,7 @@ def _place(options: Mapping[str, str]) -> tuple[Path | None, str | None]:
     if gateway is None:
         if not state_dir:
             raise _missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
-        return Path(_path(state_dir)), None
+        return Path(_read(options, "stateDir", _path)), None
     beside = [name for name in (*_GATEWAY_OPTIONS, "stateDir") if name in options]
     if beside:
         raise ConfigError(
@@ -293,21 +302,14 @@ def _place(options: Mapping[str, str]) -> tuple[Path | None, str | None]:
         if not gateway.startswith("grpc+unix:///"):
             raise _wrong("gateway", "a location is grpc+unix:///PATH")
         return None, gateway
-    return Path(_path(gateway)), None
+    return Path(_read(options, "gateway", _path)), None
 
 
-def _limits(options: Mapping[str, str]) -> tuple[int | None, int | None]:
-    if "maxBytesPerTrigger" not in options:
-        rows = options.get("maxMessagesPerTrigger", str(DEFAULT_MAX_ROWS))
-        return _read({"maxMessagesPerTrigger": rows}, "maxMessagesPerTrigger", _positive), None
-    if "maxMessagesPerTrigger" in options:
-        raise ConfigError(
-            "TL-C23",
-            f'{_WHERE} option "maxBytesPerTrigger"',
-            "it can't be set together with maxMessagesPerTrigger, Spark knows one limit per source",
-            "Give one of the two.",
-        )
-    return None, _read(options, "maxBytesPerTrigger", lambda text: _at_least_one(_bytes(text)))
+def _limits(options: Mapping[str, str]) -> tuple[int, int]:
+    """Most rows and most bytes of a batch; both hold."""
+    given = {"maxMessagesPerTrigger": str(DEFAULT_MAX_ROWS), "maxBytesPerTrigger": str(DEFAULT_MAX_BYTES), **options}
+    rows = _read(given, "maxMessagesPerTrigger", _positive)
+    return rows, _read(given, "maxBytesPerTrigger", lambda text: _at_least_one(_bytes(text)))
 
 
 def _settings(options: Mapping[str, str], guarantee: Guarantee) -> GatewaySettings:
@@ -337,6 +339,19 @@ def _kept(settings: GatewaySettings) -> None:
         what = f'guarantee {guarantee} needs QoS {table.least_qos}, "{low.filter}" is subscribed with QoS {low.qos}'
         do = "Raise it, or take at_least_once and drop repeats by a key of your own."
         raise ConfigError("TL-C12", f'{_WHERE} option "subscribe"', what, do)
+    if guarantee is Guarantee.EXACTLY_ONCE:
+        shares(settings, _WHERE)
+
+
+def shares(settings: GatewaySettings, where: str, publish_qos: int | None = None) -> None:
+    """Refuse brokers that would break the promise as they take over from each other.
+
+    Raises:
+        ConfigError: TL-C90.
+    """
+    if problem := sharing_problem(settings, publish_qos):
+        what, do = (text.replace("brokers_share_sessions = true", "brokersShareSessions=true") for text in problem)
+        raise ConfigError("TL-C90", f'{where} option "broker"', what, do)
 
 
 def _reader(name: str, setting: _Setting, guarantee: Guarantee) -> Callable[[str], object]:

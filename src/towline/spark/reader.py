@@ -62,7 +62,7 @@ class ReadPlan:
         consumer: Name under which rows are committed.
         at_most_once: Serve a replayed batch empty.
         max_rows: Most rows of a micro-batch.
-        max_bytes: Most bytes of a micro-batch.
+        max_bytes: Most bytes of a micro-batch; both limits hold, where both are there.
         starting: ``committed``, ``earliest``, ``latest``, an offset, or None for the default of the kind of read.
         ending: Offset after the last row, batch reads only.
         poll_s: Longest wait for a message in ``latestOffset``, in seconds.
@@ -85,19 +85,21 @@ class ReadPlan:
 class Slice(InputPartition):
     """The rows ``start`` to ``end`` - 1 of one journal: all that a worker is told."""
 
-    def __init__(self, journal: str, start: int, end: int) -> None:
+    def __init__(self, journal: str, start: int, end: int, incarnation: str = "") -> None:
         super().__init__((journal, start, end))
         self.journal = journal
         self.start = start
         self.end = end
+        self.incarnation = incarnation
 
 
 class _Hold:
     """A lease on a consumer, kept over restarts of the gateway; lives in the runner only."""
 
-    def __init__(self, place: Place, consumer: str) -> None:
+    def __init__(self, place: Place, consumer: str, max_bytes: int | None) -> None:
         self._place = place
         self._consumer = consumer
+        self._max_bytes = max_bytes
         self._client: GatewayClient | None = None
         self._lease: Lease | None = None
 
@@ -113,10 +115,15 @@ class _Hold:
             self._lease = self._client.open(self._consumer, patience_s=TAKEOVER_S)
         return self._lease
 
-    def wait(self, here: Position, safe: int, timeout_s: float, limit: ReadLimit) -> Window:
+    def wait(self, here: Position, safe: int, timeout_s: float, limit: ReadLimit, target: int | None) -> Window:
         """Commit up to ``safe`` and wait for more than ``here``; a gateway that is gone is waited for or started."""
-        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        rows = [limit.max_rows] if isinstance(limit, ReadMaxRows) else []
+        rows += [] if target is None else [max(1, target - here.offset)]
+        max_rows = min(rows, default=None)
+        # Spark has no limit of rows and bytes in one; where it wants all there is (Trigger.Once), it gets all.
+        max_bytes = None if isinstance(limit, ReadAllAvailable) else self._max_bytes
+        if isinstance(limit, ReadMaxBytes):
+            max_bytes = limit.max_bytes
 
         def attempt() -> Window:
             lease = self.lease()
@@ -124,7 +131,13 @@ class _Hold:
             assert self._client is not None
             try:
                 return self._client.wait(
-                    lease, here.offset, timeout_s=timeout_s, max_rows=max_rows, max_bytes=max_bytes, safe=safe
+                    lease,
+                    here.offset,
+                    timeout_s=timeout_s,
+                    max_rows=max_rows,
+                    max_bytes=max_bytes,
+                    safe=safe,
+                    incarnation=here.incarnation,
                 )
             except GatewayUnreachable:
                 self.drop()
@@ -136,6 +149,20 @@ class _Hold:
                 raise
 
         return patiently(attempt, patience_s=PATIENCE_S)
+
+    def incarnation(self, offset: int) -> str:
+        """Which opening of the journal wrote the row below ``offset``."""
+
+        def attempt() -> str:
+            self.lease()
+            assert self._client is not None
+            try:
+                return self._client.incarnation(offset)
+            except GatewayUnreachable:
+                self.drop()
+                raise
+
+        return patiently(attempt)
 
     def status(self) -> dict[str, Any]:
         """The account of the gateway; empty while there is no connection."""
@@ -166,7 +193,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
-        self._hold = _Hold(plan.place, plan.consumer)
+        self._hold = _Hold(plan.place, plan.consumer, plan.max_bytes)
         self._cut = Cut(plan.checkpoint)
         self._target: int | None = None
         self._planned = False
@@ -190,9 +217,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             Fenced: TL-G03 when another living query reads as this consumer.
         """
         self._opened()
-        if self._plan.max_bytes is not None:
-            return ReadMaxBytes(self._plan.max_bytes)
-        return ReadAllAvailable() if self._plan.max_rows is None else ReadMaxRows(self._plan.max_rows)
+        if self._plan.max_rows is not None:
+            return ReadMaxRows(self._plan.max_rows)
+        return ReadAllAvailable() if self._plan.max_bytes is None else ReadMaxBytes(self._plan.max_bytes)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint begins: option ``startingOffset``."""
@@ -200,7 +227,8 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts = {"committed": max(lease.committed, lease.first), "earliest": lease.first, "latest": lease.tip}
         wanted = self._plan.starting if self._plan.starting is not None else "committed"
         offset = wanted if isinstance(wanted, int) else starts[wanted]
-        return Position(lease.name, lease.journal, offset).to_json()
+        incarnation = self._hold.incarnation(offset)
+        return Position(lease.name, lease.journal, offset, incarnation=incarnation).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Commit what of ``start`` is durable, then wait for new rows for a while.
@@ -216,12 +244,12 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = True
         last_call = self._target is not None and here.offset >= self._target
         safe = self._cut.upto(here, wait=last_call) or 0
-        window = self._hold.wait(here, safe, self._patience(settled=safe == here.offset), limit)
+        window = self._hold.wait(here, safe, self._patience(settled=safe == here.offset), limit, self._target)
         end = window.end if self._target is None else max(here.offset, min(window.end, self._target))
         self._reached, self._tip = end, window.tip
         if end > here.offset:
             self._moved = time.monotonic()
-            return here.at(end).to_json()
+            return here.at(end, window.incarnation).to_json()
         return self._ticked(here) or start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
@@ -250,7 +278,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _same(place, self._opened())
         if self._plan.at_most_once:
             self._cut.remember(there)
-        return [Slice(there.journal, here.offset, there.offset)]
+        return [Slice(there.journal, here.offset, there.offset, there.incarnation)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: ``start`` of the next `latestOffset` says the same earlier and for the last batch too [I5]."""
@@ -271,7 +299,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Slice)
         if self._plan.at_most_once and _attempt() > 0:
             return iter(())
-        return self._plan.place.rows(partition.journal, partition.start, partition.end)
+        return self._plan.place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
 
     # -- helpers -----------------------------------------------------------------------------------------------
 
@@ -308,12 +336,13 @@ class MqttBatchReader(DataSourceReader):
         _check(self._plan, streaming=False)
         with self._plan.place.connect() as client:
             status = client.status()
+            end = int(status["end"]) if self._plan.ending is None else self._plan.ending
+            incarnation = client.incarnation(end)
         first, tip = int(status["first"]), int(status["end"])
         committed = max(first, int(status["consumers"].get(self._plan.consumer, first)))
         starts = {"committed": committed, "earliest": first, "latest": tip}
         wanted = self._plan.starting if self._plan.starting is not None else "earliest"
         start = wanted if isinstance(wanted, int) else starts[wanted]
-        end = self._plan.ending if self._plan.ending is not None else tip
         if start > end:
             raise ConfigError(
                 "TL-C23",
@@ -321,12 +350,12 @@ class MqttBatchReader(DataSourceReader):
                 f"it is {end}, before the start at {start}",
                 f"The journal holds the offsets {first} to {tip - 1}.",
             )
-        return [Slice(str(status["journal"]), start, end)]
+        return [Slice(str(status["journal"]), start, end, incarnation)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the range."""
         assert isinstance(partition, Slice)
-        return self._plan.place.rows(partition.journal, partition.start, partition.end)
+        return self._plan.place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
 
 
 def _check(plan: ReadPlan, *, streaming: bool) -> None:

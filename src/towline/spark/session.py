@@ -21,6 +21,7 @@ def spark_conf(**more: str) -> dict[str, str]:
     ``spark.sql.adaptive.streaming.stateless.enabled``  false: a replayed batch keeps its partitions
     ``spark.speculation``                               false: attempts of a task would fence each other
     ``spark.python.worker.reuse``                       true: a new worker costs 2.7 s a batch
+    ``spark.sql.execution.arrow.maxBytesPerBatch``      64m: rows handed to a sink at a time, whatever their size
     ==================================================  =======================================================
 
     Args:
@@ -36,5 +37,6 @@ def spark_conf(**more: str) -> dict[str, str]:
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
         "spark.speculation": "false",
         "spark.python.worker.reuse": "true",
+        "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
     }
     return settings | {key.replace("__", "."): value for key, value in more.items()}

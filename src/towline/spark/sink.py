@@ -7,6 +7,7 @@ task back [I7].
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalFull
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull
 from towline.gateway.outrows import MESSAGE_SCHEMA
+from towline.gateway.remembered import Remembered
 from towline.spark.link import Place
 from towline.spark.sink_columns import SinkColumns
 from towline.spark.sink_options import SinkOptions, parse_sink_options
@@ -55,12 +57,14 @@ class Written(WriterCommitMessage):
         batch: Batch id; None in a batch query.
         rows: Rows that are in the outbox now.
         already: They were there before.
+        outbox: How far the outbox had come then; None from a gateway that does not say.
     """
 
     partition: int
     batch: int | None
     rows: int
     already: bool
+    outbox: Remembered | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,8 @@ class Sender:
             TowlineError: What the gateway says.
         """
         origin = self.origin if batch == self.origin_batch else ""
-        stored = self._patiently(lambda client: client.place(writer, batch, origin))
+        attempt = uuid.uuid4().hex
+        stored = self._patiently(lambda client: client.place(writer, batch, origin, attempt))
         if stored.newest > batch:
             raise GatewayError(
                 "TL-G22",
@@ -102,16 +107,15 @@ class Sender:
                 "new checkpoint directory.",
             )
         if not stored.whole:
-            stored = self._bring(writer, batch, origin, batches)
+            stored = self._bring(partial(_send, writer=writer, batch=batch, origin=origin, attempt=attempt), batches)
         if self.options.to_broker:
             self._confirmed(stored.end)
         return stored
 
-    def _bring(self, writer: str, batch: int, origin: str, batches: Iterator[pa.RecordBatch]) -> Stored:
+    def _bring(self, send: Callable[..., Stored], batches: Iterator[pa.RecordBatch]) -> Stored:
         start, stored = 0, None
         for rows, last in _chunks(map(self.columns.rows, batches)):
-            piece = partial(_send, writer=writer, batch=batch, rows=rows, start=start, whole=last, origin=origin)
-            stored = self._patiently(piece)
+            stored = self._patiently(partial(send, rows=rows, start=start, whole=last))
             start += rows.num_rows
         assert stored is not None  # without any row there is one empty piece
         return stored
@@ -150,10 +154,8 @@ class Sender:
                 )
 
 
-def _send(
-    client: GatewayClient, *, writer: str, batch: int, rows: pa.RecordBatch, start: int, whole: bool, origin: str
-) -> Stored:
-    return client.send(writer, batch, [rows], MESSAGE_SCHEMA, start=start, whole=whole, origin=origin)
+def _send(client: GatewayClient, *, writer: str, batch: int, rows: pa.RecordBatch, **more: Any) -> Stored:
+    return client.send(writer, batch, [rows], MESSAGE_SCHEMA, **more)
 
 
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
@@ -161,20 +163,39 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch,
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        if waiting and size + batch.nbytes > _CHUNK_BYTES:
-            yield pa.concat_batches(waiting), False
-            waiting, size = [], 0
-        waiting.append(batch)
-        size += batch.nbytes
+        for rows in _slices(batch):
+            if waiting and size + rows.nbytes > _CHUNK_BYTES:
+                yield pa.concat_batches(waiting), False
+                waiting, size = [], 0
+            waiting.append(rows)
+            size += rows.nbytes
     empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
     yield pa.concat_batches(waiting) if waiting else empty, True
 
 
-class MqttStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a stream."""
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Halve a batch until each piece is at most `_CHUNK_BYTES` or one row; nothing is copied."""
+    if batch.num_rows < 2 or batch.nbytes <= _CHUNK_BYTES:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _slices(batch.slice(0, half))
+    yield from _slices(batch.slice(half))
 
-    def __init__(self, sender: Sender) -> None:
+
+class MqttStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a stream.
+
+    Args:
+        sender: Brings the rows.
+        checkpoint: Where the query's checkpoint is; "" for unknown.
+        remembered: How far the outbox had come, as the checkpoint has it.
+    """
+
+    def __init__(self, sender: Sender, checkpoint: str = "", remembered: Remembered | None = None) -> None:
         self._sender = sender
+        self._checkpoint = checkpoint
+        self._remembered = remembered
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Bring a partition of a micro-batch to the outbox.
@@ -190,15 +211,21 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
             raise _out_of_place(what, "Use it with writeStream in micro-batch mode, not inside other code.")
         partition = context.partitionId()
         stored = self._sender.bring(f"{query}/{partition}", int(batch), iterator)
-        return Written(partition, int(batch), stored.rows, stored.already)
+        outbox = Remembered(stored.journal, stored.tip, stored.incarnation) if stored.journal else None
+        return Written(partition, int(batch), stored.rows, stored.already, outbox)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """See that all tasks of a batch answered; there is nothing left to do, so repeats do no harm.
+        """See that all tasks of a batch answered, and remember how far the outbox has come; repeats do no harm.
 
         Raises:
             GatewayError: TL-G25 if an answer is missing or belongs to another batch.
+            JournalError: TL-J20, the checkpoint's disk did not take it.
         """
-        _account(messages, batchId)
+        answers = _account(messages, batchId)
+        places = [one.outbox for one in answers if one.outbox is not None]
+        newest = max(places, key=lambda place: place.tip, default=None)
+        if newest is not None and newest != self._remembered:
+            newest.keep(self._checkpoint)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Do nothing: what is in the outbox is sent, and does not enter again when Spark runs the batch again."""
@@ -225,31 +252,44 @@ class MqttBatchWriter(DataSourceArrowWriter):
         return Written(partition, None, stored.rows, stored.already)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """See that all tasks answered."""
+        """See that all tasks answered, and let the outbox forget the job."""
         _account(messages, None)
+        self._end()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: what is in the outbox is sent."""
+        """Let the outbox forget the job: what is there of whole partitions is sent, the rest never."""
+        del messages
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing depends on it: a gateway that is away lets go of the job's names by itself, days later."""
+        with contextlib.suppress(GatewayError, JournalError), self._sender.place.connect() as client:
+            client.end_job(f"job-{self._job}")
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamWriter:
     """Bind a stream's options and columns, and find or start the gateway; on the driver, before each batch.
 
-    The checkpoint is synced: a batch that is in the outbox must not be forgotten by Spark in a power failure.
+    The checkpoint is synced: a batch that is in the outbox must not be forgotten by Spark in a power failure. And the
+    outbox has to be the one that the checkpoint remembers, not an older copy [I14].
 
     Raises:
         ConfigError: Options or columns that can't be.
+        GatewayError: TL-G35 to TL-G37, checkpoint and outbox do not belong together.
         JournalError: TL-J20, the checkpoint can't be made durable.
         TowlineError: Whatever keeps the gateway from starting.
     """
-    sender = _sender(options, schema)
     location = next((value for key, value in options.items() if key.lower() == "checkpointlocation"), "")
+    sender = _sender(options, schema, location)
     checkpoint = Checkpoint(location)
     checkpoint.sync()
     batch = checkpoint.last_offsets_batch()
     origin = checkpoint.offsets_hash(batch) if batch is not None else None
-    sender.place.connect().close()
-    return MqttStreamWriter(Sender(sender.options, sender.columns, origin or "", batch))
+    remembered = Remembered.read(location)
+    with sender.place.connect() as client:
+        if remembered is not None:
+            remembered.check(sender.options.state_dir or sender.options.location, client.outbox(remembered.tip))
+    return MqttStreamWriter(Sender(sender.options, sender.columns, origin or "", batch), location, remembered)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> MqttBatchWriter:
@@ -268,21 +308,21 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     return MqttBatchWriter(_sender(options, schema))
 
 
-def _sender(options: Mapping[str, str], schema: StructType) -> Sender:
-    parsed = parse_sink_options(options)
+def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> Sender:
+    parsed = parse_sink_options(options, checkpoint)
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     columns = SinkColumns.bind(types, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain, levels=parsed.levels)
     return Sender(parsed, columns)
 
 
-def _account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> int:
-    """Sum the rows of a batch."""
+def _account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> list[Written]:
+    """The answers of all tasks of a batch."""
     answers: list[Any] = list(messages)
     strange = [m for m in answers if not isinstance(m, Written) or m.batch != batch]
     if strange:
         what = f"{len(strange)} of {len(answers)} tasks did not answer for batch {batch}"
         raise _out_of_place(what, "The batch is not committed and runs again when the query restarts.")
-    return sum(m.rows for m in answers)
+    return answers
 
 
 def _out_of_place(what: str, do: str) -> GatewayError:

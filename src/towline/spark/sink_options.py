@@ -24,6 +24,7 @@ _WHERE: Final = 'format("mqtt")'
 _RECEIVING: Final = frozenset(
     {
         "subscribe",
+        "retainHandling",
         "ackAfter",
         "receiveMaximum",
         "topicAliasMaximum",
@@ -128,11 +129,12 @@ class SinkOptions:
     retry: Retry
 
 
-def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
+def parse_sink_options(given: Mapping[str, str], checkpoint: str = "") -> SinkOptions:
     """Validate the options of a sink.
 
     Args:
         given: Option names in any case, values as text.
+        checkpoint: Where the checkpoint of the query is; "" for a batch query.
 
     Raises:
         ConfigError: TL-C01 unknown option, TL-C12 a contradiction to the guarantee, TL-C20 a missing option, TL-C21 a
@@ -141,12 +143,14 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     options = _spelled(given)
     guarantee, qos = _promise(options)
     state_dir, location = shared._place(options)  # noqa: SLF001 - the same two ways to a gateway
+    settings = None if "gateway" in options else _settings(options, guarantee, qos, checkpoint)
+    several = settings is not None and settings.several_sessions  # no row may ask for QoS 2 then
     return SinkOptions(
-        settings="" if "gateway" in options else _settings(options, guarantee).model_dump_json(),
+        settings=settings.model_dump_json() if settings else "",
         state_dir=str(state_dir or ""),
         location=location or "",
         guarantee=guarantee,
-        levels=_LEVELS[guarantee],
+        levels=tuple(level for level in _LEVELS[guarantee] if level < 2 or not several),
         topic=_topic(options.get("topic")),
         qos=qos,
         retain=_word(options, "retain", ("false", "true")) == "true",
@@ -196,12 +200,13 @@ def _promise(options: Mapping[str, str]) -> tuple[Guarantee, int]:
     return guarantee, levels[0] if qos is None else qos
 
 
-def _settings(options: Mapping[str, str], guarantee: Guarantee) -> GatewaySettings:
+def _settings(options: Mapping[str, str], guarantee: Guarantee, qos: int, checkpoint: str) -> GatewaySettings:
     if not options.get("broker"):
         raise shared._missing("broker", "It is mqtt://HOST[:PORT].")  # noqa: SLF001
     state_dir = shared._path(options["stateDir"])  # noqa: SLF001
     name = shared._name(options, state_dir)  # noqa: SLF001
-    values: dict[str, object] = {"state_dir": state_dir, "guarantee": guarantee, "name": name, "outbox": {}}
+    outbox = {"checkpoint": checkpoint}
+    values: dict[str, object] = {"state_dir": state_dir, "guarantee": guarantee, "name": name, "outbox": outbox}
     for option, setting in _GATEWAY.items():
         if option in options and option != "name":
             shared._put(values, setting.path, shared._read(options, option, setting.read))  # noqa: SLF001
@@ -209,9 +214,12 @@ def _settings(options: Mapping[str, str], guarantee: Guarantee) -> GatewaySettin
         if option in options:
             shared._put(values, ("outbox", field), shared._read(options, option, read))  # noqa: SLF001
     try:
-        return GatewaySettings.model_validate(values)
+        settings = GatewaySettings.model_validate(values)
     except ValidationError as error:
         raise _named(error) or shared._translated(error) from None  # noqa: SLF001
+    if qos == 2:
+        shared.shares(settings, _WHERE, publish_qos=2)
+    return settings
 
 
 def _named(error: ValidationError) -> ConfigError | None:

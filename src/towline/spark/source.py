@@ -89,7 +89,8 @@ def _plan(options: SourceOptions) -> ReadPlan:
     from towline.spark.link import Place  # noqa: PLC0415 - see above
     from towline.spark.reader import ReadPlan  # noqa: PLC0415 - see above
 
-    settings = options.settings.model_dump_json() if options.settings else ""
+    told = options.settings and options.settings.model_copy(update={"checkpoint": options.checkpoint})
+    settings = told.model_dump_json() if told else ""
     return ReadPlan(
         place=Place(str(options.state_dir or ""), options.location or "", settings),
         consumer=options.consumer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.helpers import wait_until
-from tests.integration.spark.test_source import LONG, Collected, begun, until
+from tests.integration.spark.test_source import LONG, Collected, begun, failure, until
 from towline.devstack import Mosquitto
 from towline.gateway.endpoint import Endpoint
 
@@ -43,13 +44,14 @@ def publish(broker: Mosquitto, *payloads: str) -> None:
     client.disconnect()
 
 
-def load(spark: SparkSession, broker: Mosquitto, state_dir: Path) -> DataFrame:
+def load(spark: SparkSession, broker: Mosquitto, state_dir: Path, checkpoint: str = "") -> DataFrame:
     return (
         spark.readStream.format("mqtt")
         .option("broker", broker.uri)
         .option("clientId", "plant-7")
         .option("subscribe", "telemetry/#:1")
         .option("stateDir", str(state_dir))
+        .option("checkpointLocation", checkpoint)
         .load()
     )
 
@@ -92,3 +94,45 @@ def test_a_stream_brings_its_own_gateway_which_outlives_it(
     finally:
         query.stop()
     assert Endpoint.read(state_dir) == endpoint
+
+
+def test_an_older_copy_is_refused_before_anything_is_acknowledged(
+    spark: SparkSession, mosquitto: Mosquitto, state_dir: Path, tmp_path: Path
+) -> None:
+    """[I14]: what waits at the broker stays there until the newest state is back."""
+
+    def ended() -> None:
+        endpoint = Endpoint.read(state_dir)
+        assert endpoint is not None
+        os.kill(endpoint.pid, signal.SIGTERM)
+        wait_until(endpoint.process.gone, LONG)
+
+    frame = load(spark, mosquitto, state_dir, str(tmp_path / "ck"))
+    sink = Collected()
+    query = run(frame, sink, tmp_path)
+    try:
+        wait_until(partial(Endpoint.read, state_dir), LONG)
+        publish(mosquitto, "1", "2")
+        until(query, partial(has, sink, "1", "2"))
+        shutil.copytree(state_dir / "inbox", tmp_path / "copy")
+        publish(mosquitto, "3")
+        until(query, partial(has, sink, "1", "2", "3"))
+    finally:
+        query.stop()
+    ended()
+    publish(mosquitto, "4", "5")
+
+    (state_dir / "inbox").rename(tmp_path / "newest")
+    shutil.copytree(tmp_path / "copy", state_dir / "inbox")
+    line = failure(run(frame, Collected(), tmp_path))
+    assert "the checkpoint has come to offset 3, the journal ends at 2: an older copy" in line
+    assert "[TL-G06]" in line
+
+    shutil.rmtree(state_dir / "inbox")
+    (tmp_path / "newest").rename(state_dir / "inbox")
+    again = Collected()
+    query = run(frame, again, tmp_path)
+    try:
+        until(query, lambda: payloads(again)[-2:] == ["4", "5"])
+    finally:
+        query.stop()

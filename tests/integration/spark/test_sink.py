@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -79,9 +80,9 @@ def numbered(frame: DataFrame, column: str, topics: int = 3) -> DataFrame:
 def in_order(messages: list[Message]) -> bool:
     last: dict[str, int] = {}
     for message in messages:
-        if int(message.payload) <= last.get(message.topic, -1):
+        if int(message.payload or b"") <= last.get(message.topic, -1):
             return False
-        last[message.topic] = int(message.payload)
+        last[message.topic] = int(message.payload or b"")
     return True
 
 
@@ -100,11 +101,12 @@ def test_a_batch_query_publishes_each_row_once(
     writer = numbered(spark.range(0, 300, numPartitions=1), "id").write.format("mqtt").mode("append")
     writer.options(broker=broker.uri, stateDir=str(state), guarantee=guarantee, confirm="broker").save()
     messages = ear.hear(300)
-    assert Counter(int(m.payload) for m in messages) == Counter(range(300))
+    assert Counter(int(m.payload or b"") for m in messages) == Counter(range(300))
     assert in_order(messages)
     assert messages[0].user_properties == (("a", "1"), ("a", "2"))
     account = outbox(state)
     assert (account["accepted"], account["delivered"], account["queued"]) == (300, 300, 0)
+    assert account["writers"] == 0, "the job is over, nobody asks for its batches any more"
 
 
 def test_a_stream_goes_on_after_its_gateway_and_itself_were_stopped(
@@ -138,19 +140,60 @@ def test_a_stream_goes_on_after_its_gateway_and_itself_were_stopped(
     messages = ear.hear(300)
     wait_until(lambda: outbox(state)["queued"] == 0 == outbox(state)["in_flight"], what="an empty outbox")
     assert outbox(state)["accepted"] == 300
-    assert Counter(int(m.payload) for m in messages) == Counter(range(300))
+    assert Counter(int(m.payload or b"") for m in messages) == Counter(range(300))
     assert in_order(messages)
+
+
+def test_a_stream_does_not_go_on_with_an_older_copy_of_its_outbox(
+    spark: SparkSession, broker: Mosquitto, ear: Ear, state: Path, tmp_path: Path
+) -> None:
+    source, checkpoint = tmp_path / "in", tmp_path / "ck"
+    source.mkdir()
+
+    def run(number: int) -> None:
+        (source / f"{number}.txt").write_text(f"{number}\n")
+        writer = numbered(spark.readStream.format("text").load(str(source)), "cast(value AS long)").writeStream
+        writer = writer.format("mqtt").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        writer.options(broker=broker.uri, stateDir=str(state), guarantee="exactly_once").start().awaitTermination(60)
+
+    def swapped(there: Path) -> None:
+        kill_gateway(state)
+        (state / "outbox").rename(tmp_path / "other")
+        there.rename(state / "outbox")
+        (tmp_path / "other").rename(there)
+
+    run(0)
+    ear.hear(1)
+    kill_gateway(state)
+    shutil.copytree(state / "outbox", copy := tmp_path / "copy")
+    run(1)
+    ear.hear(2)
+    swapped(copy)
+    with pytest.raises(Exception, match=r"older copy.*TL-G35"):
+        run(2)
+    assert not discover(state), "the gateway does not come up, so it sends nothing twice"
+    (state / "outbox").rename(tmp_path / "old")
+    copy.rename(state / "outbox")
+    run(3)
+    assert sorted(int(m.payload or b"") for m in ear.hear(4)) == [0, 1, 2, 3]
 
 
 def test_a_full_outbox_holds_the_query_back_with_one_clear_line(
     spark: SparkSession, broker: Mosquitto, state: Path
 ) -> None:
     broker.kill()  # nothing can be delivered
-    rows = spark.range(0, 40, numPartitions=1).selectExpr("'t' AS topic", "repeat('x', 100000) AS payload")
-    writer = rows.write.format("mqtt").mode("append")
-    writer = writer.options(broker=broker.uri, stateDir=str(state), outboxMaxBytes="1m")
-    with pytest.raises(Exception, match=r"TL-G23"):
+
+    def bring(count: int) -> None:
+        rows = spark.range(0, count, numPartitions=1).selectExpr("'t' AS topic", "repeat('x', 100000) AS payload")
+        writer = rows.write.format("mqtt").mode("append")
+        writer = writer.options(broker=broker.uri, stateDir=str(state), outboxMaxBytes="1m")
         writer.options(retryStrategy="constant", retryInterval="0.05", retryAttempts="3").save()
+
+    with pytest.raises(Exception, match=r"Raise outboxMaxBytes.*TL-J15"):  # it never fits
+        bring(40)
+    bring(6)
+    with pytest.raises(Exception, match=r"TL-G23"):  # it fits when something was delivered
+        bring(6)
 
 
 def test_mistakes_are_one_line(spark: SparkSession, state: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -269,10 +270,8 @@ def test_progress_shows_the_queue(spark: SparkSession, server: Served, start: St
     query = start(load(spark, server, maxMessagesPerTrigger=10), Collected(), availableNow=True)
     finished(query)
     source = json.loads(query.recentProgress[0].json)["sources"][0]
-    assert source["endOffset"] == {
-        "gateways": {"plant": {"journal": server.journal.journal_id, "offset": 10}},
-        "tick": 0,
-    }
+    place = {"journal": server.journal.journal_id, "offset": 10, "incarnation": server.journal.incarnation}
+    assert source["endOffset"] == {"gateways": {"plant": place}, "tick": 0}
     assert (source["latestOffset"]["queued"], source["latestOffset"]["connected"]) == (20, True)
 
 
@@ -377,6 +376,26 @@ def test_a_foreign_journal_stops_the_query_with_instructions(spark: SparkSession
         line = failure(start(load(spark, two), Collected(), availableNow=True))
     assert f"this gateway serves journal {two.journal.journal_id}. Bring back the state directory" in line
     assert "[TL-G04]" in line
+
+
+def test_an_older_copy_that_has_gone_on_stops_the_query(spark: SparkSession, start: Start, tmp_path: Path) -> None:
+    """[I14]: the same journal, and longer than the checkpoint by now."""
+    place = tmp_path / "a"
+    with served(place) as one:
+        one.add(5)
+    shutil.copytree(place / "inbox", place / "copy")
+    with served(place) as one:
+        one.add(5)
+        finished(start(load(spark, one), Collected(), availableNow=True))
+    shutil.rmtree(place / "inbox")
+    (place / "copy").rename(place / "inbox")
+    with served(place) as one:
+        one.add(10)
+        line = failure(start(load(spark, one), Collected(), availableNow=True))
+        assert one.journal.first == 0
+        assert not any(one.journal.consumers.values())
+    assert "this is an older copy that has gone on. Bring back the newest state directory" in line
+    assert "[TL-G26]" in line
 
 
 # -- consumers -------------------------------------------------------------------------------------------------------

@@ -50,7 +50,15 @@ def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b""
 class Served:
     """A journal and its service in one state directory."""
 
-    def __init__(self, state_dir: Path, *, name: str = "plant", segment_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        name: str = "plant",
+        segment_bytes: int = 64 << 20,
+        settings: str = "",
+        owner_pid: int | None = None,
+    ) -> None:
         state_dir.mkdir(parents=True, exist_ok=True)
         self.state_dir = state_dir
         self.name = name
@@ -63,6 +71,8 @@ class Served:
             name=name,
             state_dir=state_dir,
             status=lambda: {"connected": True},
+            settings=settings,
+            owner_pid=owner_pid,
             on_commit=lambda: self.commits.append(self.journal.committed),
             on_failure=self.failures.append,
         )

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from towline.errors import ConfigError
 from towline.gateway.settings import AckAfter, Broker, GatewaySettings, Guarantee
-from towline.spark.options import DEFAULT_MAX_ROWS, OPTIONS, SourceOptions, parse_options, parse_subscriptions
+from towline.spark.options import (
+    DEFAULT_MAX_BYTES,
+    DEFAULT_MAX_ROWS,
+    OPTIONS,
+    SourceOptions,
+    parse_options,
+    parse_subscriptions,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,7 +47,7 @@ def test_three_options_are_enough() -> None:
     )
     assert options.state_dir == Path("/var/lib/towline/plant-7")
     assert (options.consumer, options.guarantee) == ("default", Guarantee.AT_LEAST_ONCE)
-    assert (options.max_rows, options.max_bytes) == (DEFAULT_MAX_ROWS, None)
+    assert (options.max_rows, options.max_bytes) == (DEFAULT_MAX_ROWS, DEFAULT_MAX_BYTES)
     assert (options.starting, options.ending, options.poll_ms) == (None, None, 5000)
 
 
@@ -58,6 +65,7 @@ def test_every_gateway_option_arrives() -> None:
         maxPacketBytes="1m",
         lingerMs="2.5",
         unknownSession="adopt",
+        retainHandling="2",
         tlsCaFile="/ca",
         tlsCertFile="/cert",
         tlsKeyFile="/key",
@@ -74,6 +82,7 @@ def test_every_gateway_option_arrives() -> None:
     assert (settings.name, settings.client_id, settings.username) == ("north", "plant 7", "u")
     assert settings.password_file == Path("/run/secrets/mqtt")
     assert settings.ack_after is AckAfter.KAFKA
+    assert settings.retain_handling == 2
     assert (settings.keep_alive_s, settings.session_expiry_s, settings.receive_maximum) == (30, 3600, 100)
     assert (settings.max_packet_bytes, settings.linger_ms, settings.unknown_session) == (1 << 20, 2.5, "adopt")
     assert settings.tls.model_dump(exclude_defaults=True) == {
@@ -89,9 +98,11 @@ def test_every_gateway_option_arrives() -> None:
 
 def test_the_source_options_arrive() -> None:
     options = parse(consumer="archive", maxBytesPerTrigger="64m", startingOffset="17", endingOffset="20", pollMs="250")
-    assert (options.consumer, options.max_rows, options.max_bytes) == ("archive", None, 64 << 20)
+    assert (options.consumer, options.max_rows, options.max_bytes) == ("archive", DEFAULT_MAX_ROWS, 64 << 20)
     assert (options.starting, options.ending, options.poll_ms) == (17, 20, 250)
     assert parse(startingOffset="LATEST").starting == "latest"
+    both = parse(maxMessagesPerTrigger="5", maxBytesPerTrigger="1m")
+    assert (both.max_rows, both.max_bytes) == (5, 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +282,15 @@ MISTAKES = [
         'option "journalMaxBytes": it should be greater than or equal to 1048576.   [TL-C21]',
     ),
     (
+        {"broker": "a, b", "subscribe": "t:2", "guarantee": "exactly_once"},
+        (
+            'option "broker": guarantee exactly_once with 2 brokers needs them to share sessions: one that takes over '
+            "would double what is under way. Set brokersShareSessions=true if they are one cluster that does, or give "
+            "one address; or take guarantee at_least_once.   [TL-C90]"
+        ),
+    ),
+    ({"passwordFile": "~0"}, 'option "passwordFile": it names the home of a user who is not known here.   [TL-C21]'),
+    (
         {"unknownSession": "x"},
         "option \"unknownSession\": it should be 'refuse', 'adopt' or 'discard'.   [TL-C21]",
     ),
@@ -290,13 +310,6 @@ MISTAKES = [
     ),
     ({"maxMessagesPerTrigger": "0"}, 'option "maxMessagesPerTrigger": it is at least 1.   [TL-C21]'),
     ({"maxBytesPerTrigger": "0"}, 'option "maxBytesPerTrigger": it is at least 1.   [TL-C21]'),
-    (
-        {"maxBytesPerTrigger": "1m", "maxMessagesPerTrigger": "5"},
-        (
-            'option "maxBytesPerTrigger": it can\'t be set together with maxMessagesPerTrigger, Spark knows '
-            "one limit per source. Give one of the two.   [TL-C23]"
-        ),
-    ),
     (
         {"startingOffset": "-1"},
         'option "startingOffset": it is committed, earliest, latest or an offset from 0.   [TL-C21]',

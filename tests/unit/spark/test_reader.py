@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.client import GatewayClient
 from towline.spark import link, reader
 from towline.spark.link import Place, driver_pid, patiently
+from towline.spark.offsets import Position
 from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
 
 ALL = ReadAllAvailable()
@@ -91,9 +94,27 @@ def test_limits_are_kept(server: Served, stream: MqttStreamReader) -> None:
     assert offset(stream.latestOffset(at, ALL)) == 1000
 
 
+def test_the_limit_in_bytes_holds_beside_the_one_in_rows(server: Served, plan: ReadPlan) -> None:
+    for _ in range(50):
+        server.add(20)
+    made = MqttStreamReader(replace(plan, max_rows=30, max_bytes=20_000))
+    at, ends = made.initialOffset(), [0]
+    while ends[-1] < 1000:
+        at = made.latestOffset(at, made.getDefaultReadLimit())
+        ends.append(offset(at))
+    assert max(after - before for before, after in pairwise(ends)) <= 30
+    bytes_only = MqttStreamReader(replace(plan, max_bytes=20_000))
+    window = bytes_only._hold
+    made.stop()
+    assert 0 < window.wait(Position.parse(bytes_only.initialOffset()), 0, 0, ReadMaxRows(900), None).end < 900
+    assert offset(bytes_only.latestOffset(bytes_only.initialOffset(), ALL)) == 1000
+    bytes_only.stop()
+
+
 @pytest.mark.parametrize(
     ("limits", "wanted"),
     [
+        ({"max_rows": 7, "max_bytes": 9}, ReadMaxRows(7)),
         ({"max_rows": 7}, ReadMaxRows(7)),
         ({"max_bytes": 9}, ReadMaxBytes(9)),
         ({}, ReadAllAvailable()),
@@ -317,9 +338,9 @@ def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: 
         whole = GatewayClient.read
         calls = []
 
-        def broken(client: GatewayClient, journal: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        def broken(client: GatewayClient, journal: str, start: int, end: int, **more: str) -> Iterator[pa.RecordBatch]:
             calls.append(start)
-            for batch in whole(client, journal, start, end):
+            for batch in whole(client, journal, start, end, **more):
                 yield batch.slice(0, 7)
                 if len(calls) < 3:
                     raise GatewayUnreachable("TL-G01", "plant", "gone")
@@ -682,3 +703,89 @@ def test_the_last_call_of_available_now_cuts(server: Served, stream: MqttStreamR
     at = stream.latestOffset(stream.initialOffset(), ALL)
     stream.latestOffset(at, ALL)
     assert server.journal.consumers["default"] == 10
+
+
+# -- restored copies [I14] -------------------------------------------------------------------------------------------
+
+
+def restored(state: Path, copied_at: int) -> dict[str, Any]:
+    """A state directory whose journal was read to row 20, and then replaced by a copy from before; where the query is.
+
+    The copy has gone on in two openings, and is longer than ever.
+    """
+    with served(state) as server:
+        server.add(copied_at)
+    shutil.copytree(state / "inbox", state / "older")
+    with served(state) as server:
+        server.add(20 - copied_at)
+        stream = MqttStreamReader(ReadPlan(Place(str(state), ""), "default", poll_s=0.05))
+        at = stream.latestOffset(stream.initialOffset(), ALL)
+        wait_until(lambda: stream.latestOffset(at, ALL) and server.journal.consumers["default"] == 20)
+        stream.stop()
+    shutil.rmtree(state / "inbox")
+    (state / "older").rename(state / "inbox")
+    for _ in range(2):
+        with served(state) as server:
+            server.add(15)
+    assert offset(at) == 20
+    return at
+
+
+@pytest.mark.parametrize("copied_at", [0, 5, 19])
+def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path, copied_at: int) -> None:
+    """The same journal, and longer than the checkpoint: only the incarnation tells that its rows are others."""
+    at = restored(tmp_path / "state", copied_at)
+    with served(tmp_path / "state") as server:
+        stream = MqttStreamReader(ReadPlan(Place(str(tmp_path / "state"), ""), "default", poll_s=0.05))
+        with pytest.raises(Fenced, match=r"an older copy that has gone on.*newest state directory, or .*TL-G26"):
+            stream.latestOffset(at, ALL)
+        before = copy.deepcopy(at)
+        before["gateways"]["plant"] |= {"offset": 0, "incarnation": ""}
+        with pytest.raises(Fenced, match="TL-G26"):
+            table(stream, before, at)
+        here = at["gateways"]["plant"]
+        with GatewayClient(server.location) as client, pytest.raises(Fenced, match="TL-G26"):
+            client.commit("default", 20, journal=here["journal"], incarnation=here["incarnation"])
+        assert server.journal.consumers["default"] == 0
+        assert server.journal.first == 0
+        stream.stop()
+
+
+def test_a_copy_that_has_all_the_query_read_goes_on(tmp_path: Path) -> None:
+    at = restored(tmp_path / "state", 20)
+    with served(tmp_path / "state") as server:
+        stream = MqttStreamReader(ReadPlan(Place(str(tmp_path / "state"), ""), "default", poll_s=0.05))
+        assert table(stream, at, stream.latestOffset(at, ALL)).num_rows == 30
+        stream.stop()
+        assert server.journal.end == 50
+
+
+def test_an_offset_from_before_incarnations_is_upgraded_by_the_next(server: Served, stream: MqttStreamReader) -> None:
+    server.add(10)
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    del at["gateways"]["plant"]["incarnation"]
+    assert stream.latestOffset(at, ALL) is at
+    server.add(1)
+    assert stream.latestOffset(at, ALL)["gateways"]["plant"] == {
+        "journal": server.journal.journal_id,
+        "offset": 11,
+        "incarnation": server.journal.incarnation,
+    }
+
+
+def test_a_query_that_begins_names_the_opening_it_begins_at(server: Served, plan: ReadPlan) -> None:
+    server.add(10)
+    for starting, incarnation in ((0, None), (5, server.journal.incarnation), ("latest", server.journal.incarnation)):
+        made = MqttStreamReader(replace(plan, starting=starting))
+        assert made.initialOffset()["gateways"]["plant"].get("incarnation") == incarnation
+        made.stop()
+
+
+def test_a_query_that_ends_at_what_is_there_names_what_it_came_to(server: Served, stream: MqttStreamReader) -> None:
+    server.add(10)
+    stream.prepareForTriggerAvailableNow()
+    at = stream.initialOffset()
+    server.add(10)
+    end = stream.latestOffset(at, ALL)
+    assert (offset(end), end["gateways"]["plant"]["incarnation"]) == (10, server.journal.incarnation)
+    assert stream.latestOffset(end, ALL) is end

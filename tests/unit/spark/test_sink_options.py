@@ -28,6 +28,15 @@ def test_every_option_is_documented() -> None:
     assert [name for name in OPTIONS if f"`{name}`" not in page] == []
 
 
+def test_qos_2_to_several_brokers_needs_a_word() -> None:
+    several = {**BASE, "broker": "a, b"}
+    assert parse_sink_options(several).levels == (1,)
+    assert parse_sink_options({**several, "brokersShareSessions": "true"}).levels == (1, 2)
+    for given in ({"guarantee": "exactly_once"}, {"qos": "2", "guarantee": "at_least_once"}):
+        with pytest.raises(ConfigError, match=r"with 2 brokers .*brokersShareSessions=true.*\[TL-C90\]"):
+            parse_sink_options({**several, **given})
+
+
 @pytest.mark.parametrize(
     ("given", "guarantee", "qos"),
     [
