@@ -21,13 +21,15 @@
     └── KafkaError         TL-K..  Kafka, or the way to it
 
 An error is one line for a person: where, what is wrong, what to do, and a code that has a paragraph in
-docs/errors.md. No secret is ever part of it [I12].
+docs/errors.md. No secret is ever part of it [I12]; what came from outside is escaped in it [I13].
 """
 
 from __future__ import annotations
 
 import difflib
 from typing import TYPE_CHECKING
+
+from towline.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,6 +56,10 @@ __all__ = [
     "Unreachable",
     "did_you_mean",
 ]
+
+
+#: Characters of a part of an error: a topic alone may have 65,535.
+_LONGEST = 4000
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
@@ -89,8 +95,9 @@ class TowlineError(Exception):
         self.do = do
 
     def __str__(self) -> str:
-        advice = f" {self.do}" if self.do else ""
-        return f"{self.where}: {self.what}.{advice}   [{self.code}]"
+        # Topics, client ids and reasons of brokers are in it: no character of theirs may act on a terminal [I13].
+        where, what, do = printable(self.where, _LONGEST), printable(self.what, _LONGEST), printable(self.do)
+        return f"{where}: {what}.{f' {do}' if do else ''}   [{self.code}]"
 
 
 class ConfigError(TowlineError):

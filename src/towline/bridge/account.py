@@ -147,7 +147,11 @@ class Account:
         return "received", "in Kafka"
 
     def sentence(self) -> str:
-        """The sum in one line; parts that are zero are left out, but for the three that matter."""
+        """The sum in one line, and whether it holds."""
+        return f"{self.sum()}   {verdict(self)}"
+
+    def sum(self) -> str:
+        """The sum; parts that are zero are left out, but for the three that matter."""
         rest = {
             "filtered": self.filtered,
             "unrouted": self.unrouted,
@@ -157,7 +161,7 @@ class Account:
             "arriving": self.arriving,
         }
         carried = f"in Kafka {self.in_kafka:,}{unseen(self.uncounted)}"
-        return f"received {self.received:,} = {sum_of(carried, rest, self.waiting)}   {verdict(self)}"
+        return f"received {self.received:,} = {sum_of(carried, rest, self.waiting)}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""

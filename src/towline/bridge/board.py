@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ __all__ = ["BRIDGE_FILE", "Board", "LineView", "account_of", "counts_of", "read_
 BRIDGE_FILE = "bridge.json"
 #: Rates are taken over this many seconds.
 WINDOW_S = 5.0
+#: An answer of a gateway, or a word of the bridge, is as old as this at most, in seconds, to say how things are now.
+SILENT_S = 10.0
 #: Samples kept for the lag, one a second: an outage of an hour is told exactly, a longer one as "more than".
 SAMPLES = 3600
 
@@ -30,9 +32,11 @@ def counts_of(direction: str, values: Mapping[str, Any]) -> Counts | DownCounts:
     return DownCounts.from_json(values) if direction == "down" else Counts.from_json(values)
 
 
-def account_of(status: Mapping[str, Any], counts: Counts | DownCounts) -> Account | DownAccount:
-    """The account of a line, whichever way it goes."""
-    return down_account(status, counts) if isinstance(counts, DownCounts) else account(status, counts)
+def account_of(status: Mapping[str, Any], counts: Counts | DownCounts) -> Account | DownAccount | None:
+    """The account of a line, whichever way it goes; None where its gateway does not say what it is made of."""
+    if isinstance(counts, DownCounts):
+        return down_account(status, counts) if status.get("outbox") else None
+    return account(status, counts) if "received" in status else None
 
 
 @dataclass
@@ -44,6 +48,7 @@ class LineView:
         direction: ``up`` or ``down``.
         query: ``starting``, ``running``, ``waiting to retry``, ``stopped``.
         status: Last answer of its gateway; empty before the first.
+        heard: When that was, in seconds since 1970; None before the first.
         gateway_error: Why its gateway does not run, or None.
         query_error: Why its query failed last, or None since the last good batch.
         counts: Of committed batches.
@@ -56,6 +61,7 @@ class LineView:
     direction: str = "up"
     query: str = "starting"
     status: Mapping[str, Any] = field(default_factory=dict)
+    heard: float | None = None
     gateway_error: str | None = None
     query_error: str | None = None
     counts: Counts | DownCounts = field(default_factory=Counts)
@@ -64,10 +70,20 @@ class LineView:
     batch_ms: int = 0
     samples: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
+    def hear(self, status: Mapping[str, Any]) -> None:
+        """Take an answer of the gateway."""
+        self.status, self.heard = status, time.time()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the gateway's last answer is too old to say how the line is now."""
+        late = self.heard is not None and time.time() - self.heard >= SILENT_S
+        return self.gateway_error is not None or late
+
     @property
     def account(self) -> Account | DownAccount | None:
-        """The account; None before the gateway's first word."""
-        return account_of(self.status, self.counts) if self.status else None
+        """The account as it is now; None before the gateway's first word, and while none answers."""
+        return account_of(self.status, self.counts) if self.status and not self.silent else None
 
     def sample(self, now: float) -> None:
         """Note where the line is, for rates and lag."""
@@ -95,20 +111,21 @@ class LineView:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for ``bridge.json``."""
-        rate_in, rate_out = self.rates()
+        rate_in, rate_out = (None, None) if self.silent else (round(rate, 1) for rate in self.rates())
         return {
             "direction": self.direction,
             "query": self.query,
             "counts": self.counts.as_json(),
             "gateway": dict(self.status),
+            "heard": self.heard,
             "gateway_error": self.gateway_error,
             "query_error": self.query_error,
             "restarts": self.restarts,
             "gateway_restarts": self.gateway_restarts,
             "batch_ms": self.batch_ms,
-            "rate_in": round(rate_in, 1),
-            "rate_out": round(rate_out, 1),
-            "lag_s": round(self.lag_s(), 1),
+            "rate_in": rate_in,
+            "rate_out": rate_out,
+            "lag_s": None if self.silent else round(self.lag_s(), 1),
         }
 
 
@@ -119,15 +136,17 @@ class Board:
         name: Of the bridge.
         state_dir: Where ``bridge.json`` goes; counts of former runs are taken from there.
         lines: Names of the lines, and their directions.
+        insecure: What the settings give up on the way to Kafka (`towline.kafka.clientconfig.insecurities`).
     """
 
-    def __init__(self, name: str, state_dir: Path, lines: Mapping[str, str]) -> None:
+    def __init__(self, name: str, state_dir: Path, lines: Mapping[str, str], insecure: Sequence[str] = ()) -> None:
         self.lock = threading.RLock()
         self.name = name
         self.spark = "starting"
         self.spark_restarts = 0
         self.kafka = "unknown"
         self.kafka_error: str | None = None
+        self.kafka_insecure = list(insecure)
         self.lines = {line: LineView(line, direction) for line, direction in lines.items()}
         self._file = state_dir / BRIDGE_FILE
         self._started = time.time()
@@ -160,6 +179,7 @@ class Board:
                 "spark_restarts": self.spark_restarts,
                 "kafka": self.kafka,
                 "kafka_error": self.kafka_error,
+                "kafka_insecure": self.kafka_insecure,
                 "lines": {name: view.as_json() for name, view in self.lines.items()},
             }
         write_private(self._file, json.dumps(values, indent=1))

@@ -20,7 +20,9 @@ from towline.bridge.mistakes import Mistakes
 from towline.bridge.model import NAME, Bridge, DownLine, Kafka, Line, SparkSection
 from towline.bridge.places import KeyPath, Places
 from towline.errors import ConfigError, did_you_mean
+from towline.gateway.guarantees import knobs
 from towline.gateway.settings import GatewaySettings
+from towline.kafka.reserved import reserved
 
 __all__ = ["Reader", "load", "parse"]
 
@@ -28,6 +30,7 @@ _REFERENCE = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 #: What the bridge decides about a gateway from elsewhere in the file.
 _NOT_MQTT = {
+    "checkpoint",
     "name",
     "state_dir",
     "subscriptions",
@@ -219,7 +222,7 @@ class Reader:
         if made is None:
             return None
         names = ("password_file", "key_password_file")
-        files = {name: self._secret_file(getattr(made, name), (*path, name), "[kafka]") for name in names}
+        files = {name: self.secret_file(getattr(made, name), (*path, name), "[kafka]") for name in names}
         made = made.model_copy(update=files)
         if not self._unset:
             self._judge_client(made)
@@ -254,7 +257,7 @@ class Reader:
                 error = ConfigError("TL-C16", "", what, "Use password_file or key_password_file, or write ${NAME}.")
             self.found.add(error.code, ("kafka", *path), "[kafka]", what, error.do)
 
-    def _secret_file(self, file: Path | None, path: KeyPath, subject: str) -> Path | None:
+    def secret_file(self, file: Path | None, path: KeyPath, subject: str) -> Path | None:
         """The file, resolved; it must be there [design section 10]."""
         if file is None:
             return None
@@ -271,10 +274,10 @@ class Reader:
         self._unknown(table, known, path, subject)
         made = {key: value for key, value in table.items() if key in known}
         for key in [key for key in made if key.endswith("_file") and isinstance(made[key], str)]:
-            made[key] = self._secret_file(Path(made[key]), (*path, key), subject)
+            made[key] = self.secret_file(Path(made[key]), (*path, key), subject)
         if isinstance(tls := made.get("tls"), dict):
             made["tls"] = {
-                key: self._secret_file(Path(value), (*path, "tls", key), subject)
+                key: self.secret_file(Path(value), (*path, "tls", key), subject)
                 if key.endswith("_file") and isinstance(value, str)
                 else value
                 for key, value in tls.items()
@@ -296,7 +299,33 @@ class Reader:
         made = [_READERS[kind](self, i, table, bridge, state_dir, mqtt).line() for kind, i, table in places]
         lines = [line for line in made if line is not None]
         self._twice(places, lines)
-        return tuple(lines)
+        letters = tuple(sorted({line.dead_letter_topic for line in lines if line.dead_letter_topic}))
+        for (kind, index, _), line in zip(places, made, strict=True):
+            if line is not None:
+                self._reserved((kind, index), line, letters)
+                if isinstance(line, DownLine):
+                    self._circles((kind, index), line, bridge, lines)
+        known = {"dead_letter_topics": letters}
+        return tuple(line.model_copy(update=known) if isinstance(line, Line) else line for line in lines)
+
+    def _reserved(self, path: KeyPath, line: Line | DownLine, letters: Sequence[str]) -> None:
+        """Topics of the file hold no markers and are not internal to Kafka; what a route writes is no dead letter."""
+        named: list[tuple[KeyPath, str | None, str]] = [(("dead_letter_topic",), line.dead_letter_topic, reserved())]
+        for number, section in enumerate(line.sections if isinstance(line, Line) else ()):
+            named.append((("route", number, "topic"), section.topic, reserved(letters)))
+            named.append((("route", number, "fallback_topic"), section.fallback_topic, reserved(letters)))
+        for key, name, taken in named:
+            if name is not None and re.fullmatch(taken, name):
+                what = f'"{name}" is reserved: markers, dead letters, or Kafka\'s own'
+                self.found.add("TL-C95", (*path, *key), f'{path[0]} "{line.name}"', what, "Choose another topic.")
+
+    def _circles(self, path: KeyPath, line: DownLine, bridge: str, lines: Sequence[Line | DownLine]) -> None:
+        """A line that reads what its own batches write, markers or dead letters, never comes to an end."""
+        written = [f"towline.{bridge}.{one.name}.markers" for one in lines if knobs(one.guarantee).transactions]
+        written += [line.dead_letter_topic] if line.dead_letter_topic else []
+        for name in filter(line.section.reads, written):
+            what = f'it would read "{name}", and make a batch of each batch: markers, or dead letters of its own'
+            self.found.add("TL-C95", (*path, "from"), f'downlink "{line.name}"', what, "Choose other topics.")
 
     def _tables(self) -> Iterator[tuple[str, int, Any]]:
         """Kind, index and content of every table of a line."""

@@ -4,13 +4,17 @@ A dead-letter topic is its own ledger. Replaying writes, in one transaction, the
 mark into the dead-letter topic that names the letters they came from; who replays later leaves those out. So the
 position needs no file, and can't be forgotten before the letters themselves are: both have one retention.
 
-The producer's `init_transactions` comes before the marks are read [I9]: a replay that died is committed or aborted by
-then, and one that still runs is fenced.
+Each transaction has a producer of its own, whose `init_transactions` comes before the marks are read [I9]: a replay
+that died is committed or aborted by then, one that still runs is fenced, and a commit request that arrives late is
+refused (KIP-890; `towline.kafka.transactions`). The marks are read up to the end of each partition, not to its last
+stable offset: one may lie above a transaction that another writer of the topic has open, where no reader sees it yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,8 +30,9 @@ from towline.bridge.remap import Fate, Mapper, Outcome, Returner, mapper_of
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import client_config, topic_facts
-from towline.kafka.clientconfig import QUIET
+from towline.kafka.clientconfig import LEADER_ONLY, QUIET
 from towline.kafka.deadletters import PREFIX, Collector, Letter, from_record
+from towline.kafka.reserved import reserved
 from towline.kafka.screening import Limits, fault_of
 
 if TYPE_CHECKING:
@@ -45,6 +50,8 @@ CHUNK: Final = 500
 _SILENCE_S: Final = 30.0
 #: Seconds for one transaction; the broker aborts it then by itself.
 _TRANSACTION_S: Final = 60.0
+#: Seconds that transactions of others are waited for: their usual time-out, and the broker's next look at it.
+_OTHERS_S: Final = 75.0
 #: librdkafka's default message.max.bytes.
 _CLIENT_MAX: Final = 1_000_000
 
@@ -95,6 +102,8 @@ class Ledger:
     topic: str
     lines: Mapping[str, AnyLine]
     _replayed: set[tuple[int, int]] = field(default_factory=set, init=False)
+    #: Partition -> end up to which its marks were read.
+    _known: dict[int, int] = field(default_factory=dict, init=False)
 
     def entries(self, wanted: Wanted) -> Iterator[Entry]:
         """The letters that wait, in the order of each partition; those replayed before are left out.
@@ -102,9 +111,28 @@ class Ledger:
         Raises:
             KafkaError: TL-K01, TL-K04.
         """
-        self._replayed = {place for record in self._records() for place in _marked(record)}
+        self._replayed, self._known = set(), {}
+        self._read_marks(self._ends())
         chosen = (entry for entry in self._letters() if self._chosen(entry, wanted))
         return islice(chosen, wanted.limit)
+
+    def waiting(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Those that still wait; asked when a new producer has fenced all others, so that no mark can follow.
+
+        Raises:
+            KafkaError: TL-K01, TL-K04; TL-B31 when somebody's transaction stays open in the topic.
+        """
+        what = f'a transaction of another writer is open in "{self.topic}", and may hide what was replayed before'
+        do = "Run it again when that has ended; Kafka ends it by itself after its time-out."
+        stuck = KafkaError("TL-B31", _servers(self.client), what, do)
+        self._read_marks(self._ends("read_uncommitted"), stuck)
+        return [entry for entry in entries if (entry.partition, entry.offset) not in self._replayed]
+
+    def _read_marks(self, ends: dict[int, int], stuck: KafkaError | None = None) -> None:
+        left = {number: end for number, end in ends.items() if self._known.get(number, -1) < end}
+        for record in self._records(left, self._known, stuck):
+            self._replayed.update(_marked(record))
+        self._known = ends
 
     def line_of(self, letter: Letter) -> AnyLine | None:
         """The line that signed a letter; None for one of another bridge."""
@@ -121,7 +149,7 @@ class Ledger:
 
     def _letters(self) -> Iterator[Entry]:
         collectors: dict[int, Collector] = {}
-        for record in self._records():
+        for record in self._records(self._ends()):
             if _mark_of(record) is not None:
                 continue
             collector = collectors.setdefault(record.partition(), Collector())
@@ -132,62 +160,98 @@ class Ledger:
             if letter is not None:
                 yield Entry(record.partition(), record.offset(), record.timestamp()[1], _innermost(letter, self.topic))
 
-    def _records(self) -> Iterator[Any]:
-        """Every committed record up to the end of each partition at the time it is reached."""
-        consumer = self._consumer()
+    def _ends(self, isolation: str = "read_committed") -> dict[int, int]:
+        """The end of each partition by its leader: at or above it, and not before, everything has been read."""
+        consumer = self._consumer(isolation)
         try:
-            partitions = _partitions(consumer, self.client, self.topic)
-            consumer.assign([TopicPartition(self.topic, number, OFFSET_BEGINNING) for number in partitions])
-            yield from _to_the_ends(consumer, set(partitions), _servers(self.client))
+            return _ends(consumer, self.client, self.topic)
         finally:
             consumer.close()
 
-    def _consumer(self) -> Any:
+    def _records(
+        self, ends: Mapping[int, int], start: Mapping[int, int] | None = None, stuck: KafkaError | None = None
+    ) -> Iterator[Any]:
+        """Every committed record from one end of some partitions to another.
+
+        Args:
+            ends: Up to there, at least.
+            start: From there on; from the beginning where it is not said.
+            stuck: Raised when it goes no further; TL-K01 if not given.
+        """
+        if not ends:
+            return
+        consumer = self._consumer()
+        try:
+            first = start or {}
+            consumer.assign([TopicPartition(self.topic, n, first.get(n, OFFSET_BEGINNING)) for n in ends])
+            yield from _to_the_ends(consumer, ends, _servers(self.client), stuck)
+        finally:
+            consumer.close()
+
+    def _consumer(self, isolation: str = "read_committed") -> Any:
         settings: dict[str, Any] = {
             **client_config(self.client),
+            **LEADER_ONLY,  # a mark that is not read yet would have its letters replayed again
             "group.id": f"towline.dlq.{self.topic}",  # the client demands one; nothing is ever committed to it
             "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",  # what retention takes away meanwhile must not hide what follows
             "enable.partition.eof": True,
-            "isolation.level": "read_committed",
+            "isolation.level": isolation,  # ListOffsets has it too: the end is the last stable offset, or the very end
         }
         return Consumer(settings, logger=QUIET)
 
 
-def _partitions(consumer: Any, client: Mapping[str, str], topic: str) -> list[int]:
+def _ends(consumer: Any, client: Mapping[str, str], topic: str) -> dict[int, int]:
     try:
         found = consumer.list_topics(timeout=_SILENCE_S).topics.get(topic)
+        places = [] if found is None else [TopicPartition(topic, number) for number in sorted(found.partitions)]
+        ends = {place.partition: consumer.get_watermark_offsets(place, timeout=_SILENCE_S)[1] for place in places}
     except faults.FOREIGN as error:
         raise faults.unreachable(_servers(client), _SILENCE_S, faults.reason(error)) from None
     if found is None:
         raise faults.missing(_servers(client), [topic])
-    return sorted(found.partitions)
+    return ends
 
 
-def _to_the_ends(consumer: Any, left: set[int], servers: str) -> Iterator[Any]:
-    deadline = time.monotonic() + _SILENCE_S
+def _to_the_ends(
+    consumer: Any, ends: Mapping[int, int], servers: str, stuck: KafkaError | None = None
+) -> Iterator[Any]:
+    left = set(ends)
+    patience = _SILENCE_S if stuck is None else _OTHERS_S
+    deadline = time.monotonic() + patience
     while left:
         record = consumer.poll(1.0)
         if record is None:
             if time.monotonic() > deadline:
-                raise faults.unreachable(servers, _SILENCE_S, "the topic can't be read to its end")
+                raise stuck or faults.unreachable(servers, _SILENCE_S, "the topic can't be read to its end")
             continue
-        deadline = time.monotonic() + _SILENCE_S
+        deadline = time.monotonic() + patience
         if record.error() is None:
             yield record
-        elif record.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+        elif record.error().name() == "_PARTITION_EOF" and record.offset() >= ends[record.partition()]:
             left.discard(record.partition())
 
 
 def _mark_of(record: Any) -> bytes | None:
-    return next((value or b"" for name, value in record.headers() or () if name == MARK), None)
+    """The value of a mark, None for other records: a mark has nothing but its header.
+
+    A letter has headers of ours before its own, so a device's property of that name marks nothing [I13].
+    """
+    match record.headers() or []:
+        case [(name, value)] if name == MARK and not record.key() and not record.value():
+            return value or b""
+    return None
 
 
 def _marked(record: Any) -> Iterator[tuple[int, int]]:
-    """The letters a mark names; none if the record is no mark."""
+    """The letters a mark names; none if the record is no mark, or none of ours."""
     value = _mark_of(record)
-    if value is not None:
-        for first, last in json.loads(value)["offsets"]:
-            yield from ((record.partition(), offset) for offset in range(first, last + 1))
+    try:
+        ranges = [] if value is None else [range(first, last + 1) for first, last in json.loads(value)["offsets"]]
+    except (ValueError, TypeError, KeyError):
+        return
+    for offsets in ranges:
+        yield from ((record.partition(), offset) for offset in offsets)
 
 
 def _innermost(letter: Letter, topic: str) -> Letter:
@@ -214,22 +278,26 @@ def shelves(bridge: Bridge) -> list[Ledger]:
         ConfigError: TL-C75 when no line has one.
     """
     topics: dict[str, dict[str, AnyLine]] = {}
+    former: list[tuple[str, str, AnyLine]] = []
     for line in bridge.lines:
         if line.dead_letter_topic:
             identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
             signs = topics.setdefault(line.dead_letter_topic, {})
             signs |= dict.fromkeys((line.name, identity.sink), line)
-            # It signed with these before it was told to begin again.
-            signs |= dict.fromkeys((name for name in _former(identity)), line)
+            former += [(line.dead_letter_topic, name, line) for name in _former(identity, bridge.name)]
+    for topic, name, owner in former:
+        topics[topic].setdefault(name, owner)  # a line that has the name now is meant first
     if not topics:
         do = 'Give the line dead_letter_topic = "NAME", or let topics be created with create_topics in [kafka].'
         raise ConfigError("TL-C75", str(bridge.file), "no line has a dead-letter topic", do)
     return [Ledger(bridge.kafka.client(), topic, lines) for topic, lines in topics.items()]
 
 
-def _former(identity: Identity) -> Iterator[str]:
+def _former(identity: Identity, bridge: str) -> Iterator[str]:
+    """What a line signed with before it was told to begin again, or had another name."""
     base = identity.sink.removesuffix(f".{identity.generation}") if identity.generation > 1 else identity.sink
     yield base
+    yield base.removeprefix(f"{bridge}.")
     yield from (f"{base}.{number}" for number in range(2, identity.generation))
 
 
@@ -283,23 +351,23 @@ def replay(
         on_chunk: Called after each transaction with what was done so far.
 
     Raises:
-        KafkaError: TL-K01, TL-K04; TL-B30 when a transaction failed: what was not committed waits as before.
+        KafkaError: TL-K01, TL-K04; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: what was
+            not committed waits as before.
     """
     mappers = {line.name: mapper_of(line, spark) for line in ledger.lines.values()}
     done = Replay()
-    writer = None if dry_run else _Writer(bridge, ledger)
-    try:
-        entries = ledger.entries(wanted)
-        while chunk := list(islice(entries, CHUNK)):
+    entries = ledger.entries(wanted)
+    while chunk := list(islice(entries, CHUNK)):
+        if dry_run:
             outcomes = _outcomes(ledger, mappers, chunk)
-            if writer is not None:
+        else:
+            with contextlib.closing(_Writer(bridge, ledger)) as writer:
+                chunk = ledger.waiting(chunk)
+                outcomes = _outcomes(ledger, mappers, chunk)
                 writer.write(ledger.topic, chunk, outcomes)
-            for outcome in outcomes:
-                done.add(outcome)
-            on_chunk(done)
-    finally:
-        if writer is not None:
-            writer.close()
+        for outcome in outcomes:
+            done.add(outcome)
+        on_chunk(done)
     return done
 
 
@@ -311,7 +379,11 @@ def _outcomes(ledger: Ledger, mappers: Mapping[str, Mapper | Returner], chunk: l
         found |= dict(zip(mine, mapper.outcomes([chunk[i].letter for i in mine]), strict=True))
     topics = {outcome.record[0] for outcome in found.values() if outcome.record}
     most = int(ledger.client.get("message.max.bytes", _CLIENT_MAX))
-    limits = Limits(topic_facts(ledger.client, topics), most, None, int(time.time() * 1000))
+    taken = re.compile(reserved([ledger.topic]))
+    free = {topic for topic in topics if not taken.fullmatch(topic)}
+    limits = Limits(
+        topic_facts(ledger.client, free), most, None, int(time.time() * 1000), lambda t: bool(taken.fullmatch(t))
+    )
     return [_checked(found[i], limits) for i in range(len(chunk))]
 
 
@@ -321,7 +393,7 @@ def _checked(outcome: Outcome, limits: Limits) -> Outcome:
 
 
 class _Writer:
-    """One transactional producer; whoever starts later fences it."""
+    """A transactional producer for one transaction; whoever starts later fences it."""
 
     def __init__(self, bridge: Bridge, ledger: Ledger) -> None:
         self._servers = _servers(ledger.client)

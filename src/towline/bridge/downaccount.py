@@ -27,7 +27,8 @@ class DownCounts:
         dead_lettered: Sent to the dead-letter topic.
         added: Made by the transform beyond what was taken.
         unseen: Batches that were committed while nobody listened: the bridge ended in between.
-        behind: Offsets in Kafka that were not taken at the last batch; markers of transactions are among them.
+        behind: Offsets in Kafka that were not taken at the last batch; markers of transactions are among them. None for
+            not known.
     """
 
     query: str = ""
@@ -37,7 +38,7 @@ class DownCounts:
     dead_lettered: int = 0
     added: int = 0
     unseen: int = 0
-    behind: int = 0
+    behind: int | None = None
 
     def add(self, progress: Mapping[str, Any]) -> Self:
         """Count a committed batch; one that was counted before changes nothing.
@@ -47,7 +48,8 @@ class DownCounts:
         """
         query, batch = str(progress.get("query", "")), int(progress["batch"])
         last = self.batch if query == self.query else -1
-        behind = int(progress.get("behind") or 0)
+        told = progress.get("behind")
+        behind = None if told is None else int(told)
         if batch <= last:
             return replace(self, behind=behind) if batch == last else self
         observed = progress.get("observed") or {}
@@ -97,7 +99,7 @@ class DownAccount:
         expired: Not sent, their time was over.
         refused: Set aside by the gateway, the broker does not take them.
         waiting: In the outbox, not yet confirmed.
-        behind: Offsets in Kafka that were not taken yet, about.
+        behind: Offsets in Kafka that were not taken yet, about; None for not known.
         adds_up: Whether the parts are the whole, and both witnesses agree.
         why_not: What does not agree, or "".
         uncounted: Messages in the outbox that no report of Spark told of: a batch in work, or one that was committed
@@ -111,7 +113,7 @@ class DownAccount:
     expired: int
     refused: int
     waiting: int
-    behind: int
+    behind: int | None
     adds_up: bool
     why_not: str = ""
     uncounted: int = 0
@@ -137,7 +139,11 @@ class DownAccount:
         return "taken", "delivered"
 
     def sentence(self) -> str:
-        """The sum in one line; parts that are zero are left out, but for the three that matter."""
+        """The sum in one line, and whether it holds."""
+        return f"{self.sum()}   {verdict(self)}"
+
+    def sum(self) -> str:
+        """The sum; parts that are zero are left out, but for the three that matter."""
         rest = {
             "dead-lettered": self.dead_lettered,
             "filtered": self.filtered,
@@ -145,7 +151,7 @@ class DownAccount:
             "refused": self.refused,
         }
         parts = sum_of(f"delivered {self.delivered:,}", rest, self.waiting)
-        return f"taken {self.taken:,}{unseen(self.uncounted)} = {parts}   {verdict(self)}"
+        return f"taken {self.taken:,}{unseen(self.uncounted)} = {parts}"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -159,11 +165,12 @@ def down_account(gateway: Mapping[str, Any], counts: DownCounts) -> DownAccount:
         gateway: The answer to the action ``status``; its ``outbox`` counts.
         counts: What the bridge counted.
     """
-    outbox: Mapping[str, Any] = gateway.get("outbox") or {}
-    accepted, expired, refused = (int(outbox.get(name, 0)) for name in ("accepted", "expired", "refused"))
-    delivered = int(outbox.get("delivered", 0))
+    outbox: Mapping[str, Any] = gateway["outbox"]
+    accepted, delivered, expired, refused = (
+        int(outbox[name]) for name in ("accepted", "delivered", "expired", "refused")
+    )
     why_not = ""
-    if accepted < counts.sent and gateway:
+    if accepted < counts.sent:
         why_not = f"Spark brought {counts.sent:,} messages, the outbox knows {accepted:,}: was it restored from a copy?"
     return DownAccount(
         taken=accepted + counts.filtered + counts.dead_lettered,

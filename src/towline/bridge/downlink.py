@@ -6,16 +6,17 @@ import hashlib
 import importlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from towline.bridge.downsink import FORMAT, LETTERS, MQTT, DownlinkSink
 from towline.bridge.downsql import Way, apply
-from towline.bridge.downway import KafkaPattern
+from towline.bridge.downway import DownlinkSection, KafkaPattern
 from towline.bridge.identity import Identity
 from towline.bridge.javaclient import java_client
+from towline.bridge.recount import recounted
 from towline.bridge.recovery import Evidence, examine, gateway_status, mapping_problem, read_checkpoint
 from towline.bridge.sql import Letters
 from towline.errors import ConfigError
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from towline.bridge.downaccount import DownCounts
     from towline.bridge.model import Bridge, DownLine
 
-__all__ = ["facts", "find_modules", "start"]
+__all__ = ["facts", "find_modules", "recount", "start"]
 
 
 def start(
@@ -51,9 +53,7 @@ def start(
     identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
     seen = read_checkpoint(line.checkpoint)
     identity = _begun(line, bridge, examine(line, bridge.file, identity, seen), seen)
-    letters = Letters(line.dead_letter_topic, line.name) if line.dead_letter_topic else None
-    way = Way(line.section, line.name, line.qos, identity.packet_limit, letters, line.parallelism)
-    rows = apply(_records(spark, bridge, line, identity), way, *counters, transform=_transform(line))
+    rows = apply(_records(spark, bridge, line, identity), _way(line, identity), *counters, transform=_transform(line))
     writer = _sink(rows.writeStream, bridge, line, {"sinkId": identity.sink, **sink})
     query = (
         writer.queryName(line.name)
@@ -61,8 +61,33 @@ def start(
         .trigger(processingTime=f"{line.trigger_interval_s:g} seconds")
         .start()
     )
-    replace(identity, query=str(query.id), parallelism=line.parallelism).save(line.gateway.state_dir)
+    identity.started(query, line)
     return query
+
+
+def recount(spark: SparkSession, bridge: Bridge, line: DownLine, counts: DownCounts) -> Iterator[dict[str, Any]]:
+    """Reports of the line's committed batches that are not in `counts`, made anew; none where that can't be done.
+
+    Call it before `start`, which may begin with another mapping.
+    """
+    identity, seen = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
+    if identity is None or identity.query != seen.query or identity.mapping not in map(_digest, _sections(line)):
+        return  # another line's batches, or made with another mapping than the line has now
+
+    def read(options: Mapping[str, str]) -> DataFrame:
+        return spark.read.format("kafka").options(**_reading(bridge, line), **options).load()
+
+    def mapped(frame: DataFrame, rows: Any, kept: Any) -> DataFrame:
+        return apply(frame, _way(line, identity), rows, kept, transform=_transform(line))
+
+    yield from recounted(line.checkpoint, seen, counts, read, mapped)
+
+
+def _way(line: DownLine, identity: Identity) -> Way:
+    """The mapping that the identity names, which may be the former one until a batch is done."""
+    letters = Letters(line.dead_letter_topic, identity.sink) if line.dead_letter_topic else None
+    section = next((s for s in _sections(line) if _digest(s) == identity.mapping), line.section)
+    return Way(section, line.name, line.qos, identity.packet_limit, letters, line.parallelism)
 
 
 def _begun(line: DownLine, bridge: Bridge, identity: Identity, seen: Evidence) -> Identity:
@@ -72,9 +97,9 @@ def _begun(line: DownLine, bridge: Bridge, identity: Identity, seen: Evidence) -
     and knows them by their number [I10]. So what decides which record becomes a row is fixed from one start to the
     next, and changes only where no batch is undecided.
     """
-    digest = hashlib.sha256(line.section.model_dump_json().encode()).hexdigest()[:16]
+    digest, *others = map(_digest, _sections(line))
     if not seen.decided:
-        mapping_problem(line, bridge.file, identity, seen, digest)
+        mapping_problem(line, bridge.file, identity, seen, identity.mapping if identity.mapping in others else digest)
         return identity
     status = gateway_status(line.gateway.state_dir)
     online = status.get("state") == "online"  # only then the broker's word is known, and None means no limit
@@ -84,21 +109,43 @@ def _begun(line: DownLine, bridge: Bridge, identity: Identity, seen: Evidence) -
     return begun
 
 
+def _sections(line: DownLine) -> tuple[DownlinkSection, DownlinkSection]:
+    """What is made of a record: as the line says it now, and as it was before control characters were looked at.
+
+    A batch that was begun in the second way is finished in it.
+    """
+    now = line.section.model_copy(update={"control_characters": line.control_characters})
+    return now, now.model_copy(update={"control_characters": "send"})
+
+
+def _digest(section: DownlinkSection) -> str:
+    """Changes with whatever decides which record becomes which row; as in the versions that had fewer keys."""
+    unsaid = {"control_characters"} if section.control_characters == "send" else None
+    return hashlib.sha256(section.model_dump_json(exclude=unsaid).encode()).hexdigest()[:16]
+
+
 def _records(spark: SparkSession, bridge: Bridge, line: DownLine, identity: Identity) -> DataFrame:
     section = line.section
     pattern = section.from_.pattern if isinstance(section.from_, KafkaPattern) else None
     options = {
-        **{f"kafka.{name}": value for name, value in java_client(bridge.kafka.client()).items()},
-        # Spark's source shows uncommitted and aborted records without it.
-        "kafka.isolation.level": knobs(line.guarantee).isolation,
+        **_reading(bridge, line),
         "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(section.topics),
         "startingOffsets": identity.offsets or _starting(section.starting_offsets),
         "failOnDataLoss": str(section.on_data_loss == "stop").lower(),
         "maxOffsetsPerTrigger": str(line.max_messages_per_trigger),
+    }
+    return spark.readStream.format("kafka").options(**options).load()
+
+
+def _reading(bridge: Bridge, line: DownLine) -> dict[str, str]:
+    """Options of Spark's Kafka source, whichever records are asked for."""
+    return {
+        **{f"kafka.{name}": value for name, value in java_client(bridge.kafka.client()).items()},
+        # Spark's source shows uncommitted and aborted records without it.
+        "kafka.isolation.level": knobs(line.guarantee).isolation,
         "includeHeaders": "true",
         "groupIdPrefix": f"towline-{bridge.name}-{line.name}",
     }
-    return spark.readStream.format("kafka").options(**options).load()
 
 
 def _starting(said: str | dict[str, dict[str, int]]) -> str:
@@ -154,7 +201,7 @@ def facts(progress: Mapping[str, Any]) -> dict[str, Any]:
     end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
     return {
         "query": progress.get("id", ""),
-        "behind": sum(max(0, offset - end.get(place, offset)) for place, offset in latest.items()),
+        "behind": sum(max(0, offset - end.get(place, offset)) for place, offset in latest.items()) if latest else None,
     }
 
 

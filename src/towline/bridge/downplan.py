@@ -24,6 +24,11 @@ _LIMITS: Final = (
     "Kafka deletes by retention whether a line has read it or not",
 )
 _LIMITS_ONCE: Final = ("a subscriber with QoS 0 or 1 may lose or double what the broker got once",)
+#: The policy for control characters in topics and properties, in words.
+_CONTROL_WORDS: Final = {
+    "send": "with control characters it is sent; a broker that ends the connection at it gets it three times",
+    "dead_letter": "with control characters a record is a dead letter: a broker may end the connection at it",
+}
 _LOST: Final = {
     Guarantee.AT_MOST_ONCE: "yes: what is on the way when a process or a broker fails",
     Guarantee.AT_LEAST_ONCE: "no, from Kafka to the broker, as long as the state directory is kept",
@@ -66,6 +71,7 @@ def plan_line(line: DownLine) -> dict[str, Any]:
         "max_messages_per_trigger": line.max_messages_per_trigger,
         "parallelism": line.parallelism,
         "dead_letter_topic": line.dead_letter_topic,
+        "control_characters": line.control_characters,
     }
 
 
@@ -80,6 +86,8 @@ def _words(said: Spoken) -> str:
 def warnings_of(line: DownLine) -> list[str]:
     """What is allowed and yet deserves a thought."""
     found = []
+    if line.dead_letter_topic is None and line.control_characters == "dead_letter":
+        found.append("a record with a control character in a topic or property stops the line, too.")
     if line.dead_letter_topic is None:
         found.append("a record that MQTT can't carry stops the line: there is no dead_letter_topic.")
     if line.section.on_data_loss == "go_on":
@@ -108,6 +116,7 @@ def render_line(line: dict[str, Any]) -> list[str]:
         f"  broker    {', then '.join(line['brokers'])}   client id {line['client_id']}",
         f"  publish   {'   '.join(parts)}",
         f"  confirm   {told[line['confirm']]}   {dead}",
+        f"  text      {_CONTROL_WORDS[line['control_characters']]}",
         "  replay    a batch that a crash interrupted is served again; what is in the outbox stays out",
         f"  lost      {line['lost']}",
         f"  doubled   {line['doubled']}",

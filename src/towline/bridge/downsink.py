@@ -11,8 +11,10 @@ the batch, and each side leaves out what it has.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -21,7 +23,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from towline.bridge.downsql import LETTER, PLACE
+from towline.bridge.spill import Spill
 from towline.errors import ConfigError
+from towline.journal.reading import BATCH_BYTES, Piece, combined
 from towline.kafka.datasource import KafkaTransactional
 from towline.spark.sink import stream_writer
 
@@ -99,11 +103,12 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Both:
         """Bring the rows of a partition to the outbox, then its letters to Kafka.
 
-        They are in memory meanwhile; ``max_messages_per_trigger`` bounds them.
+        Meanwhile they are kept where they can be read twice and in any order, on disk where they are large.
         """
-        rows, letters = sorted_out(iterator)
-        sent = self._mqtt.write(iter(rows))
-        return Both(sent, self._kafka.write(iter(letters)) if self._kafka else None)
+        with Spill() as spill:
+            rows, letters = sorted_out(spill.kept(iterator))
+            sent = self._mqtt.write(rows)
+            return Both(sent, self._kafka.write(letters) if self._kafka else None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Let both sides account for the batch."""
@@ -120,28 +125,61 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
             self._kafka.abort([one and one.letters for one in both], batchId)
 
 
-def sorted_out(batches: Iterator[pa.RecordBatch]) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """The rows for MQTT and the letters, each in the order of Kafka's topics, partitions and offsets."""
-    rows: list[pa.RecordBatch] = []
-    letters: list[pa.RecordBatch] = []
-    for batch in _in_order(list(batches)):
-        names = [name for name in batch.schema.names if name != LETTER]
-        column = batch.column(LETTER) if LETTER in batch.schema.names else None
-        if column is None or column.null_count == batch.num_rows:
-            rows.append(batch.select(names))
-            continue
-        dead = pc.is_valid(column)
-        letters.append(pa.RecordBatch.from_struct_array(column.filter(dead)))
-        rows.append(batch.select(names).filter(pc.invert(dead)))
-    return [batch for batch in rows if batch.num_rows], letters
+def sorted_out(
+    batches: Sequence[pa.RecordBatch], most: int = BATCH_BYTES
+) -> tuple[Iterator[pa.RecordBatch], Iterator[pa.RecordBatch]]:
+    """The rows for MQTT and the letters, each in the order of Kafka's topics, partitions and offsets.
+
+    Args:
+        batches: All of them.
+        most: Most bytes of a batch that is handed on, unless it is one row.
+    """
+    runs = _runs(batches)
+    rows = (kept for batch in _in_order(batches, runs, most) if (kept := _rows(batch)).num_rows)
+    letters = (dead for batch in _in_order(batches, runs, most) if (dead := _letters(batch)) is not None)
+    return rows, letters
 
 
-def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The same rows, sorted by their place, which they leave behind."""
+def _rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Those for MQTT."""
+    if LETTER not in batch.schema.names:
+        return batch
+    column, rows = batch.column(LETTER), batch.drop_columns([LETTER])
+    return rows if column.null_count == batch.num_rows else rows.filter(pc.is_null(column))
+
+
+def _letters(batch: pa.RecordBatch) -> pa.RecordBatch | None:
+    """The dead letters; None where there are none."""
+    column = batch.column(LETTER) if LETTER in batch.schema.names else None
+    if column is None or column.null_count == batch.num_rows:
+        return None
+    return pa.RecordBatch.from_struct_array(column.filter(pc.is_valid(column)))
+
+
+def _runs(batches: Sequence[pa.RecordBatch]) -> list[tuple[int, int, int]]:
+    """Where the rows lie, in the order of their places: number of a batch, first row, rows that follow each other."""
     if not batches:
         return []
-    table = pa.Table.from_batches(batches)
     places = pa.Table.from_batches([pa.RecordBatch.from_struct_array(batch.column(PLACE)) for batch in batches])
     order = pc.sort_indices(places, sort_keys=[(name, "ascending") for name in ("topic", "partition", "offset")])
-    made: list[pa.RecordBatch] = table.drop_columns([PLACE]).take(order).to_batches(max_chunksize=_ROWS)
-    return made
+    starts = list(accumulate((batch.num_rows for batch in batches), initial=0))
+    heads, runs = set(starts), list[tuple[int, int, int]]()
+    following = -1
+    for index in order.to_pylist():
+        if index == following and index not in heads:
+            number, first, count = runs[-1]
+            runs[-1] = (number, first, count + 1)
+        else:
+            number = bisect_right(starts, index) - 1
+            runs.append((number, index - starts[number], 1))
+        following = index + 1
+    return runs
+
+
+def _in_order(
+    batches: Sequence[pa.RecordBatch], runs: Sequence[tuple[int, int, int]], most: int
+) -> Iterator[pa.RecordBatch]:
+    """The same rows, sorted by their place, which they leave behind."""
+    plain = [batch.drop_columns([PLACE]) for batch in batches]
+    slices = (plain[number].slice(first, count) for number, first, count in runs)
+    return combined((Piece(rows, rows.nbytes) for rows in slices), _ROWS, most)

@@ -33,6 +33,20 @@ PLACE: Final = "__place"
 _WHERE, _FAULT = "__where", "__fault"
 #: Longest text or binary property, and longest topic [MQTT 5 section 1.5.4].
 _LONGEST: Final = 65535
+#: Longest Message Expiry Interval, in seconds [MQTT 5 section 3.3.2.3.3].
+_LONGEST_EXPIRY: Final = 0xFFFFFFFF
+#: Characters that a string should not have, and at which a receiver may end the connection [MQTT 5 section 1.5.4].
+_CONTROLS: Final = (
+    r"[\x{1}-\x{1F}\x{7F}-\x{9F}\x{FDD0}-\x{FDEF}"
+    + "".join(rf"\x{{{plane:X}FFFE}}\x{{{plane:X}FFFF}}" for plane in range(17))
+    + "]"
+)
+#: Columns of one text.
+_TEXTS: Final = ("topic", "response_topic", "content_type")
+_CONTROLS_WORDS: Final = (
+    "a topic or property has a control character, at which a broker may end the connection; "
+    'control_characters = "send" would send it'
+)
 
 #: Counted in every batch: of all records, and after the transform.
 COUNTS: Final = {"rows": "count(1)"}
@@ -107,7 +121,9 @@ def _expiry(section: DownlinkSection) -> str:
         return f"{said}L"
     if said is not None:
         return _spoken(said, "BIGINT")
-    return f"CAST({text(_from_header(section, 'mqtt.message-expiry'))} AS BIGINT)"
+    seconds = f"CAST({text(_from_header(section, 'mqtt.message-expiry'))} AS BIGINT)"
+    most = f"{_LONGEST_EXPIRY}L"
+    return f"CASE WHEN {seconds} > {most} THEN {most} WHEN {seconds} < 0 THEN 0L ELSE {seconds} END"
 
 
 def columns(section: DownlinkSection) -> dict[str, str]:
@@ -169,6 +185,13 @@ def _illegal_topic(column: str) -> str:
     return f"({column} = '' OR {_bad_text(column)} OR contains({column}, '+') OR contains({column}, '#'))"
 
 
+def _controls() -> str:
+    """Whether a topic or property has control characters or non-characters."""
+    pattern = literal(_CONTROLS)
+    one = " OR ".join(f"coalesce(__{name} RLIKE {pattern}, false)" for name in _TEXTS)
+    return f"{one} OR coalesce(exists(__user_properties, p -> p.key RLIKE {pattern} OR p.value RLIKE {pattern}), false)"
+
+
 def _not_text(section: DownlinkSection) -> str:
     """Whether a header that has to be text is none, so that it would be lost."""
     if section.properties == "none":
@@ -212,6 +235,8 @@ def _faults(section: DownlinkSection, qos: int, limit: int) -> list[tuple[str, R
         ),
         (users, Reason.UNDELIVERABLE, "a property is longer than 65,535 bytes, or has U+0000"),
     ]
+    if section.control_characters == "dead_letter":
+        found.append((_controls(), Reason.UNDELIVERABLE, _CONTROLS_WORDS))
     if limit:
         words = f"the broker takes packets of at most {limit} bytes"
         found.append((f"{packet_size(qos)} > {limit}", Reason.TOO_LARGE, words))

@@ -102,6 +102,9 @@ class DownlinkSection(Section):
             columns.
         confirm: When a batch counts as written: on disk in the outbox, or at the broker.
         dead_letter_topic: Where records go that MQTT can't carry; False for nowhere.
+        control_characters: What to do with a record that would bring control characters or non-characters into a
+            topic or property, at which a broker may end the connection [MQTT 5 section 1.5.4]: ``send`` it, or make it
+            a ``dead_letter``. Where it is not said: a dead letter where the line has such a topic.
         max_messages_per_trigger: Most records in one micro-batch.
         trigger_interval_s: Seconds between batches.
         parallelism: Writers of a batch; more than one split it by MQTT topic.
@@ -125,6 +128,7 @@ class DownlinkSection(Section):
     transform: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     confirm: Literal["outbox", "broker"] = "outbox"
     dead_letter_topic: str | Literal[False] | None = None
+    control_characters: Literal["send", "dead_letter"] | None = None
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 50_000
     trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
     parallelism: Annotated[int, Field(ge=1, le=256)] = 1
@@ -164,3 +168,9 @@ class DownlinkSection(Section):
         if isinstance(self.from_, KafkaPattern):
             return ()
         return (self.from_,) if isinstance(self.from_, str) else self.from_
+
+    def reads(self, topic: str) -> bool:
+        """Whether a Kafka topic is among those it comes from; a pattern is looked for in the name, as Spark does."""
+        if isinstance(self.from_, KafkaPattern):
+            return re.search(self.from_.pattern, topic) is not None
+        return topic in self.topics

@@ -1,9 +1,9 @@
 """The driver process, ``python -m towline.bridge.driver``: one Spark session, one query a line.
 
-It reads the bridge as JSON from the first line of standard input, then commands: ``go`` starts the queries, ``stop``
-ends them after their batch. End of input means that the supervisor has died: the same as ``stop``. It reports JSON
-lines on standard output: ``ready``, ``started``, ``progress``, ``failed``, ``stopped``; all else goes to standard
-error, which the supervisor keeps in a file.
+It reads the bridge as JSON from the first line of standard input, from the second what was counted of each line, then
+commands: ``go`` starts the queries, ``stop`` ends them after their batch. End of input means that the supervisor has
+died: the same as ``stop``. It reports JSON lines on standard output: ``ready``, ``counted``, ``started``, ``progress``,
+``failed``, ``stopped``; all else goes to standard error, which the supervisor keeps in a file.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pyspark.sql import SparkSession
@@ -25,6 +25,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 import towline
 from towline.bridge import downlink
 from towline.bridge.backoff import Backoff
+from towline.bridge.downaccount import DownCounts
 from towline.bridge.failures import reason
 from towline.bridge.identity import Identity
 from towline.bridge.javaclient import java_client
@@ -34,6 +35,7 @@ from towline.bridge.sql import Letters, Repeats, apply
 from towline.checkpoint import Checkpoint
 from towline.gateway.guarantees import knobs
 from towline.gateway.settings import Guarantee
+from towline.text import printable_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -85,18 +87,30 @@ class Reports:
 _STATEFUL = {"spark.sql.shuffle.partitions": "1", "spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 
 
+#: A master that is one process, for which Spark makes the secret of spark.authenticate by itself
+#: (`SecurityManager.initializeAuth`). Without one, another user of the machine could read blocks of messages at its
+#: ports, and hand the driver Java objects to deserialize.
+_ALONE = re.compile(r"local(\[.*\])?")
+_LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+
+
 def session(bridge: Bridge) -> SparkSession:
-    """The Spark session of a bridge, both formats registered.
+    """The Spark session of a bridge, both formats registered; what this process makes from now on is its user's alone.
 
     ``spark.sql.ansi.enabled`` is off: under ANSI rules one payload that does not cast in a ``where`` would raise, fail
     its batch for ever and stop the line; without them it is null, and the message counts as filtered.
     """
     if bridge.downlinks:
         java_client(bridge.kafka.client())  # its secrets, in the environment the JVM inherits
-    local = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    # Blocks, artifacts and the sockets of Python workers, in /tmp, hold messages: the JVM and its workers inherit this.
+    os.umask(0o077)
+    here = bridge.spark.master.startswith("local")
+    if here:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the web page would listen on every address
     conf: dict[str, bool | float | int | str | None] = {
         **towline.spark_conf(),
-        **(local if bridge.spark.master.startswith("local") else {}),
+        **(_LOOPBACK if here else {}),
+        **({"spark.authenticate": "true"} if _ALONE.fullmatch(bridge.spark.master) else {}),
         "spark.ui.enabled": str(bridge.spark.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.ansi.enabled": "false",
@@ -129,13 +143,17 @@ def start_query(spark: SparkSession, bridge: Bridge, line: Line | DownLine) -> S
         query = _start_uplink(spark, bridge, line)
     else:
         query = downlink.start(spark, bridge, line, (COUNTER, KEPT_COUNTER), _parts(line))
-    Checkpoint(str(line.checkpoint)).sync()  # else a power failure could leave an identity without its checkpoint
+    try:
+        Checkpoint(str(line.checkpoint)).sync()  # else a power failure could leave an identity without its checkpoint
+    except BaseException:
+        query.stop()
+        raise
     return query
 
 
 def _start_uplink(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQuery:
     identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
-    seen = gather(line, CONSUMER)
+    seen = gather(line, CONSUMER, identity)
     identity = examine(line, bridge.file, identity, seen)
     rows = (
         spark.readStream.format("mqtt")
@@ -143,12 +161,13 @@ def _start_uplink(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQ
         .option("consumer", CONSUMER)
         .option("guarantee", line.guarantee.value)
         .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
+        .option("maxBytesPerTrigger", line.max_bytes_per_trigger)
         .option("startingOffset", starting(line, identity, seen))
         .option("checkpointLocation", str(line.checkpoint))
         .load()
     )
     writer = (
-        records(rows, line)
+        records(rows, line, identity.sink)
         .writeStream.format("kafka_transactional")
         .queryName(line.name)
         .option("guarantee", line.guarantee.value)
@@ -157,18 +176,24 @@ def _start_uplink(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQ
         .options(**sink_options(line, identity))
     )
     query = writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
-    replace(identity, query=str(query.id), parallelism=line.parallelism).save(line.gateway.state_dir)
+    identity.started(query, line)
     return query
 
 
-def records(rows: DataFrame, line: Line) -> DataFrame:
-    """The records of a line: mapped, repeats dropped, in as many parts as it has writers."""
+def records(rows: DataFrame, line: Line, sink: str) -> DataFrame:
+    """The records of a line: mapped, repeats dropped, in as many parts as it has writers.
+
+    Args:
+        rows: As the gateway gives them.
+        line: Whose routes.
+        sink: Signs the dead letters: two bridges with one dead-letter topic may have lines of one name.
+    """
     strict = line.guarantee is Guarantee.EXACTLY_ONCE
     return apply(
         rows,
         line.routes,
         COUNTER,
-        letters=Letters(line.dead_letter_topic, line.name) if line.dead_letter_topic else None,
+        letters=Letters(line.dead_letter_topic, sink) if line.dead_letter_topic else None,
         repeats=Repeats(line.within, strict) if line.within else None,
         kept=KEPT_COUNTER,
         parallelism=line.parallelism,
@@ -262,11 +287,14 @@ class _Runner:
         self._batch_done = threading.Event()
         #: Whether it stopped because another try would fail the same way.
         self.given_up = False
+        #: What was counted before this process; None when there is no more to count again.
+        self._counts = driver.counts.get(line.name)
 
     def step(self) -> None:
         """Start the query if it is time; notice that it has ended."""
         try:
             if self._query is None and not self.given_up and time.monotonic() >= self._again_at:
+                self._count_again()
                 self._query = start_query(self._driver.spark, self._driver.bridge, self.line)
                 self._driver.reports.say("started", line=self.line.name)
             elif self._query is not None and not self._query.isActive:
@@ -277,8 +305,24 @@ class _Runner:
         except Exception as error:  # noqa: BLE001 - whatever ended the query is told, and the line tries again
             self._failed(error)
 
+    def _count_again(self) -> None:
+        """Report what was committed and not told, because a process was killed in between; once is enough."""
+        counts, self._counts = self._counts, None
+        if counts is None or not isinstance(self.line, DownLine):
+            return  # the way up has its journal's offsets as a witness
+        try:
+            for known in downlink.recount(self._driver.spark, self._driver.bridge, self.line, counts):
+                self._driver.reports.say("counted", line=self.line.name, **known)
+        except Exception as error:  # noqa: BLE001 - a batch that stays uncounted stops nothing
+            sys.stderr.write(f"--- line {self.line.name}: not counted again\n{printable_lines(str(error))}\n")
+
     def tell(self, known: Mapping[str, Any]) -> None:
-        """Report a committed batch."""
+        """Report a committed batch.
+
+        A trigger that found nothing is reported by Spark too, with the number of the next batch: it added none.
+        """
+        if "addBatch" not in known["millis"]:
+            return
         gives_up = not knobs(self.line.guarantee).serves_again
         self._driver.reports.say("progress", line=self.line.name, gives_up=gives_up, **known)
 
@@ -310,7 +354,7 @@ class _Runner:
     def _failed(self, error: Exception) -> None:
         if self._driver.stopping.is_set() or self._driver.jvm_gone():
             return
-        sys.stderr.write(f"--- line {self.line.name}\n{error}\n")
+        sys.stderr.write(f"--- line {self.line.name}\n{printable_lines(str(error).expandtabs(4))}\n")
         why = reason(error, f'line "{self.line.name}"')
         self.given_up = why.permanent
         pause = None if why.permanent else self._backoff.next()
@@ -324,11 +368,13 @@ class Driver:
     Args:
         bridge: What to run.
         reports: Where to tell.
+        counts: What was counted before, by line; of lines from Kafka.
     """
 
-    def __init__(self, bridge: Bridge, reports: Reports) -> None:
+    def __init__(self, bridge: Bridge, reports: Reports, counts: Mapping[str, DownCounts]) -> None:
         self.bridge = bridge
         self.reports = reports
+        self.counts = counts
         self.stopping = threading.Event()
         self._go = threading.Event()
         began = time.monotonic()
@@ -404,9 +450,10 @@ def main() -> int:
     reports = Reports(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
     bridge = Bridge.model_validate_json(sys.stdin.readline())
+    counts = {name: DownCounts.from_json(told) for name, told in json.loads(sys.stdin.readline()).items()}
     downlink.find_modules(bridge.file)
     try:
-        driver = Driver(bridge, reports)
+        driver = Driver(bridge, reports, counts)
     except Exception as error:
         reports.say("jvm", text=reason(error, "spark", "the session did not start").text.removeprefix("spark: "))
         raise

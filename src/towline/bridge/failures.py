@@ -14,12 +14,17 @@ from towline.errors import TowlineError
 
 __all__ = ["Reason", "reason"]
 
-_OURS = re.compile(r"towline\.errors\.\w+: ([^\n]*?\[(TL-[A-Z]\d+)\])")
-_ANY = re.compile(r"([^\n]*?\[(TL-[A-Z]\d+)\])")
+#: The code is the last one of its line: what a device named may hold another, and must not choose what happens [I13].
+_OURS = re.compile(r"towline\.errors\.\w+: ([^\n]*\[(TL-[A-Z]\d+)\])")
+_ANY = re.compile(r"([^\n]*\[(TL-[A-Z]\d+)\])")
 _SPARK = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
 _JAVA_PREFIX = re.compile(r"^(?:[\w.$]+(?:Exception|Error): )+")
 #: Checkpoint, journal and markers that do not fit each other fit no better at the next try.
-_STAYS = PERMANENT | {"TL-G04", "TL-G05", "TL-G06", "TL-G12", "TL-J21"} | {f"TL-K{number}" for number in range(10, 19)}
+_STAYS = (
+    PERMANENT
+    | {"TL-G04", "TL-G05", "TL-G06", "TL-G12", "TL-G26", "TL-J21"}
+    | {f"TL-K{number}" for number in range(10, 19)}
+)
 #: Text of a foreign error that is shown; the rest is in the log.
 MAX_TEXT = 300
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final
 from towline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
     from towline.bridge.model import AnyLine, Bridge
 
 __all__ = ["IDENTITY_FILE", "Identity", "settle"]
@@ -39,6 +41,7 @@ class Identity:
         start: Offset where a query without a checkpoint begins; -1 for where the gateway's account stands.
         offsets: The same of a downlink: offsets in Kafka as Spark's source takes them; "" for where the file says.
         mapping: Digest of what a downlink makes of a record in batches that were begun.
+        incarnation: Which opening of that journal wrote the row below `start`; "" where that is not known.
         packet_limit: Largest packet of the broker in those batches, in bytes; 0 for no limit.
     """
 
@@ -52,6 +55,7 @@ class Identity:
     offsets: str = ""
     mapping: str = ""
     packet_limit: int = 0
+    incarnation: str = ""
 
     @classmethod
     def new(cls, bridge: str, line: str) -> Identity:
@@ -79,6 +83,7 @@ class Identity:
                 str(values.get("offsets", "")),
                 str(values.get("mapping", "")),
                 int(values.get("packet_limit", 0)),
+                str(values.get("incarnation", "")),
             )
         except FileNotFoundError:
             return None
@@ -92,11 +97,25 @@ class Identity:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_durably(state_dir / IDENTITY_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
-    def again(self, journal: str = "", start: int = -1, offsets: str = "") -> Identity:
+    def started(self, query: StreamingQuery, line: AnyLine) -> None:
+        """Note whose checkpoint it is and how a batch is split; a query that can't be noted is stopped.
+
+        One that went on unknown to its runner would keep its successor from starting.
+        """
+        try:
+            known = replace(self, query=str(query.id), parallelism=line.parallelism)
+            if known != self:
+                known.save(line.gateway.state_dir)
+        except BaseException:
+            query.stop()
+            raise
+
+    def again(self, journal: str = "", start: int = -1, offsets: str = "", incarnation: str = "") -> Identity:
         """The same line with a new sink id and without a checkpoint, to begin at an offset of a journal or in Kafka."""
         base = self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
         number = self.generation + 1
-        return Identity(self.line, f"{base}.{number}", number, journal=journal, start=start, offsets=offsets)
+        sink = f"{base}.{number}"
+        return Identity(self.line, sink, number, journal=journal, start=start, offsets=offsets, incarnation=incarnation)
 
 
 def settle(bridge: Bridge) -> list[str]:

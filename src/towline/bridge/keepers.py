@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from towline.bridge.backoff import Backoff
+from towline.bridge.downaccount import DownCounts
+from towline.bridge.recovery import PERMANENT, refused
 from towline.errors import (
     ConfigError,
     GatewayError,
@@ -47,14 +49,16 @@ class GatewayKeeper(threading.Thread):
 
     Args:
         line: Whose gateway.
+        file: The bridge file, for messages.
         board: Where its status goes.
         log: File for its standard error.
         stopping: Set when the bridge ends.
     """
 
-    def __init__(self, line: AnyLine, board: Board, log: Path, stopping: threading.Event) -> None:
+    def __init__(self, line: AnyLine, file: Path, board: Board, log: Path, stopping: threading.Event) -> None:
         super().__init__(name=f"gateway {line.name}", daemon=True)
         self.line = line
+        self._file = file
         #: The error that only a person can mend, or None.
         self.fatal: TowlineError | None = None
         #: Set once the gateway has answered.
@@ -74,6 +78,8 @@ class GatewayKeeper(threading.Thread):
                     self._ask(client)
             except TowlineError as error:
                 self._failed(error)
+            except OSError as error:
+                self._failed(_no_start(str(self.line.gateway.state_dir), "the gateway", error))
 
     def end(self, *, at_once: bool = False) -> None:
         """Ask a gateway that is ours to end: it acknowledges what is safe and leaves its session alive."""
@@ -121,7 +127,7 @@ class GatewayKeeper(threading.Thread):
 
     def _take(self, status: dict[str, Any]) -> None:
         with self._board.lock:
-            self._view.status = status
+            self._view.hear(status)
         trouble = status.get("last_error")
         text = trouble["text"] if trouble else None
         if text != self._told:
@@ -131,7 +137,8 @@ class GatewayKeeper(threading.Thread):
     def _failed(self, error: TowlineError) -> None:
         if self._stopping.is_set():
             return
-        if isinstance(error, _FATAL) and not self.up.is_set():
+        error = refused(self.line, self._file, error) or error
+        if error.code in PERMANENT or (isinstance(error, _FATAL) and not self.up.is_set()):
             self.fatal = error
         with self._board.lock:
             self._view.gateway_error = str(error)
@@ -199,6 +206,12 @@ class KafkaKeeper(threading.Thread):
         self._stopping.wait(self._backoff.next())
 
 
+def _no_start(where: str, what: str, error: OSError) -> GatewayError:
+    """What a machine without room, processes or file handles says; a keeper that ended by it would keep nothing."""
+    do = "It is tried again by itself: free disk, memory, processes or open files (ulimit)."
+    return GatewayError("TL-B32", where, f"{what} can't be started ({error.strerror or error})", do)
+
+
 def _missing(bridge: Bridge, missing: list[str]) -> KafkaError:
     names = ", ".join(f'"{name}"' for name in missing)
     what = f"the topic{'s' if len(missing) > 1 else ''} {names} {'are' if len(missing) > 1 else 'is'} not there"
@@ -232,7 +245,13 @@ class DriverKeeper(threading.Thread):
         """Start the driver, read its reports, start it again when it ends too early."""
         while not self._stopping.is_set() and len(self.given_up) < len(self._bridge.lines):
             self._last_word = ""
-            with self._start() as process:
+            try:
+                started = self._start()
+            except OSError as error:
+                self._last_word = str(_no_start(str(self._bridge.state_dir), "Spark's driver", error))
+                self._ended(0)
+                continue
+            with started as process:
                 self._process = process
                 threading.Thread(target=self._go, args=(process,), name="go", daemon=True).start()
                 assert process.stdout is not None
@@ -273,9 +292,12 @@ class DriverKeeper(threading.Thread):
             os.close(handle)
         lines = [line for line in self._bridge.lines if line.name not in self.given_up]
         told = self._bridge.model_copy(update={"lines": tuple(lines)})
+        with self._board.lock:
+            views = [self._board.lines[line.name] for line in lines]
+            counts = {view.name: view.counts.as_json() for view in views if isinstance(view.counts, DownCounts)}
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(told.model_dump_json(by_alias=True) + "\n")
+            process.stdin.write(told.model_dump_json(by_alias=True) + "\n" + json.dumps(counts) + "\n")
             process.stdin.flush()
         return process
 
@@ -320,6 +342,10 @@ class DriverKeeper(threading.Thread):
 
     def _on_jvm(self, report: dict[str, Any]) -> None:
         self._last_word = report["text"]
+
+    def _on_counted(self, report: dict[str, Any]) -> None:
+        view = self._board.lines[report["line"]]
+        view.counts = view.counts.add(report)
 
     def _on_started(self, report: dict[str, Any]) -> None:
         self._board.lines[report["line"]].query = "running"

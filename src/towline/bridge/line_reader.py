@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from towline.bridge.mistakes import Mistakes
-from towline.bridge.model import Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
+from towline.bridge.model import CHECKPOINT, Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
 from towline.bridge.places import KeyPath
 from towline.bridge.routes import Pattern, Route, Template, allowed, kafka_name_problem, subscriptions
 from towline.errors import did_you_mean
-from towline.gateway.guarantees import conf_problem, knobs
-from towline.gateway.settings import GatewaySettings, Guarantee
+from towline.gateway.guarantees import conf_problem, knobs, sharing_problem
+from towline.gateway.settings import GatewaySettings, Guarantee, ReceiptSettings
 
 if TYPE_CHECKING:
     from towline.bridge.config import Reader
 
 __all__ = ["DownlinkReader", "LineReader"]
 
+_BATCH_BYTES = "max_bytes_per_trigger"
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
 _UNITS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
 _T = TypeVar("_T")
@@ -54,6 +55,8 @@ class TableReader:
     def _section(self, kind: type[_S], tables: tuple[str, ...]) -> _S | None:
         """The line's own keys."""
         table = {key: value for key, value in self._table.items() if key not in tables}
+        if _BATCH_BYTES in table:
+            table[_BATCH_BYTES] = self._size((_BATCH_BYTES,), table[_BATCH_BYTES])
         known = (*(field.alias or name for name, field in kind.model_fields.items()), *tables)
         for key in [key for key in table if key not in known]:
             self._note("TL-C01", key, f'unknown key "{key}"', did_you_mean(key, known))
@@ -119,22 +122,31 @@ class TableReader:
             what = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
             self._found.add("TL-C17", origin["tls"], self._subject, what, "Write mqtts://, or remove tls.")
 
+    def _sharing(self, gateway: GatewaySettings, publish_qos: int | None = None) -> None:
+        if problem := sharing_problem(gateway, publish_qos):
+            own = self._table.get("mqtt")
+            key = "brokers" if len(gateway.brokers) > 1 else "follow_redirects"
+            path = (*self._path, "mqtt", key) if isinstance(own, dict) and key in own else ("mqtt", key)
+            self._found.add("TL-C90", path, self._subject, *problem)
+
     def _limits(self, name: str) -> Any:
         """The table ``journal`` or ``outbox``, sizes as numbers."""
         table = self._table.get(name, {})
         if not isinstance(table, dict):
             return table
-        return {key: self._size(name, key, value) if key.endswith("_bytes") else value for key, value in table.items()}
+        return {
+            key: self._size((name, key), value) if key.endswith("_bytes") else value for key, value in table.items()
+        }
 
-    def _size(self, table: str, key: str, value: object) -> object:
+    def _size(self, path: KeyPath, value: object) -> object:
         """Bytes from ``"20 GB"`` (powers of 1,000) or ``"20 GiB"`` (powers of 1,024)."""
         if not isinstance(value, str):
             return value
         if not (found := _SIZE.match(value)):
             self._note(
                 "TL-C03",
-                (table, key),
-                f'"{key}" must be a size',
+                path,
+                f'"{path[-1]}" must be a size',
                 'Write bytes as a number, or as "20 GB" or "512 MiB".',
             )
             return 1 << 30
@@ -158,21 +170,30 @@ class LineReader(TableReader):
         if uplink and uplink.ack_after in knobs(guarantee).acks:
             own["ack_after"] = uplink.ack_after
         if uplink and uplink.receipts:
-            own["receipts"] = {} if uplink.receipts is True else uplink.receipts
-        gateway = self._gateway(uplink.name if uplink else "x", guarantee, own)
+            own["receipts"] = {} if uplink.receipts is True else self._receipts(uplink.receipts)
+        name = uplink.name if uplink else "x"
+        own["checkpoint"] = str(self._state_dir / name / CHECKPOINT)
+        gateway = self._gateway(name, guarantee, own)
         if uplink is None or gateway is None or not sections:
             return None
+        if guarantee is Guarantee.EXACTLY_ONCE and not (uplink.dedupe or all(one.dedupe for one in sections)):
+            self._sharing(gateway)  # what a key names may come twice
         return Line(
             name=uplink.name,
             guarantee=guarantee,
             gateway=gateway,
             sections=sections,
             max_messages_per_trigger=uplink.max_messages_per_trigger,
+            max_bytes_per_trigger=uplink.max_bytes_per_trigger,
             trigger_interval_s=uplink.trigger_interval_s,
             parallelism=uplink.parallelism,
             dead_letter_topic=self._dead_letters(uplink.dead_letter_topic),
             dedupe=uplink.dedupe,
         )
+
+    def _receipts(self, receipts: ReceiptSettings) -> ReceiptSettings:
+        file = self._reader.secret_file(receipts.key_file, (*self._path, "receipts", "key_file"), self._subject)
+        return receipts.model_copy(update={"key_file": file})
 
     def _uplink(self) -> UplinkSection | None:
         made = self._section(UplinkSection, ("mqtt", "journal", "route"))
@@ -234,18 +255,22 @@ class DownlinkReader(TableReader):
         self._spark(guarantee)
         self._qos(section)
         dead_letters = self._dead_letters(section.dead_letter_topic)
-        if gateway is None:
+        if gateway is None or gateway.outbox is None:
             return None
-        return DownLine(
+        outbox = gateway.outbox.model_copy(update={"checkpoint": str(gateway.state_dir / CHECKPOINT)})
+        made = DownLine(
             name=section.name,
             guarantee=guarantee,
-            gateway=gateway,
+            gateway=gateway.model_copy(update={"outbox": outbox}),
             section=section,
             max_messages_per_trigger=section.max_messages_per_trigger,
             trigger_interval_s=section.trigger_interval_s,
             parallelism=section.parallelism,
             dead_letter_topic=dead_letters,
         )
+        if made.qos == 2:
+            self._sharing(gateway, publish_qos=2)
+        return made
 
     def _qos(self, section: DownlinkSection) -> None:
         levels = knobs(section.guarantee).publish_levels

@@ -15,8 +15,10 @@ from towline.bridge.section import NAME, Section
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.guarantees import knobs
 from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee, ReceiptSettings
+from towline.spark.options import DEFAULT_MAX_BYTES
 
 __all__ = [
+    "CHECKPOINT",
     "NAME",
     "AnyLine",
     "Bridge",
@@ -31,6 +33,10 @@ __all__ = [
     "SparkSection",
     "UplinkSection",
 ]
+
+
+#: Directory of Spark's checkpoint in a line's state directory.
+CHECKPOINT = "checkpoint"
 
 
 class CreateTopics(Section):
@@ -100,7 +106,7 @@ class Dedupe(Section):
 
     Attributes:
         key: What names a message for ever: a template such as ``{mqtt.user.id}``, or Spark SQL over the columns of the
-            source. It must never be used again for another message.
+            source. It must never be used again for another message of the same topic.
         within: How long a key is remembered at least, by the time of receipt: ``10 minutes``.
     """
 
@@ -139,12 +145,15 @@ class RouteSection(Section):
     key_required: bool = False
     dedupe: Dedupe | None = None
 
-    def compile(self, guarantee: Guarantee, dedupe: Dedupe | None = None) -> Route:
+    def compile(
+        self, guarantee: Guarantee, dedupe: Dedupe | None = None, dead_letter_topics: tuple[str, ...] = ()
+    ) -> Route:
         """The route, with the QoS the guarantee takes when none is given (design section 4).
 
         Args:
             guarantee: Of the line.
             dedupe: Of the line, for a route without its own.
+            dead_letter_topics: Of all lines.
 
         Raises:
             ValueError: As `Pattern.parse` and `Template.parse` say.
@@ -163,6 +172,7 @@ class RouteSection(Section):
             properties=self.properties == "all",
             key_required=self.key_required,
             dedupe=None if dedupe is None else dedupe.compile(pattern.names),
+            dead_letter_topics=dead_letter_topics,
         )
 
 
@@ -173,6 +183,7 @@ class UplinkSection(Section):
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     ack_after: AckAfter | None = None
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
+    max_bytes_per_trigger: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BYTES
     trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
     parallelism: Annotated[int, Field(ge=1, le=256)] = 1
     dead_letter_topic: str | Literal[False] | None = None
@@ -204,7 +215,7 @@ class AnyLine(Section):
     @property
     def checkpoint(self) -> Path:
         """Spark's checkpoint of the line's query."""
-        return self.gateway.state_dir / "checkpoint"
+        return self.gateway.state_dir / CHECKPOINT
 
 
 class Line(AnyLine):
@@ -212,18 +223,22 @@ class Line(AnyLine):
 
     Attributes:
         direction: Tells the kinds apart in JSON.
+        max_bytes_per_trigger: Most bytes in one micro-batch; both limits hold.
         sections: Its routes as written.
         dedupe: How repeats are recognised on routes that do not say it themselves.
+        dead_letter_topics: Of all lines of the bridge.
     """
 
     direction: Literal["up"] = "up"
+    max_bytes_per_trigger: int = DEFAULT_MAX_BYTES
     sections: tuple[RouteSection, ...]
     dedupe: Dedupe | None = None
+    dead_letter_topics: tuple[str, ...] = ()
 
     @property
     def routes(self) -> tuple[Route, ...]:
         """The routes, compiled."""
-        return tuple(section.compile(self.guarantee, self.dedupe) for section in self.sections)
+        return tuple(section.compile(self.guarantee, self.dedupe, self.dead_letter_topics) for section in self.sections)
 
     @property
     def within(self) -> str | None:
@@ -254,6 +269,11 @@ class DownLine(AnyLine):
     def fixed_topics(self) -> tuple[str, ...]:
         """Kafka topics that must be there, the dead letters' included, sorted; those of a pattern are not known."""
         return tuple(sorted({*self.section.topics, *([self.dead_letter_topic] if self.dead_letter_topic else [])}))
+
+    @property
+    def control_characters(self) -> Literal["send", "dead_letter"]:
+        """What becomes of a record whose text a broker may refuse; without a place for letters it is sent."""
+        return self.section.control_characters or ("dead_letter" if self.dead_letter_topic else "send")
 
     @property
     def qos(self) -> int:

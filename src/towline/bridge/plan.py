@@ -11,6 +11,8 @@ from towline.bridge.model import AnyLine, Bridge, Line
 from towline.bridge.routes import Pattern, Route, covers, shadowed, subscriptions
 from towline.gateway.guarantees import knobs
 from towline.gateway.settings import AckAfter, Guarantee
+from towline.kafka.clientconfig import insecurities
+from towline.text import printable
 
 __all__ = ["overlapping", "plan_of", "render", "warnings"]
 
@@ -47,6 +49,7 @@ def plan_of(bridge: Bridge) -> dict[str, Any]:
             "bootstrap_servers": bridge.kafka.bootstrap_servers,
             "topics": sorted({topic for line in bridge.lines for topic in line.fixed_topics}),
             "create_topics": bridge.kafka.create_topics is not None,
+            "insecure": bool(insecurities(bridge.kafka.client())),
         },
         "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui, "kafka_source": told(bridge)},
         "lines": [_line(line) if isinstance(line, Line) else downplan.plan_line(line) for line in bridge.lines],
@@ -75,6 +78,7 @@ def _line(line: Line) -> dict[str, Any]:
         "state_dir": str(gateway.state_dir),
         "journal_max_bytes": gateway.journal.max_bytes,
         "max_messages_per_trigger": line.max_messages_per_trigger,
+        "max_bytes_per_trigger": line.max_bytes_per_trigger,
         "writes": _writes(line),
         "parallelism": line.parallelism,
         "dead_letter_topic": line.dead_letter_topic,
@@ -131,7 +135,7 @@ def _route(route: Route) -> dict[str, Any]:
 
 def warnings(bridge: Bridge) -> list[str]:
     """What is allowed and yet deserves a thought."""
-    found = []
+    found = [f"insecure: [kafka] {text}" for text in insecurities(bridge.kafka.client())]
     for line in bridge.lines:
         own = _line_warnings(line) if isinstance(line, Line) else downplan.warnings_of(line)
         found += [f'line "{line.name}": {text}' for text in (*own, *_transport_warnings(line))]
@@ -169,6 +173,10 @@ def _transport_warnings(line: AnyLine) -> list[str]:
     found = []
     if gateway.tls.insecure:
         found.append("tls.insecure: the broker's certificate is not verified; anyone in between can read and change.")
+    if gateway.receipts is not None and gateway.receipts.trust_all_clients:
+        found.append(
+            "receipts.trust_all_clients: a client that may publish here can make other publishers' messages vanish."
+        )
     open_to_all = [broker for broker in gateway.brokers if not broker.tls and broker.host not in _LOOPBACK]
     if gateway.password_file and open_to_all:
         found.append(f"the password crosses the network in clear text to {open_to_all[0]}. Use mqtts:// or wss://.")
@@ -197,6 +205,7 @@ def render(plan: dict[str, Any]) -> str:
     """The plan as text."""
     kafka = plan["kafka"]
     made = " (missing ones are created)" if kafka["create_topics"] else ""
+    made += "   insecure" if kafka["insecure"] else ""
     out = [
         f'bridge "{plan["bridge"]}"   {len(plan["lines"])} line{"s" * (len(plan["lines"]) != 1)}   {plan["file"]}',
         f"  kafka     {kafka['bootstrap_servers']}   topics {', '.join(kafka['topics']) or 'from messages only'}{made}",
@@ -207,7 +216,8 @@ def render(plan: dict[str, Any]) -> str:
     for line in plan["lines"]:
         out += ["", *(downplan.render_line(line) if line["direction"] == "down" else _render_line(line))]
     out += ["", *(f"warning  {text}" for text in plan["warnings"])] if plan["warnings"] else []
-    return "\n".join(out) + f"\n\nNothing was contacted. Start it with: towline run {plan['file']}\n"
+    out += ["", f"Nothing was contacted. Start it with: towline run {plan['file']}"]
+    return "\n".join(map(printable, out)) + "\n"
 
 
 def _render_line(line: dict[str, Any]) -> list[str]:

@@ -12,16 +12,19 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from towline.bridge.identity import Identity
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable, TowlineError
+from towline.gateway.belonging import MISMATCHES, is_other
 from towline.gateway.client import discover
 from towline.gateway.guarantees import knobs
+from towline.gateway.remembered import UNFIT
 
 if TYPE_CHECKING:
     from towline.bridge.model import AnyLine, Line
+    from towline.gateway.client import GatewayClient
 
 __all__ = [
     "PERMANENT",
@@ -30,14 +33,18 @@ __all__ = [
     "examine",
     "gateway_status",
     "gather",
+    "kafka_offsets",
     "mapping_problem",
     "problem",
     "read_checkpoint",
+    "refused",
     "starting",
 ]
 
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,12 @@ class Evidence:
         gateway_journal: Journal the gateway serves.
         committed: Offset up to which the bridge told the gateway that it is done.
         tip: Offset after the last row of the journal.
+        incarnation: Which opening of the journal wrote the row below `planned_end`, as the checkpoint has it; "" from
+            a Towline that did not say.
+        done_incarnation: The same of `done_end`.
+        first: First offset that the gateway has.
+        found: Which opening wrote the row below `planned_end` as the gateway has it; below where the line begins, for a
+            query without a checkpoint.
     """
 
     query: str = ""
@@ -65,6 +78,10 @@ class Evidence:
     gateway_journal: str = ""
     committed: int = 0
     tip: int = 0
+    incarnation: str = ""
+    done_incarnation: str = ""
+    first: int = 0
+    found: str = ""
 
     @property
     def decided(self) -> bool:
@@ -72,18 +89,22 @@ class Evidence:
         return self.planned == self.done
 
 
-def gather(line: Line, consumer: str) -> Evidence:
+def gather(line: Line, consumer: str, identity: Identity) -> Evidence:
     """Read a line's checkpoint and ask its gateway.
 
     Raises:
         GatewayUnreachable: TL-G01 when it does not answer for a while.
     """
-    status = gateway_status(line.gateway.state_dir)
+    seen = read_checkpoint(line.checkpoint)
+    offset = max(0, identity.start) if seen.planned is None else seen.planned_end
+    status, found = _answered(line.gateway.state_dir, lambda gateway: (_status(gateway), gateway.incarnation(offset)))
     return replace(
-        read_checkpoint(line.checkpoint),
+        seen,
         gateway_journal=str(status["journal"]),
         committed=int(status["consumers"].get(consumer, 0)),
+        first=int(status["first"]),
         tip=int(status["end"]),
+        found=found,
     )
 
 
@@ -91,9 +112,18 @@ def read_checkpoint(checkpoint: Path) -> Evidence:
     """What a checkpoint says, whoever serves its journal."""
     logs = Checkpoint(str(checkpoint))
     planned, done = logs.last_offsets_batch(), logs.last_commit_batch()
-    journal, planned_end = _position(checkpoint, planned)
-    done_end = None if done is None else _position(checkpoint, done)[1]
-    return Evidence(_query_id(checkpoint), planned, done, journal, planned_end, done_end)
+    newest = _position(checkpoint, planned)
+    last = None if done is None else _position(checkpoint, done)
+    return Evidence(
+        _query_id(checkpoint),
+        planned,
+        done,
+        newest.journal,
+        newest.offset,
+        None if last is None else last.offset,
+        incarnation=newest.incarnation,
+        done_incarnation="" if last is None else last.incarnation,
+    )
 
 
 def gateway_status(state_dir: Path) -> Mapping[str, Any]:
@@ -102,12 +132,20 @@ def gateway_status(state_dir: Path) -> Mapping[str, Any]:
     Raises:
         GatewayUnreachable: TL-G01 when it does not answer for a while.
     """
+    return _answered(state_dir, _status)
+
+
+def _status(gateway: GatewayClient) -> Mapping[str, Any]:
+    return gateway.status(timeout_s=5.0)
+
+
+def _answered(state_dir: Path, ask: Callable[[GatewayClient], _T]) -> _T:
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         client = discover(state_dir)
         if client is not None:
             with client:
-                return client.status(timeout_s=5.0)
+                return ask(client)
         time.sleep(0.1)
     raise GatewayUnreachable(
         "TL-G01", str(state_dir), "no gateway answers", "It is started again by itself; the query then goes on."
@@ -121,22 +159,28 @@ def _query_id(checkpoint: Path) -> str:
         return ""
 
 
-def _position(checkpoint: Path, batch: int | None) -> tuple[str, int]:
-    """Journal and offset in one entry of the offset log (`towline.spark.offsets`); ("", 0) where it can't be read."""
+class _Place(NamedTuple):
+    journal: str = ""
+    offset: int = 0
+    incarnation: str = ""
+
+
+def _position(checkpoint: Path, batch: int | None) -> _Place:
+    """The place in one entry of the offset log (`towline.spark.offsets`); an empty one where it can't be read."""
     try:
         lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[1:]
     except OSError:
-        return "", 0
+        return _Place()
     for line in lines:
         try:
             ((_, place),) = json.loads(line)["gateways"].items()
-            return str(place["journal"]), int(place["offset"])
+            return _Place(str(place["journal"]), int(place["offset"]), str(place.get("incarnation", "")))
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
-    return "", 0
+    return _Place()
 
 
-def _kafka_offsets(checkpoint: Path, batch: int | None) -> str:
+def kafka_offsets(checkpoint: Path, batch: int | None) -> str:
     """The entry of Spark's Kafka source in the offset log; "" where there is none, or the line goes the other way."""
     try:
         lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[2:]
@@ -183,6 +227,17 @@ def _old_journal(identity: Identity, seen: Evidence, parallelism: int) -> str:
     return ""
 
 
+def _gone_on(identity: Identity, seen: Evidence, parallelism: int) -> str:
+    """The same journal and long enough: only the opening that wrote the row tells that it is another one."""
+    del identity, parallelism
+    if is_other(seen.incarnation, seen.found, seen.planned_end, seen.first):
+        return (
+            f"the row below offset {seen.planned_end:,} was written by opening {seen.incarnation} of the journal when "
+            f"the checkpoint took it, and here by {seen.found or 'another'}: an older copy that has gone on"
+        )
+    return ""
+
+
 def _old_checkpoint(identity: Identity, seen: Evidence, parallelism: int) -> str:
     del identity, parallelism
     if seen.done_end is not None and seen.done_end < seen.committed:
@@ -203,17 +258,20 @@ def _rescaled(identity: Identity, seen: Evidence, parallelism: int) -> str:
     return ""
 
 
+_THE_OTHER: Final = "Bring back the state directory of that journal"
+_NEWEST: Final = "Bring back the newest state directory"
 #: In this order: what makes the later questions meaningless comes first. Code, rule, first way out.
 RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
     ("TL-B22", _gone, "Bring the checkpoint back"),
     ("TL-B22", _other, "Bring the line's own checkpoint back"),
-    ("TL-B24", _swapped, "Bring back the state directory of that journal"),
-    ("TL-B24", _old_journal, "Bring back the newest state directory"),
+    ("TL-B24", _swapped, _THE_OTHER),
+    ("TL-B24", _old_journal, _NEWEST),
+    ("TL-B24", _gone_on, _NEWEST),
     ("TL-B23", _old_checkpoint, "Bring back the newest checkpoint"),
     ("TL-B25", _rescaled, "Set parallelism back until this batch is done, then change it"),
 )
 #: Another try finds the same.
-PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27"})
+PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27", *UNFIT})
 
 
 def problem(identity: Identity, seen: Evidence, parallelism: int) -> tuple[str, str, str] | None:
@@ -254,14 +312,27 @@ def mapping_problem(line: AnyLine, file: Path, identity: Identity, seen: Evidenc
 
 def _told(line: AnyLine, file: Path, code: str, what: str, way: str) -> TowlineError:
     again = f"towline run {file} --begin-again {line.name}"
-    cost = _COST[line.guarantee.value]
+    cost = _COST_OF_A_COPY if code == "TL-B24" and knobs(line.guarantee).serves_again else _COST[line.guarantee.value]
     do = f"{way} (in {line.gateway.state_dir}); or begin again where the gateway's account stands: {again} ({cost})."
     return TowlineError(code, f'line "{line.name}"', what, do)
 
 
+def refused(line: AnyLine, file: Path, error: TowlineError) -> TowlineError | None:
+    """What a gateway that found its journal not to be the checkpoint's says to the bridge's user [TL-B24].
+
+    Returns:
+        None for any other error.
+    """
+    if error.code not in MISMATCHES:
+        return None
+    way = _THE_OTHER if error.code == "TL-G04" else _NEWEST
+    return _told(line, file, "TL-B24", f"{error.what}; nothing was taken in", way)
+
+
 def starting(line: Line, identity: Identity, seen: Evidence) -> str:
     """The offset where a query without a checkpoint begins, as the source's option ``startingOffset``."""
-    if identity.journal == seen.gateway_journal and 0 <= identity.start <= seen.tip:
+    same = not is_other(identity.incarnation, seen.found, identity.start, seen.first)
+    if same and identity.journal == seen.gateway_journal and 0 <= identity.start <= seen.tip:
         return str(max(identity.start, seen.committed))
     # A line that begins again may have written the uncommitted rows already, and at_most_once doubles nothing.
     return "committed" if knobs(line.guarantee).serves_again or identity.generation == 1 else "latest"
@@ -273,6 +344,8 @@ _COST: Final = {
     "at_least_once": "what the last batch held may come twice",
     "exactly_once": "what the last batch held may come twice, this once",
 }
+#: The account of another journal knows nothing of what was carried meanwhile.
+_COST_OF_A_COPY: Final = "what waits in this journal is carried, and what of it was carried before comes twice"
 
 
 def begin_again(line: AnyLine) -> str:
@@ -298,8 +371,9 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     cut = old.done_end if again else old.planned_end
     batch = old.done if again else old.planned
     # Without a batch it begins where it began before.
-    offsets = _kafka_offsets(line.checkpoint, batch) or identity.offsets
-    fresh = identity.again(old.journal, -1 if cut is None else cut, offsets)
+    offsets = kafka_offsets(line.checkpoint, batch) or identity.offsets
+    incarnation = old.done_incarnation if again else old.incarnation
+    fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation)
     if line.checkpoint.exists():
         line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
     fresh.save(line.gateway.state_dir)

@@ -25,6 +25,11 @@ __all__ = ["Fate", "Mapper", "Outcome", "Returner", "mapper_of", "row_of"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _INDEX: Final = "__index"
+#: Letters that are not the message: no route can make of them what it was.
+_NOT_WHOLE: Final = {
+    Reason.PACKET_TOO_LARGE: "too large for the gateway's max_packet_bytes; its publisher has to send it again",
+    Reason.TOO_MANY_PROPERTIES: "more than 1,000 properties; its value is the MQTT packet, for a program of yours",
+}
 
 
 class Fate(StrEnum):
@@ -121,7 +126,7 @@ class Mapper:
 
     def outcomes(self, letters: Sequence[Letter]) -> list[Outcome]:
         """The fate of each, in order."""
-        rows = [row_of(letter) for letter in letters]
+        rows = [None if letter.reason in _NOT_WHOLE else row_of(letter) for letter in letters]
         taken = [None if row is None else first_match(self._routes, row["topic"]) for row in rows]
         wanted = self._conditions(rows, taken)
         return [
@@ -132,6 +137,8 @@ class Mapper:
     def _outcome(
         self, letter: Letter, row: Mapping[str, Any] | None, taken: int | None, *, wanted: bool | None
     ) -> Outcome:
+        if letter.reason in _NOT_WHOLE:
+            return Outcome(Fate.DEAD, why=_NOT_WHOLE[letter.reason])
         if row is None:
             return _as_it_was(letter)
         if taken is None:
@@ -155,7 +162,7 @@ def _mapped(route: Route, row: Mapping[str, Any]) -> Outcome:
     record = route.record(row)
     assert record is not None, "the route takes the topic"
     if record["topic"] is None:
-        return Outcome(Fate.DEAD, why="its Kafka topic is not legal or not allowed")
+        return Outcome(Fate.DEAD, why="its Kafka topic is not legal, not allowed or reserved")
     if route.key_required and record["key"] is None:
         return Outcome(Fate.DEAD, why="it has no key")
     moment = (row["received_at"] - _EPOCH) // timedelta(milliseconds=1)

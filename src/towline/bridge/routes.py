@@ -6,8 +6,8 @@ The rules, which `towline.bridge.sql` compiles for Spark and `Route.record` stat
   record and the account adds up [I11].
 - The route's ``where`` decides afterwards: false or null means *filtered*, and no later route is asked.
 - A template with a field the message does not have gives null: no key, a header without value, no topic.
-- A topic name that holds captured text must be a legal Kafka name and an allowed one, else the message goes to the
-  route's fallback topic (design section 10: a device never names a topic outside the allowed list).
+- A topic name that holds captured text must be a legal Kafka name, an allowed one and not reserved, else the message
+  goes to the route's fallback topic (design section 10: a device never names a topic outside the allowed list).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Self
 
 from towline.gateway.settings import Subscription, filter_problem
+from towline.kafka.reserved import INTERNAL, reserved
 
 __all__ = [
     "FIELDS",
@@ -280,6 +281,7 @@ class Route:
         properties: Whether the MQTT properties travel as headers (`HEADERS`).
         key_required: Whether a message that gives no key is a dead letter.
         dedupe: What names a message for ever, as a template or as SQL; None to keep repeats.
+        dead_letter_topics: Of all lines of the bridge; no message may name one.
     """
 
     pattern: Pattern
@@ -293,11 +295,22 @@ class Route:
     properties: bool = True
     key_required: bool = False
     dedupe: Template | str | None = None
+    dead_letter_topics: tuple[str, ...] = ()
+
+    @property
+    def reserved(self) -> str | None:
+        """What a name with fields must not be, as a regular expression; None where it can't become that."""
+        head = self.topic.parts[0]
+        reach = (INTERNAL, "towline.", *self.dead_letter_topics)
+        near = self.topic.fields and any(head.startswith(name) or name.startswith(head) for name in reach)
+        return reserved(self.dead_letter_topics) if near else None
 
     def topic_for(self, values: Mapping[str, str | None]) -> str | None:
         """The Kafka topic of a message, or None where the checks of the module refuse it."""
         name = self.topic.render(values)
         if name is None or (self.topic.constant is None and kafka_name_problem(name)):
+            return None
+        if (taken := self.reserved) is not None and re.fullmatch(taken, name):
             return None
         return name if self.topic.constant is not None or allowed(name, self.allowed_topics) else None
 

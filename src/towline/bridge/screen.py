@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
+
+from towline.text import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,8 +23,8 @@ PLAIN_S = 10.0
 
 def line_state(view: LineView, spark: str) -> str:
     """One word or two on a line, the worst news first."""
-    if view.gateway_error:
-        return "no gateway"
+    if view.silent:
+        return "no gateway" if view.gateway_error else "gateway silent"
     if not view.status:
         return "starting"
     if view.status.get("state") not in ("online", "connected"):
@@ -65,9 +68,14 @@ class PlainScreen:
         """Nothing to put away."""
 
     def say(self, text: str) -> None:
-        """Write an event."""
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        """Write an event; a disk too full for it is no reason to end what carries messages."""
+        try:
+            self._stream.write(printable_lines(text) + "\n")
+            self._stream.flush()
+        except BrokenPipeError:
+            raise  # whoever listened has gone, and the bridge was started for them
+        except OSError:
+            return
 
     def show(self, board: Board) -> None:
         """Write the lines whose numbers changed."""
@@ -78,7 +86,7 @@ class PlainScreen:
             at, former = self._last.get(name, (-PLAIN_S, ()))
             if known is not None and mark != former and now - at >= PLAIN_S:
                 self._last[name] = (now, mark)
-                self.say(summary(view, board.spark))
+                self.say(printable(summary(view, board.spark)))
 
 
 class LiveScreen:
@@ -102,7 +110,7 @@ class LiveScreen:
 
     def say(self, text: str) -> None:
         """Print an event above the table."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable_lines(text), markup=False, highlight=False, soft_wrap=True)
 
     def show(self, board: Board) -> None:
         """Redraw."""
@@ -116,8 +124,11 @@ def _table(board: Board) -> Table:
     from rich.table import Table  # noqa: PLC0415 - see LiveScreen
     from rich.text import Text  # noqa: PLC0415
 
+    kafka = f"{board.kafka}{' (insecure)' if board.kafka_insecure else ''}"
+    # A Text, not a str: rich would read [brackets] in a str as markup.
+    title = f"bridge {board.name}   spark {board.spark}   kafka {kafka}   Ctrl-C ends it cleanly"
     table = Table(
-        title=f"bridge {board.name}   spark {board.spark}   kafka {board.kafka}   Ctrl-C ends it cleanly",
+        title=Text(printable(title), style="table.title"),
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -125,11 +136,9 @@ def _table(board: Board) -> Table:
     for column in _COLUMNS:
         table.add_column(column, justify="left" if column in ("line", "state") else "right")
     for view in board.lines.values():
-        table.add_row(*(Text(cell) for cell in _cells(view, board.spark)))
-        if view.query_error or view.gateway_error:
-            table.add_row(
-                "", *[""] * (len(_COLUMNS) - 2), Text(view.gateway_error or view.query_error or "", style="red")
-            )
+        table.add_row(*(Text(printable(cell)) for cell in _cells(view, board.spark)))
+        if wrong := view.gateway_error or view.query_error:
+            table.add_row("", *[""] * (len(_COLUMNS) - 2), Text(printable(wrong), style="red"))
     return table
 
 
@@ -153,5 +162,7 @@ def _cells(view: LineView, spark: str) -> list[str]:
 
 
 def make_screen(*, live: bool) -> LiveScreen | PlainScreen:
-    """The screen that fits standard output."""
+    """The screen that fits standard output; what its encoding does not have is escaped, a device may have named it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     return LiveScreen() if live else PlainScreen(sys.stdout)

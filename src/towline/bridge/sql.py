@@ -47,12 +47,21 @@ LEVELS, ROUTE, WHERE, KEEP, NAME, TOPIC, REASON = (
     "__topic",
     "__reason",
 )
-#: What makes two messages the same: route, key, and for those without a key the offset, which no other has.
+#: The packet of a message that was not taken in whole, as it came; null where it was too large to be kept.
+PACKET = "__packet"
+#: Whether a row is the stub of such a message (`towline.mqtt.stubs`): no payload of MQTT is null. Devices can't make
+#: one, and whoever writes a condition or a key is not asked about it.
+STUB = "payload IS NULL"
+#: What makes two messages the same: topic, key, and for those without a key the offset, which no other has. The topic,
+#: because a device may write any key: on its own topics, which the broker guards, it can only drop its own [I13].
 SAME = ("__scope", "__dedupe", "__unique")
 
 _SAFE = re.compile(r"[A-Za-z0-9 _./:,;-]")
 #: Type of a record's headers.
 HEADER_TYPE = "array<struct<key: string, value: binary>>"
+
+#: The end of the text, for Java; ``$`` would also match before a line feed there.
+END = r"\z"
 
 #: Counted in every batch by `observe`, of all rows: name → SQL aggregate.
 COUNTS = {
@@ -74,7 +83,7 @@ class Letters:
 
     Attributes:
         topic: The dead-letter topic.
-        source: Name of the line.
+        source: Who signs them: the line's sink id.
     """
 
     topic: str
@@ -137,12 +146,17 @@ def _field(name: str, pattern: Pattern) -> str:
 def _topic(route: Route) -> str:
     if route.topic.constant is not None:
         return NAME
-    return f"CASE WHEN {_legal(NAME)}{_listed(route)} THEN {NAME} END"
+    free = f" AND NOT {_reserved(route)}" if route.reserved else ""
+    return f"CASE WHEN {_legal(NAME)}{_listed(route)}{free} THEN {NAME} END"
 
 
 def _legal(name: str) -> str:
     """Whether Kafka takes the name [Kafka: Topic.validate]."""
     return f"length({name}) <= {MAX_TOPIC_LENGTH} AND {name} RLIKE {literal(LEGAL_TOPIC)} AND {name} NOT IN ('.', '..')"
+
+
+def _reserved(route: Route) -> str:
+    return f"{NAME} RLIKE {literal(f'^(?:{route.reserved})' + END)}"
 
 
 def _listed(route: Route) -> str:
@@ -232,11 +246,26 @@ def _fallback(route: Route) -> str:
     if route.fallback_topic is not None:
         return literal(route.fallback_topic)
     sentence = (
-        f'route from "{route.pattern.text}": a message gives a Kafka topic that is not legal or not allowed'
+        f'route from "{route.pattern.text}": a message gives a Kafka topic that is not legal, not allowed or reserved'
         ". The line stops there rather than lose it. "
         "Give the line a dead_letter_topic, or the route a fallback_topic.   [TL-B02]"
     )
     return f"raise_error({literal(sentence)})"
+
+
+def _not_whole() -> str:
+    """Why a stub is one."""
+    told = "get(filter(user_properties, p -> p.key = 'towline-reason'), 0).value"
+    return f"CASE WHEN {told} = '{Reason.TOO_MANY_PROPERTIES}' THEN {told} ELSE '{Reason.PACKET_TOO_LARGE}' END"
+
+
+def _no_place(topic: str) -> str:
+    """The topic, or the end of a line that has nowhere to put a stub: as a record it would be a tombstone."""
+    sentence = (
+        "a message was not taken in whole, see towline-reason and max_packet_bytes"
+        ". The line stops there rather than lose it. Give the line a dead_letter_topic.   [TL-B29]"
+    )
+    return f"CASE WHEN {STUB} THEN raise_error({literal(sentence)}) ELSE {topic} END"
 
 
 def _unmappable(route: Route, repeats: Repeats | None) -> str:
@@ -245,6 +274,7 @@ def _unmappable(route: Route, repeats: Repeats | None) -> str:
     if route.topic.constant is None and route.fallback_topic is None:
         cases += [
             f"WHEN {NAME} IS NULL THEN '{Reason.TOPIC_ABSENT}'",
+            *([f"WHEN {_reserved(route)} THEN '{Reason.TOPIC_RESERVED}'"] if route.reserved else []),
             f"WHEN {TOPIC} IS NULL AND {_legal(NAME)} THEN '{Reason.TOPIC_NOT_ALLOWED}'",
             f"WHEN {TOPIC} IS NULL THEN '{Reason.TOPIC_ILLEGAL}'",
         ]
@@ -263,8 +293,11 @@ _DETAILS = {
     Reason.UNROUTED: "no route takes this topic",
     Reason.TOPIC_ABSENT: "the message lacks what the name of the Kafka topic is made of",
     Reason.TOPIC_NOT_ALLOWED: "the name of the Kafka topic is not among allowed_topics",
+    Reason.TOPIC_RESERVED: "no message may choose this Kafka topic: markers, dead letters, Kafka's own",
     Reason.TOPIC_ILLEGAL: "Kafka takes no such topic name",
     Reason.KEY_ABSENT: "the message lacks what its key or its dedupe key is made of",
+    Reason.PACKET_TOO_LARGE: "larger than max_packet_bytes; headers mqtt.user.towline-* hold its size and digest",
+    Reason.TOO_MANY_PROPERTIES: "more than 1,000 properties; the value is the whole MQTT packet",
 }
 
 
@@ -310,15 +343,15 @@ def expressions(
     made = {
         LEVELS: "split(topic, '/')",
         ROUTE: f"CASE {cases} END",
-        WHERE: _switch(routes, condition, "false"),
+        WHERE: _switch(routes, _wanted, "false"),
         KEEP: f"{ROUTE} IS NOT NULL AND coalesce({WHERE}, false)",
         NAME: _switch(routes, lambda route: template(route.topic, route.pattern), null),
         TOPIC: _switch(routes, _topic, null),
         **(_sameness(routes) if repeats else {}),
         REASON: null,
-        "topic": f"coalesce({TOPIC}, {_switch(routes, _fallback, null)})",
+        "topic": _no_place(f"coalesce({TOPIC}, {_switch(routes, _fallback, null)})"),
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
-        "value": "payload",
+        "value": f"coalesce(payload, {PACKET}, X'')",
         "headers": _switch(routes, _headers, f"CAST(NULL AS {HEADER_TYPE})"),
         "timestamp": "received_at",
     }
@@ -335,7 +368,7 @@ def _with_letters(
     )
     dead = f"{REASON} IS NOT NULL"
     return made | {
-        REASON: f"CASE WHEN {ROUTE} IS NULL THEN '{Reason.UNROUTED}' ELSE {reason} END",
+        REASON: f"CASE WHEN {STUB} THEN {_not_whole()} WHEN {ROUTE} IS NULL THEN '{Reason.UNROUTED}' ELSE {reason} END",
         "topic": f"CASE WHEN {dead} THEN {literal(letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
         "headers": f"CASE WHEN {dead} THEN {_letter_headers(letters)} ELSE {made['headers']} END",
@@ -344,10 +377,9 @@ def _with_letters(
 
 def _sameness(routes: Sequence[Route]) -> dict[str, str]:
     """The columns of `SAME`."""
-    null = "CAST(NULL AS STRING)"
     return {
-        SAME[0]: _switch(routes, lambda route: literal(route.pattern.text), null),
-        SAME[1]: _switch(routes, _dedupe_key, null),
+        SAME[0]: "topic",
+        SAME[1]: _switch(routes, _dedupe_key, "CAST(NULL AS STRING)"),
         SAME[2]: f"CASE WHEN {SAME[1]} IS NULL THEN offset END",
     }
 
@@ -356,8 +388,15 @@ def _dedupe_key(route: Route) -> str:
     if route.dedupe is None:
         return "CAST(NULL AS STRING)"
     if isinstance(route.dedupe, Template):
-        return template(route.dedupe, route.pattern)
-    return f"CAST((\n{route.dedupe}\n) AS STRING)"
+        made = template(route.dedupe, route.pattern)
+    else:
+        made = f"CAST((\n{route.dedupe}\n) AS STRING)"
+    return f"CASE WHEN NOT {STUB} THEN {made} END"
+
+
+def _wanted(route: Route) -> str:
+    """The condition, which no stub is asked."""
+    return "true" if route.where is None else f"{STUB} OR {condition(route)}"
 
 
 def condition(route: Route) -> str:
@@ -398,6 +437,10 @@ def apply(
         if isinstance(route.dedupe, str):
             frame.select(F.expr(route.dedupe))
     made = expressions(routes, letters, repeats)
+    packet = F.when(F.expr(STUB), F.col("correlation_data"))
+    frame = frame.withColumn(PACKET, packet).withColumn(
+        "correlation_data", F.expr(f"IF({STUB}, NULL, correlation_data)")
+    )
     for name in [name for name in made if name.startswith("__")]:
         column = F.expr(made[name])
         frame = frame.withColumn(name, tried(column) if letters and name in (WHERE, SAME[1]) else column)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from towline.bridge.board import account_of, counts_of, read_board
+from towline.bridge.board import SILENT_S, account_of, counts_of, read_board
+from towline.bridge.downaccount import DownAccount
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.client import discover
+from towline.text import printable
 
-__all__ = ["advice", "collect", "render"]
+__all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]
 
-#: A bridge that has not written for this long, in seconds, is called silent.
-SILENT_S = 10.0
+#: Exit codes of `towline status`: an account does not add up; a line does not run, or its account is not known.
+WRONG, NOT_KNOWN = 1, 3
 
 
 def collect(state_dir: Path, lines: list[str] | None = None) -> dict[str, Any]:
@@ -35,17 +38,28 @@ def collect(state_dir: Path, lines: list[str] | None = None) -> dict[str, Any]:
     board = board or {"lines": {}}
     names = lines or list(board["lines"])
     updated = board.get("updated")
+    running = _alive(board)
     return {
         "bridge": board.get("bridge"),
         "state_dir": str(state_dir),
-        "running": _alive(board),
+        "running": running,
         "pid": board.get("pid"),
         "updated": updated,
-        "spark": board.get("spark", "not started"),
-        "kafka": board.get("kafka", "unknown"),
+        "spark": board.get("spark", "not started") if running else "not running",
+        "kafka": board.get("kafka", "unknown") if running else "unknown",
         "kafka_error": board.get("kafka_error"),
-        "lines": {name: _line(state_dir / name, board["lines"].get(name, {})) for name in names},
+        "kafka_insecure": board.get("kafka_insecure", []),
+        "lines": {name: _line(state_dir / name, board["lines"].get(name, {}), running, updated) for name in names},
     }
+
+
+def code_of(status: dict[str, Any]) -> int:
+    """The exit code for what `collect` found: 0 if every line runs and adds up."""
+    accounts = [line["account"] for line in status["lines"].values()]
+    if any(known and not known["adds_up"] for known in accounts):
+        return WRONG
+    runs = all(line["query"] == "running" for line in status["lines"].values())
+    return 0 if runs and all(accounts) else NOT_KNOWN
 
 
 def _alive(board: dict[str, Any]) -> bool:
@@ -53,26 +67,29 @@ def _alive(board: dict[str, Any]) -> bool:
     return bool(pid) and Path(f"/proc/{pid}").exists() and time.time() - float(board.get("updated", 0)) < SILENT_S
 
 
-def _line(state_dir: Path, known: dict[str, Any]) -> dict[str, Any]:
+def _line(state_dir: Path, known: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
+    """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
     counts = counts_of(known.get("direction", "up"), known.get("counts", {}))
     status = _ask(state_dir)
-    gateway = status or known.get("gateway") or None
+    query = known.get("query", "not started") if running else "not running"
     made: dict[str, Any] = {
         "direction": known.get("direction", "up"),
         "gateway_running": status is not None,
-        "query": known.get("query", "not started"),
+        "query": query,
         "query_error": known.get("query_error"),
         "gateway_error": known.get("gateway_error"),
-        "rate_in": known.get("rate_in", 0.0),
-        "rate_out": known.get("rate_out", 0.0),
-        "lag_s": known.get("lag_s", 0.0),
+        **{name: known.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
         "fallback": counts.fallback,
         "account": None,
-        "gateway": gateway,
+        "gateway": status,
     }
-    if gateway:
-        made["account"] = account_of(gateway, counts).as_json()
-        made["sentence"] = account_of(gateway, counts).sentence()
+    if status and (account := account_of(status, counts)):
+        if isinstance(account, DownAccount) and query != "running":
+            account = replace(account, behind=None)  # as it was at the last batch
+        made["account"], made["sentence"] = account.as_json(), account.sentence()
+    elif (last := known.get("gateway")) and (account := account_of(last, counts)):
+        heard = known.get("heard") or updated
+        made["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}
     return made
 
 
@@ -90,7 +107,7 @@ def _ask(state_dir: Path) -> dict[str, Any] | None:
 
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What to do about what is wrong with a line, or what weakens its promise."""
-    gateway = line["gateway"] or {}
+    gateway, last = line["gateway"] or {}, line.get("last") or {}
     if not line["gateway_running"]:
         yield _NO_GATEWAY[line["direction"]]
     elif not running and line["direction"] == "down":
@@ -101,10 +118,11 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
         if error:
             yield str(error)
     yield from _broker_advice(gateway)
-    yield from _outbox_advice(gateway)
-    if unrouted := (line["account"] or {}).get("unrouted"):
+    account = line["account"] or last.get("account") or {}  # these only grow
+    yield from _outbox_advice(gateway or last.get("gateway") or {})
+    if unrouted := account.get("unrouted"):
         yield f"{unrouted:,} messages were taken by no route and are not in Kafka. Add a route, or subscribe to less."
-    if dead := (line["account"] or {}).get("dead_lettered"):
+    if dead := account.get("dead_lettered"):
         yield f"{dead:,} messages are dead letters: towline dlq show tells why, towline dlq replay carries them on."
     if line["fallback"]:
         yield f"{line['fallback']:,} messages went to a fallback topic, because their own was not legal or not allowed."
@@ -119,7 +137,9 @@ _NO_GATEWAY = {
 def _outbox_advice(gateway: dict[str, Any]) -> Iterator[str]:
     outbox = gateway.get("outbox") or {}
     if refused := outbox.get("refused"):
-        yield f"the broker refuses {refused:,} messages for good; they are kept in refused/ with reason codes."
+        yield f"the broker refused {refused:,} messages for good; see towline refused show, and replay."
+    if held := outbox.get("held_back"):
+        yield f"nothing is sent, there is no room for what the broker refuses: {held}"
     if again := outbox.get("resent_after_lost_session"):
         yield f"{again:,} messages were sent again, because the broker lost the session: they may be doubled."
     if unsure := outbox.get("unsure_after_lost_session"):
@@ -133,52 +153,85 @@ def _broker_advice(gateway: dict[str, Any]) -> Iterator[str]:
         yield f"the broker lost this client's session ({lost} times) and what only it held. See its persistence."
     if overruns := gateway.get("window_overruns"):
         yield f"the broker sent more than Receive Maximum allows ({overruns} times); its window is broken, update it."
+    if large := gateway.get("packets_too_large"):
+        yield f"{large:,} messages were larger than max_packet_bytes: their payload is not kept, only what they were."
+    if crowded := gateway.get("too_many_properties"):
+        yield f"{crowded:,} messages had more than 1,000 properties: kept as packets, not as messages."
     if gateway.get("insecure"):
         yield "tls.insecure: the broker's certificate is not verified."
+    receipts = gateway.get("receipts") or {}
+    if receipts.get("trusts_all_clients"):
+        yield "receipts.trust_all_clients: any client of the broker may speak for any publisher."
+    if strangers := receipts.get("forged", 0) + receipts.get("unsigned", 0):
+        yield f"{strangers:,} messages had marks of a publisher without its key: stored, and they get no receipts."
+    if foreign := receipts.get("foreign"):
+        yield f"{foreign:,} messages had numbers of others: a publisher's directory was restored from an older copy."
 
 
 def render(status: dict[str, Any]) -> str:
     """The status as text; times are local."""
     state = f"running (pid {status['pid']})" if status["running"] else "not running"
-    moment = datetime.fromtimestamp(status["updated"]).astimezone() if status["updated"] else None
-    seen = f"{moment:%H:%M:%S}" if moment else "never"
     head = f'bridge "{status["bridge"] or "?"}"   {state}'
-    out = [f"{head}   spark {status['spark']}   kafka {status['kafka']}   last word {seen}"]
+    kafka = f"{status['kafka']}{' (insecure)' if status['kafka_insecure'] else ''}"
+    out = [f"{head}   spark {status['spark']}   kafka {kafka}   last word {_moment(status['updated'])}"]
+    out += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
     if status["kafka_error"] and status["running"]:
         out.append(f"  {status['kafka_error']}")
     for name, line in status["lines"].items():
         out += _render_line(name, line, running=status["running"])
-    return "\n".join(out) + "\n"
+    # Errors, broker names and states came over the network; each line stays one line.
+    return "\n".join(map(printable, out)) + "\n"
+
+
+def _moment(at: float | None) -> str:
+    """A time of day, with the date if that is another one."""
+    if not at:
+        return "never"
+    moment, now = datetime.fromtimestamp(at).astimezone(), datetime.now().astimezone()
+    return f"{moment:%H:%M:%S}" if moment.date() == now.date() else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
 def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]:
-    gateway = line["gateway"] or {}
-    out = [f'▸ line "{name}"   {gateway.get("guarantee", "")}   query {line["query"] if running else "not running"}']
+    last = line.get("last") or {}
+    gateway = line["gateway"] or last.get("gateway") or {}
+    out = [f'▸ line "{name}"   {gateway.get("guarantee", "")}   query {line["query"]}']
     if line["account"]:
         out.append(f"  account   {line['sentence']}")
-    if line["gateway_running"]:
+    else:
+        why = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
+        out.append(f"  account   unknown: {why}")
+        if last:
+            out.append(f"  last word {_moment(last['heard'])}: {last['sentence']}")
+    if line["gateway"]:
         out += _render_outbox(gateway, line) if line["direction"] == "down" else _render_gateway(gateway)
-    if running:
+    if running and line["rate_in"] is not None:
         out.append(
             f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {line['lag_s']:.1f} s"
         )
     return [*out, *(f"  ! {text}" for text in advice(line, running=running))]
 
 
+def _told(value: float | None, digits: int = 0) -> str:
+    return "unknown" if value is None else f"{value:,.{digits}f}"
+
+
+def _megabytes(gateway: dict[str, Any]) -> str:
+    size = gateway.get("bytes_on_disk")
+    return f"{_told(None if size is None else size / 1e6, 1)} MB on disk"
+
+
 def _render_outbox(gateway: dict[str, Any], line: dict[str, Any]) -> list[str]:
     outbox = gateway.get("outbox") or {}
     place = f"{gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}   {gateway.get('state')}"
-    parts = [f"queued {outbox.get('queued', 0):,}", f"in flight {outbox.get('in_flight', 0):,}"]
-    parts.append(f"{outbox.get('bytes_on_disk', 0) / 1e6:,.1f} MB on disk")
-    behind = (line["account"] or {}).get("behind", 0)
-    return [f"  session   {place}", f"  outbox    {'   '.join(parts)}   {behind:,} offsets behind in Kafka"]
+    parts = [f"queued {_told(outbox.get('queued'))}", f"in flight {_told(outbox.get('in_flight'))}", _megabytes(outbox)]
+    if incomplete := outbox.get("incomplete"):
+        parts.append(f"{incomplete:,} of a batch that is not whole")
+    behind = _told((line["account"] or {}).get("behind"))
+    return [f"  session   {place}", f"  outbox    {'   '.join(parts)}   {behind} offsets behind in Kafka"]
 
 
 def _render_gateway(gateway: dict[str, Any]) -> list[str]:
     place = f"{gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}   {gateway.get('state')}"
-    flight = f"unacknowledged {gateway.get('unacknowledged', 0):,}   acks after {gateway.get('ack_after')}"
-    offsets = f"offsets {gateway.get('first', 0):,} to {gateway.get('end', 0):,}"
-    return [
-        f"  session   {place}   {flight}",
-        f"  journal   {gateway.get('bytes_on_disk', 0) / 1e6:,.1f} MB on disk   {offsets}",
-    ]
+    flight = f"unacknowledged {_told(gateway.get('unacknowledged'))}   acks after {gateway.get('ack_after')}"
+    offsets = f"offsets {_told(gateway.get('first'))} to {_told(gateway.get('end'))}"
+    return [f"  session   {place}   {flight}", f"  journal   {_megabytes(gateway)}   {offsets}"]

@@ -22,6 +22,7 @@ from towline.bridge.jars import equipped, told
 from towline.bridge.keepers import DriverKeeper, GatewayKeeper, KafkaKeeper
 from towline.bridge.recovery import begin_again
 from towline.errors import ConfigError, TowlineError
+from towline.kafka.clientconfig import insecurities
 
 if TYPE_CHECKING:
     from towline.bridge.model import Bridge
@@ -81,11 +82,15 @@ class Supervisor:
                 self._screen.say(jars)
             for text in (*settle(bridge), *(begin_again(bridge.line(name)) for name in self._again)):
                 self._screen.say(text)
-            self._board = Board(bridge.name, bridge.state_dir, {line.name: line.direction for line in bridge.lines})
+            insecure = insecurities(bridge.kafka.client())
+            for text in insecure:
+                self._screen.say(f"insecure: [kafka] {text}")
+            directions = {line.name: line.direction for line in bridge.lines}
+            self._board = Board(bridge.name, bridge.state_dir, directions, insecure)
             self._kafka = KafkaKeeper(bridge, self._board, self._spark_ending)
             self._driver = DriverKeeper(bridge, self._board, self._kafka, self._spark_ending)
             self._gateways = [
-                GatewayKeeper(line, self._board, bridge.logs / f"gateway-{line.name}.log", self._ending)
+                GatewayKeeper(line, bridge.file, self._board, bridge.logs / f"gateway-{line.name}.log", self._ending)
                 for line in bridge.lines
             ]
             for keeper in (*self._gateways, self._kafka, self._driver):
@@ -136,7 +141,7 @@ class Supervisor:
             return dead[0].fatal
         broken = {keeper.line.name for keeper in dead} | set(self._driver.given_up)
         if len(broken) == len(self._gateways):
-            names = ", ".join(sorted(self._driver.given_up))
+            names = ", ".join(sorted(broken))
             do = "Correct what was told above and start again; what was received waits on disk."
             return ConfigError("TL-B04", str(self._bridge.file), f"no line can go on ({names})", do)
         return None
@@ -183,11 +188,13 @@ class Supervisor:
                     with client:
                         status = client.status(timeout_s=5.0)
                     with self._board.lock:
-                        self._board.lines[line.name].status = status
+                        self._board.lines[line.name].hear(status)
 
     def _farewell(self) -> Iterator[str]:
         for name, view in self._board.lines.items():
             if (known := view.account) is None:
+                if view.status:
+                    yield f'line "{name}": no gateway answers, so what waits on disk is not known; it stays there'
                 continue
             yield f'line "{name}": {known.sentence()}'
             left = known.waiting + known.arriving

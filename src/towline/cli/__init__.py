@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from towline.errors import ConfigError, TowlineError, did_you_mean
+from towline.text import printable
 
 __all__ = ["COMMANDS", "EXIT_CONFIG", "EXIT_FAILED", "main"]
 
@@ -28,7 +29,9 @@ COMMANDS = {
     "check": "validate a bridge file and print the plan; no network",
     "status": "the account of every message: received, waiting, committed",
     "dlq": "dead letters: show them, and carry the mended ones on",
+    "refused": "messages the broker would not take: show them, send them again",
     "pub": "publish test messages to an MQTT broker",
+    "key": "the key of one publisher with receipts",
     "demo": "real brokers, a bridge, a kill -9 or two, and the account",
     "gateway": "run the gateway of one line in the foreground",
     "kafka": "what a sink remembers in Kafka, and setting it by hand",
@@ -117,7 +120,7 @@ def _present(name: str) -> bool:
 def _unknown(name: str) -> int:
     hint = did_you_mean(name, filter(_present, COMMANDS), "See towline --help.")
     kind = "option" if name.startswith("-") else "command"
-    sys.stderr.write(f'towline: there is no {kind} "{name}". {hint}   [TL-C01]\n')
+    sys.stderr.write(f'towline: there is no {kind} "{printable(name)}". {hint}   [TL-C01]\n')
     return EXIT_CONFIG
 
 

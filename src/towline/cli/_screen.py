@@ -1,15 +1,19 @@
-"""What the commands share: typer's settings, and marks the terminal can show."""
+"""What the commands share: typer's settings, and text a terminal can show without being told what to do."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-__all__ = ["BridgeFile", "command_app", "is_live", "plain"]
+from towline.text import printable, printable_lines
+
+__all__ = ["BridgeFile", "command_app", "is_live", "json_text", "lines_text", "plain"]
 
 #: A bridge file as an argument; its absence is told by the reader, in one line like every other mistake.
 BridgeFile = Annotated[Path, typer.Argument(help="The bridge file (TOML).", show_default=True)]
@@ -36,10 +40,25 @@ _PLAIN = str.maketrans({"→": ">", "▸": ">", "✓": "+", "✗": "x", "…": "
 
 
 def plain(text: str) -> str:
-    """The text with what standard output's encoding can't show replaced."""
+    """The text with control characters escaped, and replaced what standard output's encoding can't show.
+
+    Every command prints through this, or through `json_text`. Line feeds stay: whoever joins lines escapes those within
+    a value (`towline.text.printable`).
+    """
+    text = printable_lines(text)
     encoding = sys.stdout.encoding or "ascii"
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
         return text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
     return text
+
+
+def json_text(values: Any, *, indent: int | None = None) -> str:
+    """JSON and a line feed, in visible ASCII: JSON itself escapes all but DEL."""
+    return json.dumps(values, indent=indent).replace("\x7f", "\\u007f") + "\n"
+
+
+def lines_text(lines: Iterable[str]) -> str:
+    """Each of ``lines`` in one line, for a terminal, whatever a device or a topic put into it."""
+    return "".join(plain(printable(line)) + "\n" for line in lines)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from towline.cli._screen import BridgeFile, command_app, plain
+from towline.cli._screen import BridgeFile, command_app, json_text, plain
 
 __all__ = ["app", "check"]
 
@@ -29,4 +28,4 @@ def check(
     from towline.bridge.plan import plan_of, render  # noqa: PLC0415
 
     plan = plan_of(load(file))
-    sys.stdout.write(json.dumps(plan, indent=2) + "\n" if as_json else plain(render(plan)))
+    sys.stdout.write(json_text(plan, indent=2) if as_json else plain(render(plan)))

@@ -149,7 +149,7 @@ class _Screen:
         """One line above the moving ones."""
         line = plain(f"  ✗ {text}")
         if self._live is not None:
-            self._live.console.print(line, style="yellow", highlight=False)
+            self._live.console.print(line, style="yellow", markup=False, highlight=False)
         else:
             typer.echo(line)
 

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from towline.devstack import Server, Stack
 from towline.devstack.stack import ServerStatus
@@ -109,5 +110,6 @@ def _show(found: list[ServerStatus]) -> None:
         table.add_column(column, overflow="fold")
     for server in found:
         pid = str(server.pid) if server.pid else "-"
-        table.add_row(server.name, server.state, server.address or "-", pid, server.directory)
+        cells = (server.name, server.state, server.address or "-", pid, server.directory)
+        table.add_row(*map(Text, cells))  # a str would be read as markup
     Console().print(table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli._screen import BridgeFile, command_app, plain
+from towline.cli._screen import BridgeFile, command_app, json_text, lines_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,8 +55,8 @@ def show(
             if len(first) < limit:
                 first.append(_facts(shelf.topic, owner.name if owner else "", entry))
     waiting = [{"topic": t, "line": n, "reason": r, "letters": c} for (t, n, r), c in sorted(counts.items())]
-    told = json.dumps({"waiting": waiting, "first": first}, indent=2) if as_json else "\n".join(_shown(waiting, first))
-    sys.stdout.write(plain(told) + "\n")
+    found = {"waiting": waiting, "first": first}
+    sys.stdout.write(json_text(found, indent=2) if as_json else lines_text(_shown(waiting, first)))
 
 
 @app.command(epilog="Example:  towline dlq replay bridge.toml --line telemetry --dry-run")
@@ -81,8 +80,9 @@ def replay(
     wanted, total = _wanted(bridge, line, reason, limit), dlq.Replay()
     for shelf in dlq.shelves(bridge):
         total.include(dlq.replay(bridge, shelf, wanted, _session(bridge), dry_run=dry_run))
-    told = json.dumps(_as_json(total, dry_run=dry_run)) if as_json else "\n".join(_told(total, dry_run=dry_run))
-    sys.stdout.write(plain(told) + "\n")
+    sys.stdout.write(
+        json_text(_facts_of(total, dry_run=dry_run)) if as_json else lines_text(_told(total, dry_run=dry_run))
+    )
     if total.dead:
         raise typer.Exit(1)
 
@@ -151,5 +151,5 @@ def _told(done: Replay, *, dry_run: bool) -> Iterator[str]:
         yield f"{count:>10,}  stay dead letters: {why}"
 
 
-def _as_json(done: Replay, *, dry_run: bool) -> dict[str, Any]:
+def _facts_of(done: Replay, *, dry_run: bool) -> dict[str, Any]:
     return {"dry_run": dry_run, "mended": dict(done.mended), "filtered": done.filtered, "dead": dict(done.dead)}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli._screen import command_app, plain
+from towline.cli._screen import command_app, json_text, plain
+from towline.text import printable
 
 if TYPE_CHECKING:
     from towline.kafka.markers import Marker
@@ -121,17 +122,17 @@ def _meaning(sink: str, count: int, to_batch: int | None) -> str:
 def _print(topic: str, markers: dict[int, Marker], *, as_json: bool) -> None:
     if as_json:
         found = {"topic": topic, "markers": {str(p): json.loads(m.to_json()) for p, m in markers.items()}}
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json_text(found, indent=2))
         return
     if not markers:
-        sys.stdout.write(f"no marker in {topic}\n")
+        sys.stdout.write(plain(f"no marker in {topic}\n"))
         return
     lines = [f"{topic}", _ROW.format("partition", "of", "batch", "rows", "dead", "rows so far", "query")]
     for p, m in markers.items():
         writer = m.writer or "any (set by hand)"
         cells = (p, m.parallelism, m.batch, f"{m.rows:,}", f"{m.dead_lettered:,}", f"{m.total_rows:,}", writer)
         lines.append(_ROW.format(*map(str, cells)))
-    sys.stdout.write(plain("\n".join(lines) + "\n"))
+    sys.stdout.write(plain("\n".join(map(printable, lines)) + "\n"))
 
 
 _ROW = "{:>9} {:>3} {:>8} {:>10} {:>6} {:>14}  {}"

@@ -37,6 +37,12 @@ def pub(
     receipts: Annotated[
         bool, typer.Option("--receipts", help="With --durable: wait until each message is in Kafka.")
     ] = False,
+    receipt_key_file: Annotated[
+        Path | None, typer.Option(help="With --receipts: the key that the gateway has, too.")
+    ] = None,
+    receipt_trust_all_clients: Annotated[
+        bool, typer.Option("--receipt-trust-all-clients", help="With --receipts: no key; every client is trusted.")
+    ] = False,
     timeout: Annotated[float, typer.Option(min=0, help="With --durable: seconds to wait for all of that.")] = 30.0,
 ) -> None:
     """Publish test messages; ends when the broker has acknowledged all of them.
@@ -59,11 +65,12 @@ def pub(
         _pub_durably(
             str(place), topic, message, count, rate, qos, properties, retain, durable, timeout,
             username=username, password=_secret(password_file), tls=Tls(ca_file=ca_file) if ca_file else None,
-            receipts=receipts,
+            receipts=receipts, receipt_key_file=receipt_key_file, receipt_trust_all_clients=receipt_trust_all_clients,
         )  # fmt: skip
         return
     if receipts:
         raise typer.BadParameter("it needs --durable", param_hint="--receipts")
+    _packet(topic, message, 0, qos, properties, retain=retain)  # what can't be said is said before a connection is made
     refused: list[int] = []
     sender = Sender(
         place.endpoint,
@@ -108,13 +115,15 @@ def _pub_durably(
         for number in range(count):
             _pace(started, number, rate)
             text = str(number)
-            name, payload = topic.replace("{n}", text), message.replace("{n}", text)
+            name, payload = topic.replace("{n}", text), _payload(message, number)
             last = publisher.publish(name, payload, qos=qos, retain=retain, user_properties=properties, wait=bool(rate))
         if last is not None:
             last.on_disk.result()
         typer.echo(f"{count:,} messages on disk in {state_dir} in {time.monotonic() - started:.1f} s", err=True)
-    finally:
-        left = publisher.close(timeout)
+    except BaseException:
+        publisher.close(0)
+        raise
+    left = publisher.close(timeout)
     before = f", {waited:,} of them from before" if waited else ""
     typer.echo(f"{outcomes['delivered']:,} messages {'acknowledged by' if qos else 'sent to'} {broker}{before}")
     if login["receipts"]:
@@ -143,14 +152,26 @@ def _packet(
 ) -> PublishPacket:
     from mqtt5 import PublishPacket, QoS  # noqa: PLC0415
 
+    from towline.errors import ConfigError  # noqa: PLC0415
+    from towline.mqtt.rules import message_problem  # noqa: PLC0415
+
+    name = topic.replace("{n}", str(number))
+    payload = _payload(message, number)
+    if problem := message_problem(name, payload, qos, user_properties=properties):
+        raise ConfigError("TL-C51", f"message to {name[:80]!r}", problem, "Change it.")
     return PublishPacket(
-        topic.replace("{n}", str(number)),
-        message.replace("{n}", str(number)).encode(),
+        name,
+        payload,
         qos=QoS(qos),
         retain=retain,
         user_properties=properties,
         packet_id=1 if qos else None,  # the session gives each message its own
     )
+
+
+def _payload(message: str, number: int) -> bytes:
+    """The bytes as they were given to the command, which need not be text."""
+    return os.fsencode(message.replace("{n}", str(number)))
 
 
 def _pace(started: float, number: int, rate: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from towline.cli._screen import command_app, is_live, plain
+from towline.cli._screen import command_app, is_live, json_text, plain
 
 __all__ = ["app", "status"]
 
@@ -26,14 +25,13 @@ def status(
         Path | None, typer.Argument(help="The bridge file; default bridge.toml.", show_default=False)
     ] = None,
     state_dir: Annotated[Path | None, typer.Option(help="The bridge's state_dir, instead of a file.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="For scripts; exit code 1 if the account does not add up.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts; null is what is not known.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every second until Ctrl-C.")] = False,
 ) -> None:
     """Show the account: received = in Kafka + left out + waiting, and whether it adds up.
 
-    Asks the gateways themselves, so it works while Spark or Kafka is down. Exit code 1 if the account does not add up.
+    Asks the gateways themselves, so it works while Spark or Kafka is down. Exit codes: 0 every line runs and adds up,
+    1 an account does not add up, 3 a line does not run or its account is not known.
     """
     place, lines = _place(file, state_dir)
     while True:
@@ -41,8 +39,10 @@ def status(
         if not watch:
             break
         time.sleep(WATCH_S)
-    if any(line["account"] and not line["account"]["adds_up"] for line in known["lines"].values()):
-        raise typer.Exit(1)
+    from towline.bridge.status import code_of  # noqa: PLC0415 - loaded when it is called
+
+    if code := code_of(known):
+        raise typer.Exit(code)
 
 
 def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, list[str] | None]:
@@ -58,7 +58,7 @@ def _look(place: Path, lines: list[str] | None, *, as_json: bool, clear: bool) -
     from towline.bridge.status import collect, render  # noqa: PLC0415 - loaded when it is called
 
     known = collect(place, lines)
-    text = json.dumps(known, indent=None if clear else 2) + "\n" if as_json else plain(render(known))
+    text = json_text(known, indent=None if clear else 2) if as_json else plain(render(known))
     sys.stdout.write(("\x1b[H\x1b[2J" if clear else "") + text)
     sys.stdout.flush()
     return known

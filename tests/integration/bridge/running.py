@@ -135,6 +135,7 @@ def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]
         "group.id": str(uuid.uuid4()),
         "enable.auto.commit": False,
         "enable.partition.eof": True,
+        "auto.offset.reset": "earliest",
     }
     consumer = Consumer(settings)
     try:
@@ -143,8 +144,12 @@ def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]
         while True:  # markers of transactions take offsets too, so only the reader knows where the end is
             record = consumer.poll(20)
             assert record is not None, f"nothing came after {len(made)} records"
-            if record.error():
+            error = record.error()
+            if error is None:
+                made.append((record.key(), record.value(), _headers(record)))
+            elif error.name() == "_PARTITION_EOF":
                 return made
-            made.append((record.key(), record.value(), _headers(record)))
+            else:
+                assert error.retriable(), error
     finally:
         consumer.close()

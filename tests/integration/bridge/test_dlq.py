@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from tests.conftest import NewTopic
 from tests.integration.bridge.running import PATIENCE, in_kafka
@@ -112,6 +114,72 @@ def test_a_replay_that_was_overtaken_writes_nothing(kafka: Kafka, make: Make) ->
     with pytest.raises(KafkaError, match=r"TL-B30"):
         slow.write(dead, waiting, dlq._outcomes(shelf, mappers, waiting))
     assert values(kafka, target) == [b"m0"]
+
+
+def test_two_replays_at_once_carry_each_letter_once(kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dlq, "CHUNK", 1)
+    bridge, target, dead = make()
+    put(kafka.bootstrap, dead, [letter(number) for number in range(4)])
+    (shelf,), (other,) = dlq.shelves(bridge), dlq.shelves(bridge)
+    turns = [dlq.Wanted(limit=2)]
+
+    def overtaken(_: dlq.Replay) -> None:
+        if turns:
+            assert dlq.replay(bridge, other, turns.pop(), no_spark).mended == {target: 2}
+
+    assert dlq.replay(bridge, shelf, dlq.Wanted(), no_spark, on_chunk=overtaken).mended == {target: 2}
+    assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]
+
+
+@pytest.fixture
+def another(kafka: Kafka) -> Iterator[Callable[[str], Any]]:
+    """Opens a transaction that has written to both partitions of a topic."""
+    opened: list[Any] = []
+
+    def made(topic: str) -> Any:
+        producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"other-{topic}"})
+        opened.append(producer)
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        for partition in (0, 1):
+            producer.produce(topic, b"unfinished", partition=partition)
+        assert producer.flush(20) == 0
+        return producer
+
+    yield made
+    for producer in opened:
+        with contextlib.suppress(KafkaException):  # it ended already
+            producer.abort_transaction(20)
+
+
+def test_marks_above_an_open_transaction_count(
+    kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch, another: Callable[[str], Any]
+) -> None:
+    bridge, target, dead = make()
+    put(kafka.bootstrap, dead, [letter(0)])
+    (shelf,) = dlq.shelves(bridge)
+    waiting = list(shelf.entries(dlq.Wanted()))
+    another(dead)
+    writer = dlq._Writer(bridge, shelf)
+    writer.write(dead, waiting, dlq._outcomes(shelf, {"line": Mapper(bridge.uplinks[0], no_spark)}, waiting))
+
+    monkeypatch.setattr(dlq, "_OTHERS_S", 1.0)
+    with pytest.raises(KafkaError, match="TL-B31"):
+        dlq.replay(bridge, shelf, dlq.Wanted(), no_spark)
+    assert values(kafka, target) == [b"m0"]
+
+
+def test_the_transaction_of_another_writer_is_waited_for(
+    kafka: Kafka, make: Make, another: Callable[[str], Any]
+) -> None:
+    bridge, target, dead = make()
+    put(kafka.bootstrap, dead, [letter(0)])
+    (shelf,) = dlq.shelves(bridge)
+    later = threading.Timer(2.0, another(dead).abort_transaction, (20,))
+    later.start()
+    assert dlq.replay(bridge, shelf, dlq.Wanted(), no_spark).mended == {target: 1}
+    later.join()
+    assert dlq.replay(bridge, shelf, dlq.Wanted(), no_spark).mended == {}
 
 
 def test_a_letter_within_a_letter_is_opened(kafka: Kafka, make: Make) -> None:

@@ -290,6 +290,71 @@ def run_through(
     return total
 
 
+COUNTED = """
+[[downlink]]
+name = "line"
+from = "{topic}"
+topic = "down/{{key}}"
+where = "value <> 'skip'"
+dead_letter_topic = "{dead}"
+"""
+
+
+def test_a_batch_that_was_committed_while_nobody_listened_is_counted(
+    bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
+) -> None:
+    """[I11] A kill between a commit and Spark's word of it: what it left out would be in no account."""
+    source = topic("commands", partitions=3)
+    write(bridge, mosquitto, kafka, COUNTED.format(topic=source, dead=topic("dead")))
+    often = 'master = "local[2]", conf = { "spark.sql.streaming.noDataProgressEventInterval" = "50" }'
+    bridge.file.write_text(bridge.file.read_text().replace('master = "local[2]"', often))
+    bridge.start()
+    wait_until(lambda: running(bridge) and lines_of(bridge)["line"]["query"] == "running", PATIENCE, "the query")
+    driver, jvm = (bridge.child(part) for part in ("towline.bridge.driver", "org.apache.spark.deploy.SparkSubmit"))
+    assert driver
+    assert jvm
+    put_mixed(kafka, source)
+    commit = bridge.directory / "state" / "line" / "checkpoint" / "commits" / "0"
+    end = time.monotonic() + PATIENCE
+    while not commit.exists() and time.monotonic() < end:
+        time.sleep(0.0005)
+    driver.suspend()  # the listener is told some ten milliseconds after the commit
+    bridge.process.kill()
+    bridge.process.wait()
+    jvm.kill()
+    driver.kill()
+    bridge.start()
+
+    assert_counted(bridge, 1)
+    assert bridge.interrupt() == 0
+    bridge.start()  # Spark's last word was, but for luck, of a trigger without a batch: it has the next one's number
+    wait_until(lambda: running(bridge) and lines_of(bridge)["line"]["query"] == "running", PATIENCE, "the query")
+    put_mixed(kafka, source)
+    assert_counted(bridge, 2)
+    assert bridge.interrupt() == 0
+
+
+def put_mixed(kafka: Kafka, source: str) -> None:
+    """Two records to be delivered, three to be filtered, five dead letters."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(10):
+        producer.produce(source, b"skip" if number < 3 else b"m", b"down" if number < 5 else b"#", partition=number % 3)
+    assert producer.flush(30) == 0
+
+
+def assert_counted(bridge: Running, times: int) -> None:
+    """Each record of `put_mixed` is in the account."""
+
+    def counted() -> Any:
+        known = accounts(bridge)["line"]
+        return known and known["taken"] >= 10 * times and not known["waiting"] and known
+
+    known = wait_until(counted, PATIENCE, f"the account: {accounts(bridge)}")
+    parts = ("taken", "delivered", "filtered", "dead_lettered", "uncounted")
+    assert [known[part] for part in parts] == [10 * times, 2 * times, 3 * times, 5 * times, 0]
+    assert known["adds_up"]
+
+
 def test_kill_9_of_everything_loses_nothing(
     bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic, devices: list[Device | Ear]
 ) -> None:

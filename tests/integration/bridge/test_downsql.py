@@ -171,6 +171,36 @@ def test_what_mqtt_cant_carry_becomes_a_letter_with_every_byte(spark: SparkSessi
     assert [tuple(p) for p in rows[-1].user_properties] == [("h", ""), ("u", "1"), ("h", "2")]
 
 
+CONTROL = ["\x01", "a\tb", "\n", "\x1f", "\x7f", "\x85", "\x9f", "\ufdd0", "\uffff", "\U0001fffe", "\U0010ffff"]
+
+
+@pytest.mark.parametrize("policy", ["send", "dead_letter"])
+def test_control_characters_are_sent_or_dead_letters(spark: SparkSession, policy: str) -> None:
+    text = [character.encode() for character in CONTROL]
+    records = [
+        *(record(one) for one in text),
+        *(record(headers=[("h", one)]) for one in text),
+        record(headers=[("h\t", b"")]),
+        record(headers=[("mqtt.content-type", b"\x02")]),
+        record(headers=[("mqtt.response-topic", b"\x02")]),
+    ]
+    fine = [record("aé€\U0001f600 ".encode(), b"\x00\x01", headers=[("mqtt.correlation-data", b"\x01")]), record()]
+    rows = down(spark, way(topic="{key}", control_characters=policy), *records, *fine)
+    letters = [row for row in rows if row[LETTER] is not None]
+    assert len(letters) == (len(records) if policy == "dead_letter" else 0)
+    assert {letter_of(row).reason for row in letters} <= {Reason.UNDELIVERABLE}
+    assert [row[LETTER] for row in rows[-2:]] == [None, None]
+
+
+def test_an_expiry_is_one_that_mqtt_has(spark: SparkSession) -> None:
+    longest = 2**32 - 1
+    numbers = {str(n): min(max(n, 0), longest) for n in (-(2**63), -1, 0, 60, longest, longest + 1, 2**63 - 1)}
+    said = {**numbers, "soon": None, str(10**20): None}
+    rows = down(spark, way(topic="t"), *(record(headers=[("mqtt.message-expiry", s.encode())]) for s in said))
+    assert [row.message_expiry_seconds for row in rows] == list(said.values())
+    assert all(row[LETTER] is None for row in rows)
+
+
 def test_a_line_without_dead_letters_stops_and_says_where(spark: SparkSession) -> None:
     with pytest.raises(Exception, match=r"line line: record t/0 offset 7: MQTT takes no such topic.*\[TL-B05\]"):
         down(spark, way(topic="{key}", letters=False), record(b"a/+", offset=7))

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from towline.bridge.model import RouteSection
 from towline.bridge.routes import Route, first_match
-from towline.bridge.sql import COUNTS, KEPT, Letters, apply, expressions, literal
+from towline.bridge.sql import COUNTS, KEPT, SAME, Letters, Repeats, apply, expressions, literal
 from towline.gateway.rows import SPARK_SCHEMA
 from towline.gateway.settings import Guarantee
 from towline.kafka.deadletters import from_record
@@ -22,11 +22,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 COLUMNS = [part.split(" ")[0] for part in SPARK_SCHEMA.replace("struct<key: string, value: string>", "x").split(", ")]
 NASTY = ["", "a", "b", "t1", "$SYS", "it's", 'say "x"', "back\\slash", "${HOME}", "%_", "ü", "🚀", "line\nend"]
-NASTY += ["{x}", "a b", "..", "x" * 250]
+NASTY += ["{x}", "a b", "..", "x" * 250, "a.markers", "__x"]
 
 
 def compiled(*tables: dict[str, Any]) -> tuple[Route, ...]:
-    return tuple(RouteSection.model_validate(table).compile(Guarantee.AT_LEAST_ONCE) for table in tables)
+    dead = ("towline.t1", "two.b")
+    return tuple(RouteSection.model_validate(table).compile(Guarantee.AT_LEAST_ONCE, None, dead) for table in tables)
 
 
 ROUTES = compiled(
@@ -40,6 +41,8 @@ ROUTES = compiled(
         "topic": "sys",
         "key": "{mqtt.offset}{mqtt.gateway}{mqtt.message_expiry}{mqtt.response_topic}",
     },
+    {"from": "tow/{x}", "topic": "towline.{x}", "fallback_topic": "tow.other"},
+    {"from": "low/{x}", "topic": "_{x}", "fallback_topic": "low.other"},
     {"from": "{x}/{y}/{z}", "topic": "deep", "properties": "none", "key": "{mqtt.topic}"},
 )
 
@@ -52,7 +55,9 @@ def rows(count: int, seed: int = 7) -> list[dict[str, Any]]:
 
     made = []
     for offset in range(count):
-        levels = [rng.choice(["one", "two", "tri", *NASTY])] + [rng.choice(NASTY) for _ in range(rng.randint(0, 3))]
+        levels = [rng.choice(["one", "two", "tri", "tow", "low", *NASTY])] + [
+            rng.choice(NASTY) for _ in range(rng.randint(0, 3))
+        ]
         users = [{"key": rng.choice(["k", "k", "", "ü"]), "value": rng.choice(NASTY)} for _ in range(rng.randint(0, 3))]
         made.append(
             {
@@ -96,7 +101,7 @@ def told(row: Row) -> dict[str, Any]:
 
 
 def test_sql_and_python_agree_on_thousands_of_messages(spark: SparkSession) -> None:
-    messages = rows(4000)
+    messages = rows(6000)
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
     observation, kept = Observation("counts"), Observation("kept")
     result = apply(frame, ROUTES, observation, kept=kept).withColumn("micros", F.expr("unix_micros(timestamp)"))
@@ -108,9 +113,9 @@ def test_sql_and_python_agree_on_thousands_of_messages(spark: SparkSession) -> N
         micros = (theirs.pop("timestamp") - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
         assert ours == {**theirs, "micros": micros}
     counted = {**observation.get, **kept.get}
-    fallbacks = sum(record["topic"] in {"two.other", "tri.other"} for record in records)
+    fallbacks = sum(record["topic"].endswith(".other") for record in records)
     assert counted == {
-        "rows": 4000,
+        "rows": 6000,
         "filtered": want.count("filtered"),
         "unrouted": want.count("unrouted"),
         "fallback": fallbacks,
@@ -121,11 +126,22 @@ def test_sql_and_python_agree_on_thousands_of_messages(spark: SparkSession) -> N
     assert min(counted.values()) > 20, "every kind of outcome was met"
 
 
+def test_no_device_drops_anothers_messages_by_its_key(spark: SparkSession) -> None:
+    routes = compiled({"from": "t/{device}", "topic": "t", "dedupe": {"key": "{mqtt.user.id}"}})
+    message = {**rows(1)[0], "user_properties": [{"key": "id", "value": "1"}]}
+    made = [{**message, "topic": topic, "offset": n} for n, topic in enumerate(["t/forger", "t/victim", "t/victim"])]
+    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in made], SPARK_SCHEMA)
+    for name, text in expressions(routes, repeats=Repeats("10 minutes")).items():
+        frame = frame.withColumn(name, F.expr(text)) if name.startswith("__") else frame
+    kept = frame.dropDuplicates(list(SAME)).select(F.col("__levels")[1]).collect()
+    assert sorted(row[0] for row in kept) == ["forger", "victim"]
+
+
 def test_a_topic_that_nothing_takes_stops_the_batch_and_says_so(spark: SparkSession) -> None:
     routes = compiled({"from": "e/{x}", "topic": "e.{x}"})
     message = {**rows(1)[0], "topic": "e/not legal"}
     frame = spark.createDataFrame([tuple(message[c] for c in COLUMNS)], SPARK_SCHEMA)
-    with pytest.raises(Exception, match=r"is not legal or not allowed\. .* fallback_topic\.   \[TL-B02\]"):
+    with pytest.raises(Exception, match=r"is not legal, not allowed or reserved\. .* fallback_topic\.   \[TL-B02\]"):
         apply(frame, routes, "c").collect()
 
 
@@ -169,6 +185,7 @@ BROKEN = compiled(
     {"from": "two/{x}", "topic": "{x}", "allowed_topics": ["a*"]},
     {"from": "tri/{x}", "topic": "t{mqtt.user.to}"},
     {"from": "key/{x}", "topic": "k", "key": "{mqtt.user.id}", "key_required": True},
+    {"from": "own/{x}", "topic": "_{x}"},
 )
 SQL_ERROR = "raise_error(concat('no ', CAST(payload AS STRING)))"
 
@@ -202,6 +219,7 @@ def test_what_cant_be_mapped_becomes_a_letter_with_every_byte(spark: SparkSessio
         message("tri/x"),
         message("key/x"),
         message("nobody/takes/this"),
+        message("own/_consumer_offsets"),
     ]
     made = letters(spark, BROKEN, *sent)
     assert [letter and str(letter.reason) for _, letter in made] == [
@@ -211,6 +229,7 @@ def test_what_cant_be_mapped_becomes_a_letter_with_every_byte(spark: SparkSessio
         "topic_absent",
         "key_absent",
         "unrouted",
+        "topic_reserved",
     ]
     _, illegal = made[1]
     assert (illegal.topic, illegal.value, illegal.source) == ("one.not legal", b"\x00\xff", "line")
@@ -229,3 +248,70 @@ def test_a_condition_that_raises_costs_one_message_not_the_line(spark: SparkSess
     )
     made = letters(spark, routes, message("a", payload=b"1"), message("a", payload=b"2"), message("a", payload=b""))
     assert [(row.topic, letter and str(letter.reason)) for row, letter in made] == [("dead", "unmapped"), ("t", None)]
+
+
+# -- stubs -----------------------------------------------------------------------------------------------------------
+
+NEVER = "raise_error('a stub was asked')"
+FACTS = [{"key": "towline-reason", "value": "packet_too_large"}, {"key": "towline-size", "value": "70000"}]
+
+
+def stub(topic: str, reason: str = "packet_too_large", **more: Any) -> dict[str, Any]:
+    facts = [{"key": "towline-reason", "value": reason}, FACTS[1]]
+    return message(topic, **{"payload": None, "correlation_data": None, "user_properties": facts, **more})
+
+
+def test_what_was_not_taken_in_whole_is_a_letter_and_nobody_is_asked(spark: SparkSession) -> None:
+    routes = compiled(
+        {
+            "from": "one/{x}",
+            "topic": "t",
+            "key": "{x}",
+            "where": f"length(payload) > 0 AND IF(payload IS NULL, {NEVER}, true) -- large ones are nobody's",
+            "dedupe": {"key": "IF(payload IS NULL, 'same', 'other')", "within": "10 minutes"},
+        },
+    )
+    sent = [
+        stub("one/a"),
+        stub("one/b", "too_many_properties", correlation_data=b"\x32packet", qos=2, retain=True),
+        stub("nobody/takes/this"),
+        message("one/c", payload=b"fine", user_properties=FACTS, correlation_data=b"\x01"),
+    ]
+    made = letters(spark, routes, *sent)
+    assert [letter and str(letter.reason) for _, letter in made] == [
+        "packet_too_large",
+        "too_many_properties",
+        "packet_too_large",
+        None,
+    ]
+    first, second = made[0][1], made[1][1]
+    assert (first.value, first.topic, first.key, first.source) == (b"", "t", b"a", "line")
+    assert ("mqtt.user.towline-size", b"70000") in first.headers
+    assert second.value == b"\x32packet"
+    known = dict(second.headers)
+    assert (known["mqtt.topic"], known["mqtt.qos"], known["mqtt.retain"]) == (b"one/b", b"2", b"true")
+    assert "mqtt.correlation-data" not in known
+    fine = made[3][0]
+    assert (bytes(fine.value), fine.topic) == (b"fine", "t")
+    assert ("mqtt.correlation-data", b"\x01") in [(h.key, bytes(h.value)) for h in fine.headers]
+
+
+def test_stubs_are_no_repeats_of_each_other(spark: SparkSession) -> None:
+    """A key made of columns that a stub does not have would be the same for all."""
+    routes = compiled({"from": "#", "topic": "t", "dedupe": {"key": "coalesce(payload, X'')", "within": "1 hour"}})
+    frame = spark.createDataFrame([], SPARK_SCHEMA)
+    made = expressions(routes, Letters("dead", "line"), Repeats("1 hour"))
+    row = stub("a")
+    one = spark.createDataFrame([tuple(row[c] for c in COLUMNS)], frame.schema)
+    one = one.withColumn("__route", F.lit(0))
+    for name in SAME:
+        one = one.withColumn(name, F.expr(made[name]))
+    (got,) = one.select(*SAME).collect()
+    assert (got[SAME[1]], got[SAME[2]]) == (None, row["offset"])
+
+
+def test_without_a_place_for_it_a_stub_ends_the_line_and_is_no_tombstone(spark: SparkSession) -> None:
+    routes = compiled({"from": "#", "topic": "t", "where": "length(payload) > 0"})
+    frame = spark.createDataFrame([tuple(stub("a")[c] for c in COLUMNS)], SPARK_SCHEMA)
+    with pytest.raises(Exception, match=r"not taken in whole.* dead_letter_topic\.   \[TL-B29\]"):
+        apply(frame, routes, "c").collect()

@@ -84,6 +84,39 @@ def test_a_line_overrides_the_common_settings(tmp_path: Path) -> None:
     assert line.gateway.keep_alive_s == 7
 
 
+def test_a_line_says_what_becomes_of_retained_messages(tmp_path: Path) -> None:
+    text = changed("[kafka]", "retain_handling = 2\n[kafka]")
+    assert read(text, tmp_path).lines[0].gateway.retain_handling == 2
+    with pytest.raises(ConfigError, match=r'retain_handling 1 and 2 need protocol "5".*\[TL-C05\]'):
+        read(changed("[kafka]", 'retain_handling = 2\nprotocol = "3.1.1"\n[kafka]'), tmp_path)
+
+
+LIST = changed('["mqtt://a:1883"]', '["mqtt://a", "mqtt://b"]')
+EXACT = 'name = "telemetry"\nguarantee = "exactly_once"'
+
+
+def test_a_list_of_brokers_under_exactly_once_needs_a_word(tmp_path: Path) -> None:
+    assert read(LIST, tmp_path).lines, "at least once needs nothing"
+    told = (
+        r'bridge.toml:5  uplink "telemetry": guarantee exactly_once with 2 brokers needs them to share sessions: one '
+        r"that takes over would double what is under way. Set brokers_share_sessions = true if they are one cluster "
+        r"that does, or give one address; or take guarantee at_least_once.   [TL-C90]"
+    )
+    with pytest.raises(ConfigError) as caught:
+        read(LIST.replace('name = "telemetry"', EXACT), tmp_path)
+    assert str(caught.value).endswith(told)
+    shared = LIST.replace("[kafka]", "brokers_share_sessions = true\n[kafka]").replace('name = "telemetry"', EXACT)
+    assert read(shared, tmp_path).lines[0].gateway.brokers_share_sessions
+    redirected = GOOD.replace("[kafka]", "follow_redirects = true\n[kafka]").replace('name = "telemetry"', EXACT)
+    with pytest.raises(ConfigError, match=r"exactly_once with follow_redirects .*\[TL-C90\]"):
+        read(redirected, tmp_path)
+
+
+def test_what_a_key_names_may_come_from_several_brokers(tmp_path: Path) -> None:
+    keyed = EXACT + '\ndedupe = { key = "{mqtt.user.id}" }'
+    assert read(LIST.replace('name = "telemetry"', keyed), tmp_path).lines
+
+
 def test_sizes_have_units(tmp_path: Path) -> None:
     text = changed(
         'name = "telemetry"', 'name = "telemetry"\njournal = { max_bytes = "20 GB", min_free_bytes = "1GiB" }'
@@ -209,6 +242,7 @@ MISTAKES = [
     ('name = "telemetry"', 'name = "telemetry"\nack_after = "received"', 'bridge.toml:12  uplink "telemetry": guarantee at_least_once acknowledges after journal or kafka, not received. Remove ack_after, or take another guarantee.   [TL-C12]'),
     ('name = "telemetry"', 'name = "telemetry"\nguarantee = "at_most_once"\nack_after = "kafka"', 'bridge.toml:13  uplink "telemetry": guarantee at_most_once acknowledges after received, not kafka. Remove ack_after, or take another guarantee.   [TL-C12]'),
     ('name = "telemetry"', 'name = "telemetry"\njournal = { max_bytes = "lots" }', 'bridge.toml:12  uplink "telemetry": "max_bytes" must be a size. Write bytes as a number, or as "20 GB" or "512 MiB".   [TL-C03]'),
+    ('name = "telemetry"', 'name = "telemetry"\nmax_bytes_per_trigger = "lots"', 'bridge.toml:12  uplink "telemetry": "max_bytes_per_trigger" must be a size. Write bytes as a number, or as "20 GB" or "512 MiB".   [TL-C03]'),
     ('name = "telemetry"', 'name = "telemetry"\nmax_messages_per_trigger = 0', 'bridge.toml:12  uplink "telemetry": "max_messages_per_trigger" must be at least 1. Change the number.   [TL-C03]'),
     ("telemetry/{device}/#", "telemetry/#/{device}", 'bridge.toml:14  uplink "telemetry" route 1: # stands alone and last in a topic filter. Correct it.   [TL-C67]'),
     ("telemetry/{device}/#", "telemetry/d-{device}", 'bridge.toml:14  uplink "telemetry" route 1: "d-{device}" is no level of a filter. A wildcard {name} fills a whole level, a brace is written {{.   [TL-C67]'),
@@ -298,3 +332,64 @@ def test_nonsense_never_gets_a_traceback(tmp_path: Path, text: str) -> None:
 def test_an_unknown_line_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'no line is named "telemetri"\. Did you mean "telemetry"\?   \[TL-C73\]'):
         read(GOOD, tmp_path).line("telemetri")
+
+
+@pytest.mark.parametrize(
+    ("where", "line"),
+    [
+        ('topic = "__consumer_offsets"', 16),
+        ('topic = "towline.other.markers"', 16),
+        ('topic = "towline.{device}.markers"', 16),
+        ('topic = "dead"', 16),
+        ('topic = "telemetry"\nfallback_topic = "__x"', 17),
+    ],
+)
+def test_a_reserved_topic_of_the_file_is_a_mistake(tmp_path: Path, where: str, line: int) -> None:
+    text = changed('topic = "telemetry"', where).replace(
+        'name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"'
+    )
+    (mistake,) = told(text, tmp_path)
+    assert mistake.startswith(f'bridge.toml:{line}  uplink "telemetry": "')
+    assert mistake.endswith("Choose another topic.   [TL-C95]")
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ('"bad"', "bad"),
+        ('["commands", "bad"]', "bad"),
+        ('{ pattern = ".*" }', "towline.plant.down.markers"),
+        ('{ pattern = "^towline" }', "towline.plant.down.markers"),
+        ('{ pattern = "^b" }', "bad"),
+        ('"commands"', None),
+        ('{ pattern = "^cmd[.]" }', None),
+    ],
+)
+def test_a_downlink_does_not_read_what_it_writes(tmp_path: Path, source: str, wrong: str | None) -> None:
+    text = f"""
+name = "plant"
+state_dir = "state"
+mqtt = {{ brokers = "mqtt://localhost" }}
+kafka = {{ bootstrap_servers = "localhost:9092" }}
+[[downlink]]
+name = "down"
+guarantee = "exactly_once"
+topic = "c/x"
+from = {source}
+dead_letter_topic = "bad"
+"""
+    if wrong is None:
+        assert read(text, tmp_path).downlinks
+        return
+    (mistake, *_) = told(text, tmp_path)
+    assert mistake.startswith(f'bridge.toml:10  downlink "down": it would read "{wrong}"')
+    assert mistake.endswith("[TL-C95]")
+
+
+def test_every_route_knows_the_dead_letter_topics_of_all_lines(tmp_path: Path) -> None:
+    second = GOOD[GOOD.index("[[uplink]]") :].replace('"telemetry"\n', '"second"\ndead_letter_topic = "dead.2"\n', 1)
+    first = GOOD.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead.1"')
+    bridge = read(first + second, tmp_path)
+    assert [line.routes[0].dead_letter_topics for line in bridge.uplinks] == [("dead.1", "dead.2")] * 2
+    (mistake,) = told(first.replace('"dead.1"', '"__dead"'), tmp_path)
+    assert "TL-C95" in mistake

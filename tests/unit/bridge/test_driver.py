@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.unit.bridge.test_config import GOOD, read
+from towline.bridge import driver
 from towline.bridge.account import Counts
 from towline.bridge.driver import Reports, facts
+from towline.bridge.sql import Letters
+from towline.gateway.settings import Guarantee
 
 
 def place(offset: int) -> dict[str, Any]:
@@ -32,12 +38,24 @@ def test_progress_becomes_facts() -> None:
         "rows": 10,
         "journal": "j",
         "query": "",
-        "behind": 0,
+        "behind": None,
         "start": 5,
         "end": 15,
         "millis": {"triggerExecution": 41},
         "observed": {"rows": 10, "filtered": 2, "unrouted": 1, "fallback": 0},
     }
+
+
+def test_a_trigger_without_a_batch_is_no_batch() -> None:
+    """Spark reports it with the number of the next one, which would then be taken for counted [I11]."""
+    out = io.StringIO()
+    made: Any = SimpleNamespace(counts={}, reports=Reports(out))
+    line: Any = SimpleNamespace(name="line", guarantee=Guarantee.AT_LEAST_ONCE)
+    runner = driver._Runner(made, line)
+    runner.tell(facts({**PROGRESS, "numInputRows": 0, "durationMs": {"latestOffset": 3, "triggerExecution": 3}}))
+    assert out.getvalue() == ""
+    runner.tell(facts({**PROGRESS, "durationMs": {"addBatch": 30, "triggerExecution": 41}}))
+    assert json.loads(out.getvalue())["batch"] == 3
 
 
 @pytest.mark.parametrize(
@@ -83,3 +101,11 @@ def test_a_reader_that_is_gone_does_no_harm() -> None:
     stream = io.StringIO()
     stream.close()
     Reports(stream).say("progress")
+
+
+def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = GOOD.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"')
+    made: list[Any] = []
+    monkeypatch.setattr(driver, "apply", lambda *_, letters, **__: made.append(letters))
+    driver.records(None, read(text, tmp_path).uplinks[0], "plant.telemetry")  # type: ignore[arg-type] # nothing reads it
+    assert made == [Letters("dead", "plant.telemetry")]

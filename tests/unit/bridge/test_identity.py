@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -87,3 +89,19 @@ def test_beginning_again_takes_another_sink_id_each_time(tmp_path: Path) -> None
     assert second.again().sink == "plant-7.a.3"
     second.save(tmp_path)
     assert json.loads((tmp_path / IDENTITY_FILE).read_text())["sink"] == "plant-7.a.2"
+
+
+def test_a_query_that_can_not_be_noted_is_stopped(tmp_path: Path) -> None:
+    stopped: list[bool] = []
+    query: Any = SimpleNamespace(id="q", stop=lambda: stopped.append(True))
+    full = tmp_path / "file"
+    full.touch()
+    line: Any = SimpleNamespace(parallelism=2, gateway=SimpleNamespace(state_dir=full))
+    with pytest.raises(OSError, match="exists"):
+        Identity("line", "plant.line").started(query, line)
+    assert stopped == [True]
+    Identity("line", "plant.line", query="q", parallelism=2).started(query, line)  # there is nothing to note
+    line.gateway.state_dir = tmp_path
+    Identity("line", "plant.line").started(query, line)
+    assert Identity.read(tmp_path) == Identity("line", "plant.line", query="q", parallelism=2)
+    assert stopped == [True]

@@ -35,19 +35,32 @@ def line(more: str) -> Line:
 def test_the_key_reaches_the_gateway() -> None:
     assert line("").gateway.receipts is None
     assert line("receipts = false").gateway.receipts is None
-    given = line("receipts = true").gateway.receipts
+    given = line("receipts = { trust_all_clients = true }").gateway.receipts
     assert given is not None
     assert given.prefix == "towline/receipts"
-    given = line('receipts = { prefix = "plant/done", keep_s = 3600 }').gateway.receipts
+    given = line('receipts = { prefix = "plant/done", keep_s = 3600, trust_all_clients = true }').gateway.receipts
     assert given is not None
     assert (given.prefix, given.keep_s) == ("plant/done", 3600)
+
+
+def test_the_key_is_a_file_beside_the_bridge_file(tmp_path: Path) -> None:
+    file = tmp_path / "bridge.toml"
+    text = FILE.format(more='receipts = { key_file = "receipts.key" }')
+    with pytest.raises(ConfigError, match="TL-C15"):
+        parse(text, file, {})
+    (tmp_path / "receipts.key").write_text("0" * 64)
+    (made,) = parse(text, file, {}).lines
+    assert isinstance(made, Line)
+    assert made.gateway.receipts is not None
+    assert made.gateway.receipts.key_file == tmp_path / "receipts.key"
 
 
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        ('receipts = true\nguarantee = "at_most_once"', "receipts need guarantee"),
-        ('receipts = true\n[uplink.mqtt]\nprotocol = "3.1.1"', "receipts need protocol"),
+        ("receipts = true", "receipts need key_file, or trust_all_clients"),
+        ('receipts = { trust_all_clients = true }\nguarantee = "at_most_once"', "receipts need guarantee"),
+        ('receipts = { trust_all_clients = true }\n[uplink.mqtt]\nprotocol = "3.1.1"', "receipts need protocol"),
         ('receipts = { prefixes = "x" }', "bridge.toml:"),
         ('[uplink.mqtt]\nreceipts = "x"', "unknown key"),
     ],

@@ -113,3 +113,12 @@ def test_letters_belong_to_the_line_that_signed_them(tmp_path: Path) -> None:
 def test_marks_name_offsets_in_ranges() -> None:
     entries = [Entry(p, o, 0, letter()) for p, o in ((1, 5), (0, 1), (0, 2), (0, 3), (0, 9))]
     assert list(_marks(entries)) == [(0, b'{"v":1,"offsets":[[1,3],[9,9]]}'), (1, b'{"v":1,"offsets":[[5,5]]}')]
+
+
+def test_what_was_not_taken_in_whole_is_never_replayed(tmp_path: Path) -> None:
+    """Its value is no payload; and a ``where`` is not asked about it."""
+    (line,) = bridge(tmp_path, 'where = "true"\n').uplinks
+    made = Mapper(line, no_spark).outcomes([letter(Reason.PACKET_TOO_LARGE), letter(Reason.TOO_MANY_PROPERTIES)])
+    assert [one.fate for one in made] == [Fate.DEAD] * 2
+    assert "max_packet_bytes" in made[0].why
+    assert "MQTT packet" in made[1].why

@@ -195,3 +195,31 @@ def test_a_topic_from_a_device_is_checked() -> None:
     assert listed.record(row("e/fine.x"))["topic"] == "fine.x"  # type: ignore[index]
     assert listed.record(row("e/bad"))["topic"] is None  # type: ignore[index]
     assert listed.record(row("f/bad")) is None
+
+
+@pytest.mark.parametrize(
+    ("template", "level", "topic"),
+    [
+        ("towline.{x}", "d1", "towline.d1"),
+        ("towline.{x}", "plant-7-telemetry.markers", None),
+        ("towline.{x}.markers", "s", None),
+        ("tow{x}", "line.s.markers", None),
+        ("to{x}", "wline.dead", None),
+        ("towline.d{x}", "ead", None),
+        ("_{x}", "_consumer_offsets", None),
+        ("{x}", "__transaction_state", None),
+        ("{x}", "a.markers", "a.markers"),
+        ("other.{x}", "towline.s.markers", "other.towline.s.markers"),
+    ],
+)
+def test_a_device_reaches_no_reserved_topic(template: str, level: str, topic: str | None) -> None:
+    section = {"from": "e/{x}", "topic": template, "allowed_topics": ["*"], "fallback_topic": "other"}
+    made = RouteSection.model_validate(section).compile(Guarantee.AT_LEAST_ONCE, None, ("towline.dead",))
+    assert made.record(row(f"e/{level}"))["topic"] == (topic or "other")  # type: ignore[index]
+    assert made.topic_for({"x": level}) == topic
+
+
+def test_only_names_that_can_be_reserved_are_compared() -> None:
+    assert route("e/{x}", "telemetry.{x}").reserved is None
+    assert route("e/{x}", "towline.x").reserved is None
+    assert route("e/{x}", "t{x}").reserved is not None

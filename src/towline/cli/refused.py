@@ -1,0 +1,181 @@
+"""``towline refused``: the messages that a broker would not take, and their way on."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from towline.cli._screen import command_app, json_text, lines_text
+from towline.text import printable
+
+__all__ = ["app"]
+
+app = command_app(
+    name="refused",
+    help="Messages the broker would not take: show them, send them again, or drop them.",
+    epilog="Example:  towline refused show bridge.toml && towline refused replay bridge.toml --line commands",
+    no_args_is_help=True,
+)
+
+#: Characters of a topic on the screen; ``--json`` has all of it.
+_TOPIC = 120
+#: Does ``page``, ``replay`` or ``drop`` with an offset: see `towline.gateway.refused.Refused`.
+_Ask = Callable[[str, int], dict[str, Any]]
+
+Place = Annotated[Path, typer.Argument(help="The bridge file, or the state directory of a line or a Publisher.")]
+Line = Annotated[str | None, typer.Option(help="Only those of this line of the bridge file.", show_default=False)]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the oldest so many of a line.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+
+
+@app.command(epilog="Example:  towline refused show bridge.toml --limit 5")
+def show(
+    place: Place = Path("bridge.toml"),
+    line: Line = None,
+    limit: Annotated[int, typer.Option(min=0, help="List so many of them; all are counted.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Count the refused messages by line and reason, and list the oldest ones. No payload is shown."""
+    counts: Counter[tuple[str, int, str]] = Counter()
+    first: list[dict[str, Any]] = []
+    for name, directory in _places(place, line):
+        with _reached(directory) as ask:
+            for row in _rows(ask):
+                counts[name, row["reason"], row["words"]] += 1
+                if len(first) < limit:
+                    first.append({"line": name, **row})
+    kept = [{"line": n, "reason": r, "words": w, "messages": c} for (n, r, w), c in sorted(counts.items())]
+    found = {"kept": kept, "first": first}
+    sys.stdout.write(json_text(found, indent=2) if as_json else lines_text(_shown(kept, first)))
+
+
+@app.command(epilog="Example:  towline refused replay bridge.toml --line commands")
+def replay(place: Place = Path("bridge.toml"), line: Line = None, limit: Limit = None, as_json: AsJson = False) -> None:
+    """Send the refused messages again, each once: they enter the outbox behind what waits there.
+
+    Mend first what the broker refused (rights, limits): it would refuse them once more. With or without a gateway
+    running; a Publisher has to be closed.
+    """
+    _move("replay", place, line, limit, as_json=as_json)
+
+
+@app.command(epilog="Example:  towline refused drop bridge.toml --line commands --limit 1")
+def drop(
+    place: Place = Path("bridge.toml"),
+    line: Line = None,
+    limit: Limit = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget the refused messages, for good."""
+    if not yes:
+        typer.confirm("Forget these messages for good?", abort=True, err=True)
+    _move("drop", place, line, limit, as_json=as_json)
+
+
+def _move(what: str, place: Path, line: str | None, limit: int | None, *, as_json: bool) -> None:
+    moved: dict[str, int] = {}
+    for name, directory in _places(place, line):
+        with _reached(directory) as ask:
+            for count in _steps(ask, what, limit):
+                moved[name] = moved.get(name, 0) + count
+    word = "back in the outbox" if what == "replay" else "dropped"
+    lines = [f"{count:>10,}  {word}   {name}" for name, count in moved.items() if count]
+    sys.stdout.write(json_text({what: moved}) if as_json else lines_text(lines or ["no refused messages"]))
+
+
+def _steps(ask: _Ask, what: str, limit: int | None) -> Iterator[int]:
+    """Move messages part by part; what is refused again meanwhile stays."""
+    page = ask("page", 0)
+    upto, at = page["end"], page["rows"][0]["offset"] if page["rows"] else page["end"]
+    if limit is not None:
+        upto = min(upto, at + limit)
+    while at < upto:
+        done = ask(what, upto)
+        yield done["moved"]
+        at = done["next"]
+
+
+def _rows(ask: _Ask) -> Iterator[dict[str, Any]]:
+    """All that is kept, each message once."""
+    at, seen = 0, set()
+    while True:
+        page = ask("page", at)
+        for row in page["rows"]:
+            if (key := (row["number"], row["arrived_at"])) not in seen:
+                seen.add(key)
+                yield row
+        at = page["next"]
+        if at >= page["end"]:
+            return
+
+
+def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
+    """Name and state directory of what is meant."""
+    from towline.errors import ConfigError  # noqa: PLC0415 - loaded when it is called
+
+    if place.is_dir():
+        if line is not None:
+            what, do = "a state directory has no lines", "Name the bridge file, or leave out --line."
+            raise ConfigError("TL-C94", str(place), what, do)
+        if not any((place / name).is_dir() for name in ("outbox", "refused")):
+            what = "no gateway or Publisher has sent from here: there is neither outbox/ nor refused/"
+            do = "Name the bridge file, the state directory of a line in it, or that of a Publisher."
+            raise ConfigError("TL-C93", str(place), what, do)
+        yield place.resolve().name, place
+        return
+    from towline.bridge.config import load  # noqa: PLC0415
+
+    bridge = load(place)
+    for found in (bridge.line(line),) if line is not None else bridge.downlinks:
+        yield found.name, found.gateway.state_dir
+
+
+@contextlib.contextmanager
+def _reached(directory: Path) -> Iterator[_Ask]:
+    """The refused messages of a state directory: through the gateway that runs there, or from the disk."""
+    from towline.gateway.client import discover  # noqa: PLC0415 - loaded when it is called
+    from towline.gateway.outrows import OUTBOX_SCHEMA  # noqa: PLC0415
+    from towline.gateway.refused import Refused  # noqa: PLC0415
+    from towline.journal import Limits, Outbox  # noqa: PLC0415
+
+    if client := discover(directory):
+        with client:
+            yield client.refused
+        return
+    if not (directory / "refused").is_dir():
+        yield lambda _do, _at: {"rows": [], "moved": 0, "next": 0, "end": 0}
+        return
+    with contextlib.ExitStack() as open_ones:
+        outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=64 << 20))
+        open_ones.callback(outbox.close)
+        refused = Refused(directory / "refused", outbox)
+        open_ones.callback(refused.close)
+        yield lambda do, at: getattr(refused, do)(at)
+
+
+def _shown(kept: list[dict[str, Any]], first: list[dict[str, Any]]) -> Iterator[str]:
+    if not kept:
+        yield "no refused messages"
+    for row in kept:
+        yield f"{row['messages']:>10,}  {row['words']} (0x{row['reason']:02X})   {row['line']}"
+    for row in first:
+        yield (
+            f"{_moment(row['arrived_at'])}  {row['number']:,}  → {printable(row['topic'], _TOPIC)}  QoS {row['qos']}  "
+            f"{row['bytes']:,} B  {row['words']}"
+        )
+
+
+def _moment(microseconds: int) -> str:
+    """Local time; a column may hold times that no calendar has."""
+    try:
+        return f"{datetime.fromtimestamp(microseconds / 1e6).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return "at an unknown time"

@@ -1,0 +1,65 @@
+"""A journal that is not its checkpoint's: the line stops before anything is taken in, though Kafka is away [I14]."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.integration.bridge.running import Running
+from tests.integration.bridge.test_guarantees import online, write
+from tests.unit.spark.serving import rows
+from towline.bridge.identity import Identity
+from towline.devstack import Mosquitto
+from towline.gateway.rows import ROW_SCHEMA
+from towline.journal import Journal, Limits
+from towline.spark.offsets import Position
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+NOWHERE = "127.0.0.1:1"
+
+
+def left_behind(bridge: Running, offset: int) -> None:
+    """A line that ended at `offset`, and an older copy of its journal with ten rows."""
+    with Journal.open(bridge.state_dir / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as journal:
+        journal.append(rows(journal.end, 10 - journal.end))
+        place = Position("line", journal.journal_id, offset, incarnation="0badf00d")
+    Identity("line", "tests.line", query="q", parallelism=1).save(bridge.state_dir)
+    offsets = bridge.state_dir / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True, exist_ok=True)
+    (offsets.parent / "metadata").write_text('{"id":"q"}')
+    (offsets / "0").write_text(f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(place.to_json())}')
+
+
+def test_an_older_copy_stops_the_line_before_intake(bridge: Running, mosquitto: Mosquitto) -> None:
+    write(bridge, mosquitto.port, NOWHERE, 'guarantee = "exactly_once"', 'from = "t/#"\ntopic = "x"')
+    for offset, told in ((15, "come to offset 15, the journal ends at 10"), (10, "an older copy that has gone on")):
+        left_behind(bridge, offset)
+        bridge.start()
+        assert bridge.ended() == 1
+        assert told in bridge.out
+        assert "nothing was taken in" in bridge.out
+        assert f"towline run {bridge.file} --begin-again line" in bridge.out
+        assert "[TL-B24]" in bridge.out
+    assert "tests-line" not in mosquitto.log.read_text(), "no gateway came to the broker"
+
+    bridge.start("--begin-again", "line")
+    online(bridge)
+    assert bridge.line()["gateway"]["journaled"] == 10
+    assert bridge.interrupt() == 0
+
+
+def test_a_changed_client_id_stops_the_line(bridge: Running, mosquitto: Mosquitto) -> None:
+    write(bridge, mosquitto.port, NOWHERE, "", 'from = "t/#"\ntopic = "x"')
+    with Journal.open(bridge.state_dir / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as journal:
+        journal.set_session({"client_id": "former", "established": True, "subscriptions": {}})
+    Identity("line", "tests.line").save(bridge.state_dir)
+    bridge.start()
+    assert bridge.ended() == 2
+    assert 'client id "former", and client_id is "tests-line" now' in bridge.out
+    assert 'abandon_session (option abandonSession) = "former"' in bridge.out
+    bridge.file.write_text(bridge.file.read_text().replace("mqtt = { ", 'mqtt = { abandon_session = "former", '))
+    bridge.start()
+    online(bridge)
+    assert bridge.interrupt() == 0

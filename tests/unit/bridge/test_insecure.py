@@ -1,0 +1,70 @@
+"""What [kafka] gives up is allowed, and shown as insecure: by check, at the start, and in every status."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.unit.bridge.test_config import GOOD, read
+from towline.bridge.board import Board
+from towline.bridge.plan import plan_of, render
+from towline.bridge.screen import _table
+from towline.bridge.status import collect
+from towline.bridge.status import render as render_status
+from towline.bridge.supervisor import Supervisor
+from towline.kafka.clientconfig import insecurities
+
+LOOSE = GOOD.replace(
+    'bootstrap_servers = "k1:9092"',
+    """bootstrap_servers = "k1:9092"
+settings = { "security.protocol" = "ssl", "enable.ssl.certificate.verification" = false }""",
+)
+TOLD = "insecure: [kafka] enable.ssl.certificate.verification=false"
+
+
+@pytest.mark.parametrize("loose", [True, False])
+def test_check_tells(tmp_path: Path, loose: bool) -> None:
+    plan = plan_of(read(LOOSE if loose else GOOD, tmp_path))
+    assert plan["kafka"]["insecure"] is loose
+    assert any(text.startswith(TOLD) for text in plan["warnings"]) is loose
+    assert ("topics telemetry   insecure" in render(plan)) is loose
+
+
+@pytest.mark.parametrize("loose", [True, False])
+def test_every_status_tells(tmp_path: Path, loose: bool) -> None:
+    bridge = read(LOOSE if loose else GOOD, tmp_path)
+    board = Board(bridge.name, tmp_path, {"telemetry": "up"}, insecurities(bridge.kafka.client()))
+    board.kafka = "reachable"
+    board.save()
+    known = collect(tmp_path)
+    assert bool(known["kafka_insecure"]) is loose
+    text = render_status(known)
+    assert ("kafka reachable (insecure)" in text) is loose
+    assert (f"! {TOLD}" in text) is loose
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(_table(board))
+    assert ("kafka reachable (insecure)" in shown.getvalue()) is loose
+
+
+def test_the_start_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Heard:
+        said: list[str]
+
+        def say(self, text: str) -> None:
+            self.said.append(text)
+
+        def show(self, _: Board) -> None:
+            pass
+
+    def ended(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    heard = Heard()
+    heard.said = []
+    monkeypatch.setattr("towline.bridge.supervisor.KafkaKeeper", ended)  # the first thing after the words
+    with pytest.raises(KeyboardInterrupt):
+        Supervisor(read(LOOSE, tmp_path), heard).run()
+    assert any(text.startswith(TOLD) for text in heard.said)

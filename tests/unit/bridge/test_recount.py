@@ -1,0 +1,80 @@
+"""Which batches are counted again, and which records each of them had."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from towline.bridge.downaccount import DownCounts
+from towline.bridge.recount import recounted, untold
+from towline.bridge.recovery import read_checkpoint
+
+
+def checkpoint(path: Path, ends: list[dict[str, Any]], done: int) -> Path:
+    """As Spark leaves it: the Kafka source began at 5, batch n ends at ``ends[n]``."""
+    for name in ("offsets", "commits", "sources/0"):
+        (path / name).mkdir(parents=True)
+    (path / "metadata").write_text('{"id":"q"}')
+    (path / "sources/0/0").write_text('\0v1\n{"t":{"0":5}}')
+    for batch, end in enumerate(ends):
+        (path / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{json.dumps(end)}")
+    for batch in range(done):
+        (path / "commits" / str(batch)).write_text("v1\n{}")
+    return path
+
+
+ENDS: list[dict[str, Any]] = [{"t": {"0": 10}}, {"t": {"0": 20, "1": 3}}, {"t": {"0": 30, "1": 4}}]
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        (DownCounts(), [0, 1]),
+        (DownCounts("q", 0), [1]),
+        (DownCounts("q", 1), []),
+        (DownCounts("another", 7), [0, 1]),
+    ],
+)
+def test_committed_and_not_counted(tmp_path: Path, counts: DownCounts, found: list[int]) -> None:
+    place = checkpoint(tmp_path, ENDS, done=2)
+    told = list(untold(place, read_checkpoint(place), counts))
+    assert [batch for batch, _, _ in told] == found
+    wanted = [{"t": {"0": 5}}, *ENDS]
+    assert all((before, after) == (wanted[batch], wanted[batch + 1]) for batch, before, after in told)
+
+
+def test_without_a_commit_or_its_start_nothing_is_counted(tmp_path: Path) -> None:
+    place = checkpoint(tmp_path / "a", ENDS, done=0)
+    assert list(untold(place, read_checkpoint(place), DownCounts())) == []
+    place = checkpoint(tmp_path / "b", ENDS, done=2)
+    (place / "sources/0/0").unlink()
+    assert [batch for batch, _, _ in untold(place, read_checkpoint(place), DownCounts())] == [1]
+
+
+def test_only_the_newest_are_jobs_of_a_start(tmp_path: Path) -> None:
+    ends = [{"t": {"0": 10 + n}} for n in range(50)]
+    place = checkpoint(tmp_path, ends, done=50)
+    found = [batch for batch, _, _ in untold(place, read_checkpoint(place), DownCounts())]
+    assert found == list(range(30, 50))
+
+
+def test_every_partition_is_named_at_both_ends(tmp_path: Path) -> None:
+    """A partition that came during the batch was read from its first record."""
+    asked: list[Any] = []
+
+    def read(options: Any) -> Any:
+        asked.append(options)
+        raise LookupError
+
+    place = checkpoint(tmp_path, ENDS, done=2)
+    with pytest.raises(LookupError):
+        list(recounted(place, read_checkpoint(place), DownCounts("q", 0), read, lambda *_: read({})))
+    assert {name: json.loads(text) for name, text in asked[0].items()} == {
+        "assign": {"t": [0, 1]},
+        "startingOffsets": {"t": {"0": 10, "1": -2}},
+        "endingOffsets": {"t": {"0": 20, "1": 3}},
+        "failOnDataLoss": True,
+    }

@@ -1,0 +1,36 @@
+"""What is shown of a running bridge must never end it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from towline.bridge.board import Board
+from towline.bridge.screen import PlainScreen, make_screen
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_text_can_be_shown_in_any_encoding(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, encoding: str, *, live: bool
+) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding=encoding))
+    board = Board("plant", tmp_path, {"line": "up"})
+    board.lines["line"].query_error = "topic \u6e29\u5ea6"
+    with make_screen(live=live) as screen:
+        screen.say("adds up \u2713 \u6e29\u5ea6")
+        screen.show(board)
+    sys.stdout.flush()
+    assert out.getvalue().decode(encoding).startswith("adds up \u2713" if encoding == "utf-8" else "adds up \\u2713")
+
+
+def test_a_full_disk_is_no_end() -> None:
+    full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - what its buffer holds can't be written either
+    PlainScreen(full).say("line")
+    with contextlib.suppress(OSError):
+        full.close()

@@ -1,0 +1,22 @@
+"""What `towline status` advises."""
+
+from __future__ import annotations
+
+from towline.bridge.status import advice
+
+
+def test_messages_that_were_not_taken_in_whole_are_told() -> None:
+    gateway = {"packets_too_large": 1_200, "too_many_properties": 3}
+    line = {
+        "direction": "up",
+        "gateway": gateway,
+        "gateway_running": True,
+        "gateway_error": None,
+        "query_error": None,
+        "account": None,
+        "fallback": 0,
+    }
+    large, crowded = advice(line, running=True)
+    assert large.startswith("1,200 messages were larger than max_packet_bytes")
+    assert crowded.startswith("3 messages had more than 1,000 properties")
+    assert not list(advice({**line, "gateway": {}}, running=True))

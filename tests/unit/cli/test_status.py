@@ -1,0 +1,162 @@
+"""`towline status`: what nobody can say now is unknown, on the screen, in JSON and in the exit code."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.test_main import ran
+from towline.bridge.board import Board
+from towline.bridge.downaccount import DownCounts
+from towline.gateway.rows import ROW_SCHEMA
+from towline.gateway.service import InboxService
+from towline.journal import Journal, Limits
+
+OUTBOX = {"accepted": 0, "queued": 0, "in_flight": 0, "delivered": 0, "expired": 0, "refused": 0, "bytes_on_disk": 9}
+STATUS = {"state": "online", "client_id": "b-l", "guarantee": "at_least_once", "received": 0, "outbox": OUTBOX}
+
+
+class Line:
+    """A bridge of one line, as its files show it."""
+
+    def __init__(self, state_dir: Path, direction: str = "down") -> None:
+        self.state_dir = state_dir
+        self.board = Board("b", state_dir, {"line": direction})
+        self.board.spark = "running"
+        self.view = self.board.lines["line"]
+        self.view.query = "running"
+        self.services: list[tuple[InboxService, Journal]] = []
+
+    def serve(self, status: dict[str, Any]) -> None:
+        """Let a gateway answer."""
+        place = self.state_dir / "line"
+        place.mkdir()
+        journal = Journal.open(place / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0))
+        self.services.append((InboxService(journal, name="line", state_dir=place, status=lambda: status), journal))
+
+    def close(self) -> None:
+        for service, journal in self.services:
+            service.close()
+            journal.close()
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[Line]:
+    made = Line(tmp_path)
+    yield made
+    made.close()
+
+
+def known(capsys: pytest.CaptureFixture[str], line: Line) -> tuple[int, dict[str, Any]]:
+    code, out, err = ran(capsys, "status", "--json", "--state-dir", str(line.state_dir))
+    assert err == ""
+    return code, json.loads(out)["lines"]["line"]
+
+
+def shown(capsys: pytest.CaptureFixture[str], line: Line) -> tuple[int, str]:
+    code, out, _ = ran(capsys, "status", "--state-dir", str(line.state_dir))
+    return code, out
+
+
+def test_a_gateway_that_crashes_again_and_again_leaves_the_account_unknown(
+    capsys: pytest.CaptureFixture[str], line: Line
+) -> None:
+    """It had answered before the message came that ends it; since then nobody knows."""
+    line.view.status, line.view.heard = STATUS, time.time() - 3600
+    line.view.counts = DownCounts(query="q", batch=0, behind=0)
+    line.view.gateway_error = "commands: the gateway ended with code 1 before it listened.   [TL-G02]"
+    line.board.save()
+    code, told = known(capsys, line)
+    assert (code, told["account"], told["gateway"], told["gateway_running"]) == (3, None, None, False)
+    assert (told["rate_in"], told["rate_out"], told["lag_s"]) == (None, None, None)
+    assert told["last"]["heard"] == pytest.approx(time.time() - 3600, abs=60)
+    assert told["last"]["account"]["waiting"] == 0
+    code, out = shown(capsys, line)
+    assert code == 3
+    assert "account   unknown: no gateway answers" in out
+    assert f"last word {time.strftime('%H:%M:', time.localtime(line.view.heard))}" in out
+    assert "adds up" not in out
+    assert "pace" not in out
+    assert "TL-G02" in out
+
+
+def test_a_line_that_runs_adds_up(capsys: pytest.CaptureFixture[str], line: Line) -> None:
+    line.serve({"outbox": {**OUTBOX, "accepted": 3, "delivered": 3}})
+    line.view.counts = DownCounts().add({"query": "q", "batch": 0, "rows": 3, "behind": 7})
+    line.board.save()
+    code, told = known(capsys, line)
+    assert (code, told["account"]["behind"], told["account"]["adds_up"]) == (0, 7, True)
+    assert "7 offsets behind in Kafka" in shown(capsys, line)[1]
+
+
+def test_how_far_kafka_is_nobody_knows_before_a_batch_and_without_a_query(
+    capsys: pytest.CaptureFixture[str], line: Line
+) -> None:
+    line.serve({"outbox": OUTBOX})
+    line.board.save()
+    code, told = known(capsys, line)
+    assert (code, told["account"]["waiting"], told["account"]["behind"]) == (0, 0, None)
+    line.view.counts = DownCounts().add({"query": "q", "batch": 0, "rows": 0, "behind": 7})
+    line.view.query = "waiting to retry"
+    line.board.save()
+    code, told = known(capsys, line)
+    assert (code, told["account"]["behind"]) == (3, None)
+    code, out = shown(capsys, line)
+    assert "unknown offsets behind in Kafka" in out
+
+
+def test_a_gateway_that_says_nothing_of_its_outbox_has_no_account(
+    capsys: pytest.CaptureFixture[str], line: Line
+) -> None:
+    line.serve({})
+    line.board.save()
+    code, told = known(capsys, line)
+    assert (code, told["account"]) == (3, None)
+    assert "queued unknown   in flight unknown   unknown MB on disk" in shown(capsys, line)[1]
+
+
+def test_an_account_that_does_not_add_up_is_the_worse_news(capsys: pytest.CaptureFixture[str], line: Line) -> None:
+    line.serve({"outbox": OUTBOX})
+    line.view.counts = DownCounts().add({"query": "q", "batch": 0, "rows": 3})
+    line.board.save(ended=True)
+    code, told = known(capsys, line)
+    assert (code, told["account"]["adds_up"]) == (1, False)
+
+
+def test_a_bridge_that_was_killed_says_nothing_of_spark_and_kafka(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = Line(tmp_path, "up")
+    line.board.kafka = "reachable"
+    line.serve({"received": 5})
+    try:
+        line.board.save()
+        board = json.loads((tmp_path / "bridge.json").read_text())
+        (tmp_path / "bridge.json").write_text(json.dumps({**board, "updated": time.time() - 86_400 * 2}))
+        code, told = known(capsys, line)
+        assert (code, told["account"]["received"], told["rate_in"], told["lag_s"]) == (3, 5, None, None)
+        assert told["query"] == "not running"
+        head = shown(capsys, line)[1].splitlines()[0]
+        assert "spark not running   kafka unknown" in head
+        assert f"last word {time.strftime('%Y-%m-%d', time.localtime(time.time() - 86_400 * 2))}" in head
+    finally:
+        line.close()
+
+
+def test_a_screen_shows_no_figures_of_a_gateway_that_is_silent(tmp_path: Path) -> None:
+    from towline.bridge.screen import _cells, summary  # noqa: PLC0415 - what only this test needs
+
+    view = Line(tmp_path).view
+    view.hear(STATUS)
+    assert "delivered 0" in summary(view, "running")
+    view.heard = time.time() - 60
+    assert summary(view, "running") == 'line "line"   gateway silent'
+    assert _cells(view, "running")[1] == "-"
+    view.hear(STATUS)
+    view.gateway_error = "x"
+    assert summary(view, "running") == 'line "line"   no gateway'
