@@ -16,6 +16,7 @@ from towline.errors import ConfigError, TowlineError
 from towline.prove.account import Account
 from towline.prove.gateway_soak import GatewaySoak, GatewaySoakPlan
 from towline.prove.history import read_history
+from towline.prove.large import LargePlan, append, run_large
 from towline.prove.load import LoadPlan, run_load
 from towline.prove.processes import Role
 from towline.prove.reader import read_topic
@@ -136,6 +137,29 @@ def gateway_soak(
         verdict = GatewaySoak(plan, place, typer.echo).run()
     typer.echo("\n".join([f"{kills} kills   {verdict.line()}", *map(str, verdict.stories)]))
     raise typer.Exit(0 if verdict.ok(plan.guarantee) and verdict.adds_up() else 1)
+
+
+@app.command()
+def large(
+    directory: Annotated[Path | None, typer.Option(help="Kept afterwards; a temporary one when not given.")] = None,
+    messages: Annotated[int, typer.Option(help="All messages.")] = 10_000,
+    size: Annotated[int, typer.Option(help="Payload bytes of each.")] = 300_000,
+    guarantee: Annotated[str, typer.Option(help="Of the line; exactly_once with QoS 2.")] = "at_least_once",
+    away: Annotated[float, typer.Option(help="Seconds that Kafka is away; 0 for not at all.")] = 60.0,
+    how: Annotated[str, typer.Option(help="kafka hangs, kafka killed or kafka stopped.")] = "kafka hangs",
+    seconds: Annotated[float, typer.Option(help="Longest time to wait for everything.")] = 900.0,
+    record: Annotated[Path | None, typer.Option(help="File of JSON lines that the run is added to.")] = None,
+) -> None:
+    """Send large messages while Kafka is away. Exit code 1 when a promise was broken or the gateway grew too large."""
+    plan = LargePlan(messages=messages, size=size, guarantee=guarantee, away=away, how=how, seconds=seconds)
+    with contextlib.ExitStack() as stack:
+        place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="towline-large-")))
+        run = run_large(plan, place, typer.echo)
+    if record is not None:
+        append(run, record)
+    typer.echo(run.account.line())
+    typer.echo(json.dumps(run.as_json()))
+    raise typer.Exit(0 if run.ok else 1)
 
 
 def _roles(text: str) -> tuple[Role, ...]:

@@ -27,6 +27,10 @@ from towline.prove.sender import Sender, own_devices, share
 __all__ = ["LoadPlan", "LoadResult", "connect", "run_load"]
 
 _BURST = 256
+#: Bytes encoded at a time, unless it is one message.
+_BURST_BYTES = 1 << 22
+#: Payload bytes: the longest MQTT packet has 268,435,455 behind its fixed header [MQTT-1.5.5], less room for a topic.
+_LARGEST = 268_000_000
 _RECV = 1 << 18
 _RETRY_S = 0.2
 _TICK_S = 0.005
@@ -76,7 +80,7 @@ class LoadPlan:
             (self.devices < self.publishers, "devices is at least publishers, so that each device has one author"),
             (not 1 <= self.messages <= 100_000_000, "messages is from 1 to 100,000,000"),
             (self.qos not in {0, 1, 2}, "qos is 0, 1 or 2"),
-            (not MIN_SIZE <= self.size <= 1_000_000, f"size is from {MIN_SIZE} to 1,000,000 bytes"),
+            (not MIN_SIZE <= self.size <= _LARGEST, f"size is from {MIN_SIZE} to {_LARGEST:,} bytes"),
             (self.rate < 0 or self.seconds <= 0, "rate is at least 0 and seconds above 0"),
             ("{device}" not in self.topic, "topic holds {device}"),
             (not 1 <= self.window <= 65_535, "window is from 1 to 65,535"),
@@ -275,9 +279,9 @@ class _Load:
         ready = [link for link in links if link.sock is not None and len(link.out) < _RECV and link.sender.room() > 0]
         # The links take turns at the front, so that a rate below one burst a round is still spread over all devices.
         turn = int(time.monotonic() * 1000) % max(1, len(ready))
-        each = -(-allowed // max(1, len(ready)))
+        each = min(_BURST, -(-allowed // max(1, len(ready))), max(1, _BURST_BYTES // self._plan.size))
         for link in ready[turn:] + ready[:turn]:
-            data, first, count = link.sender.burst(min(_BURST, each, allowed))
+            data, first, count = link.sender.burst(min(each, allowed))
             if count:
                 link.out += data
                 self._history.note(Claim.ATTEMPTED, link.sender.publisher, first, count)

@@ -8,6 +8,7 @@ publisher is killed in the middle and started again; then the bridge comes back.
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from towline.devstack import Kafka, Mosquitto
+from towline.gateway.endpoint import write_private
 from towline.prove.demo import LINE, TOPIC, DemoFailed, Moment, Stage, bridge_file, last_line, ready
 from towline.prove.reader import Tail, read_topic
 from towline.prove.referee import Arrival
@@ -102,6 +104,8 @@ class ReceiptsDemo:
             self.stage.step(
                 "brokers", f"Mosquitto {mosquitto.version} {mosquitto.uri}, persistence off   Kafka {kafka.bootstrap}"
             )
+            key_file = directory / "receipts.key"
+            write_private(key_file, secrets.token_hex(32) + "\n")
             config = directory / "bridge.toml"
             config.write_text(self._config(directory, mosquitto, kafka))
             bridge = BridgeRun(config, directory / "state" / LINE, directory / "bridge.log")
@@ -110,10 +114,8 @@ class ReceiptsDemo:
             tail = Tail(kafka.bootstrap, TOPIC)
             stack.callback(tail.close)
             qos = 2 if self.guarantee == "exactly_once" else 1
-            publisher = _Child(
-                directory, [mosquitto.uri, str(directory / "publisher"), str(self.messages), "", str(qos)]
-            )
-            publisher.command[-2] = str(self.rate)
+            given = [str(directory / "publisher"), str(self.messages), str(self.rate), str(qos), str(key_file)]
+            publisher = _Child(directory, [mosquitto.uri, *given])
             stack.callback(publisher.kill)
             self._perform(bridge, mosquitto, tail, publisher)
             status = self._settled(bridge)
@@ -128,7 +130,7 @@ class ReceiptsDemo:
 
     def _config(self, directory: Path, mosquitto: Mosquitto, kafka: Kafka) -> str:
         made = bridge_file(directory, mosquitto, kafka, self.guarantee)
-        return made.replace("[[uplink.route]]", "receipts = true\n\n[[uplink.route]]")
+        return made.replace("[[uplink.route]]", 'receipts = { key_file = "receipts.key" }\n\n[[uplink.route]]')
 
     def _start(self, bridge: BridgeRun) -> None:
         began = time.monotonic()

@@ -1,6 +1,6 @@
 """A process to be killed: publishes numbered messages with receipts, and goes on where an earlier life stopped.
 
-    python -m towline.prove.receipts_publisher BROKER STATE_DIR COUNT RATE QOS
+    python -m towline.prove.receipts_publisher BROKER STATE_DIR COUNT RATE QOS KEY_FILE
 
 The payload of a message is its number in the outbox, so that what is on disk says what is still to be published. One
 JSON object a line says how far it is; ends with 0 when all messages have their receipt.
@@ -19,7 +19,7 @@ __all__ = ["main"]
 _TELL_S = 0.2
 
 
-def main(broker: str, state_dir: str, count: int, rate: float, qos: int) -> int:
+def main(broker: str, state_dir: str, count: int, rate: float, qos: int, key_file: str) -> int:
     """Publish what is missing up to `count`, and wait for the receipts.
 
     Args:
@@ -28,8 +28,9 @@ def main(broker: str, state_dir: str, count: int, rate: float, qos: int) -> int:
         count: Messages in all, over all lives.
         rate: Messages a second.
         qos: 1 or 2.
+        key_file: Of the line.
     """
-    publisher = Publisher(broker, state_dir=state_dir, receipts=True, receipt_patience_s=2)
+    publisher = Publisher(broker, state_dir=state_dir, receipts=True, receipt_key_file=key_file, receipt_patience_s=2)
     began, first = time.monotonic(), publisher.status()["accepted"]
     told_at = 0.0
     number = first
@@ -54,5 +55,5 @@ def _tell(publisher: Publisher) -> None:
 
 
 if __name__ == "__main__":
-    place, directory, *numbers = sys.argv[1:]
-    sys.exit(main(place, directory, int(numbers[0]), float(numbers[1]), int(numbers[2])))
+    place, directory, *numbers, file = sys.argv[1:]
+    sys.exit(main(place, directory, int(numbers[0]), float(numbers[1]), int(numbers[2]), file))

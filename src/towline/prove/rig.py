@@ -42,6 +42,7 @@ brokers = ["mqtt://127.0.0.1:{mqtt}"]
 
 [kafka]
 bootstrap_servers = "127.0.0.1:{kafka}"
+settings = {{ {client} }}
 
 [[uplink]]
 name = "{line}"
@@ -82,6 +83,8 @@ class Rig:
         mosquitto: Settings of the broker; its own defaults where not given.
         guarantee: Of the line.
         partitions: Of the Kafka topic.
+        kafka: Settings of Kafka.
+        client: Settings of the bridge's Kafka client.
         direct: The bridge meets both brokers without a proxy between, for measurements; nothing can be cut then.
     """
 
@@ -92,11 +95,14 @@ class Rig:
         mosquitto: Mapping[str, str] | None = None,
         guarantee: str = "at_least_once",
         partitions: int = 2,
+        kafka: Mapping[str, str] | None = None,
+        client: Mapping[str, int] | None = None,
         direct: bool = False,
     ) -> None:
         self.directory = directory
         self.guarantee = guarantee
         self._partitions = partitions
+        self._client = dict(client or {})
         self._direct = direct
         directory.mkdir(parents=True, exist_ok=True)
         self.mosquitto = Mosquitto(directory / "mosquitto", settings={"sys_interval": "1", **(mosquitto or {})})
@@ -104,7 +110,7 @@ class Rig:
         front = free_port()
         inner = free_port()
         advertised = {} if direct else {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{front}"}
-        self.kafka = Kafka(directory / "kafka", port=inner, settings=advertised)
+        self.kafka = Kafka(directory / "kafka", port=inner, settings={**advertised, **(kafka or {})})
         self.kafka_proxy = Proxy(inner, listen=front)
         self.bridge = BridgeRun(directory / "bridge.toml", directory / "state" / LINE, directory / "bridge.log")
         self._stack = contextlib.ExitStack()
@@ -131,6 +137,7 @@ class Rig:
             state_dir=self.directory / "state",
             mqtt=self.mosquitto.port if self._direct else self.mqtt_proxy.port,
             kafka=self.kafka.port if self._direct else self.kafka_proxy.port,
+            client=", ".join(f'"{name}" = {value}' for name, value in self._client.items()),
             line=LINE,
             guarantee=self.guarantee,
             topic=TOPIC,

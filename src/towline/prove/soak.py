@@ -158,6 +158,8 @@ def start_load(plan: LoadPlan, claims: Path) -> subprocess.Popen[bytes]:
         "--messages": plan.messages,
         "--rate": plan.rate,
         "--qos": plan.qos,
+        "--size": plan.size,
+        "--window": plan.window,
         "--seconds": plan.seconds,
     }
     arguments = [str(word) for option in options.items() for word in option]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["BridgeRun", "GatewayRun", "NotReady"]
 
 READY_S = 60.0
+#: Longest end of a killed process, in seconds: the kernel frees its memory first.
+_GONE_S = 10.0
 
 
 class NotReady(TowlineError):
@@ -219,9 +221,11 @@ class BridgeRun:
         return next((processes.process(pid) for pid in processes.named(self.child.pid, role)), None)
 
     def hit(self, role: Role, number: signal.Signals = signal.SIGKILL) -> bool:
-        """Send a signal to a role; False when nobody plays it now."""
+        """Send a signal to a role, and wait for the end of one that is killed; False when nobody plays it now."""
         process = self.find(role)
-        return process is not None and process.send(number)
+        if process is None or not process.send(number):
+            return False
+        return number is not signal.SIGKILL or process.wait_gone(_GONE_S)
 
     def restart_if_ended(self) -> bool:
         """Start the bridge again when it has ended, as a service manager would."""
@@ -276,4 +280,4 @@ def _kill(everyone: list[Process]) -> None:
     for process in everyone[::-1]:
         process.send(signal.SIGKILL)
     for process in everyone:
-        process.wait_gone(10)
+        process.wait_gone(_GONE_S)

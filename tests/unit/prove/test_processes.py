@@ -12,6 +12,7 @@ import pytest
 
 from towline.prove import processes
 from towline.prove.processes import Role, command_line, cpu_of, memory_of, named, role_of, tree
+from towline.prove.subject import BridgeRun
 
 
 def test_our_own_process_is_the_root_of_its_tree() -> None:
@@ -67,3 +68,18 @@ def test_a_role_is_found_below_its_root(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
     finally:
         child.communicate(b"\n", timeout=10)
+
+
+def test_who_was_killed_is_gone_when_the_kill_returns(tmp_path: Path) -> None:
+    """Memory takes the kernel a moment to free: who looks meanwhile would find the role played, and start nobody."""
+    bridge = BridgeRun(tmp_path / "b.toml", tmp_path, tmp_path / "log")
+    large = "import sys; held = b'x' * (1 << 29); print(flush=True); sys.stdin.read()"
+    for _ in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", large], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as bridge.child:
+            assert bridge.child.stdout is not None
+            bridge.child.stdout.readline()
+            assert bridge.hit(Role.BRIDGE)
+            assert not bridge.running
+    assert not bridge.hit(Role.BRIDGE)
