@@ -22,7 +22,7 @@ import tempfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import JournalDamaged, JournalError
 
@@ -119,6 +119,45 @@ class Checkpoint:
             return any(line != "-" and json.loads(line) == offset for line in lines)
         except (OSError, ValueError):
             return False
+
+    def newest_offsets(self) -> list[Any]:
+        """What the newest batch that was planned says of each source, as JSON values; empty where there is none.
+
+        A newest entry that a power failure tore is a batch that never ran: the one before it counts.
+        """
+        path = self._path
+        for batch in reversed(self._batches(_OFFSETS)):
+            if path and _whole(entry := path / _OFFSETS / str(batch)):
+                with contextlib.suppress(OSError, ValueError):
+                    return [json.loads(line) for line in entry.read_text().split("\n")[2:] if line != "-"]
+        return []
+
+    def note(self, name: str) -> str | None:
+        """What `keep_note` was given last under a name; None for nothing, and where the checkpoint is not local.
+
+        Raises:
+            OSError: The file can't be read.
+        """
+        path = self._path
+        try:
+            return None if path is None else (path / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def keep_note(self, name: str, text: str) -> None:
+        """Keep a file beside Spark's own, file and name durable; nothing where the checkpoint is not local.
+
+        Raises:
+            JournalError: TL-J20, the disk did not take it.
+        """
+        path = self._path
+        if path is None:
+            return
+        try:
+            _replace(path / name, text.encode(), 0o600)
+            _sync_directory(path)
+        except OSError as error:
+            raise _undurable(error, self._location) from error
 
     def sync(self) -> None:
         """Make all that Spark has written of both logs durable; what this process synced before costs nothing.
@@ -329,18 +368,23 @@ def _rewrite(path: Path) -> None:
             content, mode = one.read_bytes(), one.stat().st_mode & 0o7777
         except FileNotFoundError:
             continue
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".towline", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                os.fsync(file.fileno())
-            Path(scratch).replace(one)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(scratch).unlink()
-            raise
+        _replace(one, content, mode)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Write a file anew, synced, under its name; the name is durable when its directory is synced."""
+    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".towline", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(scratch).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(scratch).unlink()
+        raise
 
 
 def _sync_file(path: Path) -> None:
