@@ -3,6 +3,9 @@
 Its saving (`autosave_on_changes`) does not count a message's phase as a change (src/database.c, 2.0.21): killed after
 PUBREL and before PUBCOMP, it knows the message as published only, and publishes it again instead of its PUBREL. So a
 QoS 2 subscriber gets it twice under one packet id, and tests that kill Mosquitto count those apart.
+
+Nor is a QoS 2 message that waits for its PUBREL a change: killed then, however long after its PUBREC, it has forgotten
+what its publisher must take for received, and completes the exchange as if it had it.
 """
 
 from __future__ import annotations
@@ -10,16 +13,19 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import psutil
 from paho.mqtt import publish
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.test_outbox import KEEPING
+from tests.integration.gateway.test_outbox import KEEPING, rests
 
 CONNECT_KEPT = bytes.fromhex("10 0f 0004 4d515454 04 00 003c 0003 656172")  # 3.1.1, clean session 0, client id "ear"
 CONNECT_OTHER = CONNECT_KEPT.replace(b"ear", b"bee")
-SUBSCRIBE = bytes.fromhex("82 06 0001 0001 23 02")  # "#" at QoS 2
-PUBLISH, PUBREC, PUBREL = 3, 5, 6
+SUBSCRIBE = bytes.fromhex("82 08 0001 0003 612f23 02")  # "a/#" at QoS 2
+PUBLISH, PUBREC, PUBREL, PUBCOMP = 3, 5, 6, 7
+PACKET_ID = b"\0\7"
+TOPIC = b"\0\3a/b"
 
 
 def read(connection: socket.socket) -> tuple[int, bytes]:
@@ -60,3 +66,21 @@ def test_mosquitto_publishes_again_what_it_had_released(new_mosquitto: NewMosqui
     broker.start()
     with meet(broker.port, CONNECT_KEPT) as again:
         assert read(again) == (PUBLISH, first)  # PUBREL would be right [MQTT-4.3.3-6, -7]
+
+
+def test_mosquitto_forgets_what_it_had_acknowledged(new_mosquitto: NewMosquitto) -> None:
+    broker = new_mosquitto(**KEEPING)
+    subscribed(broker.port, CONNECT_OTHER).close()
+    with meet(broker.port, CONNECT_KEPT) as publisher:
+        publisher.sendall(bytes([PUBLISH << 4 | 2 << 1, 8]) + TOPIC + PACKET_ID + b"1")
+        assert read(publisher) == (PUBREC, PACKET_ID)  # for a publisher: it is stored
+        assert broker.pid is not None
+        process = psutil.Process(broker.pid)
+        wait_until(lambda: rests(process), what="a Mosquitto at rest")
+        broker.kill()
+    broker.start()
+    with meet(broker.port, CONNECT_OTHER) as ear, meet(broker.port, CONNECT_KEPT) as publisher:
+        publisher.sendall(bytes([PUBREL << 4 | 2, 2]) + PACKET_ID)  # as every publisher must after a PUBREC
+        assert read(publisher) == (PUBCOMP, PACKET_ID)
+        publisher.sendall(bytes([PUBLISH << 4, 6]) + TOPIC + b"2")
+        assert read(ear) == (PUBLISH, TOPIC + b"2")  # and nothing before it

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -32,6 +34,26 @@ KEEPING = {
     "autosave_interval": "1",
     "autosave_on_changes": "true",
 }
+
+
+def save(broker: Mosquitto) -> None:
+    """Have a Mosquitto that nobody sends anything save what it holds (SIGUSR1).
+
+    By itself it does not: a QoS 2 message that waits for its PUBREL is no change to it (`test_forgetful_broker`).
+    """
+    assert broker.pid is not None
+    store, process = Path(broker.directory) / "mosquitto.db", psutil.Process(broker.pid)
+    wait_until(lambda: rests(process), what="a Mosquitto at rest")
+    before = store.stat()
+    process.send_signal(signal.SIGUSR1)
+    wait_until(lambda: store.stat() != before, what="Mosquitto's store")
+
+
+def rests(process: psutil.Process) -> bool:
+    """Whether a process has had nothing to do for a moment."""
+    before = process.cpu_times()
+    time.sleep(0.3)
+    return bool(before == process.cpu_times())
 
 
 class Message(NamedTuple):
