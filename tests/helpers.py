@@ -15,7 +15,7 @@ import pytest
 from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
 from towline.mqtt.stubs import Stub
 
-__all__ = ["lacking", "packets_in", "ptrace_works", "wait_until"]
+__all__ = ["lacking", "packets_in", "ptrace_works", "wait_until", "wait_while_it_moves"]
 
 T = TypeVar("T")
 
@@ -35,6 +35,26 @@ def wait_until(condition: Callable[[], T | None], timeout: float = 60.0, what: s
             awaited = what or getattr(condition, "__name__", "the condition")
             raise AssertionError(f"waited {timeout:g} s for {awaited}; the last answer was {answer!r}")
         time.sleep(0.01)
+
+
+def wait_while_it_moves(condition: Callable[[], T | None], state: Callable[[], object], standstill: float) -> T:
+    """The first true answer of `condition`, asked for as long as `state` changes: how long that takes is the machine's.
+
+    Args:
+        condition: What is awaited.
+        state: What shows that something goes on.
+        standstill: How long the state may stay as it is, in seconds.
+
+    Raises:
+        AssertionError: Nothing has changed for `standstill` seconds; it tells the state.
+    """
+    seen, end = state(), time.monotonic() + standstill
+    while not (answer := condition()):
+        if (now := state()) != seen:
+            seen, end = now, time.monotonic() + standstill
+        assert time.monotonic() <= end, f"nothing has moved for {standstill:g} s: {now!r}"
+        time.sleep(0.1)
+    return answer
 
 
 def lacking(reason: str) -> NoReturn:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,10 @@ spark = { master = "local[2]" }
 name = "line"
 route = [{ from = "#", topic = "t" }]
 """
+
+
+#: Characters of a bridge's output, and of each of its logs, beside a failed test.
+_SHOWN = 3000
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +62,6 @@ def bridge(tmp_path: Path) -> Iterator[Running]:
         for one in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
+    for file in (made.directory / "out", *sorted((made.directory / "state").glob("logs/*.log"))):
+        if file.exists():  # what a failed test has to show for itself
+            sys.stdout.write(f"--- {file.name}\n{file.read_text(errors='replace')[-_SHOWN:]}\n")
