@@ -13,10 +13,11 @@ import typer
 
 from towline.text import printable, printable_lines
 
-__all__ = ["BridgeFile", "command_app", "is_live", "json_text", "lines_text", "plain"]
+__all__ = ["AsJson", "BridgeFile", "command_app", "is_live", "json_text", "lines_text", "plain"]
 
 #: A bridge file as an argument; its absence is told by the reader, in one line like every other mistake.
 BridgeFile = Annotated[Path, typer.Argument(help="The bridge file (TOML).", show_default=True)]
+AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 
 
 def command_app(**settings: Any) -> typer.Typer:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from towline.cli._screen import AsJson
 from towline.devstack import Server, Stack
 from towline.devstack.stack import ServerStatus
 
@@ -32,7 +33,6 @@ Directory = Annotated[
     typer.Option("--dir", help="Where they keep data, logs and ports.", show_default="~/.local/state/towline/devstack"),
 ]
 Name = Annotated[str, typer.Argument(help="mosquitto or kafka", metavar="BROKER")]
-AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 
 
 @app.command(epilog="Example:   towline devstack up --dir /tmp/stack")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli._screen import BridgeFile, command_app, json_text, lines_text
+from towline.cli._screen import AsJson, BridgeFile, command_app, json_text, lines_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,6 @@ app = command_app(
 
 Line = Annotated[str | None, typer.Option(help="Only those of this line.", show_default=False)]
 Reason = Annotated[str | None, typer.Option(help="Only those with this reason.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 
 
 @app.command(epilog="Example:  towline dlq show bridge.toml --reason topic_illegal --limit 5")

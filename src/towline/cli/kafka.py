@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli._screen import command_app, json_text, plain
+from towline.cli._screen import AsJson, command_app, json_text, plain
 from towline.text import printable
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ Sink = Annotated[str, typer.Option("--sink", help="The sinkId; the query's id if
 Prefix = Annotated[str, typer.Option(help="The sink's transactionalIdPrefix.")]
 Topic = Annotated[str | None, typer.Option(help="The sink's markerTopic.", show_default="PREFIX.SINK.markers")]
 More = Annotated[list[str] | None, typer.Option("-X", help="librdkafka setting NAME=VALUE; secrets as NAME.file=PATH.")]
-Json = Annotated[bool, typer.Option("--json", help="For scripts.")]
 
 
 @marker_app.command(epilog="Example:  towline kafka marker show --kafka k1:9092 --sink telemetry")
@@ -36,7 +35,7 @@ def show(
     prefix: Prefix = "towline",
     marker_topic: Topic = None,
     more: More = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the last batch each partition of a sink has in Kafka. Exit code 1 if there is no marker."""
     from towline.kafka.markerstore import MarkerStore  # noqa: PLC0415 - loads librdkafka
@@ -64,7 +63,7 @@ def reset(
     marker_topic: Topic = None,
     more: More = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without this it is only told.")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Set the markers of a sink by hand, after an error TL-K10 to TL-K18 told you to. Stop the query first.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from towline.cli._screen import command_app, json_text, lines_text
+from towline.cli._screen import AsJson, command_app, json_text, lines_text
 from towline.text import printable
 
 __all__ = ["app"]
@@ -32,7 +32,6 @@ _Ask = Callable[[str, int], dict[str, Any]]
 Place = Annotated[Path, typer.Argument(help="The bridge file, or the state directory of a line or a Publisher.")]
 Line = Annotated[str | None, typer.Option(help="Only those of this line of the bridge file.", show_default=False)]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the oldest so many of a line.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 
 
 @app.command(epilog="Example:  towline refused show bridge.toml --limit 5")
