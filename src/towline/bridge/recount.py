@@ -45,17 +45,19 @@ def untold(checkpoint: Path, seen: Evidence, counts: DownCounts) -> Iterator[tup
         before = kafka_offsets(checkpoint, batch - 1) if batch else _first_offsets(checkpoint)
         after = kafka_offsets(checkpoint, batch)
         if before and after:
-            yield batch, json.loads(before), json.loads(after)
+            yield batch, before, after
 
 
-def _first_offsets(checkpoint: Path) -> str:
-    """Where the query began, as Spark's Kafka source notes it; "" where that can't be read."""
+def _first_offsets(checkpoint: Path) -> Offsets:
+    """Where the query began, as Spark's Kafka source notes it; nothing where that can't be read."""
     try:
         content = (checkpoint / "sources" / "0" / "0").read_text()
     except OSError:
-        return ""
+        return {}
     # A zero byte, the version and the offsets (KafkaSourceInitialOffsetWriter).
-    return content.lstrip("\0").partition("\n")[2]
+    offsets = content.lstrip("\0").partition("\n")[2]
+    found: Offsets = json.loads(offsets) if offsets else {}
+    return found
 
 
 def recounted(

@@ -180,18 +180,22 @@ def _position(checkpoint: Path, batch: int | None) -> _Place:
     return _Place()
 
 
-def kafka_offsets(checkpoint: Path, batch: int | None) -> str:
-    """The entry of Spark's Kafka source in the offset log; "" where there is none, or the line goes the other way."""
+def kafka_offsets(checkpoint: Path, batch: int | None) -> dict[str, dict[str, int]]:
+    """The entry of Spark's Kafka source in the offset log, by topic and partition.
+
+    Returns:
+        Nothing where there is no entry, or the line goes the other way.
+    """
     try:
         lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[2:]
     except OSError:
-        return ""
+        return {}
     for text in lines:
         with contextlib.suppress(ValueError, AttributeError):
-            told = json.loads(text)
+            told: dict[str, dict[str, int]] = json.loads(text)
             if told and "gateways" not in told and all(isinstance(parts, dict) for parts in told.values()):
-                return json.dumps(told)
-    return ""
+                return told
+    return {}
 
 
 _Rule = Callable[[Identity, Evidence, int], str]
@@ -371,7 +375,8 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     cut = old.done_end if again else old.planned_end
     batch = old.done if again else old.planned
     # Without a batch it begins where it began before.
-    offsets = kafka_offsets(line.checkpoint, batch) or identity.offsets
+    found = kafka_offsets(line.checkpoint, batch)
+    offsets = json.dumps(found) if found else identity.offsets
     incarnation = old.done_incarnation if again else old.incarnation
     fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation)
     if line.checkpoint.exists():
