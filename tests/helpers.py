@@ -10,12 +10,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import NoReturn, TypeVar
 
+import mqtt5
 import pytest
 
 from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
 from towline.mqtt.stubs import Stub
 
-__all__ = ["lacking", "packets_in", "ptrace_works", "wait_until", "wait_while_it_moves"]
+__all__ = ["lacking", "packets_in", "ptrace_works", "read_all", "wait_until", "wait_while_it_moves"]
 
 T = TypeVar("T")
 
@@ -72,6 +73,16 @@ def ptrace_works() -> bool:
         return False
     answer = subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True, timeout=30, check=False)
     return answer.returncode == 0
+
+
+def read_all(data: bytes) -> list[mqtt5.Packet]:
+    """The MQTT 5 packets in these bytes, read by a codec that is not ours."""
+    left, packets = memoryview(data), []
+    while left:
+        packet, used = mqtt5.read(left)
+        packets.append(packet)
+        left = left[used:]
+    return packets
 
 
 def packets_in(item: Item) -> list[Packet]:

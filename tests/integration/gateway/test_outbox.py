@@ -50,10 +50,10 @@ def save(broker: Mosquitto) -> None:
 
 
 def rests(process: psutil.Process) -> bool:
-    """Whether a process has had nothing to do for a moment."""
-    before = process.cpu_times()
+    """Whether a process has read and written nothing for a moment."""
+    before = process.io_counters()
     time.sleep(0.3)
-    return bool(before == process.cpu_times())
+    return bool(before == process.io_counters())
 
 
 class Message(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import mqtt5
 import pyarrow as pa
 import pytest
 from mqtt5 import ConnAckPacket, DisconnectPacket, DisconnectReasonCode, PubAckPacket, PublishPacket
 
+from tests.helpers import read_all
 from towline.errors import JournalFull
 from towline.gateway import downlink as module
 from towline.gateway.downlink import Downlink
@@ -41,12 +41,7 @@ class Line:
     def handle(self, event: Event) -> None:
         for action in self.session.handle(event, time.monotonic()):
             if isinstance(action, Send):
-                data = memoryview(action.data)
-                while data:
-                    packet, used = mqtt5.read(data)
-                    data = data[used:]
-                    if isinstance(packet, PublishPacket):
-                        self.sent.append(packet)
+                self.sent += [packet for packet in read_all(action.data) if isinstance(packet, PublishPacket)]
             else:
                 self.downlink.perform(action)
 

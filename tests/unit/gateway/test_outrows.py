@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRelPacket
 
+from tests.helpers import read_all
 from towline.gateway import outrows
 from towline.gateway.outrows import OUTBOX_SCHEMA, Outgoing, arrived, outgoing, packet, rows_of
 from towline.mqtt.codec import encode
@@ -70,13 +71,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 
 def sent(actions: list[Action]) -> list[Any]:
-    data = memoryview(b"".join(action.data for action in actions if isinstance(action, Send)))
-    packets = []
-    while data:
-        packet, used = mqtt5.read(data)
-        packets.append(packet)
-        data = data[used:]
-    return packets
+    return read_all(b"".join(action.data for action in actions if isinstance(action, Send)))
 
 
 def fate(message: Outgoing, version: int, now: float, *, restored: bool) -> int | None:

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import mqtt5
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRecPacket, PubRelPacket, QoS
 
+from tests.helpers import read_all
 from towline.gateway.suspects import STRIKES, Suspects
 from towline.mqtt.codec import encode
 from towline.mqtt.events import Acknowledged, Action, Send
@@ -94,11 +94,7 @@ class World:
                 assert self.fates.setdefault(action.token, action.reason) == action.reason
                 self.suspects.answered(action.token)
             elif isinstance(action, Send):
-                data = memoryview(action.data)
-                while data:
-                    packet, used = mqtt5.read(data)
-                    packets.append(packet)
-                    data = data[used:]
+                packets += read_all(action.data)
         return packets
 
     def ended(self) -> None:

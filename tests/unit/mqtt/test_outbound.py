@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mqtt5
 import pytest
 from mqtt5 import (
     ConnAckPacket,
@@ -15,6 +14,7 @@ from mqtt5 import (
     QoS,
 )
 
+from tests.helpers import read_all
 from towline.mqtt.codec import Packet, encode
 from towline.mqtt.events import Acknowledged, Action, Flying, Send
 from towline.mqtt.outbound import Outbound, Phase, Unexpected, _renumbered
@@ -33,13 +33,7 @@ def publish(outbound: Outbound, token: int, qos: int = 2, **fields: bool) -> lis
 
 
 def sent(actions: object) -> list[Packet]:
-    data = memoryview(b"".join(a.data for a in list(actions) if isinstance(a, Send)))  # type: ignore[call-overload]
-    packets: list[Packet] = []
-    while data:
-        packet, used = mqtt5.read(data)
-        packets.append(packet)
-        data = data[used:]
-    return packets
+    return read_all(b"".join(a.data for a in list(actions) if isinstance(a, Send)))  # type: ignore[call-overload]
 
 
 def done(actions: list[Action]) -> list[tuple[int, int, bool]]:

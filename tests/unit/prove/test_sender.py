@@ -6,6 +6,7 @@ import mqtt5
 import pytest
 from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRecPacket, PubRelPacket
 
+from tests.helpers import read_all
 from towline.prove.numbered import decode
 from towline.prove.sender import Sender, own_devices, share
 
@@ -23,17 +24,8 @@ def make(*, total: int = 10, qos: int = 1, window: int = 1000, devices: int = 3)
     )
 
 
-def packets(data: bytes) -> list[mqtt5.Packet]:
-    view, at, found = memoryview(data), 0, []
-    while at < len(view):
-        packet, used = mqtt5.read(view[at:])
-        at += used
-        found.append(packet)
-    return found
-
-
 def publishes(data: bytes) -> list[PublishPacket]:
-    return [packet for packet in packets(data) if isinstance(packet, PublishPacket)]
+    return [packet for packet in read_all(data) if isinstance(packet, PublishPacket)]
 
 
 def numbers(found: list[PublishPacket]) -> list[int]:
@@ -111,10 +103,10 @@ def test_qos_2_is_released_once_and_never_published_again_after_pubrec() -> None
     first, second = publishes(sender.burst(2)[0])
     answers = sender.feed(PubRecPacket(first.packet_id or 0).write())
     assert not answers.acked
-    assert packets(bytes(answers.reply)) == packets(PubRelPacket(first.packet_id or 0).write())
+    assert read_all(bytes(answers.reply)) == read_all(PubRelPacket(first.packet_id or 0).write())
     resumed, again = sender.connected(ConnAckPacket(session_present=True))
     assert again == [1]
-    assert [type(packet) for packet in packets(resumed)] == [PubRelPacket, PublishPacket]
+    assert [type(packet) for packet in read_all(resumed)] == [PubRelPacket, PublishPacket]
     assert sender.feed(PubCompPacket(first.packet_id or 0).write()).acked == [0]
     assert sender.unfinished == 1
     assert second.packet_id != first.packet_id

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import mqtt5
 import pytest
 from mqtt5 import (
     ConnAckPacket,
@@ -19,6 +18,7 @@ from mqtt5 import (
     QoS,
 )
 
+from tests.helpers import read_all
 from towline.gateway import downlink as module
 from towline.gateway.downlink import Downlink
 from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
@@ -63,11 +63,7 @@ class Life:
     def handle(self, event: Event) -> None:
         for action in self.session.handle(event, time.monotonic()):
             if isinstance(action, Send):
-                data = memoryview(action.data)
-                while data:
-                    packet, used = mqtt5.read(data)
-                    data = data[used:]
-                    self.sent.append(packet)
+                self.sent += read_all(action.data)
             else:
                 self.downlink.perform(action)
 
