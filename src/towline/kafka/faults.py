@@ -216,6 +216,29 @@ _FENCED: Final = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOC
 _STATES: Final = frozenset({"_STATE", "_FATAL", *_FENCED})
 
 
+#: A topic that is being made, or is changing its leader: Kafka's retriable errors of a look-up.
+_PASSING: Final = frozenset(
+    {
+        "FENCED_LEADER_EPOCH",
+        "LEADER_NOT_AVAILABLE",
+        "NOT_LEADER_FOR_PARTITION",
+        "OFFSET_NOT_AVAILABLE",
+        "UNKNOWN_LEADER_EPOCH",
+        "UNKNOWN_TOPIC_OR_PART",
+    }
+)
+
+
+def passes(problem: BaseException) -> bool:
+    """Whether the same look-up may be answered a moment later."""
+    return name_of(problem) in _PASSING
+
+
+def is_fatal(problem: BaseException) -> bool:
+    """Whether `produce` raised because of an earlier fatal error, which it does not name (rd_kafka_fatal_error)."""
+    return name_of(problem) == "_FATAL"
+
+
 def is_state(problem: BaseException) -> bool:
     """Whether `produce` raised because of the producer's state, not because of the record."""
     return not isinstance(problem, confluent_kafka.KafkaException) or name_of(problem) in _STATES

@@ -177,6 +177,7 @@ class Transactional(Client):
     def _judged(self, doing: str, problem: BaseException) -> Exception:
         """What to raise for an error; aborts where that is possible."""
         servers = self._settings.servers
+        problem = self._cause(problem)
         verdict = faults.verdict(problem)
         if verdict is Verdict.FENCED:
             self._open = False
@@ -189,6 +190,15 @@ class Transactional(Client):
         if verdict is Verdict.AGAIN:
             return Indefinite(faults.undecided(servers, self._settings.timeout_s, self._why or faults.reason(problem)))
         return Indefinite(faults.gave_up(servers, problem))
+
+    def _cause(self, problem: BaseException) -> BaseException:
+        """`produce` says only that there was a fatal error; a transactional call says which."""
+        if faults.is_fatal(problem):
+            try:
+                self._producer.begin_transaction()
+            except faults.FOREIGN as known:
+                return known
+        return problem
 
     def abort(self) -> None:
         """Abort an open transaction, so that readers need not wait for its time-out; never raises."""

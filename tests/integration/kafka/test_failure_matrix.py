@@ -111,6 +111,25 @@ def test_a_zombie_is_fenced(kafka: Kafka, sink_id: str) -> None:
     check(kafka, sink_id, 1)
 
 
+def test_a_zombie_that_is_still_sending_stops(kafka: Kafka, sink_id: str) -> None:
+    """A new producer for it would fence the newer attempt in turn (`produce` says "fatal", and not why)."""
+    one = sink(kafka, sink_id)
+    zombie, newer = (Transactional(one.settings, f"towline.{sink_id}.0", {}) for _ in range(2))
+    zombie.start()
+    zombie.begin()
+    newer.start()
+    (batch,) = counted(0, 1)
+
+    def send() -> None:
+        zombie.write(one.columns.rows(batch))
+
+    with pytest.raises(KafkaError, match="took over the transactional id") as caught:
+        wait_until(send, what="word from Kafka")
+    assert caught.value.code == "TL-K19"
+    zombie.close()
+    newer.close()
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("step", "outcome"),
