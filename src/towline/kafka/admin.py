@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import confluent_kafka
 from confluent_kafka import IsolationLevel, TopicPartition
@@ -26,11 +26,12 @@ from towline.kafka import faults
 from towline.kafka.clientconfig import QUIET, check_client, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 __all__ = [
     "ClusterInfo",
     "TopicFacts",
+    "answered",
     "client_config",
     "create_topics",
     "missing_topics",
@@ -41,8 +42,10 @@ __all__ = [
 
 #: One failed attempt a second is enough to learn why; the default is 100 ms and makes noise.
 _PATIENCE = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
-#: Seconds between two looks at a topic whose transaction is not decided.
+#: Seconds between two looks at a topic whose transaction is not decided, or that has no leader yet.
 _LOOK_S = 0.02
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,29 @@ def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) 
     return True
 
 
+def answered(ask: Callable[[], T], seconds: float) -> T:
+    """The answer to a look-up, asked again while a topic is being made or changes its leader.
+
+    A broker tells of a topic before it leads it: who asks for its offsets right after its creation is told
+    NOT_LEADER_OR_FOLLOWER.
+
+    Args:
+        ask: The look-up.
+        seconds: How long to ask again.
+
+    Raises:
+        KafkaException, SystemError: What ``ask`` raised, at the end or because it will not pass.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return ask()
+        except faults.FOREIGN as problem:
+            if not faults.passes(problem) or time.monotonic() > deadline:
+                raise
+        time.sleep(_LOOK_S)
+
+
 def client_config(client: Mapping[str, str], where: str = "kafka", prefix: str = "") -> dict[str, str]:
     """Check a client configuration and resolve its secrets; the result must never be shown.
 
@@ -198,7 +224,7 @@ def create_topics(
         topics: Name -> partitions.
         replication: Replicas of each; -1 for the cluster's default (KIP-464).
         config: Topic settings such as ``cleanup.policy``.
-        timeout: Seconds to wait at most.
+        timeout: Seconds to wait at most; for the creation, and then until the cluster's list has them.
 
     Returns:
         The names that were created, sorted.
@@ -212,7 +238,9 @@ def create_topics(
     with _connected(client, timeout) as admin:
         admin.list_topics(timeout)
         futures = admin.create(wanted, timeout)
-    return sorted(name for name, future in futures.items() if _created(_servers(client), name, future, timeout))
+        made = sorted(name for name, future in futures.items() if _created(_servers(client), name, future, timeout))
+        admin.await_topics(made, timeout)
+    return made
 
 
 def _created(servers: str, name: str, future: Any, timeout: float) -> bool:
@@ -248,6 +276,12 @@ class _Admin:
         finally:
             self._client.poll(0)  # serves error_cb, which a blocking look-up does not
 
+    def await_topics(self, names: Iterable[str], timeout: float) -> None:
+        """Wait until the cluster's list has topics that were made: the controller answers before the brokers know."""
+        deadline = time.monotonic() + timeout
+        while not set(names) <= set(self.list_topics(timeout).topics) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
     def describe(self, names: Iterable[str], timeout: float) -> dict[str, dict[str, str | None]]:
         """Settings of topics; one whose settings this user may not see is left out."""
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
@@ -269,8 +303,12 @@ class _Admin:
             return {}
         latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         wanted = dict.fromkeys(places, latest)
-        answers = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)
-        return {place.partition: future.result(timeout).offset for place, future in answers.items()}
+
+        def ask() -> dict[int, int]:
+            answers = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)
+            return {place.partition: future.result(timeout).offset for place, future in answers.items()}
+
+        return answered(ask, timeout)
 
     def create(self, topics: list[Any], timeout: float) -> Mapping[str, Any]:
         futures: Mapping[str, Any] = self._client.create_topics(

@@ -13,6 +13,8 @@ from towline.devstack import Kafka
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import create_topics, missing_topics, reachable
 from towline.kafka.admin import settled
+from towline.kafka.markerstore import MarkerStore
+from towline.kafka.options import SinkSettings
 
 
 def test_a_cluster_says_who_it_is(kafka: Kafka, topic: NewTopic) -> None:
@@ -65,6 +67,18 @@ def test_a_topic_is_settled_once_no_transaction_is_open(kafka: Kafka, topic: New
     producer.commit_transaction(30)
     assert settled(kafka.bootstrap, name)
     assert settled(kafka.bootstrap, f"{name}.absent")
+
+
+def test_a_topic_that_was_just_made_is_asked_for_its_offsets(own_kafka: Kafka) -> None:
+    """A broker tells of a topic before it leads it; a fresh Kafka takes some 100 ms for the first 50 partitions."""
+    servers = own_kafka.bootstrap
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": servers, "topic": "t", "parallelism": "50"})
+    markers = MarkerStore(settings, "sink")
+    markers.ensure()
+    assert [markers.read(partition) for partition in (0, 25, 49)] == [None] * 3
+    for number in range(3):
+        create_topics(servers, {f"t{number}": 50})
+        assert settled(servers, f"t{number}")
 
 
 def closed_port() -> str:
