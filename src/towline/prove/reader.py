@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from towline.errors import KafkaError as TowlineKafkaError
 from towline.errors import SetupError
-from towline.kafka.admin import settled
+from towline.kafka.admin import answered, settled
 from towline.prove.referee import Arrival
 
 __all__ = ["Tail", "read_topic"]
@@ -44,28 +44,33 @@ class Tail:
         from_now: bool = False,
     ) -> None:
         self._topic = topic
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap,
-                "group.id": "towline-prove-reader",  # the client demands one; nothing is ever committed to it
-                "enable.auto.commit": False,
-                "isolation.level": isolation,
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": 10,
-                "log_level": 0,
-            },
-        )
+        self._settings: dict[str, Any] = {
+            "bootstrap.servers": bootstrap,
+            "group.id": "towline-prove-reader",  # the client demands one; nothing is ever committed to it
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",  # the default goes on at the end, and leaves out what lies between
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
+            "log_level": 0,
+        }
+        self._consumer = Consumer(self._settings)
         self._ends: dict[int, bool] = dict.fromkeys(self._partitions(timeout), False)
-        self._consumer.assign(
-            [
-                TopicPartition(topic, number, self._end_of(number) if from_now else OFFSET_BEGINNING)
-                for number in self._ends
-            ]
-        )
+        #: Partition -> the offset that is read next; never descending.
+        self._next = {number: self._borders(number)[from_now] for number in self._ends}
+        #: Partitions that the client stopped reading: Kafka did not know the offset it asked for.
+        self._stopped: set[int] = set()
+        self._assign()
 
-    def _end_of(self, partition: int) -> int:
-        _, end = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=10)
-        return int(end)
+    def _assign(self) -> None:
+        """Read on from where everything so far ends."""
+        self._stopped.clear()
+        self._consumer.assign([TopicPartition(self._topic, number, offset) for number, offset in self._next.items()])
+
+    def _borders(self, partition: int) -> tuple[int, int]:
+        place = TopicPartition(self._topic, partition)
+        first, end = answered(lambda: self._consumer.get_watermark_offsets(place, timeout=10), 10)
+        return int(first), int(end)
 
     def _partitions(self, timeout: float) -> list[int]:
         try:
@@ -83,17 +88,37 @@ class Tail:
         return sorted(found.partitions)
 
     def pull(self, seconds: float) -> list[Arrival]:
-        """Read for at most this long, or up to the first moment with every partition at its end."""
+        """Read for at most this long, or up to the first moment with every partition at its end.
+
+        Raises:
+            KafkaError: Records were deleted before they were read (TL-K60).
+        """
         deadline = time.monotonic() + seconds
         found: list[Arrival] = []
         self._ends = dict.fromkeys(self._ends, False)
+        self._go_on()
         while not all(self._ends.values()) and (left := deadline - time.monotonic()) > 0:
             for message in self._consumer.consume(_CHUNK, timeout=min(left, 0.1)):
                 self._take(message, found)
         return found
 
+    def _go_on(self) -> None:
+        """Read on where the client stopped; it stops too when a leader has just changed, and has all there is."""
+        if not self._stopped:
+            return
+        for partition in sorted(self._stopped):
+            try:
+                first, _ = self._borders(partition)
+            except KafkaException:
+                return  # Kafka is away: the next pull asks again
+            if self._next[partition] < first:
+                what = f"partition {partition}: records {self._next[partition]} to {first - 1} were deleted unread"
+                raise TowlineKafkaError("TL-K60", self._topic, what, "Keep records for longer (retention.ms).")
+        self._assign()
+
     def next(self, seconds: float) -> Arrival | None:
         """Wait for one record and hand it out at once; None when there is none in time."""
+        self._go_on()
         message = self._consumer.poll(seconds)
         found: list[Arrival] = []
         if message is not None:
@@ -109,11 +134,14 @@ class Tail:
         error = message.error()
         if error is None:
             self._ends[message.partition()] = False
+            self._next[message.partition()] = message.offset() + 1
             found.append(
                 Arrival(message.partition(), message.offset(), message.key(), message.value(), message.timestamp()[1])
             )
         elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the binding's public name for it
             self._ends[message.partition()] = True
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
+            self._stopped.add(message.partition())
 
     def until(self, enough: Callable[[list[Arrival]], bool], *, seconds: float) -> list[Arrival]:
         """Read until the condition holds for everything found so far, or time is up."""
@@ -125,6 +153,13 @@ class Tail:
                 break
             time.sleep(0.05)
         return found
+
+    def reopen(self) -> str:
+        """Read on with a new client, for one that may be stuck; says where that is, for the account's notes."""
+        self.close()
+        self._consumer = Consumer(self._settings)
+        self._assign()
+        return f"{self._topic} is read on with a new client, from {self._next}"
 
     def close(self) -> None:
         """Leave Kafka."""

@@ -271,7 +271,10 @@ class Trial:
     def account(self, seconds: float = PATIENCE_S) -> Account:
         """Wait until everything acknowledged is in Kafka and committed at the gateway (or time is up), and judge."""
         acked = sum(read_history(part.claims).count(Claim.ACKED) for part in self._parts)
-        wait_for(lambda: self.arrived() >= acked, seconds)
+        if not wait_for(lambda: self.arrived() >= acked, seconds / 2):
+            # The witness itself may be what is stuck; the note says what it had read, and of how much.
+            self.notes.append(self._tail.reopen())
+            wait_for(lambda: self.arrived() >= acked, seconds / 2)
         wait_for(self._nothing_waits, 30)
         self.arrived(2.0)
         return self._judge()

@@ -40,7 +40,7 @@ def keeps_all(rig: Rig) -> bool:
 
 
 def told(account: Account) -> str:
-    return "\n".join([account.line(), *account.problems(), *map(str, account.verdict.stories)])
+    return "\n".join([account.line(), *account.problems(), *account.notes, *map(str, account.verdict.stories)])
 
 
 @pytest.mark.parametrize("what", list(BREAKS))

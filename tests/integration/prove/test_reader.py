@@ -6,10 +6,11 @@ import shutil
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from tests.conftest import NewTopic
-from tests.helpers import lacking
+from tests.helpers import lacking, wait_until
 from towline.devstack import Kafka
 from towline.errors import KafkaError, SetupError
 from towline.prove.reader import Tail, read_topic
@@ -53,6 +54,42 @@ def test_aborted_and_open_transactions_are_not_seen(kafka: Kafka, topic: NewTopi
     tail.close()
     still_open.commit_transaction(30)
     assert values(read_topic(kafka.bootstrap, name)) == [b"yes", b"not yet"]
+
+
+def stop(tail: Tail, topic: str) -> None:
+    """Kafka answers OFFSET_OUT_OF_RANGE to a place beyond its end, and the client stops reading."""
+    tail._consumer.seek(TopicPartition(topic, 0, 1_000))
+    wait_until(lambda: tail.pull(0.5) == [] and tail._stopped, what="a stop")
+
+
+def test_a_partition_the_client_stopped_is_read_on_at_its_place(kafka: Kafka, topic: NewTopic) -> None:
+    """The client's default would go on at the end without a word, and the account would call the rest lost."""
+    name = topic("stopped")
+    send(kafka, name, [b"0", b"1"])
+    tail = Tail(kafka.bootstrap, name)
+    assert values(tail.pull(20)) == [b"0", b"1"]
+    stop(tail, name)
+    send(kafka, name, [b"2", b"3"])
+    assert values(tail.until(lambda found: len(found) == 2, seconds=20)) == [b"2", b"3"]
+    stop(tail, name)
+    send(kafka, name, [b"4", b"5", b"6"])
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    deleted = admin.delete_records([TopicPartition(name, 0, 6)])
+    assert [future.result(30).low_watermark for future in deleted.values()] == [6]
+    with pytest.raises(KafkaError, match="records 4 to 5 were deleted unread"):
+        tail.pull(20)
+    tail.close()
+
+
+def test_a_new_client_reads_on_where_the_old_one_was(kafka: Kafka, topic: NewTopic) -> None:
+    name = topic("anew")
+    send(kafka, name, [b"0", b"1"])
+    tail = Tail(kafka.bootstrap, name)
+    assert values(tail.pull(20)) == [b"0", b"1"]
+    send(kafka, name, [b"2"])
+    assert "{0: 2}" in tail.reopen()
+    assert values(tail.until(bool, seconds=20)) == [b"2"]
+    tail.close()
 
 
 def test_a_tail_from_now_leaves_the_past_out(kafka: Kafka, topic: NewTopic) -> None:
