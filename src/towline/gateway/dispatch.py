@@ -2,8 +2,8 @@
 
 Messages are handed to the session in the order in which they came, so that order per topic is kept [MQTT-4.6.0-1, -5].
 Only a message that the broker puts off (0x97, quota exceeded) leaves the row: it is tried again later, and those of
-its topic that were not handed over yet wait behind it. Those that the session had before the answer came can overtake
-it, also where a Receive Maximum has let none of them leave.
+its topic that have not left wait behind it: not handed over yet, or given back by the session (`Outbound.in_order`).
+Those that had left before the answer came can overtake it.
 
 What an answer means is a table, `_FATES`.
 """

@@ -166,6 +166,7 @@ class Downlink:
         """Begin with a new session: what the disk knows to be in flight is its business, all else is met again."""
         self._session = session
         session.outbound.limit = 0 if self._suspects.careful else None
+        session.outbound.in_order = True
         self._dispatch.start_again(list(self._dispatch.open))
         for packet_id, flight in self._outbox.flights.items():
             self._restore(session, packet_id, flight)
@@ -446,14 +447,12 @@ class Downlink:
         freed = [action.packet_id] if self._outbox.holds(action.packet_id) else ()
         fate = self._dispatch.answered(action.token, action.reason, time.monotonic() if action.reason else 0.0)
         sent_before = not action.packet_id and action.token in self._outbox.done  # QoS 0
-        if fate is Fate.REFUSED or (sent_before and action.reason):
+        if fate is Fate.LATER:
+            self._outbox.finish((), freed)
+        elif fate is Fate.REFUSED or (sent_before and action.reason):
             self._outbox.finish((), freed)
             self._to_set_aside[action.token] = action.reason
-        elif sent_before:
-            pass
-        elif fate is Fate.LATER:
-            self._outbox.finish((), freed)
-        else:
+        elif not sent_before:
             if action.unsure or action.degraded:
                 self._outbox.count(**{"unsure_after_lost_session" if action.unsure else "degraded": 1})
             self._done(action.token, Outcome.DELIVERED, freed)

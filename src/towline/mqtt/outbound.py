@@ -37,6 +37,8 @@ __all__ = ["LONGEST_EXPIRY", "Outbound", "Phase", "Unexpected"]
 MAX_PACKET_ID: Final = 65535
 #: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
 LONGEST_EXPIRY: Final = 0xFFFFFFFF
+#: Quota exceeded: the server may take the message later.
+_PUT_OFF: Final = 0x97
 #: Bytes of a payload whose copy would be felt.
 _LARGE: Final = 1 << 20
 
@@ -111,6 +113,9 @@ class Outbound:
         self._last_id = 0
         #: Messages that may be without an answer at once, whatever the server allows; None for no limit of ours.
         self.limit: int | None = None
+        #: What has not left is answered as the one before it of its topic and QoS when the server puts that off (0x97):
+        #: the owner sends them again, in their order.
+        self.in_order = False
         #: On the clock of `actions`: when something was published or released last.
         self.sent_at = 0.0
         #: QoS 0 messages, which have no answer, have left since the last answer to another.
@@ -372,6 +377,19 @@ class Outbound:
         # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already.
         reason = message.given_up if message.phase is Phase.RELEASED else int(packet.reason_code)
         yield Acknowledged(message.token, reason, degraded=degraded, packet_id=packet.packet_id)
+        if reason == _PUT_OFF and self.in_order:
+            yield from self._put_off(message.packet)
+
+    def _put_off(self, first: PublishPacket) -> Iterator[Acknowledged]:
+        """Give back what would overtake a message that was put off [MQTT-4.6.0-1]."""
+        behind: list[_Message] = []
+        rest: deque[_Message] = deque()
+        for message in self._queue:
+            same = (message.packet.topic, message.packet.qos) == (first.topic, first.qos)
+            (behind if same else rest).append(message)
+        self._queue = rest
+        for message in behind:
+            yield Acknowledged(message.token, _PUT_OFF)
 
     def _received(self, packet: Answer, message: _Message) -> Iterator[Action]:
         if int(packet.reason_code) >= 0x80:

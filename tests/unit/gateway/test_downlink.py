@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from mqtt5 import ConnAckPacket, DisconnectPacket, DisconnectReasonCode, PubAckPacket, PublishPacket
+from mqtt5 import (
+    ConnAckPacket,
+    DisconnectPacket,
+    DisconnectReasonCode,
+    PubAckPacket,
+    PubAckReasonCode,
+    PublishPacket,
+)
 
 from tests.helpers import read_all
 from towline.errors import JournalFull
@@ -29,9 +36,9 @@ class Log:
 class Line:
     """A downlink and its session; `sent` is what the broker has got on this connection."""
 
-    def __init__(self, directory: Path, messages: int) -> None:
+    def __init__(self, directory: Path, messages: int, topics: int = 1) -> None:
         self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
-        rows = rows_of([{"topic": "d", "payload": b"%d" % n, "qos": 1} for n in range(messages)])
+        rows = rows_of([{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": 1} for n in range(messages)])
         self.outbox.append(arrived(rows, 0))
         self.session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
         self.sent: list[PublishPacket] = []
@@ -45,11 +52,11 @@ class Line:
             else:
                 self.downlink.perform(action)
 
-    def connect(self) -> list[int]:
+    def connect(self, window: int = 65535) -> list[int]:
         """Come online, and return what is published then."""
         self.sent.clear()
         self.handle(Opened())
-        self.handle(Received([ConnAckPacket(session_present=True)]))
+        self.handle(Received([ConnAckPacket(session_present=True, receive_max=window)]))
         self.downlink.turn()
         self.downlink.turn()
         return [int(packet.payload) for packet in self.sent]
@@ -67,6 +74,56 @@ class Line:
     def refused(self) -> list[tuple[int, int]]:
         self.downlink.turn()
         return [(row["number"], row["reason"]) for row in self.downlink.refused.page(0)["rows"]]
+
+
+def test_a_message_put_off_is_overtaken_by_none_of_its_topic_that_had_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session had them all before the answer came; the broker's window let one of them leave."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    line = Line(tmp_path, 6, topics=2)
+    numbers = line.connect(window=1)
+    for reason in (PubAckReasonCode.QUOTA_EXCEEDED, *[PubAckReasonCode.SUCCESS] * 3):
+        packet = line.sent.pop()
+        line.handle(Received([PubAckPacket(packet.packet_id or 0, reason_code=reason)]))
+        numbers += [int(packet.payload) for packet in line.sent]
+    assert numbers == [0, 1, 3, 5], "the other topic goes on"
+    assert line.downlink.status()["put_off"] == 3
+    now += 2
+    line.downlink.turn()
+    while line.sent:
+        packet = line.sent.pop()
+        numbers.append(int(packet.payload))
+        line.handle(Received([PubAckPacket(packet.packet_id or 0)]))
+        line.downlink.turn()
+    assert numbers == [0, 1, 3, 5, 0, 2, 4]
+    assert line.outbox.waiting == 0
+
+
+def test_what_is_sent_a_second_time_is_put_off_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    line = Line(tmp_path, 3)
+    line.connect()
+    line.answer()
+    line.end(Lost())
+    assert line.connect(window=1) == []
+    line.downlink.send_again([(0, 3)], lambda _: True)
+    line.downlink.turn()
+    first = line.sent.pop()
+    line.handle(Received([PubAckPacket(first.packet_id or 0, reason_code=PubAckReasonCode.QUOTA_EXCEEDED)]))
+    assert line.sent == []
+    now += 2
+    line.downlink.turn()
+    numbers = []
+    while line.sent:
+        packet = line.sent.pop()
+        numbers.append(int(packet.payload))
+        line.handle(Received([PubAckPacket(packet.packet_id or 0)]))
+        line.downlink.turn()
+    assert numbers == [0, 1, 2]
+    assert line.refused() == []
 
 
 def test_a_broker_that_ends_every_connection_at_once_sets_nothing_aside(tmp_path: Path) -> None:
