@@ -29,7 +29,7 @@ from towline.bridge.identity import Identity
 from towline.bridge.remap import Fate, Mapper, Outcome, Returner, mapper_of
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
-from towline.kafka.admin import answered, client_config, topic_facts
+from towline.kafka.admin import client_config, topic_facts, watermarks
 from towline.kafka.clientconfig import LEADER_ONLY, QUIET
 from towline.kafka.deadletters import PREFIX, Collector, Letter, from_record
 from towline.kafka.reserved import reserved
@@ -202,13 +202,10 @@ class Ledger:
 
 
 def _ends(consumer: Any, client: Mapping[str, str], topic: str) -> dict[int, int]:
-    def end(partition: int) -> int:
-        place = TopicPartition(topic, partition)
-        return int(answered(lambda: consumer.get_watermark_offsets(place, timeout=_SILENCE_S)[1], _SILENCE_S))
-
     try:
         found = consumer.list_topics(timeout=_SILENCE_S).topics.get(topic)
-        ends = {} if found is None else {number: end(number) for number in sorted(found.partitions)}
+        places = [] if found is None else [TopicPartition(topic, number) for number in sorted(found.partitions)]
+        ends = {place.partition: watermarks(consumer, place, _SILENCE_S)[1] for place in places}
     except faults.FOREIGN as error:
         raise faults.unreachable(_servers(client), _SILENCE_S, faults.reason(error)) from None
     if found is None:

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ClusterInfo",
     "TopicFacts",
-    "answered",
     "client_config",
     "create_topics",
     "missing_topics",
     "reachable",
     "settled",
     "topic_facts",
+    "watermarks",
 ]
 
 #: One failed attempt a second is enough to learn why; the default is 100 ms and makes noise.
@@ -138,29 +138,40 @@ def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) 
     Raises:
         KafkaError: TL-K01.
     """
-    deadline = time.monotonic() + timeout
     with _connected(client, timeout) as admin:
         found = admin.list_topics(timeout).topics.get(topic)
         places = [] if found is None else [TopicPartition(topic, number) for number in found.partitions]
-        while admin.open_transactions(places, timeout):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_LOOK_S)
-    return True
+        return _comes(lambda: not admin.open_transactions(places, timeout), timeout)
 
 
-def answered(ask: Callable[[], T], seconds: float) -> T:
+def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[int, int]:
+    """The first offset of a partition and its end, as a consumer of that isolation level may read it.
+
+    Args:
+        consumer: A ``confluent_kafka.Consumer``.
+        place: Topic and partition.
+        seconds: How long to wait for the answer, and to ask again while the partition has no leader yet.
+
+    Raises:
+        KafkaException, SystemError: There is no answer, at the end or at all.
+    """
+    first, end = _answered(lambda: consumer.get_watermark_offsets(place, timeout=seconds), seconds)
+    return int(first), int(end)
+
+
+def _comes(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether a condition comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not (true := condition()) and time.monotonic() <= deadline:
+        time.sleep(_LOOK_S)
+    return true
+
+
+def _answered(ask: Callable[[], T], seconds: float) -> T:
     """The answer to a look-up, asked again while a topic is being made or changes its leader.
 
     A broker tells of a topic before it leads it: who asks for its offsets right after its creation is told
     NOT_LEADER_OR_FOLLOWER.
-
-    Args:
-        ask: The look-up.
-        seconds: How long to ask again.
-
-    Raises:
-        KafkaException, SystemError: What ``ask`` raised, at the end or because it will not pass.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -278,9 +289,7 @@ class _Admin:
 
     def await_topics(self, names: Iterable[str], timeout: float) -> None:
         """Wait until the cluster's list has topics that were made: the controller answers before the brokers know."""
-        deadline = time.monotonic() + timeout
-        while not set(names) <= set(self.list_topics(timeout).topics) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        _comes(lambda: set(names) <= set(self.list_topics(timeout).topics), timeout)
 
     def describe(self, names: Iterable[str], timeout: float) -> dict[str, dict[str, str | None]]:
         """Settings of topics; one whose settings this user may not see is left out."""
@@ -308,7 +317,7 @@ class _Admin:
             answers = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)
             return {place.partition: future.result(timeout).offset for place, future in answers.items()}
 
-        return answered(ask, timeout)
+        return _answered(ask, timeout)
 
     def create(self, topics: list[Any], timeout: float) -> Mapping[str, Any]:
         futures: Mapping[str, Any] = self._client.create_topics(

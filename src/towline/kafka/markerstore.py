@@ -120,8 +120,7 @@ class MarkerStore:
         """Value of the last record with our key, looking ever further back from the last stable offset."""
         deadline = time.monotonic() + self._settings.timeout_s
         # Asks the leader, for the last stable offset: librdkafka says its isolation level in ListOffsets (KIP-98).
-        patience = self._settings.timeout_s
-        low, high = admin.answered(lambda: consumer.get_watermark_offsets(place, timeout=patience), patience)
+        low, high = admin.watermarks(consumer, place, self._settings.timeout_s)
         known = (self._settings.servers, self.topic, place.partition)
         if high < _ends.get(known, 0):
             raise self._short(place, f"ends at {high}, and ended at {_ends[known]} before")

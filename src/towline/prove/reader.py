@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from towline.errors import KafkaError as TowlineKafkaError
 from towline.errors import SetupError
-from towline.kafka.admin import answered, settled
+from towline.kafka.admin import settled, watermarks
 from towline.prove.referee import Arrival
 
 __all__ = ["Tail", "read_topic"]
@@ -55,9 +55,13 @@ class Tail:
             "log_level": 0,
         }
         self._consumer = Consumer(self._settings)
-        self._ends: dict[int, bool] = dict.fromkeys(self._partitions(timeout), False)
-        #: Partition -> the offset that is read next; never descending.
-        self._next = {number: self._borders(number)[from_now] for number in self._ends}
+        try:
+            self._ends: dict[int, bool] = dict.fromkeys(self._partitions(timeout), False)
+            #: Partition -> the offset that is read next; never descending.
+            self._next = {number: self._borders(number)[from_now] for number in self._ends}
+        except TowlineKafkaError:
+            self.close()
+            raise
         #: Partitions that the client stopped reading: Kafka did not know the offset it asked for.
         self._stopped: set[int] = set()
         self._assign()
@@ -68,23 +72,21 @@ class Tail:
         self._consumer.assign([TopicPartition(self._topic, number, offset) for number, offset in self._next.items()])
 
     def _borders(self, partition: int) -> tuple[int, int]:
-        place = TopicPartition(self._topic, partition)
-        first, end = answered(lambda: self._consumer.get_watermark_offsets(place, timeout=10), 10)
-        return int(first), int(end)
+        try:
+            return watermarks(self._consumer, TopicPartition(self._topic, partition), 10)
+        except KafkaException as error:
+            raise self._unreadable(error, "Is Kafka running?") from error
+
+    def _unreadable(self, why: object, do: str) -> TowlineKafkaError:
+        return TowlineKafkaError("TL-K60", self._topic, f"cannot be read back ({why})", do)
 
     def _partitions(self, timeout: float) -> list[int]:
         try:
             found = self._consumer.list_topics(self._topic, timeout=timeout).topics[self._topic]
         except KafkaException as error:
-            self.close()
-            raise TowlineKafkaError(
-                "TL-K60", self._topic, f"cannot be read back ({error})", "Is Kafka running?"
-            ) from error
+            raise self._unreadable(error, "Is Kafka running?") from error
         if found.error is not None:
-            self.close()
-            raise TowlineKafkaError(
-                "TL-K60", self._topic, f"cannot be read back ({found.error})", "Create the topic first."
-            )
+            raise self._unreadable(found.error, "Create the topic first.")
         return sorted(found.partitions)
 
     def pull(self, seconds: float) -> list[Arrival]:
@@ -109,7 +111,7 @@ class Tail:
         for partition in sorted(self._stopped):
             try:
                 first, _ = self._borders(partition)
-            except KafkaException:
+            except TowlineKafkaError:
                 return  # Kafka is away: the next pull asks again
             if self._next[partition] < first:
                 what = f"partition {partition}: records {self._next[partition]} to {first - 1} were deleted unread"

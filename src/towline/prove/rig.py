@@ -272,7 +272,7 @@ class Trial:
         """Wait until everything acknowledged is in Kafka and committed at the gateway (or time is up), and judge."""
         acked = sum(read_history(part.claims).count(Claim.ACKED) for part in self._parts)
         if not wait_for(lambda: self.arrived() >= acked, seconds / 2):
-            # The witness itself may be what is stuck; the note says what it had read, and of how much.
+            # The witness itself may be what is stuck; the note says how far it had read.
             self.notes.append(self._tail.reopen())
             wait_for(lambda: self.arrived() >= acked, seconds / 2)
         wait_for(self._nothing_waits, 30)

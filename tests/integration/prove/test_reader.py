@@ -56,6 +56,14 @@ def test_aborted_and_open_transactions_are_not_seen(kafka: Kafka, topic: NewTopi
     assert values(read_topic(kafka.bootstrap, name)) == [b"yes", b"not yet"]
 
 
+def two_read(kafka: Kafka, name: str) -> Tail:
+    """A tail that has read the first two records, 0 and 1."""
+    send(kafka, name, [b"0", b"1"])
+    tail = Tail(kafka.bootstrap, name)
+    assert values(tail.pull(20)) == [b"0", b"1"]
+    return tail
+
+
 def stop(tail: Tail, topic: str) -> None:
     """Kafka answers OFFSET_OUT_OF_RANGE to a place beyond its end, and the client stops reading."""
     tail._consumer.seek(TopicPartition(topic, 0, 1_000))
@@ -65,9 +73,7 @@ def stop(tail: Tail, topic: str) -> None:
 def test_a_partition_the_client_stopped_is_read_on_at_its_place(kafka: Kafka, topic: NewTopic) -> None:
     """The client's default would go on at the end without a word, and the account would call the rest lost."""
     name = topic("stopped")
-    send(kafka, name, [b"0", b"1"])
-    tail = Tail(kafka.bootstrap, name)
-    assert values(tail.pull(20)) == [b"0", b"1"]
+    tail = two_read(kafka, name)
     stop(tail, name)
     send(kafka, name, [b"2", b"3"])
     assert values(tail.until(lambda found: len(found) == 2, seconds=20)) == [b"2", b"3"]
@@ -83,9 +89,7 @@ def test_a_partition_the_client_stopped_is_read_on_at_its_place(kafka: Kafka, to
 
 def test_a_new_client_reads_on_where_the_old_one_was(kafka: Kafka, topic: NewTopic) -> None:
     name = topic("anew")
-    send(kafka, name, [b"0", b"1"])
-    tail = Tail(kafka.bootstrap, name)
-    assert values(tail.pull(20)) == [b"0", b"1"]
+    tail = two_read(kafka, name)
     send(kafka, name, [b"2"])
     assert "{0: 2}" in tail.reopen()
     assert values(tail.until(bool, seconds=20)) == [b"2"]
