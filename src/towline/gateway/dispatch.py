@@ -15,6 +15,8 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from towline.mqtt.reasons import QUOTA_EXCEEDED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -40,7 +42,7 @@ class Fate(Enum):
 
 
 #: Reason code → fate, where it is not told by being below 0x80 or not [MQTT 5 section 3.4.2.1].
-_FATES: Final = {0x97: Fate.LATER}
+_FATES: Final = {QUOTA_EXCEEDED: Fate.LATER}
 
 
 class Dispatch:

@@ -31,14 +31,13 @@ from mqtt5 import (
 
 from towline.mqtt.codec import Packet
 from towline.mqtt.events import Acknowledged, Action, Flying, Send
+from towline.mqtt.reasons import QUOTA_EXCEEDED
 
 __all__ = ["LONGEST_EXPIRY", "Outbound", "Phase", "Unexpected"]
 
 MAX_PACKET_ID: Final = 65535
 #: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
 LONGEST_EXPIRY: Final = 0xFFFFFFFF
-#: Quota exceeded: the server may take the message later.
-_PUT_OFF: Final = 0x97
 #: Bytes of a payload whose copy would be felt.
 _LARGE: Final = 1 << 20
 
@@ -377,7 +376,7 @@ class Outbound:
         # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already.
         reason = message.given_up if message.phase is Phase.RELEASED else int(packet.reason_code)
         yield Acknowledged(message.token, reason, degraded=degraded, packet_id=packet.packet_id)
-        if reason == _PUT_OFF and self.in_order:
+        if reason == QUOTA_EXCEEDED and self.in_order:
             yield from self._put_off(message.packet)
 
     def _put_off(self, first: PublishPacket) -> Iterator[Acknowledged]:
@@ -389,7 +388,7 @@ class Outbound:
             (behind if same else rest).append(message)
         self._queue = rest
         for message in behind:
-            yield Acknowledged(message.token, _PUT_OFF)
+            yield Acknowledged(message.token, QUOTA_EXCEEDED)
 
     def _received(self, packet: Answer, message: _Message) -> Iterator[Action]:
         if int(packet.reason_code) >= 0x80:

@@ -22,7 +22,6 @@ from towline.gateway import downlink as module
 from towline.gateway.downlink import Downlink
 from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
 from towline.journal import Batch, Limits, Outbox
-from towline.mqtt.codec import Packet
 from towline.mqtt.events import Event, Lost, Opened, Received, Send, SessionConfig
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session
@@ -65,11 +64,19 @@ class Line:
         self.handle(event)
         return self.downlink.lost(self.session.outbound.withdraw())
 
-    def answer(self) -> None:
-        answers: list[Packet] = [PubAckPacket(packet.packet_id) for packet in self.sent if packet.packet_id]
+    def answer(self, reason: PubAckReasonCode = PubAckReasonCode.SUCCESS) -> None:
+        ids = [packet.packet_id for packet in self.sent if packet.packet_id]
         self.sent.clear()
-        self.handle(Received(answers))
+        self.handle(Received([PubAckPacket(packet_id, reason_code=reason) for packet_id in ids]))
         self.downlink.turn()
+
+    def drain(self) -> list[int]:
+        """Answer until nothing more is published, and return all that was."""
+        published: list[int] = []
+        while self.sent:
+            published += [int(packet.payload) for packet in self.sent]
+            self.answer()
+        return published
 
     def refused(self) -> list[tuple[int, int]]:
         self.downlink.turn()
@@ -83,21 +90,13 @@ def test_a_message_put_off_is_overtaken_by_none_of_its_topic_that_had_not_left(
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     line = Line(tmp_path, 6, topics=2)
-    numbers = line.connect(window=1)
-    for reason in (PubAckReasonCode.QUOTA_EXCEEDED, *[PubAckReasonCode.SUCCESS] * 3):
-        packet = line.sent.pop()
-        line.handle(Received([PubAckPacket(packet.packet_id or 0, reason_code=reason)]))
-        numbers += [int(packet.payload) for packet in line.sent]
-    assert numbers == [0, 1, 3, 5], "the other topic goes on"
+    assert line.connect(window=1) == [0]
+    line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
+    assert line.drain() == [1, 3, 5], "the other topic goes on"
     assert line.downlink.status()["put_off"] == 3
     now += 2
     line.downlink.turn()
-    while line.sent:
-        packet = line.sent.pop()
-        numbers.append(int(packet.payload))
-        line.handle(Received([PubAckPacket(packet.packet_id or 0)]))
-        line.downlink.turn()
-    assert numbers == [0, 1, 3, 5, 0, 2, 4]
+    assert line.drain() == [0, 2, 4]
     assert line.outbox.waiting == 0
 
 
@@ -111,18 +110,11 @@ def test_what_is_sent_a_second_time_is_put_off_as_well(tmp_path: Path, monkeypat
     assert line.connect(window=1) == []
     line.downlink.send_again([(0, 3)], lambda _: True)
     line.downlink.turn()
-    first = line.sent.pop()
-    line.handle(Received([PubAckPacket(first.packet_id or 0, reason_code=PubAckReasonCode.QUOTA_EXCEEDED)]))
+    line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
     assert line.sent == []
     now += 2
     line.downlink.turn()
-    numbers = []
-    while line.sent:
-        packet = line.sent.pop()
-        numbers.append(int(packet.payload))
-        line.handle(Received([PubAckPacket(packet.packet_id or 0)]))
-        line.downlink.turn()
-    assert numbers == [0, 1, 2]
+    assert line.drain() == [0, 1, 2]
     assert line.refused() == []
 
 
