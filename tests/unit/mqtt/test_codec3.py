@@ -12,7 +12,7 @@ from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from mqtt5 import (
     AuthPacket,
@@ -273,8 +273,9 @@ def test_round_trip_in_pieces(sent: list[Packet], piece: int, version: int) -> N
 
 
 @given(st.binary(max_size=200), st.sampled_from(LEVELS))
+@example(b"0\x80\x80\x40", LEVEL_311)
 def test_any_bytes_give_packets_or_malformed(data: bytes, version: int) -> None:
-    decoder = Decoder(1 << 20, version)
+    decoder = Decoder(1 << 29, version)  # above any Remaining Length: of a PUBLISH too large no byte would be held
     try:
         items = decoder.feed(data)
     except MalformedPacket:
