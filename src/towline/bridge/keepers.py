@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from towline.bridge.board import Board, LineView
     from towline.bridge.model import AnyLine, Bridge
 
-__all__ = ["DriverKeeper", "GatewayKeeper", "KafkaKeeper"]
+__all__ = ["DriverKeeper", "GatewayKeeper", "KafkaKeeper", "unforeseen"]
 
 #: Seconds between two questions to a gateway.
 ASK_S = 0.5
@@ -44,7 +46,39 @@ _SILENCES = 3
 _FATAL = (ConfigError, Refused, SessionUnknown, JournalLocked, JournalDamaged)
 
 
-class GatewayKeeper(threading.Thread):
+class _Keeper(threading.Thread, ABC):
+    """A thread that goes on whatever happens in it: what it keeps running would end with it, and nobody would know."""
+
+    #: What it starts, for messages.
+    what = ""
+
+    def run(self) -> None:
+        """Do a round after the other until there is nothing left to do."""
+        while self.wanted:
+            try:
+                self._round()
+            except TowlineError as error:
+                self._failed(error)
+            except OSError as error:
+                self._failed(_no_start(self.name, self.what, error))
+            except Exception as error:  # noqa: BLE001 - told, and tried again
+                self._failed(unforeseen(self.name, error))
+
+    @property
+    @abstractmethod
+    def wanted(self) -> bool:
+        """Whether there is still something to do; a thread that has ended before is a fault."""
+
+    @abstractmethod
+    def _round(self) -> None:
+        """Start what is kept and stay with it until it ends."""
+
+    @abstractmethod
+    def _failed(self, error: TowlineError) -> None:
+        """Tell what ended a round, and wait."""
+
+
+class GatewayKeeper(_Keeper):
     """Keeps one line's gateway running and knows its account.
 
     Args:
@@ -54,6 +88,8 @@ class GatewayKeeper(threading.Thread):
         log: File for its standard error.
         stopping: Set when the bridge ends.
     """
+
+    what = "the gateway"
 
     def __init__(self, line: AnyLine, file: Path, board: Board, log: Path, stopping: threading.Event) -> None:
         super().__init__(name=f"gateway {line.name}", daemon=True)
@@ -69,17 +105,15 @@ class GatewayKeeper(threading.Thread):
         self._backoff = Backoff(first=0.5, most=15.0)
         self._told: str | None = None
 
-    def run(self) -> None:
-        """Start the gateway or find it, ask it again and again, until the bridge ends."""
-        while not self._stopping.is_set() and self.fatal is None:
-            try:
-                with ensure(self.line.gateway, owner_pid=os.getpid(), log=self._log) as client:
-                    self._online()
-                    self._ask(client)
-            except TowlineError as error:
-                self._failed(error)
-            except OSError as error:
-                self._failed(_no_start(str(self.line.gateway.state_dir), "the gateway", error))
+    @property
+    def wanted(self) -> bool:
+        """Until the bridge ends, or only a person can help."""
+        return self.fatal is None and not self._stopping.is_set()
+
+    def _round(self) -> None:
+        with ensure(self.line.gateway, owner_pid=os.getpid(), log=self._log) as client:
+            self._online()
+            self._ask(client)
 
     def end(self, *, at_once: bool = False) -> None:
         """Ask a gateway that is ours to end: it acknowledges what is safe and leaves its session alive."""
@@ -147,7 +181,7 @@ class GatewayKeeper(threading.Thread):
             self._stopping.wait(self._backoff.next())
 
 
-class KafkaKeeper(threading.Thread):
+class KafkaKeeper(_Keeper):
     """Waits for Kafka and sees that the fixed topics are there, before any query begins.
 
     Args:
@@ -155,6 +189,8 @@ class KafkaKeeper(threading.Thread):
         board: Where Kafka's state goes.
         stopping: Set when the bridge ends.
     """
+
+    what = "Kafka's client"
 
     def __init__(self, bridge: Bridge, board: Board, stopping: threading.Event) -> None:
         super().__init__(name="kafka", daemon=True)
@@ -167,15 +203,13 @@ class KafkaKeeper(threading.Thread):
         self._stopping = stopping
         self._backoff = Backoff(first=0.5, most=10.0)
 
-    def run(self) -> None:
-        """Ask until Kafka answers."""
-        while not self._stopping.is_set() and not self.ready.is_set() and self.fatal is None:
-            try:
-                self._look()
-            except KafkaError as error:
-                self._unreachable(error)
-            except TowlineError as error:
-                self.fatal = error
+    @property
+    def wanted(self) -> bool:
+        """Until Kafka has answered, and has all topics."""
+        return self.fatal is None and not self.ready.is_set() and not self._stopping.is_set()
+
+    def _round(self) -> None:
+        self._look()
 
     def _look(self) -> None:
         from towline.kafka.admin import create_topics, missing_topics  # noqa: PLC0415 - loads librdkafka
@@ -197,7 +231,10 @@ class KafkaKeeper(threading.Thread):
             self._board.say(f"kafka: {kafka.bootstrap_servers} answers")
         self.ready.set()
 
-    def _unreachable(self, error: KafkaError) -> None:
+    def _failed(self, error: TowlineError) -> None:
+        if not isinstance(error, KafkaError | GatewayError):
+            self.fatal = error
+            return
         with self._board.lock:
             first = self._board.kafka_error is None
             self._board.kafka, self._board.kafka_error = "unreachable", str(error)
@@ -212,6 +249,16 @@ def _no_start(where: str, what: str, error: OSError) -> GatewayError:
     return GatewayError("TL-B32", where, f"{what} can't be started ({error.strerror or error})", do)
 
 
+def unforeseen(name: str, error: BaseException | None = None) -> GatewayError:
+    """What ended one of the supervisor's threads, or a round of it, though nothing should [TL-B55]."""
+    if error is not None and os.environ.get("TOWLINE_DEBUG"):
+        traceback.print_exception(error)
+    first = next(iter(str(error or "").splitlines()), "").rstrip(". ")
+    why = "" if error is None else f" ({type(error).__name__}{': ' if first else ''}{first})"
+    do = "It is tried again. Please report it with the output of TOWLINE_DEBUG=1."
+    return GatewayError("TL-B55", name, f"this part of the bridge ended in an unexpected way{why}", do)
+
+
 def _missing(bridge: Bridge, missing: list[str]) -> KafkaError:
     names = ", ".join(f'"{name}"' for name in missing)
     what = f"the topic{'s' if len(missing) > 1 else ''} {names} {'are' if len(missing) > 1 else 'is'} not there"
@@ -219,7 +266,7 @@ def _missing(bridge: Bridge, missing: list[str]) -> KafkaError:
     return KafkaError("TL-B03", bridge.kafka.bootstrap_servers, what, do)
 
 
-class DriverKeeper(threading.Thread):
+class DriverKeeper(_Keeper):
     """Keeps the driver process running and takes its reports.
 
     Args:
@@ -228,6 +275,8 @@ class DriverKeeper(threading.Thread):
         kafka: Queries begin when it is ready.
         stopping: Set when the bridge ends.
     """
+
+    what = "Spark's driver"
 
     def __init__(self, bridge: Bridge, board: Board, kafka: KafkaKeeper, stopping: threading.Event) -> None:
         super().__init__(name="driver", daemon=True)
@@ -241,25 +290,26 @@ class DriverKeeper(threading.Thread):
         self._process: subprocess.Popen[str] | None = None
         self._last_word = ""
 
-    def run(self) -> None:
-        """Start the driver, read its reports, start it again when it ends too early."""
-        while not self._stopping.is_set() and len(self.given_up) < len(self._bridge.lines):
-            self._last_word = ""
-            try:
-                started = self._start()
-            except OSError as error:
-                self._last_word = str(_no_start(str(self._bridge.state_dir), "Spark's driver", error))
-                self._ended(0)
-                continue
-            with started as process:
-                self._process = process
-                threading.Thread(target=self._go, args=(process,), name="go", daemon=True).start()
-                assert process.stdout is not None
-                for line in process.stdout:
-                    self._take(line)
-                code = process.wait()
-            if not self._stopping.is_set():
-                self._ended(code)
+    @property
+    def wanted(self) -> bool:
+        """Until the bridge ends, or no line is left."""
+        return len(self.given_up) < len(self._bridge.lines) and not self._stopping.is_set()
+
+    def _round(self) -> None:
+        self._last_word = ""
+        with self._start() as process:
+            self._process = process
+            threading.Thread(target=self._go, args=(process,), name="go", daemon=True).start()
+            assert process.stdout is not None
+            for line in process.stdout:
+                self._take(line)
+            code = process.wait()
+        if self.wanted:
+            self._ended(self._last_word or (f"ended by signal {-code}" if code < 0 else f"ended with code {code}"))
+
+    def _failed(self, error: TowlineError) -> None:
+        if self.wanted:
+            self._ended(str(error))
 
     def stop(self) -> None:
         """Ask the driver to finish its batches and end."""
@@ -314,9 +364,8 @@ class DriverKeeper(threading.Thread):
                 process.stdin.write(word + "\n")
                 process.stdin.flush()
 
-    def _ended(self, code: int) -> None:
+    def _ended(self, why: str) -> None:
         pause = self._backoff.next()
-        why = self._last_word or (f"ended by signal {-code}" if code < 0 else f"ended with code {code}")
         with self._board.lock:
             self._board.spark = "starting again"
             self._board.spark_restarts += 1
@@ -329,12 +378,12 @@ class DriverKeeper(threading.Thread):
     def _take(self, text: str) -> None:
         try:
             report = json.loads(text)
-        except ValueError:
-            return
-        handler = getattr(self, f"_on_{report.get('kind')}", None)
-        if handler is not None:
-            with self._board.lock:
-                handler(report)
+            handler = getattr(self, f"_on_{report['kind']}", None)
+            if handler is not None:
+                with self._board.lock:
+                    handler(report)
+        except Exception as error:  # noqa: BLE001 - a report that is not understood must not end the others
+            self._board.say(str(unforeseen("spark's report", error)))
 
     def _on_ready(self, report: dict[str, Any]) -> None:
         self._board.spark = "running"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from towline.bridge.board import Board
 from towline.bridge.identity import settle
 from towline.bridge.jars import equipped, told
-from towline.bridge.keepers import DriverKeeper, GatewayKeeper, KafkaKeeper
+from towline.bridge.keepers import DriverKeeper, GatewayKeeper, KafkaKeeper, unforeseen
 from towline.bridge.recovery import begin_again
 from towline.errors import ConfigError, TowlineError
 from towline.kafka.clientconfig import insecurities
@@ -133,7 +133,10 @@ class Supervisor:
             self._screen.show(self._board)
 
     def _fatal(self) -> TowlineError | None:
-        """What ends the bridge: Kafka as configured can't serve, or no line is left."""
+        """What ends the bridge: Kafka as configured can't serve, no line is left, or a keeper is gone."""
+        for keeper in (*self._gateways, self._kafka, self._driver):
+            if keeper.wanted and not keeper.is_alive():
+                return unforeseen(keeper.name)
         if self._kafka.fatal is not None:
             return self._kafka.fatal
         dead = [keeper for keeper in self._gateways if keeper.fatal is not None]

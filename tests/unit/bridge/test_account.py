@@ -15,9 +15,7 @@ from rich.console import Console
 from towline.bridge.account import Counts, account
 from towline.bridge.backoff import Backoff
 from towline.bridge.board import Board, LineView, read_board
-from towline.bridge.failures import reason
 from towline.bridge.screen import PlainScreen, _table, line_state, make_screen, summary
-from towline.errors import KafkaError
 
 
 def batch(number: int, start: int, end: int, **more: Any) -> dict[str, Any]:
@@ -199,39 +197,3 @@ def test_backoff_doubles_to_a_limit_and_begins_again() -> None:
     assert all(0.5 * full <= pause <= full for pause, full in zip(pauses, [1, 2, 4, 8, *[8] * 96], strict=True))
     backoff.reset()
     assert backoff.next() <= 1
-
-
-def test_our_own_line_is_found_in_sparks_traces() -> None:
-    text = (
-        "[STREAM_FAILED] Query [id = 1] terminated: Job aborted\n  File x\n"
-        "towline.errors.KafkaError: k1:9092: no server answered. Trying again.   [TL-K01]\n\tat org.apache"
-    )
-    why = reason(RuntimeError(text), "x")
-    assert (why.code, why.text, why.permanent) == (
-        "TL-K01",
-        "k1:9092: no server answered. Trying again.   [TL-K01]",
-        False,
-    )
-
-
-def test_our_own_error_stays_itself() -> None:
-    why = reason(KafkaError("TL-K01", "k", "gone"), "x")
-    assert (why.code, why.text) == ("TL-K01", "k: gone.   [TL-K01]")
-
-
-def test_configuration_is_permanent() -> None:
-    assert reason("x: y. z   [TL-C44]", "x").permanent
-
-
-def test_sparks_errors_keep_their_first_sentence() -> None:
-    kind = type("AnalysisException", (Exception,), {})
-    why = reason(
-        kind("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `x` cannot be resolved. SQLSTATE: 42703;\nplan"), "l"
-    )
-    assert why.permanent
-    assert why.code == "TL-C74"
-    assert "`x` cannot be resolved" in why.text
-    other = reason(RuntimeError("java.lang.OutOfMemoryError: heap\n\tat x"), 'line "l"')
-    assert other.text.startswith('line "l": the query failed: java.lang.OutOfMemoryError: heap.')
-    assert not other.permanent
-    assert "\n" not in reason(RuntimeError(""), "l").text
