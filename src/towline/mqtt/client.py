@@ -59,7 +59,7 @@ _AHEAD: Final = 1000
 #: QoS 0 messages beyond this many waiting ones are dropped and counted: nothing holds their sender back.
 _MOST_WAITING: Final = 10_000
 #: Bytes of waiting messages above which nothing more is read, and half of it above which QoS 0 is dropped. Receive
-#: Maximum is no such bound: MQTT 3.x has none, and an answer that lies behind more messages than it allows must be read.
+#: Maximum is no such bound: MQTT 3.x has none, and an answer behind more messages than it allows must be read too.
 _MOST_BYTES: Final = 64 << 20
 #: Bytes that a message takes beside what it carries.
 _OVERHEAD: Final = 1000

@@ -63,7 +63,12 @@ def test_a_client_opens_in_front_of_a_backlog_without_a_window(new_mosquitto: Ne
 
 def test_an_answer_behind_messages_nobody_takes_is_heard() -> None:
     """The broker overruns the window it was told, and answers our own message behind what it sent."""
-    answer = backlog(MANY, 0, lambda line: (line.receive(), line.send(PubAckPacket(1))))
+
+    def answered(line: Line) -> None:
+        line.expect(PublishPacket)
+        line.send(PubAckPacket(1))
+
+    answer = backlog(MANY, 0, answered)
     with Scripted(answer) as server, Client(server.uri, client_id="x", receive_maximum=10) as client:
         assert client.publish("out", b"x").wait(20).reason == 0
         assert len(take(client, MANY)) == MANY
