@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 from mqtt5 import PublishPacket, QoS
 
 from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
+from towline.errors import Refused as BrokerRefused
 from towline.gateway.dispatch import Dispatch, Fate
 from towline.gateway.outrows import Outgoing, outgoing
 from towline.gateway.receipts_wire import Content
@@ -34,7 +35,7 @@ from towline.journal import Flight, Outbox
 from towline.journal.outbox import PUBLISHED, RELEASED
 from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany
 from towline.mqtt.outbound import Phase
-from towline.mqtt.reasons import CUT, reason_words
+from towline.mqtt.reasons import CUT, QOS_NOT_SUPPORTED, reason_words
 from towline.mqtt.session import Session, State
 
 __all__ = ["Downlink", "Outcome"]
@@ -88,6 +89,7 @@ class Downlink:
         on_outcome: Called with the number of each message that is done and what became of it, before the disk knows.
         on_progress: Called when messages were done since the last time.
         mark: Number and content → user properties to be added to the message, for an owner that sends messages again.
+        exactly_once: What is sent with QoS 2 must not be taken as less: then nothing more is sent (TL-M44).
     """
 
     def __init__(
@@ -101,8 +103,10 @@ class Downlink:
         on_outcome: Callable[[int, Outcome], None] | None = None,
         on_progress: Callable[[], None] = lambda: None,
         mark: Callable[[int, Content], Sequence[tuple[str, str]]] | None = None,
+        exactly_once: bool = False,
     ) -> None:
         self._outbox = outbox
+        self._exactly_once = exactly_once
         self._handle = handle
         self._log = log
         #: For the same thread.
@@ -121,8 +125,10 @@ class Downlink:
         self._entries: deque[Outgoing] = deque()
         #: Answers not carried out yet: number → reason of refused messages, to be set aside together.
         self._to_set_aside: dict[int, int] = {}
-        #: Why nothing is sent: there is no room for what was refused. None while there is.
+        #: Why nothing is sent: there is no room for what was refused, or no promise for what would be. None where it is.
         self.held_back: str | None = None
+        #: The broker takes QoS 2 as QoS 1, and exactly once was promised.
+        self.broken: BrokerRefused | None = None
         self._suspects = Suspects()
         #: Calls of other threads, for this one.
         self._asked: deque[tuple[Callable[[Refused], Any], Future[Any]]] = deque()
@@ -291,7 +297,7 @@ class Downlink:
         if self._session is not None:
             self._pace(self._session, now)
         online = self._session is not None and self._session.state is State.ONLINE
-        if online and unsent < _MOST_UNSENT and now >= self._room_at:
+        if online and unsent < _MOST_UNSENT and now >= self._room_at and self.broken is None:
             self._send(now)
         if self._news:
             self._news = False
@@ -445,6 +451,11 @@ class Downlink:
         if self._suspects.cuts:
             self._suspects.answered(action.token)
         freed = [action.packet_id] if self._outbox.holds(action.packet_id) else ()
+        if self._exactly_once and (action.degraded or action.reason == QOS_NOT_SUPPORTED):
+            self._break_off(action)
+            if action.reason == QOS_NOT_SUPPORTED:  # it has not left
+                self._dispatch.start_again((action.token,))
+                return
         fate = self._dispatch.answered(action.token, action.reason, time.monotonic() if action.reason else 0.0)
         sent_before = not action.packet_id and action.token in self._outbox.done  # QoS 0
         if fate is Fate.LATER:
@@ -456,6 +467,20 @@ class Downlink:
             if action.unsure or action.degraded:
                 self._outbox.count(**{"unsure_after_lost_session" if action.unsure else "degraded": 1})
             self._done(action.token, Outcome.DELIVERED, freed)
+
+    def _break_off(self, action: Acknowledged) -> None:
+        """Send nothing more: the broker would double what it takes, and has no way to keep what was promised."""
+        if self.broken is not None:
+            return
+        how = "takes QoS 2 as QoS 1 (PUBACK)" if action.degraded else "takes no QoS 2 (Maximum QoS)"
+        self.broken = BrokerRefused(
+            "TL-M44",
+            "the outbox",
+            f"the broker {how}, so exactly once can't hold; nothing more is sent, what waits is kept",
+            'Use a broker with QoS 2, or guarantee = "at_least_once"; then start the gateway again.',
+        )
+        self.held_back = str(self.broken)
+        self._log.warning("the promise can't hold", reason=self.held_back, number=action.token, code=self.broken.code)
 
     def _done(self, number: int, outcome: Outcome, freed: Any = ()) -> None:
         again = outcome is Outcome.DELIVERED and number in self._outbox.done
@@ -505,7 +530,7 @@ class Downlink:
             self.held_back = str(error)
             self._room_at = time.monotonic() + _ROOM_RETRY
         else:
-            self.held_back = None
+            self.held_back = str(self.broken) if self.broken else None
 
     def _refuse(self, number: int, reason: int) -> None:
         self._log.warning("refused", number=number, reason=reason_words(reason), code="TL-M40")

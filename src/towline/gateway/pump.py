@@ -34,7 +34,7 @@ from towline.gateway.record import recall
 from towline.gateway.refused import Refused
 from towline.gateway.rows import NO_ROWS
 from towline.gateway.sessions import session_config
-from towline.gateway.settings import AckAfter, GatewaySettings
+from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee
 from towline.gateway.uplink import Uplink
 from towline.journal import Outbox
 from towline.mqtt.backoff import Backoff
@@ -166,6 +166,7 @@ class Pump:
                 aside=settings.refused,
                 max_age_s=settings.outbox.max_age_s,
                 on_progress=on_progress,
+                exactly_once=settings.guarantee is Guarantee.EXACTLY_ONCE,
             )
             self._downlink.attach(self._session)
         self._receipts: ReceiptDesk | None = None
@@ -281,6 +282,8 @@ class Pump:
             downlink.turn(unsent=self._transport.unsent if self._transport is not None else 0)
         except JournalFull as error:
             self._begin_again("what is to be sent can't be recorded", error)
+        if downlink.broken is not None and self._shown["last_error"] is None:  # stays, whatever connects
+            self._note(downlink.broken)
 
     def _tell_publishers(self, now: float) -> None:
         if self._ledger is not None and self._receipts is not None:

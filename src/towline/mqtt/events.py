@@ -195,6 +195,8 @@ class SessionConfig:
         problem_information: The server may send reason strings and user properties with any packet
             [MQTT 5 section 3.1.2.11.7].
         durable_ids: `Flying` goes before each PUBLISH of QoS 2 and each PUBREL, for an owner that outlives a crash.
+        exactly_once: What is published with QoS 2 must not be taken as less: one such message at a time, until the
+            broker has answered one with PUBREC. MQTT 3.x has no way to say that it knows no QoS 2.
     """
 
     client_id: str
@@ -217,6 +219,7 @@ class SessionConfig:
     topic_aliases: int = 0
     problem_information: bool = True
     durable_ids: bool = False
+    exactly_once: bool = False
 
     def __repr__(self) -> str:
         return f"SessionConfig(client_id={self.client_id!r}, filters={self.filters!r})"  # no password [I12]

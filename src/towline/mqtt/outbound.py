@@ -81,11 +81,19 @@ class Outbound:
         encode: Packet to bytes in the protocol version of the session.
         topic_aliases: Topics that may get an alias, as far as the server allows.
         durable: Tell what is in flight in a `Flying` before it leaves.
+        exactly: One message of QoS 2 at a time until the broker has answered one with PUBREC.
     """
 
-    def __init__(self, encode: Callable[[Packet], bytes], topic_aliases: int = 0, *, durable: bool = False) -> None:
+    def __init__(
+        self, encode: Callable[[Packet], bytes], topic_aliases: int = 0, *, durable: bool = False, exactly: bool = False
+    ) -> None:
         self._encode = encode
         self._durable = durable
+        self._exactly = exactly
+        #: With `exactly`: the broker of this connection has not shown yet that it knows QoS 2.
+        self._unproven = exactly
+        #: With `exactly`: a broker has taken one as QoS 1; no other leaves.
+        self._failed = False
         self._most_aliases = topic_aliases
         #: Topics of this connection → alias, in the order of their first PUBLISH [MQTT-3.3.2-7, -9].
         self._aliases: dict[str, int] = {}
@@ -150,7 +158,7 @@ class Outbound:
                 what it had released is the broker's, lost at worst.
         """
         self._server, self._window = server, window
-        self.unanswerable = False
+        self.unanswerable, self._unproven = False, self._exactly
         if resumed:
             self._again = deque(self._unfinished)
             return
@@ -245,6 +253,8 @@ class Outbound:
             qos = int(message.packet.qos)
             if (qos and len(self._open) >= self._window) or (self.limit is not None and not self._allowed()):
                 break
+            if self._unproven and self._on_trial(qos):
+                break
             packet_id = self.new_id() if qos else 0
             reason = self._first_time(message, packet_id, out, now)
             self._queue.popleft()
@@ -258,6 +268,12 @@ class Outbound:
     def _allowed(self) -> bool:
         """Whether our own limit lets another message leave."""
         return self.limit is None or sum(1 for _ in self._exposed()) < self.limit
+
+    def _on_trial(self, qos: int) -> bool:
+        """Whether a message of QoS 2 has to wait: for the answer to another, or for ever."""
+        if qos != QoS.EXACTLY_ONCE:
+            return False
+        return self._failed or any(self._unfinished[i].packet.qos == qos for i in self._open)
 
     def _first_time(self, message: _Message, packet_id: int, out: list[bytes], now: float) -> int:
         reason, data = self._refusal(message.packet), b""
@@ -350,7 +366,7 @@ class Outbound:
                 if not self._allowed():
                     return
                 if message.phase is Phase.PUBLISHED:
-                    if len(self._open) >= self._window:
+                    if len(self._open) >= self._window or (self._unproven and self._on_trial(message.packet.qos)):
                         return
                     self._publish_again(packet_id, message, out, now)
                 if message.phase is Phase.RELEASED:
@@ -373,6 +389,7 @@ class Outbound:
         del self._unfinished[packet.packet_id]
         self._open.discard(packet.packet_id)
         degraded = message.packet.qos == QoS.EXACTLY_ONCE and isinstance(packet, PubAckPacket)
+        self._failed |= degraded and self._exactly
         # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already.
         reason = message.given_up if message.phase is Phase.RELEASED else int(packet.reason_code)
         yield Acknowledged(message.token, reason, degraded=degraded, packet_id=packet.packet_id)
@@ -394,6 +411,7 @@ class Outbound:
         if int(packet.reason_code) >= 0x80:
             yield from self._finish(packet, message)  # a negative answer is final [MQTT-4.4.0-2]
             return
+        self._unproven = False
         if self._durable and message.phase is Phase.PUBLISHED:
             self._untold.append(packet.packet_id)
         message.phase = Phase.RELEASED

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BLAMING", "CONNECT_ADVICE", "CUT", "MOVED", "QUOTA_EXCEEDED", "USE_ANOTHER", "reason_words", "shown"]
+__all__ = [
+    "BLAMING",
+    "CONNECT_ADVICE",
+    "CUT",
+    "MOVED",
+    "QOS_NOT_SUPPORTED",
+    "QUOTA_EXCEEDED",
+    "USE_ANOTHER",
+    "reason_words",
+    "shown",
+]
 
 #: The server may take the message later [MQTT 5 section 3.4.2.1].
 QUOTA_EXCEEDED: Final = 0x97
+#: The server has said that it takes less, or none of this one.
+QOS_NOT_SUPPORTED: Final = 0x9B
 #: Reason codes that come with a Server Reference [MQTT 5 section 4.11].
 USE_ANOTHER: Final = 0x9C
 MOVED: Final = 0x9D

@@ -135,7 +135,7 @@ class Session:
             reasons=config.protocol == 5,
         )
         aliases = config.topic_aliases if config.protocol == 5 else 0
-        self.outbound = Outbound(self._encode, aliases, durable=config.durable_ids)
+        self.outbound = Outbound(self._encode, aliases, durable=config.durable_ids, exactly=config.exactly_once)
         filters = config.filters
         if config.protocol < 5:
             filters = tuple(replace(f, retain_handling=0) for f in filters)
