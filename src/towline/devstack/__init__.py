@@ -1,4 +1,4 @@
-"""Real brokers on this machine: Mosquitto and Kafka for the demo, the tests and prove, RabbitMQ and ejabberd for tests."""
+"""Real brokers on this machine: Mosquitto and Kafka for the demo, tests and prove, RabbitMQ and ejabberd for tests."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class RabbitMQ(OnErlang):
         (self.directory / "enabled_plugins").write_text("[rabbitmq_mqtt].\n", encoding="utf-8")
         (rabbit,) = modules.glob("rabbit-[0-9]*/ebin")
         node = "towline@localhost"
-        environment = {
+        environment: dict[str, str | Path] = {
             "ERL_LIBS": modules,
             "ERL_FLAGS": "-start_epmd false",  # every minute it starts another node, only to have an epmd
             "RABBITMQ_NODENAME": node,
@@ -145,7 +145,7 @@ class Ejabberd(OnErlang):
             encoding="utf-8",
         )
         (self.directory / "log").mkdir(exist_ok=True)
-        environment = {
+        environment: dict[str, str | Path] = {
             "EJABBERD_CONFIG_PATH": file,
             "EJABBERD_LOG_PATH": self.directory / "log" / "ejabberd.log",
             "ERL_LIBS": os.devnull,

@@ -125,7 +125,7 @@ class Downlink:
         self._entries: deque[Outgoing] = deque()
         #: Answers not carried out yet: number → reason of refused messages, to be set aside together.
         self._to_set_aside: dict[int, int] = {}
-        #: Why nothing is sent: there is no room for what was refused, or no promise for what would be. None where it is.
+        #: Why nothing is sent: no room for what was refused, or no promise for what would be. None where it is.
         self.held_back: str | None = None
         #: The broker takes QoS 2 as QoS 1, and exactly once was promised.
         self.broken: BrokerRefused | None = None

@@ -433,6 +433,8 @@ class Close:
         reference: Other servers the broker names (Server Reference), "" for none.
         version_refused: The broker does not speak this protocol version.
         moved: With `reference`: for good (0x9D), not only for now (0x9C).
+        unanswered: No CONNACK has come.
+        answered: CONNACK has come, which was all that was asked for (`Session.probing`).
     """
 
     error: BrokerError | None
@@ -441,6 +443,8 @@ class Close:
     reference: str = ""
     version_refused: bool = False
     moved: bool = False
+    unanswered: bool = False
+    answered: bool = False
 
 
 Action: TypeAlias = Send | Deliver | Remember | Online | SessionLost | Acknowledged | Flying | Close

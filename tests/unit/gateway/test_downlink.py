@@ -34,7 +34,7 @@ class Log:
     def __init__(self) -> None:
         self.codes: list[object] = []
 
-    def warning(self, event: str, **facts: object) -> None:
+    def warning(self, _event: str, **facts: object) -> None:
         self.codes.append(facts.get("code"))
 
 
