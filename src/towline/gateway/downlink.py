@@ -5,6 +5,7 @@ session, `attach` for a new session, `lost` when a connection ends; nothing here
 
     received by the broker   noted in memory at once, on disk with the next flush: a crash between costs a repeat
     QoS 2                    packet id before PUBLISH, phase before PUBREL, both durable [I10]: a crash costs nothing
+    QoS 1                    packet id written before PUBLISH, not synced: after a crash it leaves again under the same
     QoS 0                    done before it leaves: it may be lost, never doubled
     refused for good         set aside with its reason before it is done; the others go on, and without room there all
                              wait [I7]. A message at which the broker ends the connection is refused too (`suspects`)
@@ -16,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
@@ -32,7 +33,8 @@ from towline.gateway.receipts_wire import Content
 from towline.gateway.refused import REPLAYED, Refused
 from towline.gateway.suspects import STRIKES, Suspects
 from towline.journal import Flight, Outbox
-from towline.journal.outbox import PUBLISHED, RELEASED
+from towline.journal.batches import joined
+from towline.journal.outbox import PUBLISHED, RELEASED, SENT
 from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany
 from towline.mqtt.outbound import Phase
 from towline.mqtt.reasons import CUT, QOS_NOT_SUPPORTED, reason_words
@@ -174,19 +176,36 @@ class Downlink:
         session.outbound.limit = 0 if self._suspects.careful else None
         session.outbound.in_order = True
         self._dispatch.start_again(list(self._dispatch.open))
-        for packet_id, flight in self._outbox.flights.items():
-            self._restore(session, packet_id, flight)
+        flights = self._outbox.flights
+        rows = self._in_flight(flight.number for flight in flights.values())
+        for packet_id, flight in flights.items():
+            self._restore(session, packet_id, flight, rows)
         self._rewind()
 
-    def _restore(self, session: Session, packet_id: int, flight: Flight) -> None:
+    def _in_flight(self, numbers: Iterable[int]) -> dict[int, Outgoing]:
+        """The rows that are not done among these, read in as few pieces as there are."""
+        done, first = self._outbox.done, self._outbox.journal.first
+        found: dict[int, Outgoing] = {}
+        for start, end in joined((n, n + 1) for n in numbers if n >= first and n not in done):
+            at = start
+            for batch in self._outbox.read(start, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES):
+                found.update((message.number, message) for message in outgoing(batch, at, self._mark))
+                at += batch.num_rows
+        return found
+
+    def _restore(self, session: Session, packet_id: int, flight: Flight, rows: Mapping[int, Outgoing]) -> None:
         number, topic, size, left = flight.number, "", 0, None
         packet: PublishPacket | int = _UNNAMED
         phase = Phase.RELEASED
         # Of what was sent a second time the first may have been enough, and the row be gone. The packet id has to be
         # given back all the same: the broker may hold the message, and would take the next with that id for a repeat.
         done = number in self._outbox.done and (self._mark is None or number in self._aside_before)
-        if number >= self._outbox.journal.first and not done:
-            message = self._fetch(number)
+        gone = done or number < self._outbox.journal.first
+        if gone and flight.phase == SENT:
+            self._outbox.finish((), (packet_id,))
+            return
+        if not gone:
+            message = rows.get(number) or self._fetch(number)
             topic, size, packet = message.topic, message.size, message.content
             phase = Phase.RELEASED if flight.phase == RELEASED else Phase.PUBLISHED
             left = _left(message, time.monotonic(), time.time_ns() // 1000)
@@ -271,9 +290,10 @@ class Downlink:
     def oldest(self) -> int | None:
         """The smallest number whose row has to stay; None for none.
 
-        Rows on their way, or so as the disk knows it, put off, or to be set aside.
+        Rows on their way, or so as the disk knows it, put off, or to be set aside. An id of QoS 1 needs no row to be
+        given back.
         """
-        on_disk = (number for number, _ in self._outbox.journal.held.values())
+        on_disk = (number for number, phase in self._outbox.journal.held.values() if phase != SENT)
         waiting = self._dispatch.oldest
         return min((*on_disk, *self._to_set_aside, *(() if waiting is None else (waiting,))), default=None)
 
@@ -510,7 +530,12 @@ class Downlink:
             again = [i for i in action.forgotten if i in held and held[i][1] == PUBLISHED]
             self._outbox.count(resent_after_lost_session=len(again))
             self._outbox.finish((), action.forgotten)
-        flights = {packet_id: Flight(token, PUBLISHED) for packet_id, token in action.assigned.items()}
+        flights = {packet_id: Flight(token, SENT) for packet_id, token in action.noted.items()}
+        if not (action.assigned or action.released or action.forgotten):
+            with contextlib.suppress(JournalFull):  # of QoS 1 alone: after a crash they leave as new
+                self._outbox.fly(flights, durable=False)
+            return
+        flights |= {packet_id: Flight(token, PUBLISHED) for packet_id, token in action.assigned.items()}
         flights |= {packet_id: Flight(held[packet_id][0], RELEASED) for packet_id in action.released}
         self._outbox.fly(flights)
 

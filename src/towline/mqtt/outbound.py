@@ -5,7 +5,7 @@ does in each phase; what is not in it is a protocol error. After PUBREL a messag
 [MQTT-4.3.3-6]; after a lost connection everything unfinished is sent again with its packet id, in the original order
 [MQTT-4.4.0-1, MQTT-4.6.0-1].
 
-An owner that must know after a crash which QoS 2 message a packet id stands for sets `durable`: what is about to be
+An owner that must know after a crash which message a packet id stands for sets `durable`: what is about to be
 published, and what is about to be released, is then told in a `Flying` before the bytes that depend on it.
 """
 
@@ -169,7 +169,7 @@ class Outbound:
             if m.phase is Phase.RELEASED
         ]
         if self._durable:
-            self._forgotten += [i for i, m in self._unfinished.items() if m.packet.qos == QoS.EXACTLY_ONCE]
+            self._forgotten += self._unfinished
         self._unfinished.clear()
         self._untold.clear()
         self._queue.extendleft(reversed([_Message(m.token, m.packet, expires_at=m.expires_at) for m in fresh]))
@@ -236,17 +236,26 @@ class Outbound:
         yield from self._finished_elsewhere
         self._finished_elsewhere = []
         assigned: dict[int, int] = {}
-        done = self._send_queued(out, assigned, now)
-        if self._durable and (assigned or self._untold or self._forgotten):
-            yield Flying(tuple(self._forgotten), assigned, tuple(self._untold))
+        noted: dict[int, int] = {}
+        done = self._send_queued(out, (noted, assigned), now)
+        if self._durable and (assigned or noted or self._untold or self._forgotten):
+            yield Flying(tuple(self._forgotten), assigned, tuple(self._untold), noted)
             self._forgotten, self._untold = [], []
         if out:
             self.sent_at = now
             yield Send(b"".join(out))
         yield from done
 
-    def _send_queued(self, out: list[bytes], assigned: dict[int, int], now: float) -> list[Acknowledged]:
-        """Add what may leave to `out`; returns what needs no answer or can't be sent to this server."""
+    def _send_queued(
+        self, out: list[bytes], assigned: tuple[dict[int, int], dict[int, int]], now: float
+    ) -> list[Acknowledged]:
+        """Add what may leave to `out`; returns what needs no answer or can't be sent to this server.
+
+        Args:
+            out: Packets.
+            assigned: Packet id → token of what was added, for QoS 1 and QoS 2.
+            now: See `actions`.
+        """
         done: list[Acknowledged] = []
         while self._queue and not self._again:
             message = self._queue[0]
@@ -261,8 +270,8 @@ class Outbound:
             if reason or not qos:
                 self.unanswerable |= not reason
                 done.append(Acknowledged(message.token, reason))
-            elif qos == QoS.EXACTLY_ONCE:
-                assigned[packet_id] = message.token
+            else:
+                assigned[qos - 1][packet_id] = message.token
         return done
 
     def _allowed(self) -> bool:

@@ -45,8 +45,9 @@ class Line:
         self, directory: Path, messages: int, topics: int = 1, qos: int = 1, *, exactly_once: bool = False
     ) -> None:
         self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
-        rows = rows_of([{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)])
-        self.outbox.append(arrived(rows, 0))
+        if messages:
+            rows = rows_of([{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)])
+            self.outbox.append(arrived(rows, 0))
         config = SessionConfig("c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once)
         self.session = Session(config)
         self.sent: list[PublishPacket] = []
@@ -63,11 +64,11 @@ class Line:
             else:
                 self.downlink.perform(action)
 
-    def connect(self, window: int = 65535, **connack: Any) -> list[int]:
+    def connect(self, window: int = 65535, *, present: bool = True, **connack: Any) -> list[int]:
         """Come online, and return what is published then."""
         self.sent.clear()
         self.handle(Opened())
-        self.handle(Received([ConnAckPacket(session_present=True, receive_max=window, **connack)]))
+        self.handle(Received([ConnAckPacket(session_present=present, receive_max=window, **connack)]))
         self.downlink.turn()
         self.downlink.turn()
         return [int(packet.payload) for packet in self.sent]
@@ -247,3 +248,49 @@ def test_at_least_once_counts_what_was_taken_at_qos_1(tmp_path: Path) -> None:
     line.answer()
     assert line.downlink.status()["degraded"] == 3
     assert line.downlink.held_back is None
+
+
+def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(tmp_path: Path) -> None:
+    """[MQTT-4.4.0-1], [MQTT-3.3.1-1], where the broker has kept the session."""
+    line = Line(tmp_path, 30)
+    line.connect(window=10)
+    line.handle(Received([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:4]]))
+    line.downlink.turn()
+    before = {int(packet.payload): packet.packet_id for packet in line.sent}
+    assert list(before) == list(range(14))
+    line.downlink.flush()
+    line.outbox.journal.close()
+
+    after = Line(tmp_path, 0)
+    assert after.connect(window=10) == list(range(4, 14)), "in the original order, and nothing new before"
+    assert all(packet.duplicate for packet in after.sent)
+    assert [packet.packet_id for packet in after.sent] == [before[number] for number in range(4, 14)]
+    assert after.drain() == list(range(4, 30))
+    assert after.outbox.waiting == 0
+    assert after.outbox.flights == {}
+
+
+def test_after_a_crash_and_a_lost_session_qos_1_goes_out_anew(tmp_path: Path) -> None:
+    line = Line(tmp_path, 5)
+    line.connect()
+    line.outbox.journal.close()
+    after = Line(tmp_path, 0)
+    assert after.connect(present=False) == [0, 1, 2, 3, 4]
+    assert not any(packet.duplicate for packet in after.sent)
+    assert after.downlink.status()["resent_after_lost_session"] == 0, "at least once: nothing to tell"
+    after.answer()
+    assert after.outbox.flights == {}
+
+
+def test_a_packet_id_that_is_used_again_before_the_flush_is_the_new_message_s(tmp_path: Path) -> None:
+    line = Line(tmp_path, 4)
+    line.session.outbound._last_id = 65534
+    line.connect(window=2)
+    assert [packet.packet_id for packet in line.sent] == [65535, 1]
+    line.session.outbound._last_id = 65534
+    line.answer()
+    assert [packet.packet_id for packet in line.sent] == [65535, 1]
+    line.outbox.journal.close()
+    after = Line(tmp_path, 0)
+    assert {i: f.number for i, f in after.outbox.flights.items()} == {65535: 2, 1: 3}
+    assert after.connect() == [2, 3]
