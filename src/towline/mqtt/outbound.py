@@ -138,6 +138,11 @@ class Outbound:
         return {packet_id: (m.token, m.phase) for packet_id, m in self._unfinished.items()}
 
     @property
+    def unfinished_qos_2(self) -> bool:
+        """Whether a message of QoS 2 is under way: a session that is lost leaves open what became of it."""
+        return any(message.packet.qos == QoS.EXACTLY_ONCE for message in self._unfinished.values())
+
+    @property
     def unanswered(self) -> tuple[int, ...]:
         """Tokens of the messages that left on this connection, or the last one, and have no answer; in order."""
         return self._unanswered if self._server is None else tuple(self._exposed())

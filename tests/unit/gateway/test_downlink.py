@@ -25,7 +25,7 @@ from towline.gateway import downlink as module
 from towline.gateway.downlink import Downlink
 from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
 from towline.journal import Batch, Limits, Outbox
-from towline.mqtt.events import Event, Lost, Opened, Received, Send, SessionConfig
+from towline.mqtt.events import Event, Lost, Opened, Received, Send, SessionConfig, SessionLost
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session
 
@@ -52,6 +52,7 @@ class Line:
         self.session = Session(config)
         self.sent: list[PublishPacket] = []
         self.log = Log()
+        self.lost = 0
         self.downlink = Downlink(
             self.outbox, handle=self.handle, log=self.log, aside=directory / "refused", exactly_once=exactly_once
         )
@@ -59,6 +60,7 @@ class Line:
 
     def handle(self, event: Event) -> None:
         for action in self.session.handle(event, time.monotonic()):
+            self.lost += isinstance(action, SessionLost)
             if isinstance(action, Send):
                 self.sent += [packet for packet in read_all(action.data) if isinstance(packet, PublishPacket)]
             else:
@@ -294,3 +296,17 @@ def test_a_packet_id_that_is_used_again_before_the_flush_is_the_new_message_s(tm
     after = Line(tmp_path, 0)
     assert {i: f.number for i, f in after.outbox.flights.items()} == {65535: 2, 1: 3}
     assert after.connect() == [2, 3]
+
+
+@pytest.mark.parametrize(("qos", "answered", "told"), [(1, True, 0), (1, False, 0), (2, True, 0), (2, False, 1)])
+def test_a_lost_session_is_told_only_where_it_held_something(
+    tmp_path: Path, qos: int, *, answered: bool, told: int
+) -> None:
+    """Many brokers keep no session without subscriptions; of a downlink only a QoS 2 message under way is lost."""
+    line = Line(tmp_path, 2, qos=qos)
+    line.connect(present=False)
+    if answered:
+        line.answer()  # also for QoS 2, as RabbitMQ does
+    line.end(Lost())
+    line.connect(present=False)
+    assert line.lost == told
