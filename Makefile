@@ -39,6 +39,7 @@ check: lint ## style, types, import order and the tests that need no broker; und
 	@$(BIN)/pytest -q $(SPREAD) tests/unit
 
 test: lint ## everything: check, then the tests on real brokers; make soak has those that take minutes each
+	@$(PYTHON) scripts/setup.py tests
 	@$(BIN)/pytest -q $(SPREAD) $(TESTS)
 
 bench: setup ## the benchmarks, with their ratios

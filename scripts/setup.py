@@ -1,5 +1,7 @@
 """Make this machine ready for Towline: `make setup`. One line a thing; what is there already is left alone.
 
+With the word ``tests`` it brings the brokers that only tests need, and nothing else: `make test`.
+
 It needs nothing but Python and, where something is missing, apt with root's rights (sudo if you are not root).
 No host is named here: Debian's backports are derived from the machine's own apt sources, Maven and pip use their own
 settings.
@@ -323,6 +325,21 @@ def helpers() -> tuple[str, str]:
     return "strace, kcat" if not refused else "some are missing", warning
 
 
+def other_brokers() -> tuple[str, str]:
+    """RabbitMQ and ejabberd, which some tests meet; without them these tests are skipped."""
+    packages, erlang = ("rabbitmq-server", "ejabberd"), which("erl")
+    missing = [name for name in packages if run("dpkg", "-s", name, may_fail=True).returncode]
+    if missing:
+        try:
+            apt_install(*missing)
+        except (Problem, OSError) as problem:
+            why = str(problem).strip().splitlines()[-1]
+            return "not both here", f"{' and '.join(missing)} can't be installed, tests that need them skip: {why}"
+        for service in (*missing, *(() if erlang else ("epmd.socket", "epmd"))):
+            never_at_boot(service)
+    return ", ".join(packages), ""
+
+
 def prepared(code: str) -> str:
     """Run code of Towline in the new environment; what it prints."""
     body = textwrap.indent(code.strip(), "    ")
@@ -363,13 +380,15 @@ STEPS = {
     "Kafka": kafka,
     "Spark": spark,
 }
+#: What only the tests need, and `make test` asks for with the word "tests".
+FOR_TESTS = {"other brokers": other_brokers}
 
 
 def main() -> int:
-    """Do every step; stop at the first that fails."""
+    """Do every step, or those for the tests alone; stop at the first that fails."""
     begun = time.monotonic()
     print(f"{sign('▸', 36)} set-up", flush=True)
-    for name, act in STEPS.items():
+    for name, act in (FOR_TESTS if sys.argv[1:] == ["tests"] else STEPS).items():
         if not step(name, act):
             return 1
     print(f"  {'ready':<20} {sign('✓', 32)} {time.monotonic() - begun:6.1f} s", flush=True)

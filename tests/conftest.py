@@ -14,7 +14,7 @@ from typing import Protocol
 import pytest
 
 from tests.helpers import lacking, ptrace_works
-from towline.devstack import Kafka, Mosquitto, MosquittoTooOld
+from towline.devstack import Ejabberd, Kafka, Mosquitto, MosquittoTooOld, RabbitMQ
 from towline.devstack.java import find_java
 from towline.devstack.kafka import kafka_jars
 from towline.devstack.mosquitto import find_mosquitto, flaw
@@ -24,6 +24,8 @@ from towline.errors import SetupError
 MARKER_OF_FIXTURE = {
     "mosquitto": "broker",
     "new_mosquitto": "broker",
+    "rabbitmq": "broker",
+    "ejabberd": "broker",
     "kafka": "kafka",
     "own_kafka": "kafka",
     "topic": "kafka",
@@ -105,6 +107,22 @@ def new_mosquitto(tmp_path: Path) -> Iterator[NewMosquitto]:
 def mosquitto(new_mosquitto: NewMosquitto) -> Mosquitto:
     """A running Mosquitto with its own defaults, for this test alone."""
     return new_mosquitto()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    """A running RabbitMQ, which speaks MQTT 3.1.1 without QoS 2; shared: use topics and client ids of your own."""
+    _require(RabbitMQ.find)
+    with RabbitMQ(tmp_path_factory.mktemp("rabbitmq")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def ejabberd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ejabberd]:
+    """A running ejabberd, which speaks MQTT 5 and keeps sessions in memory; shared as `rabbitmq` is."""
+    _require(Ejabberd.find)
+    with Ejabberd(tmp_path_factory.mktemp("ejabberd"), settings={"max_queue": "5000"}) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

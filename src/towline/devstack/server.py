@@ -24,6 +24,8 @@ __all__ = ["Server", "State", "locked"]
 
 PORT_ATTEMPTS = 5
 LOG_TAIL_LINES = 8
+#: What a server says of a port that another has; the second on Erlang.
+PORT_TAKEN = ("address already in use", "eaddrinuse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ class Server(ABC):
                 if process.alive:
                     self._save(replace(state, process=process, settled=True))
                     return True
-                if "address already in use" in self._last_words().lower():
+                if any(words in self._last_words().lower() for words in PORT_TAKEN):
                     return False
         except BaseException:
             self._end(signal.SIGKILL, self.stop_seconds)

@@ -5,6 +5,7 @@ session, `attach` for a new session, `lost` when a connection ends; nothing here
 
     received by the broker   noted in memory at once, on disk with the next flush: a crash between costs a repeat
     QoS 2                    packet id before PUBLISH, phase before PUBREL, both durable [I10]: a crash costs nothing
+    QoS 1                    packet id written before PUBLISH, not synced: after a crash it leaves again under the same
     QoS 0                    done before it leaves: it may be lost, never doubled
     refused for good         set aside with its reason before it is done; the others go on, and without room there all
                              wait [I7]. A message at which the broker ends the connection is refused too (`suspects`)
@@ -16,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
@@ -25,16 +26,18 @@ from typing import Any, Final, TypeVar
 from mqtt5 import PublishPacket, QoS
 
 from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
+from towline.errors import Refused as BrokerRefused
 from towline.gateway.dispatch import Dispatch, Fate
 from towline.gateway.outrows import Outgoing, outgoing
 from towline.gateway.receipts_wire import Content
 from towline.gateway.refused import REPLAYED, Refused
 from towline.gateway.suspects import STRIKES, Suspects
 from towline.journal import Flight, Outbox
-from towline.journal.outbox import PUBLISHED, RELEASED
+from towline.journal.batches import joined
+from towline.journal.outbox import PUBLISHED, RELEASED, SENT
 from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany
 from towline.mqtt.outbound import Phase
-from towline.mqtt.reasons import CUT, reason_words
+from towline.mqtt.reasons import CUT, QOS_NOT_SUPPORTED, reason_words
 from towline.mqtt.session import Session, State
 
 __all__ = ["Downlink", "Outcome"]
@@ -88,6 +91,7 @@ class Downlink:
         on_outcome: Called with the number of each message that is done and what became of it, before the disk knows.
         on_progress: Called when messages were done since the last time.
         mark: Number and content → user properties to be added to the message, for an owner that sends messages again.
+        exactly_once: What is sent with QoS 2 must not be taken as less: then nothing more is sent (TL-M44).
     """
 
     def __init__(
@@ -101,8 +105,10 @@ class Downlink:
         on_outcome: Callable[[int, Outcome], None] | None = None,
         on_progress: Callable[[], None] = lambda: None,
         mark: Callable[[int, Content], Sequence[tuple[str, str]]] | None = None,
+        exactly_once: bool = False,
     ) -> None:
         self._outbox = outbox
+        self._exactly_once = exactly_once
         self._handle = handle
         self._log = log
         #: For the same thread.
@@ -121,8 +127,10 @@ class Downlink:
         self._entries: deque[Outgoing] = deque()
         #: Answers not carried out yet: number → reason of refused messages, to be set aside together.
         self._to_set_aside: dict[int, int] = {}
-        #: Why nothing is sent: there is no room for what was refused. None while there is.
+        #: Why nothing is sent: no room for what was refused, or no promise for what would be. None where it is.
         self.held_back: str | None = None
+        #: The broker takes QoS 2 as QoS 1, and exactly once was promised.
+        self.broken: BrokerRefused | None = None
         self._suspects = Suspects()
         #: Calls of other threads, for this one.
         self._asked: deque[tuple[Callable[[Refused], Any], Future[Any]]] = deque()
@@ -168,19 +176,36 @@ class Downlink:
         session.outbound.limit = 0 if self._suspects.careful else None
         session.outbound.in_order = True
         self._dispatch.start_again(list(self._dispatch.open))
-        for packet_id, flight in self._outbox.flights.items():
-            self._restore(session, packet_id, flight)
+        flights = self._outbox.flights
+        rows = self._in_flight(flight.number for flight in flights.values())
+        for packet_id, flight in flights.items():
+            self._restore(session, packet_id, flight, rows)
         self._rewind()
 
-    def _restore(self, session: Session, packet_id: int, flight: Flight) -> None:
+    def _in_flight(self, numbers: Iterable[int]) -> dict[int, Outgoing]:
+        """The rows that are not done among these, read in as few pieces as there are."""
+        done, first = self._outbox.done, self._outbox.journal.first
+        found: dict[int, Outgoing] = {}
+        for start, end in joined((n, n + 1) for n in numbers if n >= first and n not in done):
+            at = start
+            for batch in self._outbox.read(start, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES):
+                found.update((message.number, message) for message in outgoing(batch, at, self._mark))
+                at += batch.num_rows
+        return found
+
+    def _restore(self, session: Session, packet_id: int, flight: Flight, rows: Mapping[int, Outgoing]) -> None:
         number, topic, size, left = flight.number, "", 0, None
         packet: PublishPacket | int = _UNNAMED
         phase = Phase.RELEASED
         # Of what was sent a second time the first may have been enough, and the row be gone. The packet id has to be
         # given back all the same: the broker may hold the message, and would take the next with that id for a repeat.
         done = number in self._outbox.done and (self._mark is None or number in self._aside_before)
-        if number >= self._outbox.journal.first and not done:
-            message = self._fetch(number)
+        gone = done or number < self._outbox.journal.first
+        if gone and flight.phase == SENT:
+            self._outbox.finish((), (packet_id,))
+            return
+        if not gone:
+            message = rows.get(number) or self._fetch(number)
             topic, size, packet = message.topic, message.size, message.content
             phase = Phase.RELEASED if flight.phase == RELEASED else Phase.PUBLISHED
             left = _left(message, time.monotonic(), time.time_ns() // 1000)
@@ -265,9 +290,10 @@ class Downlink:
     def oldest(self) -> int | None:
         """The smallest number whose row has to stay; None for none.
 
-        Rows on their way, or so as the disk knows it, put off, or to be set aside.
+        Rows on their way, or so as the disk knows it, put off, or to be set aside. An id of QoS 1 needs no row to be
+        given back.
         """
-        on_disk = (number for number, _ in self._outbox.journal.held.values())
+        on_disk = (number for number, phase in self._outbox.journal.held.values() if phase != SENT)
         waiting = self._dispatch.oldest
         return min((*on_disk, *self._to_set_aside, *(() if waiting is None else (waiting,))), default=None)
 
@@ -291,7 +317,7 @@ class Downlink:
         if self._session is not None:
             self._pace(self._session, now)
         online = self._session is not None and self._session.state is State.ONLINE
-        if online and unsent < _MOST_UNSENT and now >= self._room_at:
+        if online and unsent < _MOST_UNSENT and now >= self._room_at and self.broken is None:
             self._send(now)
         if self._news:
             self._news = False
@@ -445,6 +471,11 @@ class Downlink:
         if self._suspects.cuts:
             self._suspects.answered(action.token)
         freed = [action.packet_id] if self._outbox.holds(action.packet_id) else ()
+        if self._exactly_once and (action.degraded or action.reason == QOS_NOT_SUPPORTED):
+            self._break_off(action)
+            if action.reason == QOS_NOT_SUPPORTED:  # it has not left
+                self._dispatch.start_again((action.token,))
+                return
         fate = self._dispatch.answered(action.token, action.reason, time.monotonic() if action.reason else 0.0)
         sent_before = not action.packet_id and action.token in self._outbox.done  # QoS 0
         if fate is Fate.LATER:
@@ -456,6 +487,20 @@ class Downlink:
             if action.unsure or action.degraded:
                 self._outbox.count(**{"unsure_after_lost_session" if action.unsure else "degraded": 1})
             self._done(action.token, Outcome.DELIVERED, freed)
+
+    def _break_off(self, action: Acknowledged) -> None:
+        """Send nothing more: the broker would double what it takes, and has no way to keep what was promised."""
+        if self.broken is not None:
+            return
+        how = "takes QoS 2 as QoS 1 (PUBACK)" if action.degraded else "takes no QoS 2 (Maximum QoS)"
+        self.broken = BrokerRefused(
+            "TL-M44",
+            "the outbox",
+            f"the broker {how}, so exactly once can't hold; nothing more is sent, what waits is kept",
+            'Use a broker with QoS 2, or guarantee = "at_least_once"; then start the gateway again.',
+        )
+        self.held_back = str(self.broken)
+        self._log.warning("the promise can't hold", reason=self.held_back, number=action.token, code=self.broken.code)
 
     def _done(self, number: int, outcome: Outcome, freed: Any = ()) -> None:
         again = outcome is Outcome.DELIVERED and number in self._outbox.done
@@ -485,7 +530,12 @@ class Downlink:
             again = [i for i in action.forgotten if i in held and held[i][1] == PUBLISHED]
             self._outbox.count(resent_after_lost_session=len(again))
             self._outbox.finish((), action.forgotten)
-        flights = {packet_id: Flight(token, PUBLISHED) for packet_id, token in action.assigned.items()}
+        flights = {packet_id: Flight(token, SENT) for packet_id, token in action.noted.items()}
+        if not (action.assigned or action.released or action.forgotten):
+            with contextlib.suppress(JournalFull):  # of QoS 1 alone: after a crash they leave as new
+                self._outbox.fly(flights, durable=False)
+            return
+        flights |= {packet_id: Flight(token, PUBLISHED) for packet_id, token in action.assigned.items()}
         flights |= {packet_id: Flight(held[packet_id][0], RELEASED) for packet_id in action.released}
         self._outbox.fly(flights)
 
@@ -505,7 +555,7 @@ class Downlink:
             self.held_back = str(error)
             self._room_at = time.monotonic() + _ROOM_RETRY
         else:
-            self.held_back = None
+            self.held_back = str(self.broken) if self.broken else None
 
     def _refuse(self, number: int, reason: int) -> None:
         self._log.warning("refused", number=number, reason=reason_words(reason), code="TL-M40")

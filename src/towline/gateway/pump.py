@@ -34,12 +34,11 @@ from towline.gateway.record import recall
 from towline.gateway.refused import Refused
 from towline.gateway.rows import NO_ROWS
 from towline.gateway.sessions import session_config
-from towline.gateway.settings import AckAfter, GatewaySettings
+from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee
 from towline.gateway.uplink import Uplink
 from towline.journal import Outbox
 from towline.mqtt.backoff import Backoff
 from towline.mqtt.codec import Decoder, MalformedPacket
-from towline.mqtt.connection import LEVELS
 from towline.mqtt.events import (
     Acknowledged,
     Action,
@@ -65,6 +64,7 @@ from towline.mqtt.reasons import CUT
 from towline.mqtt.redirect import Redirects
 from towline.mqtt.session import Session, State
 from towline.mqtt.transport import Tls, Transport, connect
+from towline.mqtt.versions import LEVELS, NAMES, Versions
 
 __all__ = ["Pump"]
 
@@ -108,9 +108,8 @@ class Pump:
         self._password = password
         self._inbox = inbox
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
-        self._levels = LEVELS[settings.protocol]
-        #: The one in use; it changes only while nothing is connected.
-        self._level = self._levels[0]
+        #: The one in use changes only while nothing is connected.
+        self._versions = Versions(LEVELS[settings.protocol])
         #: Publishers that want receipts; None when nobody gets any.
         self._ledger = ledger_of(settings, inbox)
         self._session = self._new_session()
@@ -166,6 +165,7 @@ class Pump:
                 aside=settings.refused,
                 max_age_s=settings.outbox.max_age_s,
                 on_progress=on_progress,
+                exactly_once=settings.guarantee is Guarantee.EXACTLY_ONCE,
             )
             self._downlink.attach(self._session)
         self._receipts: ReceiptDesk | None = None
@@ -208,7 +208,7 @@ class Pump:
         return {
             **self._shown,
             "client_id": self._settings.mqtt_client_id,
-            "protocol": {5: "5", 4: "3.1.1", 3: "3.1"}[self._level],
+            "protocol": NAMES[self._versions.level].removeprefix("MQTT "),
             "received": self._uplink.received,
             "unacknowledged": inbound.unacknowledged,
             "window_overruns": inbound.overruns,
@@ -281,6 +281,8 @@ class Pump:
             downlink.turn(unsent=self._transport.unsent if self._transport is not None else 0)
         except JournalFull as error:
             self._begin_again("what is to be sent can't be recorded", error)
+        if downlink.broken is not None and self._shown["last_error"] is None:  # stays, whatever connects
+            self._note(downlink.broken)
 
     def _tell_publishers(self, now: float) -> None:
         if self._ledger is not None and self._receipts is not None:
@@ -387,12 +389,13 @@ class Pump:
 
     def _new_session(self) -> Session:
         settings = self._settings
-        config = session_config(settings, self._password, self._level)
+        config = session_config(settings, self._password, self._versions.level)
         record = recall(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
         if record is None and self._inbox.held:  # packet ids of a session that is given up are none of the next one's
             self._inbox.append(NO_ROWS, held={}, released=list(self._inbox.held), notes={})
         held = {packet_id: Held(*entry) for packet_id, entry in self._inbox.held.items()}
         session = Session(config, record, self._inbox.end, held)
+        session.probing = self._versions.guessed
         if self._settings.acks is AckAfter.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
             session.inbound.settled = self._inbox.committed
         if self._ledger is not None:
@@ -402,8 +405,9 @@ class Pump:
 
     def _line_broke(self) -> None:
         told = self._transport.problem if self._transport is not None else None
+        meant = Close(told) if told else self._session.broke(self._where)
         self._handle(Lost())
-        self._close(Close(told or Unreachable("TL-M05", self._where, "the connection broke", "Trying again.")))
+        self._close(meant)
 
     # -- the session's actions --
 
@@ -497,9 +501,11 @@ class Pump:
             if isinstance(error, ConfigError) and not self._ever_online:
                 self._fatal = error
             elif not self._stopping.is_set():
+                self._versions.away()
+                self._keep_to_version("")
                 self._try_again(error)  # what worked before may be a certificate that is being renewed
             return
-        self._decoder = Decoder(self._settings.max_packet_bytes, self._level)
+        self._decoder = Decoder(self._settings.max_packet_bytes, self._versions.level)
         self._shown["broker"] = self._where
         self._reading = True
         server = "" if self._settings.brokers_share_sessions else self._where
@@ -508,6 +514,7 @@ class Pump:
     def _online(self, action: Online) -> None:
         self._backoff.online(time.monotonic())
         self._redirects.served(self._endpoint)
+        self._versions.online()
         self._ever_online = self._served = True
         if self._receipts is not None and not action.resumed:
             self._receipts.session_lost()
@@ -527,10 +534,12 @@ class Pump:
 
     def _close(self, action: Close) -> None:
         self._drop()
-        action = self._redirects.judge(action, self._endpoint)
+        why = action.error.what if action.error else ""
+        action = self._versions.judge(self._redirects.judge(action, self._endpoint), self._session.config)
+        self._keep_to_version(why)
         if action.again_at_once and action.reference:
             self._log.warning("sent to another server", reason=str(action.error), code="TL-M26")
-        if action.again_at_once or (action.version_refused and self._step_down()):
+        if action.again_at_once:
             self._retry_at = 0.0
         elif action.error is not None:
             if (action.fatal and not self._ever_online) or (isinstance(action.error, TakenOver) and self._fights()):
@@ -538,15 +547,14 @@ class Pump:
             if self._fatal is None:
                 self._try_again(action.error)
 
-    def _step_down(self) -> bool:
-        """Go on with the next older protocol, where ``protocol = "auto"`` allows it."""
-        left = self._levels[self._levels.index(self._level) + 1 :]
-        if not left:
-            return False
-        self._log.warning("the broker does not speak this version", refused=self._level, trying=left[0], code="TL-M25")
-        self._level = left[0]
-        self._renew_session()
-        return True
+    def _keep_to_version(self, why: str) -> None:
+        """Have a session of the version that is to be spoken."""
+        before, level = self._session.config.protocol, self._versions.level
+        if before != level:
+            self._renew_session()
+        if level < before:
+            facts = {"refused": NAMES[before], "trying": NAMES[level], "reason": why}
+            self._log.warning("trying an older version", **facts, code="TL-M25")
 
     def _fights(self) -> bool:
         now = time.monotonic()

@@ -42,6 +42,7 @@ def session_config(settings: GatewaySettings, password: bytes | None, level: int
         durable=settings.guarantee is not Guarantee.AT_MOST_ONCE,
         protocol=level,
         durable_ids=settings.outbox is not None,
+        exactly_once=settings.outbox is not None and settings.guarantee is Guarantee.EXACTLY_ONCE,
         topic_alias_maximum=settings.topic_alias_maximum if level == 5 else 0,
         will=_will(settings.will) if settings.will else None,
     )

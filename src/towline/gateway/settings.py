@@ -272,8 +272,9 @@ class GatewaySettings(_Model):
         max_packet_bytes: Of a larger message only a row without payload is kept (`towline.mqtt.stubs`). It is not
             announced to the broker, which would silently drop larger messages [MQTT-3.1.2-25].
         linger_ms: How long a gulp may wait for more bytes before it is made durable.
-        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 where the broker does not speak 5. 3.1 and 3.1.1
-            have no expiry, no Receive Maximum and no properties.
+        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it, as it
+            says, or shows by ending the connection or by silence in place of CONNACK. 3.1 and 3.1.1 have no expiry, no
+            Receive Maximum and no properties.
         will: Published by the broker when the gateway's connection breaks.
         topic_alias_maximum: Topic aliases the broker may use, which makes packets with long topics shorter.
         retain_handling: Retained messages when a filter is subscribed: 0 always, 1 only where the broker's session did
@@ -355,6 +356,11 @@ class GatewaySettings(_Model):
     def _versioned(self) -> Self:
         if self.protocol != "5" and any((self.retain_handling, *(s.retain_handling for s in self.subscriptions))):
             raise ValueError('retain_handling 1 and 2 need protocol "5": MQTT 3.x always sends retained messages')
+        shared = next((s.filter for s in self.subscriptions if s.filter.startswith("$share/")), None)
+        if shared and self.protocol in {"3.1.1", "3.1"}:
+            raise ValueError(
+                f'"{shared}" needs protocol "5": to MQTT 3.x it is a filter as any other, and nothing comes'
+            )
         return self
 
     @model_validator(mode="after")

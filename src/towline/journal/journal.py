@@ -213,6 +213,7 @@ class Journal:
         held: Mapping[int, tuple[int, int]] | None = None,
         released: Sequence[int] = (),
         notes: Mapping[str, Any] | None = None,
+        durable: bool = True,
     ) -> int:
         """Make the rows of a record batch durable, in one frame with one sync, and return the new end.
 
@@ -222,6 +223,7 @@ class Journal:
             held: QoS 2 packet ids that come with these rows: number and digest of each one's row [I3].
             released: QoS 2 packet ids that are free again, before those of `held`.
             notes: JSON values by name that become durable in the same frame; None removes one.
+            durable: False, where there are no rows: without a sync, so it outlives the process and not the machine.
 
         Raises:
             JournalFull: TL-J02, no room; nothing was written, the same call may succeed later [I7].
@@ -239,7 +241,7 @@ class Journal:
                 self._make_room(frame_bytes(0, len(payload)))
                 self._append(payload, batch.num_rows, held or {}, released, notes or {})
             elif held or released or notes:
-                self._write(Kind.RELEASED, b"", held=held or {}, released=released, notes=notes or {}, durable=True)
+                self._write(Kind.RELEASED, b"", held=held or {}, released=released, notes=notes or {}, durable=durable)
         return self._end
 
     def _append(

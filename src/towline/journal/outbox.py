@@ -5,7 +5,8 @@ packet ids of that journal's frames, so that each becomes durable together with 
 
     marker    ``batch:<writer>`` → the newest batch of a writer and how much is here: a repeat enters nothing [I10]
     dropped   rows of a batch that never became whole and was brought anew: they are never sent (ADR 14)
-    flight    packet id → number of the row and its phase, durable before the packet that depends on it leaves [I10]
+    flight    packet id → number of the row and its phase, durable before the packet that depends on it leaves [I10];
+              written, not synced, for QoS 1: what a power failure takes costs a repeat, as QoS 1 may
     done      ranges of rows that need no more sending; not synced by itself: after a crash a few rows may be done a
               second time. A packet id is freed in the frame that says its row is done, or a crash would send it anew
 
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
     from towline.journal.disk import Disk
     from towline.journal.recovery import Recovery
 
-__all__ = ["PUBLISHED", "RELEASED", "Appended", "Batch", "Flight", "Outbox"]
+__all__ = ["PUBLISHED", "RELEASED", "SENT", "Appended", "Batch", "Flight", "Outbox"]
 
-#: Phases of a flight: the receiver may have the row; the receiver owns the row, and the id is being given back.
-PUBLISHED, RELEASED = 0, 1
+#: Phases of a flight: the receiver may have the row; it owns the row, and the id is being given back; as the first, of
+#: QoS 1, which has no second.
+PUBLISHED, RELEASED, SENT = 0, 1, 2
 
 _NO_LIMITS: Final = Limits()
 _SENDER = "sender"
@@ -64,7 +66,7 @@ class Flight(NamedTuple):
 
     Attributes:
         number: The row.
-        phase: `PUBLISHED` or `RELEASED`.
+        phase: `PUBLISHED`, `RELEASED` or `SENT`.
     """
 
     number: int
@@ -87,7 +89,7 @@ class Outbox:
         for start, end in (*journal.notes.get(_DONE, ()), *self._dropped[1]):
             self.done.add(start, end)
         #: packet ids that are free again and whose frame does not say so yet
-        self._freed: list[int] = []
+        self._freed: set[int] = set()
         #: as the disk has them; the journal changes it
         self._held = journal.held
         #: markers are looked up and appended in one step
@@ -344,25 +346,31 @@ class Outbox:
         """Return the rows from `start` to `end`, as `Journal.read` does."""
         return self.journal.read(start, end, batch_rows=batch_rows, batch_bytes=batch_bytes)
 
-    def fly(self, flights: Mapping[int, Flight]) -> None:
+    def fly(self, flights: Mapping[int, Flight], *, durable: bool = True) -> None:
         """Make durable which row a packet id stands for, and its phase, before the packets leave.
 
+        Args:
+            flights: By packet id.
+            durable: False for QoS 1 alone: written, so that it outlives this process, and not synced.
+
         Raises:
-            JournalFull: TL-J02, the disk took no more: none of the packets may leave.
+            JournalFull: TL-J02, the disk took no more: none of the packets may leave, but those of QoS 1.
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
         held = {packet_id: (flight.number, flight.phase) for packet_id, flight in flights.items()}
-        freed = self._freed
-        done = {_DONE: self._ranges()} if freed else {}
-        self.journal.append(self.journal.no_rows, held=held, released=freed, notes=done)
-        self._freed = []
+        if not durable and self._freed.isdisjoint(held):
+            self.journal.append(self.journal.no_rows, held=held, durable=False)
+            return
+        done = {_DONE: self._ranges()} if self._freed else {}
+        self.journal.append(self.journal.no_rows, held=held, released=tuple(self._freed), notes=done, durable=durable)
+        self._freed = set()
 
     def finish(self, numbers: Iterable[int], freed: Sequence[int] = ()) -> None:
         """Note in memory that rows are done, and which packet ids that frees; `flush` brings it to the disk."""
         with self._partial.lock:  # `reached` looks from other threads
             for number in numbers:
                 self.done.add(number)
-        self._freed += freed
+        self._freed.update(freed)
 
     def flush(self, *, durable: bool = False) -> None:
         """Write what is done; segments whose rows are all done are removed.
@@ -374,11 +382,10 @@ class Outbox:
             JournalFull: TL-J02, with `durable` and a disk that took no more.
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
-        freed = self._freed
         notes = {_DONE: self._ranges()}
-        written = self.journal.note(_SENDER, self.done.watermark, released=freed, notes=notes)
+        written = self.journal.note(_SENDER, self.done.watermark, released=tuple(self._freed), notes=notes)
         if written:
-            self._freed = []
+            self._freed = set()
         if durable:
             if not written:
                 raise full(self.journal.directory, "no room to note what is done")

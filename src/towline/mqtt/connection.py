@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from towline.errors import BrokerError, ConfigError, TakenOver, Unreachable
+from towline.errors import BrokerError, ConfigError, TakenOver
 from towline.mqtt.backoff import Backoff
 from towline.mqtt.codec import Decoder, MalformedPacket
 from towline.mqtt.events import (
@@ -41,11 +41,10 @@ from towline.mqtt.reasons import CUT
 from towline.mqtt.redirect import Redirects
 from towline.mqtt.session import Session
 from towline.mqtt.transport import Endpoint, Proxy, Tls, Transport, connect
+from towline.mqtt.versions import LEVELS, Versions
 
 __all__ = ["LEVELS", "Connection", "Way"]
 
-#: Protocol as a setting → levels to try, in this order.
-LEVELS: Final = {"5": (5,), "3.1.1": (4,), "3.1": (3,), "auto": (5, 4)}
 #: A client id taken over twice in this many seconds is given up: a fight that nobody wins.
 _TAKEOVER_WINDOW: Final = 60.0
 #: Patience in seconds with what is still to be sent when a connection ends.
@@ -89,7 +88,7 @@ class Connection:
         way: How to get to the brokers.
         new_session: Makes the session for a protocol level; asked again only before the first CONNACK.
         perform: Carries out the session's actions other than `Send` and `Close`, in order.
-        levels: Protocol levels to try, the next one when a broker does not speak the one before.
+        levels: Protocol levels to try; see `towline.mqtt.versions`.
     """
 
     def __init__(
@@ -102,8 +101,7 @@ class Connection:
         self._way = way
         self._new_session = new_session
         self._perform = perform
-        #: Levels that may still be tried; the first is the one in use.
-        self._levels = levels
+        self._versions = Versions(levels)
         self.session = new_session(levels[0])
         self._redirects = Redirects(follow=way.follow_redirects)
         self._index = 0
@@ -220,7 +218,7 @@ class Connection:
             keep_alive_s=self.session.config.keep_alive_s or 60,
             cancelled=self._cancelled.is_set,
         )
-        self._decoder = Decoder(self._way.max_packet_bytes, self._levels[0])
+        self._decoder = Decoder(self._way.max_packet_bytes, self._versions.level)
         self._reading = True
         self.count += 1
         server = "" if self._way.brokers_share_sessions else str(self.endpoint)
@@ -228,7 +226,7 @@ class Connection:
 
     def renew(self, error: BrokerError) -> None:
         """Begin anew with another session, because what this one decided can't be made durable."""
-        self.session = self._new_session(self._levels[0])
+        self.session = self._new_session(self._versions.level)
         self._close(Close(error))
 
     def culprit_found(self) -> None:
@@ -281,9 +279,9 @@ class Connection:
 
     def _lost(self) -> None:
         told = self._transport.problem if self._transport is not None else None
-        what = Unreachable("TL-M05", str(self.endpoint), "the connection broke", "Is this an MQTT listener?")
+        meant = Close(told) if told else self.session.broke(str(self.endpoint))
         self.handle(Lost())
-        self._close(Close(told or what))
+        self._close(meant)
 
     def _try_to_connect(self, timeout_s: float) -> None:
         pause = self._retry_at - time.monotonic()
@@ -293,6 +291,8 @@ class Connection:
         try:
             self.connect()
         except (BrokerError, ConfigError) as error:
+            self._versions.away()
+            self._keep_to_version()
             self._failed(error, for_good=isinstance(error, ConfigError) and not self.ever_online)
 
     def _came_online(self) -> None:
@@ -300,27 +300,26 @@ class Connection:
         self.error = None
         self._index = 0
         self._backoff.online(time.monotonic())
-        self._levels = self._levels[:1]
+        self._versions.online()
         self._redirects.served(self.endpoint)
 
     def _close(self, action: Close) -> None:
         served = self.online
         self._drop()
-        action = self._redirects.judge(action, self.endpoint)
-        if action.again_at_once or (action.version_refused and self._step_down()):
+        action = self._versions.judge(self._redirects.judge(action, self.endpoint), self.session.config)
+        self._keep_to_version()
+        if action.again_at_once:
             self._retry_at = 0.0
         elif action.error is not None:
             for_good = action.fatal and not self.ever_online
             fight = isinstance(action.error, TakenOver) and self._fights()
             self._failed(action.error, for_good=for_good or fight, served=served)
 
-    def _step_down(self) -> bool:
-        """Go on with the next older protocol; nothing is in the session yet."""
-        if len(self._levels) == 1:
-            return False
-        self._levels = self._levels[1:]
-        self.session = self._new_session(self._levels[0])
-        return True
+    def _keep_to_version(self) -> None:
+        """Have a session of the version that is to be spoken; before the first CONNACK nothing is in it yet."""
+        if self.session.config.protocol != self._versions.level:
+            self.session = self._new_session(self._versions.level)
+            self.session.probing = self._versions.guessed
 
     def _fights(self) -> bool:
         now = time.monotonic()

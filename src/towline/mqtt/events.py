@@ -194,7 +194,9 @@ class SessionConfig:
             the first topics of a connection get them.
         problem_information: The server may send reason strings and user properties with any packet
             [MQTT 5 section 3.1.2.11.7].
-        durable_ids: `Flying` goes before each PUBLISH of QoS 2 and each PUBREL, for an owner that outlives a crash.
+        durable_ids: `Flying` goes before each PUBLISH of QoS > 0 and each PUBREL, for an owner that outlives a crash.
+        exactly_once: What is published with QoS 2 must not be taken as less: one such message at a time, until the
+            broker has answered one with PUBREC. MQTT 3.x has no way to say that it knows no QoS 2.
     """
 
     client_id: str
@@ -217,6 +219,7 @@ class SessionConfig:
     topic_aliases: int = 0
     problem_information: bool = True
     durable_ids: bool = False
+    exactly_once: bool = False
 
     def __repr__(self) -> str:
         return f"SessionConfig(client_id={self.client_id!r}, filters={self.filters!r})"  # no password [I12]
@@ -412,11 +415,14 @@ class Flying:
         forgotten: Packet ids that name nothing any more: the session they belonged to is gone.
         assigned: Packet id → token of each QoS 2 message that is about to be published.
         released: Packet ids whose PUBREL is about to leave: their messages are never published again [MQTT-4.3.3-6].
+        noted: As `assigned`, of QoS 1. The disk need not be waited for: what it forgets is sent as new, which costs a
+            repeat at most, and the same packet id where the broker would wait for it [MQTT-4.4.0-1].
     """
 
     forgotten: tuple[int, ...]
     assigned: Mapping[int, int]
     released: tuple[int, ...]
+    noted: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,6 +436,8 @@ class Close:
         reference: Other servers the broker names (Server Reference), "" for none.
         version_refused: The broker does not speak this protocol version.
         moved: With `reference`: for good (0x9D), not only for now (0x9C).
+        unanswered: No CONNACK has come.
+        answered: CONNACK has come, which was all that was asked for (`Session.probing`).
     """
 
     error: BrokerError | None
@@ -438,6 +446,8 @@ class Close:
     reference: str = ""
     version_refused: bool = False
     moved: bool = False
+    unanswered: bool = False
+    answered: bool = False
 
 
 Action: TypeAlias = Send | Deliver | Remember | Online | SessionLost | Acknowledged | Flying | Close

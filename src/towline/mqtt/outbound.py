@@ -5,7 +5,7 @@ does in each phase; what is not in it is a protocol error. After PUBREL a messag
 [MQTT-4.3.3-6]; after a lost connection everything unfinished is sent again with its packet id, in the original order
 [MQTT-4.4.0-1, MQTT-4.6.0-1].
 
-An owner that must know after a crash which QoS 2 message a packet id stands for sets `durable`: what is about to be
+An owner that must know after a crash which message a packet id stands for sets `durable`: what is about to be
 published, and what is about to be released, is then told in a `Flying` before the bytes that depend on it.
 """
 
@@ -81,11 +81,19 @@ class Outbound:
         encode: Packet to bytes in the protocol version of the session.
         topic_aliases: Topics that may get an alias, as far as the server allows.
         durable: Tell what is in flight in a `Flying` before it leaves.
+        exactly: One message of QoS 2 at a time until the broker has answered one with PUBREC.
     """
 
-    def __init__(self, encode: Callable[[Packet], bytes], topic_aliases: int = 0, *, durable: bool = False) -> None:
+    def __init__(
+        self, encode: Callable[[Packet], bytes], topic_aliases: int = 0, *, durable: bool = False, exactly: bool = False
+    ) -> None:
         self._encode = encode
         self._durable = durable
+        self._exactly = exactly
+        #: With `exactly`: the broker of this connection has not shown yet that it knows QoS 2.
+        self._unproven = exactly
+        #: With `exactly`: a broker has taken one as QoS 1; no other leaves.
+        self._failed = False
         self._most_aliases = topic_aliases
         #: Topics of this connection → alias, in the order of their first PUBLISH [MQTT-3.3.2-7, -9].
         self._aliases: dict[str, int] = {}
@@ -130,6 +138,11 @@ class Outbound:
         return {packet_id: (m.token, m.phase) for packet_id, m in self._unfinished.items()}
 
     @property
+    def unfinished_qos_2(self) -> bool:
+        """Whether a message of QoS 2 is under way: a session that is lost leaves open what became of it."""
+        return any(message.packet.qos == QoS.EXACTLY_ONCE for message in self._unfinished.values())
+
+    @property
     def unanswered(self) -> tuple[int, ...]:
         """Tokens of the messages that left on this connection, or the last one, and have no answer; in order."""
         return self._unanswered if self._server is None else tuple(self._exposed())
@@ -150,7 +163,7 @@ class Outbound:
                 what it had released is the broker's, lost at worst.
         """
         self._server, self._window = server, window
-        self.unanswerable = False
+        self.unanswerable, self._unproven = False, self._exactly
         if resumed:
             self._again = deque(self._unfinished)
             return
@@ -161,7 +174,7 @@ class Outbound:
             if m.phase is Phase.RELEASED
         ]
         if self._durable:
-            self._forgotten += [i for i, m in self._unfinished.items() if m.packet.qos == QoS.EXACTLY_ONCE]
+            self._forgotten += self._unfinished
         self._unfinished.clear()
         self._untold.clear()
         self._queue.extendleft(reversed([_Message(m.token, m.packet, expires_at=m.expires_at) for m in fresh]))
@@ -228,22 +241,33 @@ class Outbound:
         yield from self._finished_elsewhere
         self._finished_elsewhere = []
         assigned: dict[int, int] = {}
-        done = self._send_queued(out, assigned, now)
-        if self._durable and (assigned or self._untold or self._forgotten):
-            yield Flying(tuple(self._forgotten), assigned, tuple(self._untold))
+        noted: dict[int, int] = {}
+        done = self._send_queued(out, (noted, assigned), now)
+        if self._durable and (assigned or noted or self._untold or self._forgotten):
+            yield Flying(tuple(self._forgotten), assigned, tuple(self._untold), noted)
             self._forgotten, self._untold = [], []
         if out:
             self.sent_at = now
             yield Send(b"".join(out))
         yield from done
 
-    def _send_queued(self, out: list[bytes], assigned: dict[int, int], now: float) -> list[Acknowledged]:
-        """Add what may leave to `out`; returns what needs no answer or can't be sent to this server."""
+    def _send_queued(
+        self, out: list[bytes], assigned: tuple[dict[int, int], dict[int, int]], now: float
+    ) -> list[Acknowledged]:
+        """Add what may leave to `out`; returns what needs no answer or can't be sent to this server.
+
+        Args:
+            out: Packets.
+            assigned: Packet id → token of what was added, for QoS 1 and QoS 2.
+            now: See `actions`.
+        """
         done: list[Acknowledged] = []
         while self._queue and not self._again:
             message = self._queue[0]
             qos = int(message.packet.qos)
             if (qos and len(self._open) >= self._window) or (self.limit is not None and not self._allowed()):
+                break
+            if self._unproven and self._on_trial(qos):
                 break
             packet_id = self.new_id() if qos else 0
             reason = self._first_time(message, packet_id, out, now)
@@ -251,13 +275,19 @@ class Outbound:
             if reason or not qos:
                 self.unanswerable |= not reason
                 done.append(Acknowledged(message.token, reason))
-            elif qos == QoS.EXACTLY_ONCE:
-                assigned[packet_id] = message.token
+            else:
+                assigned[qos - 1][packet_id] = message.token
         return done
 
     def _allowed(self) -> bool:
         """Whether our own limit lets another message leave."""
         return self.limit is None or sum(1 for _ in self._exposed()) < self.limit
+
+    def _on_trial(self, qos: int) -> bool:
+        """Whether a message of QoS 2 has to wait: for the answer to another, or for ever."""
+        if qos != QoS.EXACTLY_ONCE:
+            return False
+        return self._failed or any(self._unfinished[i].packet.qos == qos for i in self._open)
 
     def _first_time(self, message: _Message, packet_id: int, out: list[bytes], now: float) -> int:
         reason, data = self._refusal(message.packet), b""
@@ -350,7 +380,7 @@ class Outbound:
                 if not self._allowed():
                     return
                 if message.phase is Phase.PUBLISHED:
-                    if len(self._open) >= self._window:
+                    if len(self._open) >= self._window or (self._unproven and self._on_trial(message.packet.qos)):
                         return
                     self._publish_again(packet_id, message, out, now)
                 if message.phase is Phase.RELEASED:
@@ -373,6 +403,7 @@ class Outbound:
         del self._unfinished[packet.packet_id]
         self._open.discard(packet.packet_id)
         degraded = message.packet.qos == QoS.EXACTLY_ONCE and isinstance(packet, PubAckPacket)
+        self._failed |= degraded and self._exactly
         # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already.
         reason = message.given_up if message.phase is Phase.RELEASED else int(packet.reason_code)
         yield Acknowledged(message.token, reason, degraded=degraded, packet_id=packet.packet_id)
@@ -394,6 +425,7 @@ class Outbound:
         if int(packet.reason_code) >= 0x80:
             yield from self._finish(packet, message)  # a negative answer is final [MQTT-4.4.0-2]
             return
+        self._unproven = False
         if self._durable and message.phase is Phase.PUBLISHED:
             self._untold.append(packet.packet_id)
         message.phase = Phase.RELEASED

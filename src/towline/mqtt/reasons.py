@@ -10,6 +10,7 @@ __all__ = [
     "CUT",
     "ID_IN_USE",
     "MOVED",
+    "QOS_NOT_SUPPORTED",
     "QUOTA_EXCEEDED",
     "SUBSCRIBE_ADVICE",
     "USE_ANOTHER",
@@ -21,6 +22,8 @@ __all__ = [
 ID_IN_USE: Final = 0x91
 #: The server may take the message later [MQTT 5 section 3.4.2.1].
 QUOTA_EXCEEDED: Final = 0x97
+#: The server has said that it takes less, or none of this one.
+QOS_NOT_SUPPORTED: Final = 0x9B
 #: Reason codes that come with a Server Reference [MQTT 5 section 4.11].
 USE_ANOTHER: Final = 0x9C
 MOVED: Final = 0x9D

@@ -18,6 +18,7 @@ __all__ = [
     "message_problem",
     "topic_problem",
     "unsupported",
+    "version_problem",
 ]
 
 #: A variable byte integer, 0 excluded [MQTT 5 section 3.8.2.1.2].
@@ -163,9 +164,14 @@ def check_config(config: SessionConfig) -> None:
     Raises:
         ConfigError: TL-C50, with the setting's name.
     """
-    for broken, rule in [*_always(config), *(_before_5(config) if config.protocol < 5 else ())]:
-        if broken:
-            raise ConfigError("TL-C50", config.where, f"not possible with this protocol version: {rule}", "Change one.")
+    if rule := version_problem(config):
+        raise ConfigError("TL-C50", config.where, f"not possible with this protocol version: {rule}", "Change one.")
+
+
+def version_problem(config: SessionConfig) -> str | None:
+    """Say what of a configuration its protocol version has no way to say, or None."""
+    rules = [*_always(config), *(_before_5(config) if config.protocol < 5 else ())]
+    return next((rule for broken, rule in rules if broken), None)
 
 
 def _always(config: SessionConfig) -> Iterable[tuple[bool, str]]:
@@ -180,6 +186,7 @@ def _before_5(config: SessionConfig) -> Iterable[tuple[bool, str]]:
     yield config.password is not None and config.username is None, "a password needs a username"
     yield any(f.no_local or f.retain_handling for f in filters), "no_local and retain_handling need MQTT 5"
     yield any(f.identifier is not None for f in filters), "a subscription identifier needs MQTT 5"
+    yield any(map(_shared, filters)), "a shared subscription ($share) needs MQTT 5, to 3.x it is a filter as any other"
     yield will is not None and bool(will.will_delay_interval), "a will's delay needs MQTT 5"
     yield config.clean_start and config.session_expiry_s > 0, "a clean start ends with the connection (expiry 0)"
     yield config.authenticator is not None, "enhanced authentication needs MQTT 5"

@@ -138,7 +138,7 @@ class Session:
             reasons=config.protocol == 5,
         )
         aliases = config.topic_aliases if config.protocol == 5 else 0
-        self.outbound = Outbound(self._encode, aliases, durable=config.durable_ids)
+        self.outbound = Outbound(self._encode, aliases, durable=config.durable_ids, exactly=config.exactly_once)
         filters = config.filters
         if config.protocol < 5:
             filters = tuple(replace(f, retain_handling=0) for f in filters)
@@ -147,6 +147,8 @@ class Session:
         self._requests: dict[int, Request] = {}
         #: The last connection was ended by the broker, for a reason that may be something we sent.
         self.cut = False
+        #: Only to see whether the broker answers this version: the connection ends at CONNACK.
+        self.probing = False
         self._known_before = record is not None
         #: The server of this connection, whether what we remember is of another one, and whether it may be.
         self._at, self._elsewhere, self._perhaps_elsewhere = "", False, False
@@ -339,9 +341,10 @@ class Session:
             return
         where = self.config.where
         if self._owes_answer and now >= self._answer_due:
-            missing = "CONNACK" if self.state is State.CONNECTING else "answer to SUBSCRIBE"
-            what = f"no {missing} within {self.config.connect_timeout_s:g} s"
-            self._close(Unreachable("TL-M03", where, what, "Is this port an MQTT listener?"), actions)
+            within, unanswered = f"within {self.config.connect_timeout_s:g} s", self.state is State.CONNECTING
+            what = f"no {'CONNACK' if unanswered else 'answer to SUBSCRIBE'} {within}"
+            self._go_offline()
+            actions.append(Close(Unreachable("TL-M03", where, what, "Trying again."), unanswered=unanswered))
         elif now >= self._pong_due:
             what = f"no answer to PINGREQ within {self.keep_alive_s * _PONG_WITHIN:g} s"
             self._close(Unreachable("TL-M04", where, what, "The connection is made anew."), actions)
@@ -355,6 +358,14 @@ class Session:
     def _on_lost(self, _event: Lost, _now: float, _actions: list[Action]) -> None:
         self.cut = self.state in {State.SUBSCRIBING, State.ONLINE}
         self._go_offline()
+
+    def broke(self, where: str) -> Close:
+        """What `Lost`, which is given next, means for the connection where the transport itself has no words for it."""
+        if self.state is not State.CONNECTING:
+            return Close(Unreachable("TL-M05", where, "the connection broke", "Trying again."))
+        return Close(
+            Unreachable("TL-M03", where, "the connection ended in place of CONNACK", "Trying again."), unanswered=True
+        )
 
     def _on_stop(self, _event: Stop, _now: float, actions: list[Action]) -> None:
         if self.state is not State.OFFLINE:
@@ -390,7 +401,11 @@ class Session:
         self.server = packet
         self.state = State.SUBSCRIBING
         self._ping_at = None
-        if self._discarding:
+        if self.probing:
+            self._send(DisconnectPacket(), actions)
+            self._go_offline()
+            actions.append(Close(None, again_at_once=True, answered=True))
+        elif self._discarding:
             self._discarding = False
             self._send(DisconnectPacket(), actions)
             self._close(None, actions, again_at_once=True)
@@ -447,7 +462,9 @@ class Session:
     def _lost_here(self) -> bool:
         """Whether this server had a session of ours and has none now; one we were never at has lost nothing."""
         known = self.record is not None and self.record.established and not self._present
-        return known and (not self._elsewhere or self._at in self.record.servers)  # type: ignore[union-attr]
+        # Brokers may keep no session without subscriptions: then nothing was lost but a QoS 2 handshake under way.
+        held = self.record is not None and bool(self.record.subscriptions or self.inbound.held)
+        return known and (held or self.outbound.unfinished_qos_2) and (not self._elsewhere or self._at in self.record.servers)  # type: ignore[union-attr]
 
     def _take_up(self, now: float, actions: list[Action]) -> None:
         """Go on with a session whose packet ids are known, on disk too: subscribe, and send what waits."""

@@ -91,6 +91,13 @@ def test_a_line_says_what_becomes_of_retained_messages(tmp_path: Path) -> None:
         read(changed("[kafka]", 'retain_handling = 2\nprotocol = "3.1.1"\n[kafka]'), tmp_path)
 
 
+def test_a_shared_subscription_needs_mqtt_5(tmp_path: Path) -> None:
+    """To a broker of 3.1.1 it is a filter that no topic matches: nothing would ever arrive."""
+    text = changed("[kafka]", 'protocol = "3.1.1"\n[kafka]').replace('from = "', 'from = "$share/g/')
+    with pytest.raises(ConfigError, match=r'needs protocol "5".*\[TL-C05\]'):
+        read(text, tmp_path)
+
+
 LIST = changed('["mqtt://a:1883"]', '["mqtt://a", "mqtt://b"]')
 EXACT = 'name = "telemetry"\nguarantee = "exactly_once"'
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,8 @@ from mqtt5 import (
     PubAckPacket,
     PubAckReasonCode,
     PublishPacket,
+    PubRecPacket,
+    QoS,
 )
 
 from tests.helpers import read_all
@@ -22,40 +25,52 @@ from towline.gateway import downlink as module
 from towline.gateway.downlink import Downlink
 from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
 from towline.journal import Batch, Limits, Outbox
-from towline.mqtt.events import Event, Lost, Opened, Received, Send, SessionConfig
+from towline.mqtt.events import Event, Lost, Opened, Received, Send, SessionConfig, SessionLost
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session
 
 
 class Log:
-    def warning(self, event: str, **facts: object) -> None:
-        pass
+    def __init__(self) -> None:
+        self.codes: list[object] = []
+
+    def warning(self, _event: str, **facts: object) -> None:
+        self.codes.append(facts.get("code"))
 
 
 class Line:
     """A downlink and its session; `sent` is what the broker has got on this connection."""
 
-    def __init__(self, directory: Path, messages: int, topics: int = 1) -> None:
+    def __init__(
+        self, directory: Path, messages: int, topics: int = 1, qos: int = 1, *, exactly_once: bool = False
+    ) -> None:
         self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
-        rows = rows_of([{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": 1} for n in range(messages)])
-        self.outbox.append(arrived(rows, 0))
-        self.session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
+        if messages:
+            rows = rows_of([{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)])
+            self.outbox.append(arrived(rows, 0))
+        config = SessionConfig("c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once)
+        self.session = Session(config)
         self.sent: list[PublishPacket] = []
-        self.downlink = Downlink(self.outbox, handle=self.handle, log=Log(), aside=directory / "refused")
+        self.log = Log()
+        self.lost = 0
+        self.downlink = Downlink(
+            self.outbox, handle=self.handle, log=self.log, aside=directory / "refused", exactly_once=exactly_once
+        )
         self.downlink.attach(self.session)
 
     def handle(self, event: Event) -> None:
         for action in self.session.handle(event, time.monotonic()):
+            self.lost += isinstance(action, SessionLost)
             if isinstance(action, Send):
                 self.sent += [packet for packet in read_all(action.data) if isinstance(packet, PublishPacket)]
             else:
                 self.downlink.perform(action)
 
-    def connect(self, window: int = 65535) -> list[int]:
+    def connect(self, window: int = 65535, *, present: bool = True, **connack: Any) -> list[int]:
         """Come online, and return what is published then."""
         self.sent.clear()
         self.handle(Opened())
-        self.handle(Received([ConnAckPacket(session_present=True, receive_max=window)]))
+        self.handle(Received([ConnAckPacket(session_present=present, receive_max=window, **connack)]))
         self.downlink.turn()
         self.downlink.turn()
         return [int(packet.payload) for packet in self.sent]
@@ -196,3 +211,102 @@ def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -
     downlink.turn()
     outbox.append(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
     assert outbox.waiting == 8
+
+
+def test_exactly_once_stands_still_at_the_first_qos_2_message_that_was_taken_as_qos_1(tmp_path: Path) -> None:
+    """RabbitMQ 3.10 does so, and MQTT 3.1.1 has no Maximum QoS that would tell before."""
+    line = Line(tmp_path, 5, qos=2, exactly_once=True)
+    assert line.connect() == [0], "no second one before the broker has shown that it knows QoS 2"
+    line.answer()
+    assert line.sent == []
+    status = line.downlink.status()
+    assert (status["delivered"], status["degraded"], status["queued"] + status["in_flight"]) == (1, 1, 4)
+    assert "exactly once" in status["held_back"]
+    assert line.log.codes == ["TL-M44"]
+    line.end(Lost())
+    assert line.connect() == []
+
+
+def test_exactly_once_goes_on_once_the_broker_has_shown_that_it_knows_qos_2(tmp_path: Path) -> None:
+    line = Line(tmp_path, 5, qos=2, exactly_once=True)
+    line.connect()
+    line.handle(Received([PubRecPacket(line.sent[0].packet_id or 0)]))
+    line.downlink.turn()
+    assert [int(packet.payload) for packet in line.sent] == [0, 1, 2, 3, 4]
+    assert line.downlink.held_back is None
+
+
+def test_exactly_once_sets_nothing_aside_at_a_broker_without_qos_2(tmp_path: Path) -> None:
+    line = Line(tmp_path, 3, qos=2, exactly_once=True)
+    assert line.connect(max_qos=QoS.AT_LEAST_ONCE) == []
+    assert line.refused() == []
+    assert line.downlink.status()["queued"] == 3
+    assert "Maximum QoS" in (line.downlink.held_back or "")
+
+
+def test_at_least_once_counts_what_was_taken_at_qos_1(tmp_path: Path) -> None:
+    line = Line(tmp_path, 3, qos=2)
+    assert line.connect() == [0, 1, 2]
+    line.answer()
+    assert line.downlink.status()["degraded"] == 3
+    assert line.downlink.held_back is None
+
+
+def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(tmp_path: Path) -> None:
+    """[MQTT-4.4.0-1], [MQTT-3.3.1-1], where the broker has kept the session."""
+    line = Line(tmp_path, 30)
+    line.connect(window=10)
+    line.handle(Received([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:4]]))
+    line.downlink.turn()
+    before = {int(packet.payload): packet.packet_id for packet in line.sent}
+    assert list(before) == list(range(14))
+    line.downlink.flush()
+    line.outbox.journal.close()
+
+    after = Line(tmp_path, 0)
+    assert after.connect(window=10) == list(range(4, 14)), "in the original order, and nothing new before"
+    assert all(packet.duplicate for packet in after.sent)
+    assert [packet.packet_id for packet in after.sent] == [before[number] for number in range(4, 14)]
+    assert after.drain() == list(range(4, 30))
+    assert after.outbox.waiting == 0
+    assert after.outbox.flights == {}
+
+
+def test_after_a_crash_and_a_lost_session_qos_1_goes_out_anew(tmp_path: Path) -> None:
+    line = Line(tmp_path, 5)
+    line.connect()
+    line.outbox.journal.close()
+    after = Line(tmp_path, 0)
+    assert after.connect(present=False) == [0, 1, 2, 3, 4]
+    assert not any(packet.duplicate for packet in after.sent)
+    assert after.downlink.status()["resent_after_lost_session"] == 0, "at least once: nothing to tell"
+    after.answer()
+    assert after.outbox.flights == {}
+
+
+def test_a_packet_id_that_is_used_again_before_the_flush_is_the_new_message_s(tmp_path: Path) -> None:
+    line = Line(tmp_path, 4)
+    line.session.outbound._last_id = 65534
+    line.connect(window=2)
+    assert [packet.packet_id for packet in line.sent] == [65535, 1]
+    line.session.outbound._last_id = 65534
+    line.answer()
+    assert [packet.packet_id for packet in line.sent] == [65535, 1]
+    line.outbox.journal.close()
+    after = Line(tmp_path, 0)
+    assert {i: f.number for i, f in after.outbox.flights.items()} == {65535: 2, 1: 3}
+    assert after.connect() == [2, 3]
+
+
+@pytest.mark.parametrize(("qos", "answered", "told"), [(1, True, 0), (1, False, 0), (2, True, 0), (2, False, 1)])
+def test_a_lost_session_is_told_only_where_it_held_something(
+    tmp_path: Path, qos: int, *, answered: bool, told: int
+) -> None:
+    """Many brokers keep no session without subscriptions; of a downlink only a QoS 2 message under way is lost."""
+    line = Line(tmp_path, 2, qos=qos)
+    line.connect(present=False)
+    if answered:
+        line.answer()  # also for QoS 2, as RabbitMQ does
+    line.end(Lost())
+    line.connect(present=False)
+    assert line.lost == told

@@ -1,0 +1,63 @@
+"""RabbitMQ 3.10 with its MQTT plugin: it speaks MQTT 3.1.1 only, and takes QoS 2 as QoS 1."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import NewGateway, new_gateway, payloads
+from towline.devstack import RabbitMQ
+from towline.gateway.outrows import MESSAGE_SCHEMA, rows_of
+from towline.mqtt.client import Client
+
+__all__ = ["new_gateway"]
+
+
+def test_auto_finds_out_that_it_speaks_3_1_1_and_a_session_outlives_a_kill(
+    rabbitmq: RabbitMQ, new_gateway: NewGateway
+) -> None:
+    """It ends the connection at a CONNECT of version 5, without a word."""
+    gateway = new_gateway(rabbitmq.uri, "up-1", subscriptions=[{"filter": "up/#", "qos": 1}], protocol="auto")
+    gateway.start()
+    gateway.until(state="online", protocol="3.1.1")
+    gateway.stop(signal.SIGKILL)
+    with Client(rabbitmq.uri, client_id="up-1-sender", protocol="auto") as client:
+        assert client.publish("up/x", b"0", qos=1).wait(30).reason == 0
+    gateway.start()
+    gateway.until(journaled=1, sessions_lost=0)
+    gateway.stop()
+    assert payloads(gateway) == [0]
+
+
+def test_version_5_alone_names_the_way_out(rabbitmq: RabbitMQ, new_gateway: NewGateway) -> None:
+    gateway = new_gateway(rabbitmq.uri, "up-5")
+    gateway.start()
+    error = wait_until(lambda: gateway.status()["last_error"], what="an error")
+    assert error["code"] == "TL-M03"
+    assert "in place of CONNACK (MQTT 5)" in error["text"]
+    assert 'protocol = "auto"' in error["text"]
+
+
+def test_exactly_once_uplink_is_refused(rabbitmq: RabbitMQ, new_gateway: NewGateway) -> None:
+    subscriptions = [{"filter": "up/#", "qos": 2}]
+    line = new_gateway(
+        rabbitmq.uri, "up-2", subscriptions=subscriptions, guarantee="exactly_once", protocol="3.1.1"
+    ).fail()
+    assert "grants" in line
+    assert "TL-M11" in line
+
+
+def test_exactly_once_downlink_stands_still_at_the_first_message(rabbitmq: RabbitMQ, new_gateway: NewGateway) -> None:
+    """It answers QoS 2 with PUBACK."""
+    name = "down-2"
+    gateway = new_gateway(rabbitmq.uri, name, subscriptions=[], outbox={}, guarantee="exactly_once", protocol="3.1.1")
+    client = gateway.start()
+    client.send(
+        "q/0", 0, [rows_of([{"topic": "d/2", "payload": b"%d" % n, "qos": 2} for n in range(50)])], MESSAGE_SCHEMA
+    )
+    status = wait_until(lambda: (s := gateway.status())["last_error"] and s, what="the refusal")
+    assert status["last_error"]["code"] == "TL-M44"
+    outbox = status["outbox"]
+    assert (outbox["delivered"], outbox["degraded"]) == (1, 1)
+    assert outbox["queued"] + outbox["in_flight"] == 49
+    assert "exactly once" in outbox["held_back"]

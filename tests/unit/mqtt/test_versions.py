@@ -1,0 +1,98 @@
+"""Which version of MQTT is tried, and when it is left for good."""
+
+from __future__ import annotations
+
+from towline.errors import Refused, Unreachable
+from towline.mqtt.events import Close, Filter, SessionConfig
+from towline.mqtt.versions import LEVELS, Versions
+
+SILENT = Close(Unreachable("TL-M03", "w", "no CONNACK within 10 s", "Trying again."), unanswered=True)
+REFUSED = Close(Refused("TL-M08", "w", "unsupported protocol version", "Set it."), fatal=True, version_refused=True)
+ANSWERED = Close(None, again_at_once=True, answered=True)
+CONFIG = SessionConfig("plant-7", "w")
+
+
+def judged(versions: Versions, *ends: Close, config: SessionConfig = CONFIG) -> list[int]:
+    """The level after each end."""
+    levels = []
+    for end in ends:
+        versions.judge(end, config)
+        levels.append(versions.level)
+    return levels
+
+
+def test_a_broker_that_ends_the_connection_at_version_5_is_left_with_an_older_one_for_good() -> None:
+    versions = Versions(LEVELS["auto"])
+    assert (judged(versions, SILENT), versions.guessed) == ([4], True)
+    assert (judged(versions, ANSWERED, SILENT), versions.guessed) == ([5, 4], False)
+    versions.online()
+    assert judged(versions, SILENT, SILENT) == [4, 4], "from now on silence is an outage"
+
+
+def test_a_broker_that_was_only_restarting_is_met_with_version_5() -> None:
+    versions = Versions(LEVELS["auto"])
+    assert judged(versions, SILENT, ANSWERED) == [4, 5]
+    versions.online()
+    assert judged(versions, SILENT, SILENT) == [5, 5]
+
+
+def test_an_outage_in_the_midst_of_it_begins_with_version_5_again() -> None:
+    versions = Versions(LEVELS["auto"])
+    assert judged(versions, SILENT, SILENT) == [4, 3]
+    versions.away()
+    assert (versions.level, versions.guessed) == (5, False)
+    assert judged(versions, SILENT, ANSWERED) == [4, 5]
+    versions.away()
+    assert judged(versions, SILENT) == [4]
+    assert versions.guessed, "what was seen before the outage counts no more"
+
+
+def test_a_round_without_any_answer_tells_what_was_tried_and_begins_again() -> None:
+    versions = Versions(LEVELS["auto"])
+    for _ in range(2):
+        judged(versions, SILENT, SILENT)
+        told = versions.judge(SILENT, CONFIG)
+        assert isinstance(told.error, Unreachable)
+        assert "MQTT 5, MQTT 3.1.1, MQTT 3.1 were tried" in str(told.error)
+        assert not told.again_at_once
+        assert versions.level == 5
+
+
+def test_a_refusal_after_silence_is_not_final() -> None:
+    """A broker of version 5 alone that was restarting at the first try."""
+    versions = Versions(LEVELS["auto"])
+    judged(versions, SILENT, REFUSED)
+    told = versions.judge(REFUSED, CONFIG)
+    assert not told.fatal
+    assert versions.level == 5
+
+
+def test_a_refusal_by_word_is_final() -> None:
+    versions = Versions(LEVELS["auto"])
+    assert judged(versions, REFUSED) == [4]
+    assert not versions.guessed
+    judged(versions, REFUSED)
+    assert versions.judge(REFUSED, CONFIG).fatal
+
+
+def test_a_setting_that_only_version_5_can_say_is_named_instead_of_lost() -> None:
+    config = SessionConfig("plant-7", "w", filters=(Filter("$share/g/t/#", 1),))
+    versions = Versions(LEVELS["auto"])
+    silent, refused = versions.judge(SILENT, config), Versions(LEVELS["auto"]).judge(REFUSED, config)
+    assert "MQTT 3.1.1 can't be used: a shared subscription ($share) needs MQTT 5" in str(silent.error)
+    assert not silent.fatal
+    assert "MQTT 3.1.1 can't be used: a shared subscription ($share) needs MQTT 5" in str(refused.error)
+    assert refused.fatal
+
+
+def test_a_client_id_that_is_too_long_for_3_1_ends_the_round_before_it() -> None:
+    versions = Versions(LEVELS["auto"])
+    config = SessionConfig("plant-7-of-the-southern-works", "w")
+    assert judged(versions, SILENT, SILENT, config=config) == [4, 5]
+
+
+def test_one_version_given_is_one_version_tried_and_the_way_out_is_told() -> None:
+    versions = Versions(LEVELS["5"])
+    told = versions.judge(SILENT, CONFIG)
+    assert versions.level == 5
+    assert 'protocol = "auto" finds out' in str(told.error)
