@@ -167,7 +167,7 @@ class Screen:
         self._columns = columns
         self._source = source
         self._limits = Limits({}, 0, None, 0)
-        #: Dead letters that `rows` has handed out so far; only grows.
+        #: Rows for the dead-letter topic that `rows` has handed out so far, wherever they were given up; only grows.
         self.letters = 0
 
     def fitting(self) -> dict[str, str]:
@@ -199,10 +199,15 @@ class Screen:
 
     def rows(self, batch: Any) -> Rows:
         """A batch to be sent, bad records replaced by dead letters."""
-        rows = self._columns.rows(batch, any_topic=self._settings.dead_letter_topic is not None)
-        if self._settings.dead_letter_topic is None or not self._suspicious(batch):
+        dead = self._settings.dead_letter_topic
+        rows = self._columns.rows(batch, any_topic=dead is not None)
+        if dead is None:
             return rows
-        topics = rows.topics & set(self._limits.topics) | {self._settings.dead_letter_topic}
+        if self._columns.topic is None and dead in rows.topics:
+            self.letters += pc.sum(pc.equal(batch.column("topic"), dead)).as_py()
+        if not self._suspicious(batch):
+            return rows
+        topics = rows.topics & set(self._limits.topics) | {dead}
         return Rows(rows.size, rows.bytes, frozenset(topics), chain.from_iterable(map(self._sift, rows.records)))
 
     def _known(self, named: set[str]) -> Limits:
@@ -260,8 +265,9 @@ class Screen:
         fault = fault_of(record, self._limits)
         if fault is None:
             return (record,)
-        self.letters += 1
         topic, value, key, partition = record[:4]
+        # A letter that Kafka would refuse as it is, as too large, was counted with the rows that name the topic.
+        self.letters += self._columns.topic is not None or topic != self._settings.dead_letter_topic
         moment, headers = (record[6], record[7]) if len(record) > 4 else (0, None)
         letter = Letter(
             fault.reason,
