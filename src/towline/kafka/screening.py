@@ -208,7 +208,12 @@ class Screen:
         if not self._suspicious(batch):
             return rows
         topics = rows.topics & set(self._limits.topics) | {dead}
-        return Rows(rows.size, rows.bytes, frozenset(topics), chain.from_iterable(map(self._sift, rows.records)))
+        return Rows(
+            rows.size,
+            rows.bytes,
+            frozenset(topics),
+            chain.from_iterable(self._sift(batch, at, record) for at, record in enumerate(rows.records)),
+        )
 
     def _known(self, named: set[str]) -> Limits:
         required = {name for name in (self._settings.topic, self._settings.dead_letter_topic) if name}
@@ -261,7 +266,7 @@ class Screen:
             if fault is not None:
                 raise faults.unfit(self._settings.servers, record[0], fault.reason, fault.detail)
 
-    def _sift(self, record: Record) -> Iterable[Record]:
+    def _sift(self, batch: Any, at: int, record: Record) -> Iterable[Record]:
         fault = fault_of(record, self._limits)
         if fault is None:
             return (record,)
@@ -274,7 +279,7 @@ class Screen:
             topic,
             key,
             value,
-            tuple(headers or ()),
+            tuple(self._columns.originals(batch, at, headers or ())),
             None if partition == -1 else partition,
             moment or None,
             fault.detail,
