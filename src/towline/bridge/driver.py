@@ -30,6 +30,7 @@ from towline.bridge.failures import reason
 from towline.bridge.identity import Identity
 from towline.bridge.javaclient import java_client
 from towline.bridge.model import AnyLine, Bridge, DownLine, Line
+from towline.bridge.recount import letters_told, up_to_now
 from towline.bridge.recovery import examine, gather, starting
 from towline.bridge.sql import Letters, Repeats, apply
 from towline.checkpoint import Checkpoint
@@ -288,7 +289,7 @@ class _Runner:
         #: Whether it stopped because another try would fail the same way.
         self.given_up = False
         #: What was counted before this process; None when there is no more to count again.
-        self._counts = driver.counts.get(line.name)
+        self._counts: DownCounts | None = driver.counts.get(line.name, DownCounts())
 
     def step(self) -> None:
         """Start the query if it is time; notice that it has ended."""
@@ -308,10 +309,15 @@ class _Runner:
     def _count_again(self) -> None:
         """Report what was committed and not told, because a process was killed in between; once is enough."""
         counts, self._counts = self._counts, None
-        if counts is None or not isinstance(self.line, DownLine):
-            return  # the way up has its journal's offsets as a witness
+        if counts is None:
+            return
         try:
-            for known in downlink.recount(self._driver.spark, self._driver.bridge, self.line, counts):
+            told = (
+                up_to_now(self.line)
+                if isinstance(self.line, Line)
+                else downlink.recount(self._driver.spark, self._driver.bridge, self.line, counts)
+            )
+            for known in told:
                 self._driver.reports.say("counted", line=self.line.name, **known)
         except Exception as error:  # noqa: BLE001 - a batch that stays uncounted stops nothing
             sys.stderr.write(f"--- line {self.line.name}: not counted again\n{printable_lines(str(error))}\n")
@@ -324,7 +330,7 @@ class _Runner:
         if "addBatch" not in known["millis"]:
             return
         gives_up = not knobs(self.line.guarantee).serves_again
-        self._driver.reports.say("progress", line=self.line.name, gives_up=gives_up, **known)
+        self._driver.reports.say("progress", line=self.line.name, gives_up=gives_up, **letters_told(self.line, known))
 
     def progressed(self, known: Mapping[str, Any]) -> None:
         """A batch was committed: the next failure is a new one. Called on the listener's thread."""

@@ -215,8 +215,7 @@ class KafkaKeeper(_Keeper):
         from towline.kafka.admin import create_topics, missing_topics  # noqa: PLC0415 - loads librdkafka
 
         client, kafka = self._bridge.kafka.client(), self._bridge.kafka
-        names = sorted({topic for line in self._bridge.lines for topic in line.fixed_topics})
-        missing = missing_topics(client, names, timeout=5.0)
+        missing = missing_topics(client, self._bridge.topics, timeout=5.0)
         if missing and kafka.create_topics is not None:
             plan = kafka.create_topics
             made = create_topics(client, dict.fromkeys(missing, plan.partitions), replication=plan.replication_factor)

@@ -47,7 +47,7 @@ def plan_of(bridge: Bridge) -> dict[str, Any]:
         "state_dir": str(bridge.state_dir),
         "kafka": {
             "bootstrap_servers": bridge.kafka.bootstrap_servers,
-            "topics": sorted({topic for line in bridge.lines for topic in line.fixed_topics}),
+            "topics": list(bridge.topics),
             "create_topics": bridge.kafka.create_topics is not None,
             "insecure": bool(insecurities(bridge.kafka.client())),
         },

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from towline.bridge.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, USER_PREFIX, Route, Template
+from towline.kafka.columns import ORIGIN
 from towline.kafka.deadletters import PREFIX, Reason
 
 if TYPE_CHECKING:
@@ -322,7 +323,8 @@ def _letter_headers(letters: Letters) -> str:
         header(literal(name), f"CAST({column} AS STRING)")
         for name, column in (("mqtt.gateway", "gateway"), ("mqtt.offset", "offset"))
     )
-    original = f"concat({_property_headers()}, array({place}))"
+    again = f"CASE WHEN duplicate THEN {header(literal('mqtt.duplicate'), literal('true'))} END"
+    original = f"concat({_property_headers()}, array_compact(array({place}, {again})))"
     count = header(literal(PREFIX + "headers"), "CAST(size(original) AS STRING)")
     whole = f"concat(array_compact(array({first})), array({count}), original)"
     return f"get(transform(array({original}), original -> {whole}), 0)"
@@ -372,7 +374,20 @@ def _with_letters(
         "topic": f"CASE WHEN {dead} THEN {literal(letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
         "headers": f"CASE WHEN {dead} THEN {_letter_headers(letters)} ELSE {made['headers']} END",
+        ORIGIN: f"CASE WHEN {REASON} IS NULL THEN {_origin(routes)} END",
     }
+
+
+def _origin(routes: Sequence[Route]) -> str:
+    """What the sink needs to make a letter of a record that Kafka would refuse."""
+    none = f"CAST(NULL AS {HEADER_TYPE})"
+    parts = {
+        **{name: name for name in ("gateway", "offset", "duplicate")},
+        # A field that is never null would make Arrow refuse the struct where it is.
+        "own": f"CASE WHEN {REASON} IS NULL THEN {_switch(routes, lambda route: str(len(route.headers)), '0')} END",
+        "headers": _switch(routes, lambda route: none if route.properties else _property_headers(), none),
+    }
+    return f"named_struct({', '.join(f'{literal(name)}, {value}' for name, value in parts.items())})"
 
 
 def _sameness(routes: Sequence[Route]) -> dict[str, str]:
@@ -450,8 +465,8 @@ def apply(
         frame = frame.withWatermark("received_at", repeats.within).dropDuplicatesWithinWatermark(list(SAME))
     if kept is not None:
         frame = frame.observe(kept, *(F.expr(text).alias(name) for name, text in KEPT.items()))
-    columns = [F.expr(made[name]).alias(name) for name in ("topic", "key", "value", "headers", "timestamp")]
-    result = frame.select(*columns)
+    columns = [name for name in made if not name.startswith("__")]
+    result = frame.select(*(F.expr(made[name]).alias(name) for name in columns))
     return result.repartition(parallelism, "key") if parallelism > 1 else result.coalesce(1)
 
 

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError, TowlineError
-from towline.kafka import guard
+from towline.kafka import guard, tally
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Task
@@ -199,7 +199,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Account for a batch, and write the markers of partitions that had no task; repeats do no harm.
 
-        What a stateful query remembers after this batch is made durable before Spark's entry in the commit log.
+        What a stateful query remembers after this batch, and how many dead letters there were, is made durable before
+        Spark's entry in the commit log.
 
         Raises:
             KafkaError: TL-K08 if an answer is missing or belongs to another batch; what `deliver` raises.
@@ -210,7 +211,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
             seen = {message.partition for message in messages if isinstance(message, Written)}
             for partition in sorted(set(range(self._delivery.settings.parallelism)) - seen):
                 self._delivery.deliver(Task(partition, batch=batchId, query=total.query), ())
-        Checkpoint(self._location).sync_state()
+        checkpoint = Checkpoint(self._location)
+        tally.noted(checkpoint, batchId, total.dead_lettered)
+        checkpoint.sync_state()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
         """End what tasks may have left open, so that readers need not wait; what is committed stays committed."""

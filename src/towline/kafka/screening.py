@@ -167,7 +167,7 @@ class Screen:
         self._columns = columns
         self._source = source
         self._limits = Limits({}, 0, None, 0)
-        #: Dead letters that `rows` has handed out so far; only grows.
+        #: Rows for the dead-letter topic that `rows` has handed out so far, wherever they were given up; only grows.
         self.letters = 0
 
     def fitting(self) -> dict[str, str]:
@@ -199,11 +199,21 @@ class Screen:
 
     def rows(self, batch: Any) -> Rows:
         """A batch to be sent, bad records replaced by dead letters."""
-        rows = self._columns.rows(batch, any_topic=self._settings.dead_letter_topic is not None)
-        if self._settings.dead_letter_topic is None or not self._suspicious(batch):
+        dead = self._settings.dead_letter_topic
+        rows = self._columns.rows(batch, any_topic=dead is not None)
+        if dead is None:
             return rows
-        topics = rows.topics & set(self._limits.topics) | {self._settings.dead_letter_topic}
-        return Rows(rows.size, rows.bytes, frozenset(topics), chain.from_iterable(map(self._sift, rows.records)))
+        if self._columns.topic is None and dead in rows.topics:
+            self.letters += pc.sum(pc.equal(batch.column("topic"), dead)).as_py()
+        if not self._suspicious(batch):
+            return rows
+        topics = rows.topics & set(self._limits.topics) | {dead}
+        return Rows(
+            rows.size,
+            rows.bytes,
+            frozenset(topics),
+            chain.from_iterable(self._sift(batch, at, record) for at, record in enumerate(rows.records)),
+        )
 
     def _known(self, named: set[str]) -> Limits:
         required = {name for name in (self._settings.topic, self._settings.dead_letter_topic) if name}
@@ -256,19 +266,20 @@ class Screen:
             if fault is not None:
                 raise faults.unfit(self._settings.servers, record[0], fault.reason, fault.detail)
 
-    def _sift(self, record: Record) -> Iterable[Record]:
+    def _sift(self, batch: Any, at: int, record: Record) -> Iterable[Record]:
         fault = fault_of(record, self._limits)
         if fault is None:
             return (record,)
-        self.letters += 1
         topic, value, key, partition = record[:4]
+        # A letter that Kafka would refuse as it is, as too large, was counted with the rows that name the topic.
+        self.letters += self._columns.topic is not None or topic != self._settings.dead_letter_topic
         moment, headers = (record[6], record[7]) if len(record) > 4 else (0, None)
         letter = Letter(
             fault.reason,
             topic,
             key,
             value,
-            tuple(headers or ()),
+            tuple(self._columns.originals(batch, at, headers or ())),
             None if partition == -1 else partition,
             moment or None,
             fault.detail,

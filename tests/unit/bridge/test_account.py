@@ -63,6 +63,16 @@ def test_every_way_out_is_in_the_sum() -> None:
     assert 115 == 67 + 1 + 2 + 34 + 1 + 10
 
 
+def test_the_sinks_letters_are_in_the_sum_once() -> None:
+    """It tells the sum of its batches: nothing is missed when a report is, and nothing doubled when one comes again."""
+    told = [{**batch(n, n * 10, n * 10 + 10), "query": "q", "letters": sum_} for n, sum_ in enumerate([0, 3, 4, 6])]
+    counts = Counts().add(told[0]).add(told[1]).add(told[1]).add(told[3]).add(told[0])
+    assert counts.dead_lettered == 6
+    begun_again = {**batch(0, 40, 50), "query": "another", "letters": 2}
+    known = account(status(50, 50, 50), Counts.from_json(counts.as_json()).add(begun_again))
+    assert "in Kafka 42 (10 of them uncounted) + dead-lettered 8 + waiting 0   adds up ✓" in known.sentence()
+
+
 def test_rows_that_the_state_store_dropped_are_told() -> None:
     known = account(status(10, 10, 10), Counts().add(batch(0, 0, 10, late=3)))
     assert "does not add up ✗ (3 rows were lost: the gateway's clock was set back" in known.sentence()
