@@ -120,6 +120,20 @@ class Checkpoint:
         except (OSError, ValueError):
             return False
 
+    def watermark_ms(self, offset: object) -> int | None:
+        """The watermark of the newest batch, if that ends at a source offset, in ms since 1970; else None.
+
+        Args:
+            offset: As the source gave it to Spark, a JSON value.
+        """
+        path, batch = self._path, self.last_offsets_batch()
+        if path is None or batch is None or not self.ends_at(offset, done=False):
+            return None
+        try:
+            return int(json.loads((path / _OFFSETS / str(batch)).read_text().split("\n")[1])["batchWatermarkMs"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def newest_offsets(self) -> list[Any]:
         """What the newest batch that was planned says of each source, as JSON values; empty where there is none.
 

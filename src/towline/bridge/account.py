@@ -32,7 +32,7 @@ class Counts:
         fallback: Sent to a fallback topic.
         dead_lettered: Sent to the dead-letter topic, because they could not be mapped or Kafka would refuse them.
         deduplicated: Dropped as repeats.
-        late: Dropped by the state store, because the gateway's clock was set back further than keys are remembered.
+        late: Dropped by the state store as older than its watermark, which no row should be.
         missed: Rows of batches that were committed while nobody listened (the bridge ended in between), or that were
             skipped because the marker said that Kafka has them.
         skipped: Rows of a repeated batch that guarantee at_most_once served empty.
@@ -233,7 +233,7 @@ def account(gateway: Mapping[str, Any], counts: Counts) -> Account:
     elif not counts.agree:
         why_not = f"offsets {counts.since:,} to {counts.upto:,} gave {counts.rows + counts.missed:,} rows"
     elif counts.late:
-        why_not = f"{counts.late:,} rows were lost: the gateway's clock was set back further than dedupe keys are kept"
+        why_not = f"{counts.late:,} rows were lost: Spark took them for late. That should not happen; please report it"
     return Account(
         received=received,
         in_kafka=committed - left_out,

@@ -48,7 +48,18 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["CONSUMER", "COUNTER", "KEPT_COUNTER", "Driver", "Reports", "facts", "main", "session", "start_query"]
+__all__ = [
+    "CONSUMER",
+    "COUNTER",
+    "KEPT_COUNTER",
+    "Driver",
+    "Reports",
+    "facts",
+    "main",
+    "session",
+    "source",
+    "start_query",
+]
 
 #: Names of the observed metrics in a query's progress: of all rows, and of those that go on to Kafka.
 COUNTER = "towline"
@@ -156,19 +167,8 @@ def _start_uplink(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQ
     identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
     seen = gather(line, CONSUMER, identity)
     identity = examine(line, bridge.file, identity, seen)
-    rows = (
-        spark.readStream.format("mqtt")
-        .option("gateway", str(line.gateway.state_dir))
-        .option("consumer", CONSUMER)
-        .option("guarantee", line.guarantee.value)
-        .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
-        .option("maxBytesPerTrigger", line.max_bytes_per_trigger)
-        .option("startingOffset", starting(line, identity, seen))
-        .option("checkpointLocation", str(line.checkpoint))
-        .load()
-    )
     writer = (
-        records(rows, line, identity.sink)
+        records(source(spark, line, starting(line, identity, seen)), line, identity.sink)
         .writeStream.format("kafka_transactional")
         .queryName(line.name)
         .option("guarantee", line.guarantee.value)
@@ -179,6 +179,28 @@ def _start_uplink(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQ
     query = writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
     identity.started(query, line)
     return query
+
+
+def source(spark: SparkSession, line: Line, begin: str) -> DataFrame:
+    """The rows that the line's gateway gives.
+
+    Args:
+        spark: The session.
+        line: Which line.
+        begin: Where a query without a checkpoint begins, as the source's option ``startingOffset``.
+    """
+    return (
+        spark.readStream.format("mqtt")
+        .option("gateway", str(line.gateway.state_dir))
+        .option("consumer", CONSUMER)
+        .option("guarantee", line.guarantee.value)
+        .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
+        .option("maxBytesPerTrigger", line.max_bytes_per_trigger)
+        .option("startingOffset", begin)
+        .option("checkpointLocation", str(line.checkpoint))
+        .option("eventTime", str(line.within is not None).lower())
+        .load()
+    )
 
 
 def records(rows: DataFrame, line: Line, sink: str) -> DataFrame:

@@ -103,7 +103,7 @@ def _limits(line: Line) -> list[str]:
             f"repeats are dropped for {line.within} at least, and longer while nothing else comes: "
             "a key must never name two messages"
         )
-        found.append(f"setting the gateway's clock back by more than {line.within} would cost rows; it would be told")
+        found.append(f"a jump of the gateway's clock ahead by more than {line.within} forgets what came before it")
     return [*found, *_LIMITS]
 
 

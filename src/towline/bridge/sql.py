@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from towline.bridge.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, USER_PREFIX, Route, Template
+from towline.gateway.rows import EVENT_TIME
 from towline.kafka.columns import ORIGIN
 from towline.kafka.deadletters import PREFIX, Reason
 
@@ -462,7 +463,7 @@ def apply(
     frame = frame.observe(counter, *(F.expr(text).alias(name) for name, text in COUNTS.items()))
     frame = frame.where(f"{KEEP} OR {REASON} IS NOT NULL")
     if repeats is not None:
-        frame = frame.withWatermark("received_at", repeats.within).dropDuplicatesWithinWatermark(list(SAME))
+        frame = frame.withWatermark(EVENT_TIME, repeats.within).dropDuplicatesWithinWatermark(list(SAME))
     if kept is not None:
         frame = frame.observe(kept, *(F.expr(text).alias(name) for name, text in KEPT.items()))
     columns = [name for name in made if not name.startswith("__")]

@@ -55,6 +55,7 @@ class SourceOptions:
         ending: Offset after the last one, batch reads only; None for all there is.
         poll_ms: Longest wait for a message, in milliseconds.
         checkpoint: Location of the query's checkpoint, as the writer has it; "" when it was not told.
+        event_time: Whether rows have the column `towline.gateway.rows.EVENT_TIME`.
     """
 
     settings: GatewaySettings | None
@@ -68,6 +69,7 @@ class SourceOptions:
     ending: int | None
     poll_ms: int
     checkpoint: str
+    event_time: bool
 
 
 class _Setting(NamedTuple):
@@ -199,6 +201,7 @@ _SOURCE_OPTIONS = (
     "endingOffset",
     "pollMs",
     "checkpointLocation",
+    "eventTime",
 )
 
 #: Every option, as users write it.
@@ -250,6 +253,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         ending=_read(options, "endingOffset", _number) if "endingOffset" in options else None,
         poll_ms=_read(options, "pollMs", _poll) if "pollMs" in options else DEFAULT_POLL_MS,
         checkpoint=options.get("checkpointLocation", ""),
+        event_time=_event_time(options),
     )
 
 
@@ -303,6 +307,18 @@ def _place(options: Mapping[str, str]) -> tuple[Path | None, str | None]:
             raise _wrong("gateway", "a location is grpc+unix:///PATH")
         return None, gateway
     return Path(_read(options, "gateway", _path)), None
+
+
+def _event_time(options: Mapping[str, str]) -> bool:
+    wanted = _read({"eventTime": options.get("eventTime", "false")}, "eventTime", _truth)
+    if wanted and not options.get("checkpointLocation"):
+        raise ConfigError(
+            "TL-C23",
+            f'{_WHERE} option "eventTime"',
+            "it follows the query's watermark, and without checkpointLocation nobody knows it",
+            "Give checkpointLocation, the same as the writer's, on a file system of this machine.",
+        )
+    return wanted
 
 
 def _limits(options: Mapping[str, str]) -> tuple[int, int]:

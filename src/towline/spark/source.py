@@ -44,7 +44,7 @@ class MqttDataSource(DataSource):
         return "mqtt"
 
     def schema(self) -> str:
-        """One row a message; the same columns in the same order as the journal's.
+        """One row a message; the same columns in the same order as the journal's, and with ``eventTime`` one more.
 
         Spark asks at ``load()``, before it reads the checkpoint: the place to remove what a power failure tore there.
 
@@ -52,11 +52,11 @@ class MqttDataSource(DataSource):
             JournalDamaged: TL-J21, more is torn than a power failure can tear.
         """
         from towline.checkpoint import Checkpoint  # noqa: PLC0415 - see above
-        from towline.gateway.rows import SPARK_SCHEMA  # noqa: PLC0415 - see above
+        from towline.gateway.rows import EVENT_TIME, SPARK_SCHEMA  # noqa: PLC0415 - see above
 
         for line in Checkpoint(self._plan.checkpoint).mend():
             logging.getLogger("towline.spark").warning(line)
-        return SPARK_SCHEMA
+        return f"{SPARK_SCHEMA}, {EVENT_TIME} timestamp" if self._plan.event_time else SPARK_SCHEMA
 
     def streamReader(self, schema: StructType) -> MqttStreamReader:  # noqa: N802 - Spark's name
         """Make the reader of a stream; called in two processes, so nothing connects."""
@@ -101,6 +101,7 @@ def _plan(options: SourceOptions) -> ReadPlan:
         ending=options.ending,
         poll_s=options.poll_ms / 1000,
         checkpoint=options.checkpoint,
+        event_time=options.event_time,
     )
 
 
@@ -110,6 +111,7 @@ def _fitted(plan: ReadPlan, schema: StructType) -> ReadPlan:
 
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - see above
 
-    from towline.gateway.rows import ROW_SCHEMA  # noqa: PLC0415 - see above
+    from towline.gateway.rows import ROW_SCHEMA, TIMED_SCHEMA  # noqa: PLC0415 - see above
 
-    return replace(plan, own_schema=to_arrow_schema(schema, timezone="UTC").equals(ROW_SCHEMA))
+    own = TIMED_SCHEMA if plan.event_time else ROW_SCHEMA
+    return replace(plan, own_schema=to_arrow_schema(schema, timezone="UTC").equals(own))

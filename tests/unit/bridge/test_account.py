@@ -75,7 +75,7 @@ def test_the_sinks_letters_are_in_the_sum_once() -> None:
 
 def test_rows_that_the_state_store_dropped_are_told() -> None:
     known = account(status(10, 10, 10), Counts().add(batch(0, 0, 10, late=3)))
-    assert "does not add up ✗ (3 rows were lost: the gateway's clock was set back" in known.sentence()
+    assert "does not add up ✗ (3 rows were lost: Spark took them for late" in known.sentence()
 
 
 def test_more_rows_than_offsets_is_told() -> None:
