@@ -22,6 +22,7 @@ from towline.bridge import dlq
 from towline.bridge.board import Board
 from towline.bridge.failures import reason
 from towline.bridge.screen import LiveScreen, PlainScreen
+from towline.bridge.sqlcheck import Findings
 from towline.errors import KafkaError, TowlineError
 from towline.gateway.process import configure_logging
 from towline.kafka.deadletters import Letter, Reason
@@ -167,10 +168,13 @@ def test_status(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: list[s
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
-def test_check(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: list[str]) -> None:
+def test_check(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
+) -> None:
     file = tmp_path / "bridge.toml"
     where = "where = \"topic = '\\u001b[2J\\u202e'\""
     file.write_text(GOOD.replace('topic = "telemetry"', f'topic = "telemetry"\n{where}'))
+    monkeypatch.setattr("towline.bridge.sqlcheck.examine", lambda *_: Findings(HOSTILE, [HOSTILE]))
     code, out, _ = ran(capsys, "check", str(file), *more)
     assert code == 0
     assert "where" in out

@@ -19,11 +19,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import towline
-from towline.bridge import downlink
+from towline.bridge import downlink, sqlcheck
 from towline.bridge.backoff import Backoff
 from towline.bridge.downaccount import DownCounts
 from towline.bridge.failures import reason
@@ -106,8 +107,12 @@ _ALONE = re.compile(r"local(\[.*\])?")
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 
-def session(bridge: Bridge) -> SparkSession:
+def session(bridge: Bridge, judge: Callable[[Any], None] | None = None) -> SparkSession:
     """The Spark session of a bridge, both formats registered; what this process makes from now on is its user's alone.
+
+    Args:
+        bridge: What the file says.
+        judge: Looks at Spark's JVM as soon as it runs, seconds before there is a session.
 
     ``spark.sql.ansi.enabled`` is off: under ANSI rules one payload that does not cast in a ``where`` would raise, fail
     its batch for ever and stop the line; without them it is null, and the message counts as filtered.
@@ -125,8 +130,7 @@ def session(bridge: Bridge) -> SparkSession:
         **({"spark.authenticate": "true"} if _ALONE.fullmatch(bridge.spark.master) else {}),
         "spark.ui.enabled": str(bridge.spark.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.ansi.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
+        **sqlcheck.SESSION_SQL,
         "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
         **(_STATEFUL if any(line.within for line in bridge.uplinks) else {}),
         **({"spark.jars": ",".join(map(str, bridge.spark.kafka_jars))} if bridge.spark.kafka_jars else {}),
@@ -136,6 +140,10 @@ def session(bridge: Bridge) -> SparkSession:
         },
     }
     builder = SparkSession.builder.master(bridge.spark.master).appName(f"towline {bridge.name}")
+    if judge is not None:
+        known = SparkConf().setMaster(bridge.spark.master).setAll([(name, str(value)) for name, value in conf.items()])
+        SparkContext._ensure_initialized(conf=known)  # noqa: SLF001 - as the builder does it
+        judge(SparkContext._jvm)  # noqa: SLF001 - there is no public way
     made = builder.config(map=conf).getOrCreate()
     towline.register(made)
     return made
@@ -406,9 +414,16 @@ class Driver:
         self.stopping = threading.Event()
         self._go = threading.Event()
         began = time.monotonic()
-        self.spark = session(bridge)
         self._runners = {line.name: _Runner(self, line) for line in bridge.lines}
+        self.spark = session(bridge, self._judge if sqlcheck.said(bridge) else None)
         reports.say("ready", seconds=time.monotonic() - began, spark=self.spark.version, pid=os.getpid())
+
+    def _judge(self, jvm: Any) -> None:
+        """Give up the lines whose SQL is wrong, in the words of ``towline check``."""
+        for name, mistakes in sqlcheck.judge(self.bridge, jvm)[0].items():
+            self._runners[name].given_up = True
+            for error in mistakes.found():
+                self.reports.say("failed", line=name, code=error.code, text=str(error), again_in=None)
 
     def run(self, commands: TextIO) -> int:
         """Serve until stopped; the exit code."""

@@ -213,6 +213,8 @@ def render(plan: dict[str, Any]) -> str:
     ]
     if source := plan["spark"]["kafka_source"]:
         out.append(f"  spark     {source}")
+    if sql := plan.get("sql"):
+        out.append(f"  sql       {sql}")
     for line in plan["lines"]:
         out += ["", *(downplan.render_line(line) if line["direction"] == "down" else _render_line(line))]
     out += ["", *(f"warning  {text}" for text in plan["warnings"])] if plan["warnings"] else []

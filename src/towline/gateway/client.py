@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["CALL_S", "START_S", "GatewayClient", "Lease", "Stored", "Window", "discover", "ensure"]
+__all__ = ["CALL_S", "START_S", "GatewayClient", "Lease", "Stored", "Window", "discover", "ensure", "usable"]
 
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
 CALL_S = 20.0
@@ -471,12 +471,20 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
         return _launched(state_dir, told.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline)
 
 
-@contextlib.contextmanager
-def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
-    """Make the state directory and let one starter in at a time."""
+def usable(state_dir: Path) -> None:
+    """Make a state directory where there is none.
+
+    Raises:
+        ConfigError: TL-C25 when it can't be used.
+    """
+    os.close(_starting(state_dir))
+
+
+def _starting(state_dir: Path) -> int:
+    """The open file that one starter at a time locks."""
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(state_dir / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(state_dir / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(
             "TL-C25",
@@ -484,6 +492,12 @@ def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
             f"the state directory can't be used ({error.strerror})",
             "Give a directory on a local disk that this user may write.",
         ) from error
+
+
+@contextlib.contextmanager
+def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
+    """Make the state directory and let one starter in at a time."""
+    handle = _starting(state_dir)
     try:
         while not _locked(handle):
             if time.monotonic() >= deadline:

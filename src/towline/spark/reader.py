@@ -8,6 +8,7 @@ all that a worker needs, and only the runner, which alone gets ``getDefaultReadL
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -52,6 +53,7 @@ SETTLE_S = 0.25
 #: How long a new reader waits for the one before it to end, in seconds: a stopped query's process needs a moment.
 TAKEOVER_S = 5.0
 
+_LOG = logging.getLogger("towline.spark")
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
@@ -209,6 +211,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._moved = float("-inf")
         self._reached = 0
         self._tip = 0
+        self._warned = False
 
     # -- in the runner -----------------------------------------------------------------------------------------
 
@@ -262,14 +265,19 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Queue depth and counters; they appear as ``sources[].latestOffset`` in the query's progress.
 
-        ``tip`` is the end of the journal and ``queued`` what lies beyond the planned batch; the rest is the
-        gateway's own account.
+        ``tip`` is the end of the journal, ``queued`` what lies beyond the planned batch, and ``last_error`` what keeps
+        messages from coming, which is also warned of once; the rest is the gateway's own account.
         """
         try:
             status = self._hold.status()
         except GatewayError:
             return None  # the next latestOffset tells it better
         plain = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
+        if trouble := (status.get("last_error") or {}).get("text"):
+            plain["last_error"] = trouble
+            if not self._warned:
+                _LOG.warning(trouble)
+        self._warned = bool(trouble)
         return {**plain, "tip": self._tip, "queued": max(0, self._tip - self._reached)} if plain else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -49,12 +50,17 @@ class MqttDataSource(DataSource):
         Spark asks at ``load()``, before it reads the checkpoint: the place to remove what a power failure tore there.
 
         Raises:
+            ConfigError: TL-C25, the state directory can't be used.
             JournalDamaged: TL-J21, more is torn than a power failure can tear.
         """
         from towline.checkpoint import Checkpoint  # noqa: PLC0415 - see above
+        from towline.gateway.client import usable  # noqa: PLC0415 - see above
         from towline.gateway.rows import EVENT_TIME, SPARK_SCHEMA  # noqa: PLC0415 - see above
 
-        for line in Checkpoint(self._plan.checkpoint).mend():
+        plan = self._plan
+        if plan.place.settings:  # a gateway that runs has its directory
+            usable(Path(plan.place.state_dir))
+        for line in Checkpoint(plan.checkpoint).mend():
             logging.getLogger("towline.spark").warning(line)
         return f"{SPARK_SCHEMA}, {EVENT_TIME} timestamp" if self._plan.event_time else SPARK_SCHEMA
 

@@ -64,13 +64,15 @@ class Served:
         self.name = name
         self.failures: list[JournalFailed] = []
         self.commits: list[int] = []
+        #: What the MQTT side says of itself.
+        self.told: dict[str, object] = {"connected": True}
         limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
         self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
         self.service = InboxService(
             self.journal,
             name=name,
             state_dir=state_dir,
-            status=lambda: {"connected": True},
+            status=lambda: self.told,
             settings=settings,
             owner_pid=owner_pid,
             on_commit=lambda: self.commits.append(self.journal.committed),

@@ -420,6 +420,30 @@ def test_the_report_is_json_with_the_queue(server: Served, stream: MqttStreamRea
     assert json.loads(json.dumps(report)) == report
 
 
+def test_a_broker_that_is_down_is_in_the_report_and_told_once(
+    server: Served, stream: MqttStreamReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = stream.initialOffset()
+
+    def report() -> dict[str, Any]:
+        stream.latestOffset(here, ReadAllAvailable())
+        made = stream.reportLatestOffset()
+        assert made is not None
+        return made
+
+    assert "last_error" not in report()
+    for text in ("no connection to a:1883   [TL-M01]", "no connection to b:1883   [TL-M01]"):
+        server.told = {"state": "offline", "last_error": {"code": "TL-M01", "text": text, "at": 1.5}}
+        for _ in range(2):
+            assert report()["last_error"] == text
+    server.told = {"state": "online", "last_error": None}
+    assert "last_error" not in report()
+    server.told = {"state": "offline", "last_error": {"code": "TL-M05", "text": "cut off   [TL-M05]", "at": 2.5}}
+    report()
+    told = [record.getMessage() for record in caplog.records if record.name == "towline.spark"]
+    assert told == ["no connection to a:1883   [TL-M01]", "cut off   [TL-M05]"]
+
+
 def test_the_report_never_fails(tmp_path: Path) -> None:
     stream = MqttStreamReader(ReadPlan(Place(str(tmp_path), ""), "default"))
     with served(tmp_path):
