@@ -23,7 +23,7 @@ from pyarrow import flight
 
 from towline.errors import Fenced, GatewayError, JournalFailed, TowlineError
 from towline.gateway.belonging import check_history, check_journal
-from towline.gateway.endpoint import ENDPOINT_FILE, Endpoint, ProcessMark, socket_path, tell
+from towline.gateway.endpoint import ENDPOINT_FILE, Endpoint, ProcessMark, location_of, socket_path, tell
 from towline.gateway.refused import ACTIONS
 from towline.gateway.rows import ROW_SCHEMA
 from towline.journal import Batch
@@ -198,7 +198,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
         try:
-            super().__init__(f"grpc+unix://{self._socket}")
+            super().__init__(location_of(self._socket))
         except Exception as error:
             raise GatewayError(
                 "TL-G02", str(self._socket), f"the socket can't be opened ({error})", "Look at the directory's rights."
@@ -206,7 +206,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._socket.chmod(0o600)
         me = ProcessMark.of(os.getpid())
         self.endpoint = Endpoint(
-            location=f"grpc+unix://{self._socket}",
+            location=location_of(self._socket),
             pid=me.pid,
             started=me.started,
             host=me.host,

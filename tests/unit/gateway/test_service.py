@@ -473,6 +473,14 @@ def test_a_long_path_gets_a_private_socket_elsewhere(tmp_path: Path) -> None:
     assert not (deep / ENDPOINT_FILE).exists()
 
 
+@pytest.mark.parametrize("name", ["My Data", "brücke", "温度", "a[b]", "a#b", "a?b", "a%41b", "a%zz"])
+def test_a_gateway_serves_in_a_directory_of_any_name(tmp_path: Path, name: str) -> None:
+    """Arrow takes a URI: it received, and nobody could ever reach it."""
+    with served(tmp_path / name) as server, GatewayClient(server.location) as client:
+        server.add(3)
+        assert client.status()["end"] == 3
+
+
 def test_close_withdraws_only_its_own_endpoint(tmp_path: Path) -> None:
     server = Served(tmp_path / "state")
     newer = Endpoint("grpc+unix:///x", 1, 1, "h", "plant", "j", 2, "now")
