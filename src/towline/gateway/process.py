@@ -38,7 +38,7 @@ from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream
 from towline.text import printable
 
-__all__ = ["EXIT_CONFIG", "EXIT_FAILED", "configure_logging", "run"]
+__all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Oldest", "configure_logging", "run"]
 
 #: Allocations between two collections: a few dozen gulps instead of a fraction of one.
 GULPS_OF_GARBAGE = 200_000
@@ -107,6 +107,33 @@ def _give_memory_back() -> None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
+class Oldest:
+    """When the first message came that still waits in a journal.
+
+    Args:
+        journal: Of what came in, or of what is to be sent.
+        column: Of its rows: the time.
+    """
+
+    def __init__(self, journal: Journal, column: str) -> None:
+        self._journal = journal
+        self._column = column
+        self._known: tuple[int, float | None] = (-1, None)
+
+    def at(self) -> float | None:
+        """Seconds since 1970; None when nothing waits. A row is read once for each place the watermark comes to."""
+        first = self._journal.committed
+        if first >= self._journal.end:
+            return None
+        if self._known[0] != first:
+            at = None
+            with contextlib.suppress(JournalError):  # the row was committed, and removed, meanwhile
+                rows = next(iter(self._journal.read(first, first + 1)))
+                at = rows.column(self._column).view(pa.int64())[0].as_py() / 1e6
+            self._known = (first, at)
+        return self._known[1]
+
+
 class _Gateway:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
@@ -124,6 +151,9 @@ class _Gateway:
             self._journal.close()
             raise
         self._outbox = self._open_outbox()
+        self._oldest = (
+            Oldest(self._journal, "received_at") if self._outbox is None else Oldest(self._outbox.journal, "arrived_at")
+        )
         self._desk: OutboxDesk | None = None
         self._pump = Pump(
             settings,
@@ -230,6 +260,7 @@ class _Gateway:
             "journaled": journal.end,
             "waiting": journal.end - journal.committed,
             "recovered": journal.recovery.note,
+            "oldest": self._oldest.at(),
         }
 
     def _owner_gone(self) -> None:

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import wait_until
+from tests.unit.spark.serving import rows
 from towline.gateway.endpoint import ERROR_FILE, Endpoint
+from towline.gateway.process import Oldest
+from towline.gateway.rows import ROW_SCHEMA
+from towline.journal import Journal, Limits
 
 #: No broker is there: the port is closed.
 SETTINGS = {
@@ -66,3 +70,22 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     process.terminate()
     assert ignored & 1 << (signal.SIGINT - 1)
     assert process.wait(30) == 0
+
+
+def test_the_oldest_waiting_message_is_told_over_restarts(tmp_path: Path) -> None:
+    """After a restart nobody else knows how long it has waited."""
+    limits = Limits(min_free_bytes=0)
+    with Journal.open(tmp_path, schema=ROW_SCHEMA, limits=limits) as journal:
+        assert Oldest(journal, "received_at").at() is None
+        for first in (0, 3):
+            journal.append(rows(first, 3))
+            journal.sync()
+        journal.commit("bridge", 0)
+    with Journal.open(tmp_path, schema=ROW_SCHEMA, limits=limits) as journal:
+        oldest = Oldest(journal, "received_at")
+        times = [row["received_at"].timestamp() for batch in journal.read(0, 6) for row in batch.to_pylist()]
+        for upto, at in enumerate(times):
+            journal.commit("bridge", upto)
+            assert (oldest.at(), oldest.at()) == (at, at)
+        journal.commit("bridge", 6)
+        assert oldest.at() is None
