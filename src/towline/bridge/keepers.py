@@ -12,12 +12,14 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from towline.bridge.backoff import Backoff
 from towline.bridge.downaccount import DownCounts
 from towline.bridge.recovery import PERMANENT, refused
+from towline.bridge.surroundings import check_java, environment, scratch
 from towline.errors import (
     ConfigError,
     GatewayError,
@@ -26,17 +28,17 @@ from towline.errors import (
     KafkaError,
     Refused,
     SessionUnknown,
+    SetupError,
     TowlineError,
 )
 from towline.gateway.client import GatewayClient, ensure
 from towline.gateway.endpoint import Endpoint
-from towline.spark.home import light_home
 
 if TYPE_CHECKING:
     from towline.bridge.board import Board, LineView
     from towline.bridge.model import AnyLine, Bridge
 
-__all__ = ["DriverKeeper", "GatewayKeeper", "KafkaKeeper", "unforeseen"]
+__all__ = ["DriverKeeper", "GatewayKeeper", "KafkaKeeper", "grown", "unforeseen"]
 
 #: Seconds between two questions to a gateway.
 ASK_S = 0.5
@@ -167,6 +169,9 @@ class GatewayKeeper(_Keeper):
         if text != self._told:
             self._told = text
             self._board.say(text or f'line "{self.line.name}": connected to {status.get("broker")}')
+        for told in grown(self._view.before, status):
+            self._board.say(f'line "{self.line.name}": {told}')
+        self._view.before = status
 
     def _failed(self, error: TowlineError) -> None:
         if self._stopping.is_set():
@@ -179,6 +184,17 @@ class GatewayKeeper(_Keeper):
         self._board.say(str(error))
         if self.fatal is None:
             self._stopping.wait(self._backoff.next())
+
+
+def grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What a gateway counts only when a promise is at stake, told when it happens: once for what may come in crowds."""
+    if now.get("sessions_lost", 0) > before.get("sessions_lost", 0):
+        what = "the broker lost this client's session, and every message that only the session held"
+        yield f"{what}. Let the broker keep sessions on disk.   [TL-M22]"
+    first, degraded = ((told.get("outbox") or {}).get("degraded", 0) for told in (before, now))
+    if degraded and not first:
+        what = "the broker answers QoS 2 as if it were QoS 1: from now on a message may be doubled"
+        yield f'{what}. Take a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]'
 
 
 class KafkaKeeper(_Keeper):
@@ -277,9 +293,14 @@ class DriverKeeper(_Keeper):
     """
 
     what = "Spark's driver"
+    command: Sequence[str] = (sys.executable, "-m", "towline.bridge.driver")
 
     def __init__(self, bridge: Bridge, board: Board, kafka: KafkaKeeper, stopping: threading.Event) -> None:
         super().__init__(name="driver", daemon=True)
+        #: What only a person can mend: there is no Java that Spark can use.
+        self.fatal: TowlineError | None = None
+        #: Where the driver's standard error goes, Spark's included.
+        self.log = bridge.logs / "driver.log"
         #: Lines whose query was given up, with the reason.
         self.given_up: dict[str, str] = {}
         self._bridge = bridge
@@ -292,8 +313,8 @@ class DriverKeeper(_Keeper):
 
     @property
     def wanted(self) -> bool:
-        """Until the bridge ends, or no line is left."""
-        return len(self.given_up) < len(self._bridge.lines) and not self._stopping.is_set()
+        """Until the bridge ends, no line is left, or Spark can't start."""
+        return self.fatal is None and len(self.given_up) < len(self._bridge.lines) and not self._stopping.is_set()
 
     def _round(self) -> None:
         self._last_word = ""
@@ -304,8 +325,17 @@ class DriverKeeper(_Keeper):
             for line in process.stdout:
                 self._take(line)
             code = process.wait()
+        if "JAVA_GATEWAY_EXITED" in self._last_word:
+            self._look_at_java()
         if self.wanted:
             self._ended(self._last_word or (f"ended by signal {-code}" if code < 0 else f"ended with code {code}"))
+
+    def _look_at_java(self) -> None:
+        """Why a JVM did not start: one that is too old starts no better at the next try."""
+        try:
+            check_java(version=True)
+        except SetupError as error:
+            self.fatal = error
 
     def _failed(self, error: TowlineError) -> None:
         if self.wanted:
@@ -325,21 +355,28 @@ class DriverKeeper(_Keeper):
         self._bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._board.lock:
             self._board.spark = "starting"
-        path = self._bridge.logs / "driver.log"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            place, lock = scratch(self._bridge.state_dir)
+        except BaseException:
+            os.close(handle)
+            raise
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "towline.bridge.driver"],
+                self.command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=handle,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 cwd=self._bridge.state_dir,  # Spark drops files where it stands
-                env=_environment(self._bridge),
+                env=environment(self._bridge, place),
+                pass_fds=(lock,),
                 start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
             )
         finally:
             os.close(handle)
+            os.close(lock)
         lines = [line for line in self._bridge.lines if line.name not in self.given_up]
         told = self._bridge.model_copy(update={"lines": tuple(lines)})
         with self._board.lock:
@@ -347,7 +384,9 @@ class DriverKeeper(_Keeper):
             counts = {view.name: view.counts.as_json() for view in views if isinstance(view.counts, DownCounts)}
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(told.model_dump_json(by_alias=True) + "\n" + json.dumps(counts) + "\n")
+            # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
+            bridge = json.dumps(told.model_dump(mode="json", by_alias=True))
+            process.stdin.write(f"{bridge}\n{json.dumps(counts)}\n")
             process.stdin.flush()
         return process
 
@@ -371,8 +410,8 @@ class DriverKeeper(_Keeper):
             self._board.spark_restarts += 1
             for view in self._board.lines.values():
                 view.query = "starting"
-        log = self._bridge.logs / "driver.log"
-        self._board.say(f"spark: {why}; starting again in {pause:.1f} s, messages go on being received (log: {log})")
+        again = f"starting again in {pause:.1f} s, messages go on being received"
+        self._board.say(f"spark: {why}; {again} (log: {self.log})")
         self._stopping.wait(pause)
 
     def _take(self, text: str) -> None:
@@ -423,9 +462,3 @@ class DriverKeeper(_Keeper):
 
     def _on_stopped(self, report: dict[str, Any]) -> None:
         self._board.lines[report["line"]].query = "stopped"
-
-
-def _environment(bridge: Bridge) -> dict[str, str]:
-    """The driver's: with a local master, Spark's Python processes start quicker in a home of our own."""
-    home = light_home() if bridge.spark.master.startswith("local") else None
-    return dict(os.environ) if home is None else {**os.environ, "SPARK_HOME": str(home)}
