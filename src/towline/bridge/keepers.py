@@ -51,8 +51,9 @@ _FATAL = (ConfigError, Refused, SessionUnknown, JournalLocked, JournalDamaged)
 class _Keeper(threading.Thread, ABC):
     """A thread that goes on whatever happens in it: what it keeps running would end with it, and nobody would know."""
 
-    #: What it starts, for messages.
+    #: What it starts, and whose that is, for messages.
     what = ""
+    where = ""
 
     def run(self) -> None:
         """Do a round after the other until there is nothing left to do."""
@@ -62,9 +63,9 @@ class _Keeper(threading.Thread, ABC):
             except TowlineError as error:
                 self._failed(error)
             except OSError as error:
-                self._failed(_no_start(self.name, self.what, error))
+                self._failed(_no_start(self.where, self.what, error))
             except Exception as error:  # noqa: BLE001 - told, and tried again
-                self._failed(unforeseen(self.name, error))
+                self._failed(unforeseen(self.where, error))
 
     @property
     @abstractmethod
@@ -96,6 +97,7 @@ class GatewayKeeper(_Keeper):
     def __init__(self, line: AnyLine, file: Path, board: Board, log: Path, stopping: threading.Event) -> None:
         super().__init__(name=f"gateway {line.name}", daemon=True)
         self.line = line
+        self.where = f'line "{line.name}"'
         self._file = file
         #: The error that only a person can mend, or None.
         self.fatal: TowlineError | None = None
@@ -139,7 +141,7 @@ class GatewayKeeper(_Keeper):
             self._view.gateway_error = None
             self._view.gateway_restarts += again
         if again:
-            self._board.say(f'line "{self.line.name}": the gateway is back; what it had acknowledged is on disk')
+            self._say("the gateway is back; what it had acknowledged is on disk")
 
     def _ask(self, client: GatewayClient) -> None:
         silent = 0
@@ -150,12 +152,16 @@ class GatewayKeeper(_Keeper):
                 silent += 1
                 if silent >= _SILENCES or self._gone():
                     if not self._stopping.is_set():
-                        self._board.say(f'line "{self.line.name}": the gateway has ended; starting it again')
+                        self._say("the gateway has ended; starting it again")
                     return
                 continue
             silent = 0
             self._backoff.reset()
             self._take(status)
+
+    def _say(self, text: str) -> None:
+        """Tell an event, and whose it is."""
+        self._board.say(text if self.where in text else f"{self.where}: {text}")
 
     def _gone(self) -> bool:
         endpoint = Endpoint.read(self.line.gateway.state_dir)
@@ -164,13 +170,14 @@ class GatewayKeeper(_Keeper):
     def _take(self, status: dict[str, Any]) -> None:
         with self._board.lock:
             self._view.hear(status)
-        trouble = status.get("last_error")
-        text = trouble["text"] if trouble else None
-        if text != self._told:
-            self._told = text
-            self._board.say(text or f'line "{self.line.name}": connected to {status.get("broker")}')
+        trouble = (status.get("last_error") or {}).get("text", "")
+        if trouble != self._told and (trouble or status.get("state") == "online"):
+            full = "[TL-J" in (self._told or "")
+            self._told = trouble
+            again = "there is room again, and messages are received"
+            self._say(trouble or (again if full else f"connected to {status.get('broker')}"))
         for told in grown(self._view.before, status):
-            self._board.say(f'line "{self.line.name}": {told}')
+            self._say(told)
         self._view.before = status
 
     def _failed(self, error: TowlineError) -> None:
@@ -181,7 +188,7 @@ class GatewayKeeper(_Keeper):
             self.fatal = error
         with self._board.lock:
             self._view.gateway_error = str(error)
-        self._board.say(str(error))
+        self._say(str(error))
         if self.fatal is None:
             self._stopping.wait(self._backoff.next())
 
@@ -207,6 +214,7 @@ class KafkaKeeper(_Keeper):
     """
 
     what = "Kafka's client"
+    where = "kafka"
 
     def __init__(self, bridge: Bridge, board: Board, stopping: threading.Event) -> None:
         super().__init__(name="kafka", daemon=True)
@@ -265,6 +273,11 @@ def _no_start(where: str, what: str, error: OSError) -> GatewayError:
     return GatewayError("TL-B32", where, f"{what} can't be started ({error.strerror or error})", do)
 
 
+def _how(code: int) -> str:
+    """How a process ended."""
+    return f"its driver was ended by signal {-code}" if code < 0 else f"its driver ended with code {code}"
+
+
 def unforeseen(name: str, error: BaseException | None = None) -> GatewayError:
     """What ended one of the supervisor's threads, or a round of it, though nothing should [TL-B55]."""
     if error is not None and os.environ.get("TOWLINE_DEBUG"):
@@ -293,6 +306,7 @@ class DriverKeeper(_Keeper):
     """
 
     what = "Spark's driver"
+    where = "spark"
     command: Sequence[str] = (sys.executable, "-m", "towline.bridge.driver")
 
     def __init__(self, bridge: Bridge, board: Board, kafka: KafkaKeeper, stopping: threading.Event) -> None:
@@ -328,7 +342,7 @@ class DriverKeeper(_Keeper):
         if "JAVA_GATEWAY_EXITED" in self._last_word:
             self._look_at_java()
         if self.wanted:
-            self._ended(self._last_word or (f"ended by signal {-code}" if code < 0 else f"ended with code {code}"))
+            self._ended(self._last_word or _how(code))
 
     def _look_at_java(self) -> None:
         """Why a JVM did not start: one that is too old starts no better at the next try."""
@@ -339,7 +353,7 @@ class DriverKeeper(_Keeper):
 
     def _failed(self, error: TowlineError) -> None:
         if self.wanted:
-            self._ended(str(error))
+            self._ended(str(error).removeprefix("spark: "))
 
     def stop(self) -> None:
         """Ask the driver to finish its batches and end."""

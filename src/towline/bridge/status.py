@@ -112,7 +112,7 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What to do about what is wrong with a line, or what weakens its promise."""
     gateway, last = line["gateway"] or {}, line.get("last") or {}
     if not line["gateway_running"]:
-        yield _NO_GATEWAY[line["direction"]]
+        yield _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
     elif not running and line["direction"] == "down":
         yield "what is in the outbox is delivered; nothing more comes from Kafka. Start towline run."
     elif not running:
@@ -130,8 +130,8 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
 
 
 _NO_GATEWAY = {
-    "up": "no gateway runs: nothing is received, and the broker keeps only what it is told to. Start towline run.",
-    "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits. Start towline run.",
+    "up": "no gateway runs: nothing is received; the broker keeps what it can for this client's session.",
+    "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits.",
 }
 #: What is counted or said → what it means for the operator. {n} is a number of messages, {times} how often, {why} what
 #: was said.

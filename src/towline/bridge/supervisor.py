@@ -143,7 +143,7 @@ class Supervisor:
         """What ends the bridge: Kafka as configured can't serve, no line is left, or a keeper is gone."""
         for keeper in (*self._gateways, self._kafka, self._driver):
             if keeper.wanted and not keeper.is_alive():
-                return unforeseen(keeper.name)
+                return unforeseen(keeper.where)
         if fatal := self._kafka.fatal or self._driver.fatal:
             return fatal
         dead = [keeper for keeper in self._gateways if keeper.fatal is not None]
@@ -216,7 +216,7 @@ class Supervisor:
 def kept_by_broker(status: Mapping[str, Any]) -> str:
     """What is known of the session that a gateway leaves at its broker."""
     if not status.get("connects"):
-        return "no broker was reached, so nothing was received"
+        return "no broker was reached"
     seconds = int(status.get("session_kept_s", 0))
     if not seconds:
         return "the broker keeps no session: what is published before the next start is not received"

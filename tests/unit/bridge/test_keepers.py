@@ -103,8 +103,8 @@ def test_a_report_that_can_not_be_read_ends_nothing(board: Board, stopping: thre
 def test_a_keeper_that_ended_is_no_secret(tmp_path: Path) -> None:
     """Whatever ends a thread that should go on ends the bridge with a word and a code: a service manager starts it."""
     supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
-    ended: Any = SimpleNamespace(fatal=None, is_alive=lambda: False, wanted=True, name="gateway line", given_up={})
-    living: Any = SimpleNamespace(fatal=None, is_alive=lambda: True, wanted=True, name="x", given_up={})
+    ended: Any = SimpleNamespace(fatal=None, is_alive=lambda: False, wanted=True, where="gateway line", given_up={})
+    living: Any = SimpleNamespace(fatal=None, is_alive=lambda: True, wanted=True, where="x", given_up={})
     supervisor._kafka = supervisor._driver = living
     supervisor._gateways = [living]
     assert supervisor._fatal() is None
@@ -139,7 +139,7 @@ def test_a_driver_that_can_not_be_started_is_tried_again(
     monkeypatch.setattr(subprocess, "Popen", refusing(1, Driver))
     keeper = DriverKeeper(bridge, board, kafka, stopping)
     keeper.start()
-    told = wait_until(lambda: [text for text in board.heard() if "ended by signal 9" in text], what="a driver")
+    told = wait_until(lambda: [text for text in board.heard() if "was ended by signal 9" in text], what="a driver")
     stopping.set()
     keeper.join(20)
     assert told
