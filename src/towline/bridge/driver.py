@@ -34,9 +34,11 @@ from towline.bridge.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.recount import letters_told, up_to_now
 from towline.bridge.recovery import examine, gather, starting
 from towline.bridge.sql import Letters, Repeats, apply
+from towline.bridge.surroundings import short_sockets
 from towline.checkpoint import Checkpoint
 from towline.gateway.guarantees import knobs
 from towline.gateway.settings import Guarantee
+from towline.logfile import LogStream
 from towline.text import printable_lines
 
 if TYPE_CHECKING:
@@ -128,6 +130,7 @@ def session(bridge: Bridge, judge: Callable[[Any], None] | None = None) -> Spark
         **towline.spark_conf(),
         **(_LOOPBACK if here else {}),
         **({"spark.authenticate": "true"} if _ALONE.fullmatch(bridge.spark.master) else {}),
+        **short_sockets(os.environ.get("SPARK_LOCAL_DIRS")),
         "spark.ui.enabled": str(bridge.spark.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         **sqlcheck.SESSION_SQL,
@@ -492,6 +495,7 @@ def main() -> int:
     # Spark's JVM and workers inherit standard output and may write to it: the reports keep a descriptor of their own.
     reports = Reports(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
+    sys.stderr = LogStream(sys.stderr)  # a full disk under the log must not end the driver
     bridge = Bridge.model_validate_json(sys.stdin.readline())
     counts = {name: DownCounts.from_json(told) for name, told in json.loads(sys.stdin.readline()).items()}
     downlink.find_modules(bridge.file)

@@ -36,7 +36,7 @@ _SQL = re.compile(r"SQLSTATE: (?:42[67]|4280[34]|428[248]|429[0B]|42K0[1789A-Z]|
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 #: How Spark 4.3 says that the process of a source, or of a task, was killed.
 _ENDED = re.compile(r"\(no cause message\)|Python worker exited unexpectedly|^java\.io\.EOFException")
-_STATE = re.compile(r" ?SQLSTATE: \w{5}")
+_STATE = re.compile(r" ?SQLSTATE: \w{5}(?:; line \d+ pos \d+)?;?")
 #: Text of a foreign error that is shown; the rest is in the log.
 MAX_TEXT = 300
 

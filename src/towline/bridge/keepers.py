@@ -12,12 +12,14 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from towline.bridge.backoff import Backoff
 from towline.bridge.downaccount import DownCounts
 from towline.bridge.recovery import PERMANENT, refused
+from towline.bridge.surroundings import check_java, environment, scratch
 from towline.errors import (
     ConfigError,
     GatewayError,
@@ -26,17 +28,17 @@ from towline.errors import (
     KafkaError,
     Refused,
     SessionUnknown,
+    SetupError,
     TowlineError,
 )
 from towline.gateway.client import GatewayClient, ensure
 from towline.gateway.endpoint import Endpoint
-from towline.spark.home import light_home
 
 if TYPE_CHECKING:
     from towline.bridge.board import Board, LineView
     from towline.bridge.model import AnyLine, Bridge
 
-__all__ = ["DriverKeeper", "GatewayKeeper", "KafkaKeeper", "unforeseen"]
+__all__ = ["DriverKeeper", "GatewayKeeper", "KafkaKeeper", "grown", "unforeseen"]
 
 #: Seconds between two questions to a gateway.
 ASK_S = 0.5
@@ -49,8 +51,9 @@ _FATAL = (ConfigError, Refused, SessionUnknown, JournalLocked, JournalDamaged)
 class _Keeper(threading.Thread, ABC):
     """A thread that goes on whatever happens in it: what it keeps running would end with it, and nobody would know."""
 
-    #: What it starts, for messages.
+    #: What it starts, and whose that is, for messages.
     what = ""
+    where = ""
 
     def run(self) -> None:
         """Do a round after the other until there is nothing left to do."""
@@ -60,9 +63,9 @@ class _Keeper(threading.Thread, ABC):
             except TowlineError as error:
                 self._failed(error)
             except OSError as error:
-                self._failed(_no_start(self.name, self.what, error))
+                self._failed(_no_start(self.where, self.what, error))
             except Exception as error:  # noqa: BLE001 - told, and tried again
-                self._failed(unforeseen(self.name, error))
+                self._failed(unforeseen(self.where, error))
 
     @property
     @abstractmethod
@@ -94,6 +97,7 @@ class GatewayKeeper(_Keeper):
     def __init__(self, line: AnyLine, file: Path, board: Board, log: Path, stopping: threading.Event) -> None:
         super().__init__(name=f"gateway {line.name}", daemon=True)
         self.line = line
+        self.where = f'line "{line.name}"'
         self._file = file
         #: The error that only a person can mend, or None.
         self.fatal: TowlineError | None = None
@@ -137,7 +141,7 @@ class GatewayKeeper(_Keeper):
             self._view.gateway_error = None
             self._view.gateway_restarts += again
         if again:
-            self._board.say(f'line "{self.line.name}": the gateway is back; what it had acknowledged is on disk')
+            self._say("the gateway is back; what it had acknowledged is on disk")
 
     def _ask(self, client: GatewayClient) -> None:
         silent = 0
@@ -148,12 +152,16 @@ class GatewayKeeper(_Keeper):
                 silent += 1
                 if silent >= _SILENCES or self._gone():
                     if not self._stopping.is_set():
-                        self._board.say(f'line "{self.line.name}": the gateway has ended; starting it again')
+                        self._say("the gateway has ended; starting it again")
                     return
                 continue
             silent = 0
             self._backoff.reset()
             self._take(status)
+
+    def _say(self, text: str) -> None:
+        """Tell an event, and whose it is."""
+        self._board.say(text if self.where in text else f"{self.where}: {text}")
 
     def _gone(self) -> bool:
         endpoint = Endpoint.read(self.line.gateway.state_dir)
@@ -162,11 +170,15 @@ class GatewayKeeper(_Keeper):
     def _take(self, status: dict[str, Any]) -> None:
         with self._board.lock:
             self._view.hear(status)
-        trouble = status.get("last_error")
-        text = trouble["text"] if trouble else None
-        if text != self._told:
-            self._told = text
-            self._board.say(text or f'line "{self.line.name}": connected to {status.get("broker")}')
+        trouble = (status.get("last_error") or {}).get("text", "")
+        if trouble != self._told and (trouble or status.get("state") == "online"):
+            full = "[TL-J" in (self._told or "")
+            self._told = trouble
+            again = "there is room again, and messages are received"
+            self._say(trouble or (again if full else f"connected to {status.get('broker')}"))
+        for told in grown(self._view.before, status):
+            self._say(told)
+        self._view.before = status
 
     def _failed(self, error: TowlineError) -> None:
         if self._stopping.is_set():
@@ -176,9 +188,20 @@ class GatewayKeeper(_Keeper):
             self.fatal = error
         with self._board.lock:
             self._view.gateway_error = str(error)
-        self._board.say(str(error))
+        self._say(str(error))
         if self.fatal is None:
             self._stopping.wait(self._backoff.next())
+
+
+def grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What a gateway counts only when a promise is at stake, told when it happens: once for what may come in crowds."""
+    if now.get("sessions_lost", 0) > before.get("sessions_lost", 0):
+        what = "the broker lost this client's session, and every message that only the session held"
+        yield f"{what}. Let the broker keep sessions on disk.   [TL-M22]"
+    first, degraded = ((told.get("outbox") or {}).get("degraded", 0) for told in (before, now))
+    if degraded and not first:
+        what = "the broker answers QoS 2 as if it were QoS 1: from now on a message may be doubled"
+        yield f'{what}. Take a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]'
 
 
 class KafkaKeeper(_Keeper):
@@ -191,6 +214,7 @@ class KafkaKeeper(_Keeper):
     """
 
     what = "Kafka's client"
+    where = "kafka"
 
     def __init__(self, bridge: Bridge, board: Board, stopping: threading.Event) -> None:
         super().__init__(name="kafka", daemon=True)
@@ -248,6 +272,11 @@ def _no_start(where: str, what: str, error: OSError) -> GatewayError:
     return GatewayError("TL-B32", where, f"{what} can't be started ({error.strerror or error})", do)
 
 
+def _how(code: int) -> str:
+    """How a process ended."""
+    return f"its driver was ended by signal {-code}" if code < 0 else f"its driver ended with code {code}"
+
+
 def unforeseen(name: str, error: BaseException | None = None) -> GatewayError:
     """What ended one of the supervisor's threads, or a round of it, though nothing should [TL-B55]."""
     if error is not None and os.environ.get("TOWLINE_DEBUG"):
@@ -276,9 +305,15 @@ class DriverKeeper(_Keeper):
     """
 
     what = "Spark's driver"
+    where = "spark"
+    command: Sequence[str] = (sys.executable, "-m", "towline.bridge.driver")
 
     def __init__(self, bridge: Bridge, board: Board, kafka: KafkaKeeper, stopping: threading.Event) -> None:
         super().__init__(name="driver", daemon=True)
+        #: What only a person can mend: there is no Java that Spark can use.
+        self.fatal: TowlineError | None = None
+        #: Where the driver's standard error goes, Spark's included.
+        self.log = bridge.logs / "driver.log"
         #: Lines whose query was given up, with the reason.
         self.given_up: dict[str, str] = {}
         self._bridge = bridge
@@ -291,8 +326,8 @@ class DriverKeeper(_Keeper):
 
     @property
     def wanted(self) -> bool:
-        """Until the bridge ends, or no line is left."""
-        return len(self.given_up) < len(self._bridge.lines) and not self._stopping.is_set()
+        """Until the bridge ends, no line is left, or Spark can't start."""
+        return self.fatal is None and len(self.given_up) < len(self._bridge.lines) and not self._stopping.is_set()
 
     def _round(self) -> None:
         self._last_word = ""
@@ -303,12 +338,21 @@ class DriverKeeper(_Keeper):
             for line in process.stdout:
                 self._take(line)
             code = process.wait()
+        if "JAVA_GATEWAY_EXITED" in self._last_word:
+            self._look_at_java()
         if self.wanted:
-            self._ended(self._last_word or (f"ended by signal {-code}" if code < 0 else f"ended with code {code}"))
+            self._ended(self._last_word or _how(code))
+
+    def _look_at_java(self) -> None:
+        """Why a JVM did not start: one that is too old starts no better at the next try."""
+        try:
+            check_java(version=True)
+        except SetupError as error:
+            self.fatal = error
 
     def _failed(self, error: TowlineError) -> None:
         if self.wanted:
-            self._ended(str(error))
+            self._ended(str(error).removeprefix("spark: "))
 
     def stop(self) -> None:
         """Ask the driver to finish its batches and end."""
@@ -324,21 +368,28 @@ class DriverKeeper(_Keeper):
         self._bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._board.lock:
             self._board.spark = "starting"
-        path = self._bridge.logs / "driver.log"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            place, lock = scratch(self._bridge.state_dir)
+        except BaseException:
+            os.close(handle)
+            raise
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "towline.bridge.driver"],
+                self.command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=handle,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 cwd=self._bridge.state_dir,  # Spark drops files where it stands
-                env=_environment(self._bridge),
+                env=environment(self._bridge, place),
+                pass_fds=(lock,),
                 start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
             )
         finally:
             os.close(handle)
+            os.close(lock)
         lines = [line for line in self._bridge.lines if line.name not in self.given_up]
         told = self._bridge.model_copy(update={"lines": tuple(lines)})
         with self._board.lock:
@@ -346,7 +397,9 @@ class DriverKeeper(_Keeper):
             counts = {view.name: view.counts.as_json() for view in views if isinstance(view.counts, DownCounts)}
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(told.model_dump_json(by_alias=True) + "\n" + json.dumps(counts) + "\n")
+            # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
+            bridge = json.dumps(told.model_dump(mode="json", by_alias=True))
+            process.stdin.write(f"{bridge}\n{json.dumps(counts)}\n")
             process.stdin.flush()
         return process
 
@@ -370,8 +423,8 @@ class DriverKeeper(_Keeper):
             self._board.spark_restarts += 1
             for view in self._board.lines.values():
                 view.query = "starting"
-        log = self._bridge.logs / "driver.log"
-        self._board.say(f"spark: {why}; starting again in {pause:.1f} s, messages go on being received (log: {log})")
+        again = f"starting again in {pause:.1f} s, messages go on being received"
+        self._board.say(f"spark: {why}; {again} (log: {self.log})")
         self._stopping.wait(pause)
 
     def _take(self, text: str) -> None:
@@ -422,9 +475,3 @@ class DriverKeeper(_Keeper):
 
     def _on_stopped(self, report: dict[str, Any]) -> None:
         self._board.lines[report["line"]].query = "stopped"
-
-
-def _environment(bridge: Bridge) -> dict[str, str]:
-    """The driver's: with a local master, Spark's Python processes start quicker in a home of our own."""
-    home = light_home() if bridge.spark.master.startswith("local") else None
-    return dict(os.environ) if home is None else {**os.environ, "SPARK_HOME": str(home)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -43,6 +44,8 @@ __all__ = [
 
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0
+#: Checkpoints put aside that are kept.
+_ASIDE: Final = 3
 
 _T = TypeVar("_T")
 
@@ -381,8 +384,16 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation)
     if line.checkpoint.exists():
         line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
+        _remove_oldest(line.checkpoint)
     fresh.save(line.gateway.state_dir)
     return fresh
+
+
+def _remove_oldest(checkpoint: Path) -> None:
+    """Of the checkpoints that were put aside only the newest are of use: a person may bring one back."""
+    aside = sorted(checkpoint.parent.glob(f"{checkpoint.name}.*"), key=lambda path: path.stat().st_mtime)
+    for path in aside[:-_ASIDE]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _free(path: Path) -> Path:

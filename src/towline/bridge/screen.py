@@ -37,17 +37,13 @@ def line_state(view: LineView, spark: str) -> str:
 
 
 def summary(view: LineView, spark: str) -> str:
-    """A line in one line."""
-    rate_in, rate_out = view.rates()
+    """A line in one line; the numbers add up as those of the account do."""
     known = view.account
     if known is None:
         return f'line "{view.name}"   {line_state(view, spark)}'
-    dead = f"dead letters {known.dead_lettered:,}   " if known.dead_lettered else ""
-    came, went = known.words
-    return (
-        f'line "{view.name}"   {came} {known.received:,}   {went} {known.carried:,}   waiting {known.waiting:,}   '
-        f"{dead}in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {view.lag_s():.1f} s   {line_state(view, spark)}"
-    )
+    rate_in, rate_out = view.rates()
+    pace = f"in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {view.lag_s():,.1f} s"
+    return f'line "{view.name}"   {known.sum()}   {pace}   {line_state(view, spark)}'
 
 
 class PlainScreen:
@@ -117,7 +113,20 @@ class LiveScreen:
         self._live.update(_table(board))
 
 
-_COLUMNS = ("line", "received", "delivered", "waiting", "dead", "in/s", "out/s", "lag", "batch", "state")
+#: received = delivered + left out + dead letters + waiting
+_COLUMNS = (
+    "line",
+    "received",
+    "delivered",
+    "left out",
+    "dead letters",
+    "waiting",
+    "in/s",
+    "out/s",
+    "lag",
+    "batch",
+    "state",
+)
 
 
 def _table(board: Board) -> Table:
@@ -147,15 +156,17 @@ def _cells(view: LineView, spark: str) -> list[str]:
     if known is None:
         return [view.name, *["-"] * (len(_COLUMNS) - 2), line_state(view, spark)]
     rate_in, rate_out = view.rates()
+    waiting = known.waiting + known.arriving
     return [
         view.name,
         f"{known.received:,}",
         f"{known.carried:,}",
-        f"{known.waiting:,}",
+        f"{known.received - known.carried - known.dead_lettered - waiting:,}",
         f"{known.dead_lettered:,}",
+        f"{waiting:,}",
         f"{rate_in:,.0f}",
         f"{rate_out:,.0f}",
-        f"{view.lag_s():.1f} s",
+        f"{view.lag_s():,.1f} s",
         f"{view.batch_ms} ms",
         line_state(view, spark),
     ]

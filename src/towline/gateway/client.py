@@ -571,7 +571,7 @@ def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> G
     while True:
         child = _start(settings, log)
         try:
-            return _listening(state_dir, child, deadline)
+            return _listening(state_dir, child, log, deadline)
         except JournalLocked as error:
             locked = error
         except GatewayError as late:
@@ -583,7 +583,7 @@ def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> G
         time.sleep(_RETRY_S)
 
 
-def _listening(state_dir: Path, child: subprocess.Popen[bytes], deadline: float) -> GatewayClient:
+def _listening(state_dir: Path, child: subprocess.Popen[bytes], log: Path, deadline: float) -> GatewayClient:
     """Wait for the gateway to answer: the child, or the one that was quicker."""
     while True:
         ended = child.poll() is not None
@@ -591,13 +591,13 @@ def _listening(state_dir: Path, child: subprocess.Popen[bytes], deadline: float)
         if running:
             return running
         if ended:
-            raise _start_error(state_dir, child)
+            raise _start_error(state_dir, child, log)
         if time.monotonic() >= deadline:
-            raise _late(state_dir, f"the gateway (pid {child.pid}) has been starting")
+            raise _late(state_dir, f"the gateway (pid {child.pid}) has been starting", log)
         time.sleep(0.02)
 
 
-def _start_error(state_dir: Path, child: subprocess.Popen[bytes]) -> TowlineError:
+def _start_error(state_dir: Path, child: subprocess.Popen[bytes], log: Path) -> TowlineError:
     try:
         return revive(json.loads((state_dir / ERROR_FILE).read_text()))
     except (OSError, ValueError, AttributeError):
@@ -605,9 +605,10 @@ def _start_error(state_dir: Path, child: subprocess.Popen[bytes]) -> TowlineErro
             "TL-G02",
             str(state_dir),
             f"the gateway ended with code {child.returncode} before it listened",
-            f"See {LOG_FILE} in that directory.",
+            f"See {log}.",
         )
 
 
-def _late(where: Path, what: str) -> GatewayError:
-    return GatewayError("TL-G02", str(where), f"{what} for {START_S:.0f} s", f"See {LOG_FILE} in the state directory.")
+def _late(where: Path, what: str, log: Path | None = None) -> GatewayError:
+    do = f"See {log}." if log else "It is tried again; look at that process if it stays."
+    return GatewayError("TL-G02", str(where), f"{what} for {START_S:.0f} s", do)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +131,23 @@ def test_the_sentence_names_what_is_there() -> None:
     assert known.sentence() == "received 1,012 = in Kafka 990 + filtered 10 + arriving 2 + waiting 10   adds up ✓"
 
 
-def test_rates_and_lag() -> None:
+def test_rates_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     view = LineView("l")
+    monkeypatch.setattr("towline.bridge.board.time.time", lambda: 1000.0)
     for second in range(11):
-        view.status = status(second * 10, second * 10, max(0, second * 10 - 30))
+        view.status = status(second * 10, second * 10, max(0, second * 10 - 30), oldest=997.0)
         view.sample(float(second))
     assert view.rates() == (10.0, 10.0)
     assert view.lag_s() == 3.0
+    view.status = status(100, 100, 100, oldest=None)
+    assert view.lag_s() == 0.0
+
+
+def test_the_lag_is_true_from_the_first_line() -> None:
+    """100 messages that came an hour ago waited at the start, and it said 0.0 s."""
+    view = LineView("l", status=status(100, 100, 0, oldest=time.time() - 3600))
+    assert 3600 <= view.lag_s() < 3700
+    assert "lag 3,60" in summary(view, "starting")
 
 
 def test_the_board_remembers(tmp_path: Path) -> None:

@@ -415,12 +415,27 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
         jars.equipped(bare)
 
 
+@pytest.mark.parametrize(
+    ("guarantee", "end"), [("exactly_once", "adds up ✓, but is not exactly once ✗"), ("at_least_once", "adds up ✓")]
+)
+def test_qos_2_that_a_broker_took_as_qos_1_is_in_the_account(guarantee: str, end: str) -> None:
+    """It said ``adds up`` and nothing else; only --json had ``degraded: 21000``."""
+    outbox = {**OUTBOX, "accepted": 21_000, "delivered": 21_000, "expired": 0, "refused": 0, "degraded": 21_000}
+    known = down_account({"outbox": outbox, "guarantee": guarantee}, DownCounts())
+    told = "taken 21,000 (21,000 of them uncounted) = delivered 21,000 (21,000 of them at QoS 1, not 2) + waiting 0"
+    assert known.sentence() == f"{told}   {end}"
+    shown: dict[str, Any] = {"lines": {"l": {"account": known.as_json(), "query": "running"}}}
+    assert status.code_of(shown) == (1 if guarantee == "exactly_once" else 0)
+
+
 def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
     board = Board("b", tmp_path, {"line": "down"})
     view = board.lines["line"]
     view.status = {"state": "online", "client_id": "b-line", "guarantee": "at_least_once", "outbox": OUTBOX}
     view.counts, view.query = DownCounts().add(batch(0, 91, kept=91, dead_lettered=1)), "running"
-    assert "taken 91   delivered 70   waiting 15   dead letters 1" in summary(view, "running")
+    assert "taken 91 = delivered 70 + dead-lettered 1 + expired 2 + refused 3 + waiting 15   in 0/s" in summary(
+        view, "running"
+    )
     board.save()
     assert Board("b", tmp_path, {"line": "down"}).lines["line"].counts == view.counts
     told = status.render(status.collect(tmp_path))
@@ -429,7 +444,7 @@ def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
         "account   unknown: no gateway answers",
         ": taken 91 = delivered 70 + dead-lettered 1 + expired 2 + refused 3 + waiting 15\n",
         "nothing is delivered; what is in Kafka and in the outbox waits",
-        "the broker refused 3 messages for good",
+        "refused by the broker for good: 3 messages.",
     ):
         assert part in told
     view.status = {**view.status, "gateway_running": True}

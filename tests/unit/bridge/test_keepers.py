@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import io
 import os
@@ -19,6 +20,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge import keepers
 from towline.bridge.board import Board
 from towline.bridge.keepers import DriverKeeper, GatewayKeeper, KafkaKeeper
+from towline.bridge.model import Bridge
 from towline.bridge.screen import PlainScreen
 from towline.bridge.supervisor import Supervisor
 
@@ -89,7 +91,7 @@ def test_kafka_is_asked_again_whatever_went_wrong(
 
 
 def test_a_report_that_can_not_be_read_ends_nothing(board: Board, stopping: threading.Event) -> None:
-    nothing: Any = SimpleNamespace(state_dir="state")
+    nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
     keeper = DriverKeeper(nothing, board, nothing, stopping)
     for report in ('{"kind": "started", "line": "nobody"}', '{"kind": "progress", "line": "line"}', "[]", "{"):
         keeper._take(report)
@@ -101,8 +103,8 @@ def test_a_report_that_can_not_be_read_ends_nothing(board: Board, stopping: thre
 def test_a_keeper_that_ended_is_no_secret(tmp_path: Path) -> None:
     """Whatever ends a thread that should go on ends the bridge with a word and a code: a service manager starts it."""
     supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
-    ended: Any = SimpleNamespace(fatal=None, is_alive=lambda: False, wanted=True, name="gateway line", given_up={})
-    living: Any = SimpleNamespace(fatal=None, is_alive=lambda: True, wanted=True, name="x", given_up={})
+    ended: Any = SimpleNamespace(fatal=None, is_alive=lambda: False, wanted=True, where="gateway line", given_up={})
+    living: Any = SimpleNamespace(fatal=None, is_alive=lambda: True, wanted=True, where="x", given_up={})
     supervisor._kafka = supervisor._driver = living
     supervisor._gateways = [living]
     assert supervisor._fatal() is None
@@ -130,14 +132,14 @@ def test_a_driver_that_can_not_be_started_is_tried_again(
         lines=(SimpleNamespace(name="line"),),
         logs=tmp_path,
         state_dir=tmp_path,
-        spark=SimpleNamespace(master="spark://x"),
-        model_copy=lambda update: SimpleNamespace(model_dump_json=lambda **_: str(update)),
+        spark=SimpleNamespace(master="spark://x", conf={}),
+        model_copy=lambda update: SimpleNamespace(model_dump=lambda **_: str(update)),
     )
     kafka: Any = SimpleNamespace(ready=threading.Event())
     monkeypatch.setattr(subprocess, "Popen", refusing(1, Driver))
     keeper = DriverKeeper(bridge, board, kafka, stopping)
     keeper.start()
-    told = wait_until(lambda: [text for text in board.heard() if "ended by signal 9" in text], what="a driver")
+    told = wait_until(lambda: [text for text in board.heard() if "was ended by signal 9" in text], what="a driver")
     stopping.set()
     keeper.join(20)
     assert told
@@ -164,3 +166,19 @@ class Driver:
 
     def wait(self) -> int:
         return -9
+
+
+def test_what_the_driver_is_told_is_ascii(board: Board, stopping: threading.Event, tmp_path: Path) -> None:
+    """``PYTHONIOENCODING=latin-1`` garbled the routes on the way."""
+    bridge = read(GOOD.replace('"telemetry/{device}/#"', '"tél/温度/{device}/#"'), tmp_path)
+    bridge.state_dir.mkdir()
+    kafka: Any = SimpleNamespace(ready=threading.Event())
+    keeper = DriverKeeper(bridge, Board("plant", tmp_path, {"telemetry": "up"}), kafka, stopping)
+    echo = "import sys; print(ascii(sys.stdin.readline()))"
+    keeper.command = (sys.executable, "-c", echo)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONIOENCODING", "latin-1")
+        with keeper._start() as process:
+            assert process.stdout is not None
+            told = Bridge.model_validate_json(ast.literal_eval(process.stdout.read()))
+    assert told.uplinks[0].routes == bridge.uplinks[0].routes

@@ -17,6 +17,6 @@ def test_messages_that_were_not_taken_in_whole_are_told() -> None:
         "fallback": 0,
     }
     large, crowded = advice(line, running=True)
-    assert large.startswith("1,200 messages were larger than max_packet_bytes")
-    assert crowded.startswith("3 messages had more than 1,000 properties")
+    assert large.startswith("larger than max_packet_bytes: 1,200 messages.")
+    assert crowded.startswith("with more than 1,000 properties: 3 messages.")
     assert not list(advice({**line, "gateway": {}}, running=True))
