@@ -454,11 +454,15 @@ class Session:
 
     @property
     def _lost_here(self) -> bool:
-        """Whether this server had a session of ours and has none now; one we were never at has lost nothing."""
-        known = self.record is not None and self.record.established and not self._present
-        # Brokers may keep no session without subscriptions: then nothing was lost but a QoS 2 handshake under way.
-        held = self.record is not None and bool(self.record.subscriptions or self.inbound.held)
-        return known and (held or self.outbound.unfinished_qos_2) and (not self._elsewhere or self._at in self.record.servers)  # type: ignore[union-attr]
+        """Whether this server had a session of ours and has none now; one we were never at has lost nothing.
+
+        Nor has one of which nothing was wanted: brokers may keep no session without subscriptions.
+        """
+        record = self.record
+        if record is None or not record.established or self._present:
+            return False
+        held = record.subscriptions or self.inbound.held or self.outbound.unfinished_qos_2
+        return bool(held) and (not self._elsewhere or self._at in record.servers)
 
     def _take_up(self, now: float, actions: list[Action]) -> None:
         """Go on with a session whose packet ids are known, on disk too: subscribe, and send what waits."""
