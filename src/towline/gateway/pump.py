@@ -588,6 +588,8 @@ class Pump:
         After a connection that worked, and was of use, it begins at the first again: the order is that of preference.
         """
         self.heard.set()
+        if not error.where.startswith(self._settings.name):  # the way to a broker knows of no line
+            error.where = f"{self._settings.name} at {error.where}"
         self._note(error)
         self._log.warning("no connection", code=error.code, reason=str(error))
         if self._redirects.pending:
