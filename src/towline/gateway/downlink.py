@@ -8,7 +8,7 @@ session, `attach` for a new session, `lost` when a connection ends; nothing here
     QoS 1                    packet id written before PUBLISH, not synced: after a crash it leaves again under the same
     QoS 0                    done before it leaves: it may be lost, never doubled
     refused for good         set aside with its reason before it is done; the others go on, and without room there all
-                             wait [I7]. A message at which the broker ends the connection is refused too (`suspects`)
+                             wait [I7]. A message at which the broker ends the connection is refused too (`Culprits`)
     expired                  done and counted, where its PUBLISH has not left [MQTT-4.3.3-7]
 """
 
@@ -31,14 +31,14 @@ from towline.gateway.dispatch import Dispatch, Fate
 from towline.gateway.outrows import Outgoing, outgoing
 from towline.gateway.receipts_wire import Content
 from towline.gateway.refused import REPLAYED, Refused
-from towline.gateway.suspects import STRIKES, Suspects
 from towline.journal import Flight, Outbox
 from towline.journal.batches import joined
 from towline.journal.outbox import PUBLISHED, RELEASED, SENT
 from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany
 from towline.mqtt.outbound import Phase
-from towline.mqtt.reasons import CUT, QOS_NOT_SUPPORTED, reason_words
+from towline.mqtt.reasons import QOS_NOT_SUPPORTED, reason_words
 from towline.mqtt.session import Session, State
+from towline.mqtt.suspects import STRIKES, Culprits
 
 __all__ = ["Downlink", "Outcome"]
 
@@ -60,11 +60,6 @@ _FLUSH_MESSAGES: Final = 5_000
 _FLUSH_S: Final = 0.2
 #: Pause before a full disk is asked again, in seconds.
 _ROOM_RETRY: Final = 0.5
-#: A connection that ends within so many seconds after something has left may have ended because of it.
-_PROMPT_S: Final = 5.0
-#: Seconds that a connection has to last before the first message leaves, while one of them is suspected: a broker that
-#: ends every connection would make each of them a suspect.
-_QUIET_S: Final = 1.0
 
 
 #: Stands for a message of which only the packet id matters any more.
@@ -131,11 +126,11 @@ class Downlink:
         self.held_back: str | None = None
         #: The broker takes QoS 2 as QoS 1, and exactly once was promised.
         self.broken: BrokerRefused | None = None
-        self._suspects = Suspects()
+        self._culprits = Culprits(lambda number: number in self._dispatch.open)
+        #: Bytes of the largest message that the broker has taken.
+        self._largest = 0
         #: Calls of other threads, for this one.
         self._asked: deque[tuple[Callable[[Refused], Any], Future[Any]]] = deque()
-        #: When the first message may leave a connection, while one is suspected; None while there is none.
-        self._quiet_until: float | None = None
         #: Outcomes not in the ledger yet.
         self._counted: dict[str, int] = {}
         self._unflushed = 0
@@ -173,7 +168,7 @@ class Downlink:
     def attach(self, session: Session) -> None:
         """Begin with a new session: what the disk knows to be in flight is its business, all else is met again."""
         self._session = session
-        session.outbound.limit = 0 if self._suspects.careful else None
+        self._culprits.attach(session)
         session.outbound.in_order = True
         self._dispatch.start_again(list(self._dispatch.open))
         flights = self._outbox.flights
@@ -224,33 +219,16 @@ class Downlink:
 
     def _suspect(self, session: Session) -> bool:
         """Find the message that made the broker end the connection."""
-        outbound, before = session.outbound, self._suspects.careful
-        unanswered = [token for token in outbound.unanswered if token in self._dispatch.open]
-        exact = not outbound.unanswerable and len(unanswered) == len(outbound.unanswered)
-        prompt = time.monotonic() - outbound.sent_at < _PROMPT_S
-        found = self._suspects.ended(unanswered, cut=session.cut and prompt, exact=exact)
+        before, sizes = self._culprits.careful, self._dispatch.open
+        found = self._culprits.ended(session, time.monotonic())
         if found is not None:
-            self._log.warning(
-                "the broker ends the connection at this message", number=found, times=STRIKES, code="TL-M47"
-            )
-            outbound.give_up(found, CUT)
-        elif self._suspects.careful and not before:
+            facts: dict[str, object] = {"number": found, "times": STRIKES, "bytes": sizes[found][1]}
+            if sizes[found][1] > self._largest:
+                facts["larger_than_any_taken"] = self._largest
+            self._log.warning("the broker ends the connection at this message", **facts, code="TL-M47")
+        elif self._culprits.careful and not before:
             self._log.warning("sending one message at a time: the broker ends the connection at one", code="TL-M48")
-        outbound.limit = 0 if self._suspects.careful else None
-        self._quiet_until = None
         return found is not None
-
-    def _pace(self, session: Session, now: float) -> None:
-        """Send one message at a time while one is suspected, the first after a time of quiet."""
-        outbound = session.outbound
-        if outbound.limit is None or session.state is not State.ONLINE:
-            return
-        if self._quiet_until is None:
-            self._quiet_until = now + _QUIET_S
-        limit = None if not self._suspects.careful else 1 if now >= self._quiet_until else 0
-        if limit != outbound.limit:
-            outbound.limit = limit
-            self._handle(PublishMany(()))
 
     def perform(self, action: Action) -> None:
         """Carry out what the session asks for.
@@ -314,8 +292,8 @@ class Downlink:
             self._noted()
         if self._flush_at is not None and (now >= self._flush_at or self._unflushed >= _FLUSH_MESSAGES):
             self.flush()
-        if self._session is not None:
-            self._pace(self._session, now)
+        if self._session is not None and self._culprits.pace(self._session, now):
+            self._handle(PublishMany(()))
         online = self._session is not None and self._session.state is State.ONLINE
         if online and unsent < _MOST_UNSENT and now >= self._room_at and self.broken is None:
             self._send(now)
@@ -328,7 +306,7 @@ class Downlink:
         times = [self._flush_at, self._room_at if self._to_set_aside else None]
         if self._session is not None and self._session.state is State.ONLINE:
             times.append(self._dispatch.due())
-            times.append(self._quiet_until if self._session.outbound.limit == 0 else None)
+            times.append(self._culprits.due(self._session))
             times.append(self._room_at if self._room_at > time.monotonic() else None)
         return min((at for at in times if at is not None), default=None)
 
@@ -408,7 +386,7 @@ class Downlink:
         expires = self._expires(message)
         if expires is not None and expires <= clock_us:
             self._dispatch.drop(message.number, message.topic)
-            self._suspects.answered(message.number)
+            self._culprits.answered(message.number)
             self._done(message.number, Outcome.EXPIRED)
         elif isinstance(message.content, int):
             self._dispatch.drop(message.number, message.topic)
@@ -468,14 +446,14 @@ class Downlink:
     def _acknowledged(self, action: Acknowledged) -> None:
         if action.token not in self._dispatch.open:
             return  # of a session before this one
-        if self._suspects.cuts:
-            self._suspects.answered(action.token)
+        self._culprits.answered(action.token)
         freed = [action.packet_id] if self._outbox.holds(action.packet_id) else ()
         if self._exactly_once and (action.degraded or action.reason == QOS_NOT_SUPPORTED):
             self._break_off(action)
             if action.reason == QOS_NOT_SUPPORTED:  # it has not left
                 self._dispatch.start_again((action.token,))
                 return
+        size = self._dispatch.open[action.token][1]
         fate = self._dispatch.answered(action.token, action.reason, time.monotonic() if action.reason else 0.0)
         sent_before = not action.packet_id and action.token in self._outbox.done  # QoS 0
         if fate is Fate.LATER:
@@ -486,6 +464,7 @@ class Downlink:
         elif not sent_before:
             if action.unsure or action.degraded:
                 self._outbox.count(**{"unsure_after_lost_session" if action.unsure else "degraded": 1})
+            self._largest = max(self._largest, size)
             self._done(action.token, Outcome.DELIVERED, freed)
 
     def _break_off(self, action: Acknowledged) -> None:

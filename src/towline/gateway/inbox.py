@@ -6,7 +6,7 @@ exactly this contract, and no more is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -20,6 +20,13 @@ class Inbox(Protocol):
     @property
     def end(self) -> int:
         """The next offset; every row below it is durable."""
+
+    @property
+    def first(self) -> int:
+        """The oldest offset that can be read."""
+
+    def read(self, start: int, end: int) -> Iterator[Any]:
+        """Record batches with the rows from `start` to `end`."""
 
     @property
     def incarnation(self) -> str:

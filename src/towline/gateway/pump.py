@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -152,6 +153,7 @@ class Pump:
             "connects": 0,
             "last_error": None,
             "held_back": None,
+            "session_lost": None,
         }
         self._uplink = Uplink(
             settings, inbox, handle=self._handle, on_rows=on_rows, note=self._no_room, ledger=self._ledger
@@ -441,7 +443,12 @@ class Pump:
 
     def _session_lost(self) -> None:
         self._inbox.count(sessions_lost=1)
-        what = "the broker has lost our session; what it held for us is gone"
+        now, last = datetime.now(UTC), None
+        if self._inbox.end > self._inbox.first:
+            last = next(iter(self._inbox.read(self._inbox.end - 1, self._inbox.end))).column("received_at")[0].as_py()
+        since = f"{last:%Y-%m-%d %H:%M:%S} UTC, when the last message was stored," if last else "the last connection"
+        what = f"the broker has lost our session: what came to it between {since} and now may be missing"
+        self._shown["session_lost"] = {"at": now.timestamp(), "since": last.timestamp() if last else None, "text": what}
         self._log.warning(what, code="TL-M22", broker=self._where)
 
     def _sent(self, action: Action) -> None:
@@ -583,6 +590,8 @@ class Pump:
         After a connection that worked, and was of use, it begins at the first again: the order is that of preference.
         """
         self.heard.set()
+        if not error.where.startswith(self._settings.name):  # the way to a broker knows of no line
+            error.where = f"{self._settings.name} at {error.where}"
         self._note(error)
         self._log.warning("no connection", code=error.code, reason=str(error))
         if self._redirects.pending:

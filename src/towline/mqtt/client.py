@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ from towline.mqtt.events import (
     Filter,
     Online,
     Publish,
+    PublishMany,
     Remember,
     SessionConfig,
     SessionLost,
@@ -48,6 +50,7 @@ from towline.mqtt.messages import Memory, Message, Receipt, Store
 from towline.mqtt.rules import NO_QOS_2, filter_problem, message_problem
 from towline.mqtt.session import Session
 from towline.mqtt.stubs import Published
+from towline.mqtt.suspects import Culprits
 from towline.mqtt.transport import Endpoint, Proxy, Tls
 
 __all__ = ["Client"]
@@ -158,6 +161,8 @@ class Client:
         self._store = store or Memory()
         way = Way(endpoints, tls, proxy, connect_timeout_s, max_packet_bytes, follow_redirects, brokers_share_sessions)
         self._several_sessions = way.several_sessions
+        #: The message at which the broker ends the connection, where there is one.
+        self._culprits = Culprits()
         self._connection = Connection(way, self._new_session, self._perform, LEVELS[protocol])
         #: Guards everything below; told of every change.
         self._changed = threading.Condition()
@@ -448,7 +453,17 @@ class Client:
                 self._changed.notify_all()
         if self._connection.connected:
             self._connection.hold_back(hold=self._holding_back)
-        self._connection.turn(_LONGEST_TURN)
+        due, was = self._culprits.due(self._connection.session), self._connection.connected
+        self._connection.turn(_LONGEST_TURN if due is None else max(0.0, min(due - time.monotonic(), _LONGEST_TURN)))
+        self._find_culprit(ended=was and not self._connection.connected)
+
+    def _find_culprit(self, *, ended: bool) -> None:
+        """Give up the message at which the broker ends every connection, or it would stop all that is behind it."""
+        connection, now = self._connection, time.monotonic()
+        if ended and self._culprits.ended(connection.session, now) is not None:
+            connection.culprit_found()
+        if self._culprits.pace(connection.session, now):
+            connection.handle(PublishMany(()))
 
     def _carry_out(self) -> None:
         """Give the session what other threads have asked for; not before it is sure which session it will be."""
@@ -469,6 +484,7 @@ class Client:
             elif isinstance(action, Remember):
                 self._store.remember(action.record)
             elif isinstance(action, Acknowledged):
+                self._culprits.answered(action.token)
                 receipt = self._receipts.pop(action.token)
                 receipt.reason, receipt.degraded = action.reason, action.degraded
             elif isinstance(action, Online):

@@ -460,13 +460,15 @@ class Session:
 
     @property
     def _lost_here(self) -> bool:
-        """Whether this server had a session of ours and has none now; one we were never at has lost nothing."""
+        """Whether this server had a session of ours and has none now; one we were never at has lost nothing.
+
+        Nor has one of which nothing was wanted: brokers may keep no session without subscriptions.
+        """
         record = self.record
         if record is None or not record.established or self._present:
             return False
-        # Brokers may keep no session without subscriptions: then nothing was lost but a QoS 2 handshake under way.
-        held = bool(record.subscriptions or self.inbound.held) or self.outbound.unfinished_qos_2
-        return held and (not self._elsewhere or self._at in record.servers)
+        held = record.subscriptions or self.inbound.held or self.outbound.unfinished_qos_2
+        return bool(held) and (not self._elsewhere or self._at in record.servers)
 
     def _take_up(self, now: float, actions: list[Action]) -> None:
         """Go on with a session whose packet ids are known, on disk too: subscribe, and send what waits."""

@@ -9,6 +9,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,12 +126,18 @@ def test_a_session_the_broker_lost_is_counted_and_shown(mosquitto: Mosquitto, ne
     gateway.start()
     gateway.until(state="online")
     mosquitto.restart()
-    gateway.until(sessions_lost=1, state="online")
+    status = gateway.until(sessions_lost=1, state="online")
+    assert "between the last connection and now" in status["session_lost"]["text"]
     publish(mosquitto, range(3))
     gateway.until(journaled=3)
+    stored = time.time()
     gateway.stop(signal.SIGKILL)
     gateway.start()
     assert gateway.status()["sessions_lost"] == 1, "the count outlives the process"
+    mosquitto.restart()
+    lost = gateway.until(sessions_lost=2, state="online")["session_lost"]
+    assert stored - 60 < lost["since"] <= stored <= lost["at"]
+    assert "when the last message was stored, and now may be missing" in lost["text"]
 
 
 def test_a_lost_journal_with_a_surviving_session_is_a_question(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
@@ -198,6 +205,7 @@ def test_an_unreachable_broker_is_told_and_tried_until_it_is_there(
     gateway = new_gateway(broker)
     gateway.start()
     error = wait_until(lambda: gateway.status()["last_error"])
+    assert error["text"].startswith("plant-7 at mqtt://127.0.0.1:"), "a bridge has several lines"
     assert "no connection (connection refused). Is the broker up, and the port right?   [TL-M01]" in error["text"]
     broker.start()
     gateway.until(state="online")

@@ -150,3 +150,18 @@ def test_a_wrong_acl_overnight_is_replayed_once(
     account = outbox(gateway)
     assert (account["accepted"], account["refused"], account["replayed"]) == (300, 0, 300)
     assert len(ear.payloads) == 300
+
+
+def test_a_message_over_a_limit_that_3_1_1_has_no_word_for_is_set_aside_with_the_likely_limit(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway
+) -> None:
+    gateway = new_gateway(new_mosquitto(max_packet_size="2000"), subscriptions=[], outbox={}, protocol="3.1.1")
+    client = gateway.start()
+    messages = [{"topic": "d", "payload": bytes(size), "qos": 1} for size in (10, 1500, 5000, 20, 30)]
+    stored = client.send("q/0", 0, [rows_of(messages)], MESSAGE_SCHEMA)
+    assert client.sent(stored.end, timeout_s=60)
+    assert refused(gateway) == [(2, CUT)]
+    lines = [json.loads(line) for line in gateway.log.read_text().splitlines()]
+    (found,) = [line for line in lines if line.get("code") == "TL-M47"]
+    assert found["bytes"] == 5001
+    assert found["larger_than_any_taken"] == 1501

@@ -19,10 +19,11 @@ from mqtt5 import (
     QoS,
 )
 
+from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.mqtt.scripted import Line, Scripted
 from tests.integration.mqtt.test_client import take
-from towline.errors import ProtocolViolation, Refused
+from towline.errors import BrokerError, ProtocolViolation, Refused
 from towline.mqtt import Client
 
 ONE, TWO = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
@@ -147,3 +148,14 @@ def test_a_version_the_broker_does_not_speak_is_one_sentence(protocol: str, kind
     with Scripted(other, version=5 if protocol == "5" else 4) as server, pytest.raises(kind) as caught:
         Client(server.uri, client_id="x", protocol=protocol).open()  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_a_message_over_a_limit_that_3_1_1_has_no_word_for_stops_no_other(new_mosquitto: NewMosquitto) -> None:
+    """The broker ends the connection at it each time it is sent; version 5 would have named a Maximum Packet Size."""
+    broker = new_mosquitto(max_packet_size="2000")
+    with Client(broker.uri, client_id="x", protocol="3.1.1") as client:
+        sent = [client.publish("t", bytes(size), qos=2) for size in (10, 5000, 20, 30)]
+        for receipt in (sent[0], *sent[2:]):
+            assert receipt.wait(60).reason == 0
+        with pytest.raises(BrokerError, match=r"ends the connection at this message.*\[TL-M31\]"):
+            sent[1].wait(60)

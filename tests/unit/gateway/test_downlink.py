@@ -21,10 +21,10 @@ from mqtt5 import (
 
 from tests.helpers import read_all
 from towline.errors import JournalFull
-from towline.gateway import downlink as module
 from towline.gateway.downlink import Downlink
 from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
 from towline.journal import Batch, Limits, Outbox
+from towline.mqtt import suspects as module
 from towline.mqtt.events import Event, Lost, Opened, Received, Send, SessionConfig, SessionLost
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRecPacket, PubRelPacket, QoS
 
 from tests.helpers import read_all
-from towline.gateway.suspects import STRIKES, Suspects
 from towline.mqtt.codec import encode
 from towline.mqtt.events import Acknowledged, Action, Send
 from towline.mqtt.outbound import Outbound
 from towline.mqtt.reasons import CUT
+from towline.mqtt.suspects import STRIKES, Suspects
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Which message makes the broker end the connection: decisions only, no disk, no socket, no clock.
+"""Which message makes the broker end the connection: decisions only, no disk and no socket.
 
 A broker may answer a packet that it does not like by ending the connection, without a word: Mosquitto does at a control
 character in a topic or property, which MQTT allows both sides [MQTT-1.5.4-1, section 1.5.4]; others do where a client
@@ -15,20 +15,30 @@ A broker that is stopped, or a network that fails, ends connections too. That is
 would have to strike three times in a row between the PUBLISH of the very same message and its answer. With a round trip
 of r seconds and connections that end every T seconds for reasons of their own, that is about (r / T)² for a message
 that was hit once: one in four million at 5 ms and 10 s. To the broker that ends every connection at once the rule
-does not apply, because the first message waits for a second of quiet (`towline.gateway.downlink`).
+does not apply, because the first message waits for a second of quiet (`Culprits.pace`).
+
+MQTT 3.x has no Maximum Packet Size: a broker that ends the connection at a larger message is met in this way too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-__all__ = ["STRIKES", "Suspects"]
+from towline.mqtt.reasons import CUT
+from towline.mqtt.session import Session, State
+
+__all__ = ["STRIKES", "Culprits", "Suspects"]
 
 #: So many connections in a row must end at a message that was alone.
 STRIKES: Final = 3
 #: So many in a row with the same messages unanswered, before messages go one at a time.
 _CUTS: Final = 2
+#: A connection that ends within so many seconds after something has left may have ended because of it.
+_PROMPT_S: Final = 5.0
+#: Seconds that a connection has to last before the first message leaves, while one of them is suspected: a broker that
+#: ends every connection would make each of them a suspect.
+_QUIET_S: Final = 1.0
 
 
 class Suspects:
@@ -79,3 +89,64 @@ class Suspects:
             return None
         self.answered(alone)  # it will not be sent again
         return alone
+
+
+class Culprits:
+    """Finds such messages among those of a session, and has it send one at a time as long as one is suspected.
+
+    Args:
+        mine: Whether a token names a message that may be given up.
+    """
+
+    def __init__(self, mine: Callable[[int], bool] = lambda _: True) -> None:
+        self._mine = mine
+        self._suspects = Suspects()
+        #: When the first message may leave a connection, while one is suspected; None while there is none.
+        self._quiet_until: float | None = None
+
+    @property
+    def careful(self) -> bool:
+        """Messages go one at a time."""
+        return self._suspects.careful
+
+    def attach(self, session: Session) -> None:
+        """Go on with another session."""
+        session.outbound.limit = 0 if self.careful else None
+
+    def answered(self, token: int) -> None:
+        """The broker has answered a message."""
+        if self._suspects.cuts:
+            self._suspects.answered(token)
+
+    def ended(self, session: Session, now: float) -> int | None:
+        """A connection has ended: give up the message that made the broker do it, and return its token.
+
+        Args:
+            session: It has been told.
+            now: On the clock of the session.
+        """
+        outbound = session.outbound
+        unanswered = [token for token in outbound.unanswered if self._mine(token)]
+        exact = not outbound.unanswerable and len(unanswered) == len(outbound.unanswered)
+        prompt = now - outbound.sent_at < _PROMPT_S
+        found = self._suspects.ended(unanswered, cut=session.cut and prompt, exact=exact)
+        if found is not None:
+            outbound.give_up(found, CUT)
+        self.attach(session)
+        self._quiet_until = None
+        return found
+
+    def pace(self, session: Session, now: float) -> bool:
+        """Let the first message leave after a time of quiet; whether the session has to look what may leave now."""
+        outbound = session.outbound
+        if outbound.limit is None or session.state is not State.ONLINE:
+            return False
+        if self._quiet_until is None:
+            self._quiet_until = now + _QUIET_S
+        limit = None if not self.careful else 1 if now >= self._quiet_until else 0
+        changed, outbound.limit = limit != outbound.limit, limit
+        return changed
+
+    def due(self, session: Session) -> float | None:
+        """When `pace` has something to do by the clock, None for never."""
+        return self._quiet_until if session.outbound.limit == 0 else None
