@@ -174,7 +174,8 @@ def test_what_mqtt_cant_carry_becomes_a_letter_with_every_byte(spark: SparkSessi
 @pytest.mark.parametrize("said", ["topic", "content_type", "response_topic"])
 def test_text_that_is_said_in_sql_is_looked_at_too(spark: SparkSession, said: str) -> None:
     """Spark casts any bytes to a string, and Arrow carries them: the gateway would have to set them aside."""
-    how = way(**{"topic": "fine", said: {"sql": "concat('a/', CAST(key AS STRING))"}})
+    values: dict[str, Any] = {"topic": "fine", said: {"sql": "concat('a/', CAST(key AS STRING))"}}
+    how = way(**values)
     bad, fine, none = down(spark, how, record(b"\xff"), record("ü".encode()), record(None))
     assert letter_of(bad).reason is (Reason.TOPIC_ILLEGAL if said == "topic" else Reason.UNDELIVERABLE)
     assert "UTF-8" in letter_of(bad).detail
