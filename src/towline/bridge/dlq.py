@@ -18,10 +18,11 @@ import re
 import time
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, Final
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
@@ -32,7 +33,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import client_config, topic_facts, watermarks
 from towline.kafka.clientconfig import LEADER_ONLY, QUIET
-from towline.kafka.deadletters import PREFIX, Collector, Letter, from_record
+from towline.kafka.deadletters import PREFIX, Collector, Header, Letter, from_record
 from towline.kafka.reserved import reserved
 from towline.kafka.screening import Limits, fault_of
 
@@ -57,6 +58,35 @@ _TRANSACTION_S: Final = 60.0
 _OTHERS_S: Final = 75.0
 #: librdkafka's default message.max.bytes.
 _CLIENT_MAX: Final = 1_000_000
+
+
+#: Not `message.headers()`: the interpreter calls a method that it has met often without a look at what comes back.
+_HEADERS: Final[Callable[[Any], Any]] = methodcaller("headers")
+
+
+class _Record(NamedTuple):
+    """What is read of a record."""
+
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+
+    @classmethod
+    def of(cls, message: Any) -> _Record:
+        """Take a message of the client's apart; headers with a name that is no UTF-8 are left out, ours never are.
+
+        confluent-kafka gives such headers back together with an exception, with holes where the names were, and whoever
+        looks at them ends the process. They are asked for once, in the one way where Python notices the exception.
+        """
+        try:
+            headers = _HEADERS(message) or ()
+        except SystemError:
+            headers = ()
+        place = message.partition(), message.offset(), message.timestamp()[1]
+        return cls(*place, message.key(), message.value(), headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +127,10 @@ class _Settled:
     def __init__(self) -> None:
         self._ranges: dict[int, list[tuple[int, int]]] = {}
 
-    def add(self, record: Any) -> None:
+    def add(self, record: _Record) -> None:
         """Take what a mark names."""
         for first, last in _marked(record):
-            known = self._ranges.setdefault(record.partition(), [])
+            known = self._ranges.setdefault(record.partition, [])
             start = bisect(known, first, key=lambda one: one[1] + 1)  # those that end before it, and do not touch it
             end = bisect(known, last + 1, key=lambda one: one[0])
             joined = [*known[start:end], (first, last)]
@@ -184,13 +214,13 @@ class Ledger:
         for record in self._records(self._ends()):
             if _mark_of(record) is not None:
                 continue
-            collector = collectors.setdefault(record.partition(), Collector())
+            collector = collectors.setdefault(record.partition, Collector())
             try:
-                letter = collector.add(record.key(), record.value(), record.headers())
+                letter = collector.add(record.key, record.value, record.headers)
             except ValueError:
                 continue  # somebody else's record: none of ours to carry on
             if letter is not None:
-                yield Entry(record.partition(), record.offset(), record.timestamp()[1], _innermost(letter, self.topic))
+                yield Entry(record.partition, record.offset, record.timestamp, _innermost(letter, self.topic))
 
     def _ends(self, isolation: str = "read_committed") -> dict[int, int]:
         """The end of each partition by its leader: at or above it, and not before, everything has been read."""
@@ -204,7 +234,7 @@ class Ledger:
 
     def _records(
         self, ends: Mapping[int, int], start: Mapping[int, int] | None = None, stuck: KafkaError | None = None
-    ) -> Iterator[Any]:
+    ) -> Iterator[_Record]:
         """Every committed record from one end of some partitions to another.
 
         Args:
@@ -218,7 +248,7 @@ class Ledger:
         try:
             first = start or {}
             consumer.assign([TopicPartition(self.topic, n, first.get(n, OFFSET_BEGINNING)) for n in ends])
-            yield from _to_the_ends(consumer, ends, _servers(self.client), stuck)
+            yield from map(_Record.of, _to_the_ends(consumer, ends, _servers(self.client), stuck))
         finally:
             consumer.close()
 
@@ -270,23 +300,23 @@ def _to_the_ends(
             raise stuck or faults.unreachable(servers, _SILENCE_S, "the topic can't be read to its end")
 
 
-def _mark_of(record: Any) -> bytes | None:
+def _mark_of(record: _Record) -> bytes | None:
     """The value of a mark, None for other records: a mark has nothing but its header.
 
     A letter has headers of ours before its own, so a device's property of that name marks nothing [I13].
     """
-    match record.headers() or []:
-        case [(name, value)] if name == MARK and not record.key() and not record.value():
+    match list(record.headers):
+        case [(name, value)] if name == MARK and not record.key and not record.value:
             return value or b""
     return None
 
 
-def _marked(record: Any) -> list[tuple[int, int]]:
+def _marked(record: _Record) -> list[tuple[int, int]]:
     """First and last offset of the letters a mark names, all before it; none if the record is no mark of ours."""
     value = _mark_of(record)
     try:
         named = [] if value is None else json.loads(value)["offsets"]
-        ranges = [(max(0, first), min(last, record.offset() - 1)) for first, last in named]
+        ranges = [(max(0, first), min(last, record.offset - 1)) for first, last in named]
     except (ValueError, TypeError, KeyError, RecursionError):
         return []
     return [(first, last) for first, last in ranges if type(first) is type(last) is int and first <= last]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from towline.errors import KafkaError
 from towline.kafka import admin, faults
 from towline.kafka.columns import Rows
 from towline.kafka.deadletters import Letter, Reason, to_records
@@ -42,6 +43,8 @@ _CLOCKS_MS: Final = 60_000
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 #: What a dead-letter topic takes if nobody says: Kafka's default max.message.bytes.
 _TOPIC_MAX: Final = 1_048_588
+#: Bytes that a part of a letter fits into for sure: its headers take some 7,000 at most.
+_LEAST_ROOM: Final = 8192
 #: Compressed sizes are guessed with this much to spare.
 _SPARE: Final = 1.1
 
@@ -186,12 +189,14 @@ class Screen:
             more: Further topics that will be written.
 
         Raises:
-            KafkaError: TL-K01 no answer; TL-K04, TL-K05 or TL-K06 for what can't be written.
+            KafkaError: TL-K01 no answer; TL-K04, TL-K05 or TL-K06 for what can't be written; TL-K71, TL-K72 for a
+                dead-letter topic that does not keep every letter.
         """
         named = set(more)
         for batch in batches:
             named |= self._topics(batch)
         self._limits = self._known(named)
+        self._check_place()
         if self._settings.dead_letter_topic is None:
             for batch in batches:
                 if self._suspicious(batch):
@@ -226,6 +231,20 @@ class Screen:
         codec = client.get("compression.type", client.get("compression.codec", "none"))
         most = int(client.get("message.max.bytes", _CLIENT_MAX))
         return Limits(topics, most, None if codec == "none" else codec, int(time.time() * 1000), reserves)
+
+    def _check_place(self) -> None:
+        """Letters have the keys of their records, or none, and headers that must fit beside a part of them."""
+        name = self._settings.dead_letter_topic
+        if name is None:
+            return
+        if self._limits.topics[name].compacted:
+            what = f'the dead-letter topic "{name}" is compacted: it keeps one letter a key, and takes none without'
+            do = f"Set cleanup.policy=delete for it. {faults.KEPT}"
+            raise KafkaError("TL-K71", self._settings.servers, what, do)
+        if (room := self._room()) < _LEAST_ROOM:
+            what = f'the dead-letter topic "{name}" takes {room:,} bytes: not every letter fits, not even in parts'
+            do = f"Raise its max.message.bytes, or kafka.message.max.bytes, to {_LEAST_ROOM:,} at least. {faults.KEPT}"
+            raise KafkaError("TL-K72", self._settings.servers, what, do)
 
     def _topics(self, batch: Any) -> set[str]:
         if self._columns.topic is not None:

@@ -81,6 +81,8 @@ def values(kafka: Kafka, topic: str) -> list[bytes]:
 def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0), letter(1, "nobody"), letter(2, size=9000), letter(3)], limit=4096)
+    strange: list[str | bytes] = ["kcat", "-P", "-b", kafka.bootstrap, "-t", dead, "-p", "0", "-H", b"\xff=1"]
+    subprocess.run(strange, input=b"somebody else's", check=True)
     (shelf,) = dlq.shelves(bridge)
     dry = dlq.replay(shelf, dlq.Wanted(), no_spark, dry_run=True)
     assert dry.mended == {target: 3}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge import dlq
-from towline.bridge.dlq import MARK, _marked, _marks, _Settled, _to_the_ends, shelves
+from towline.bridge.dlq import MARK, _marked, _marks, _Record, _Settled, _to_the_ends, shelves
 from towline.bridge.identity import Identity
 from towline.errors import KafkaError
 from towline.kafka.deadletters import Letter, Reason, from_record, to_record
@@ -18,10 +18,8 @@ from towline.kafka.deadletters import Letter, Reason, from_record, to_record
 FORGED = b'{"v":1,"offsets":[[0,1000000]]}'
 
 
-def record(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> Any:
-    return SimpleNamespace(
-        key=lambda: key, value=lambda: value, headers=lambda: headers, partition=lambda: 3, offset=lambda: 9
-    )
+def record(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> _Record:
+    return _Record(3, 9, 0, key, value, headers)
 
 
 def test_a_mark_names_the_letters_that_were_replayed() -> None:
