@@ -188,6 +188,12 @@ class Checkpoint:
             _KNOWN.pop(str(path), None)
             raise _undurable(error, self._location) from error
 
+    @property
+    def stateful(self) -> bool:
+        """Whether it holds the state of a stateful query; False where the checkpoint is not local."""
+        path = self._path
+        return path is not None and _has_entries(path / _STATE)
+
     def sync_state(self) -> None:
         """Make the state of a stateful query durable; nothing to do for others.
 
@@ -198,7 +204,7 @@ class Checkpoint:
             JournalError: TL-J20, the disk did not take it: the batch must not be committed.
         """
         path = self._path
-        if path is None or not _has_entries(path / _STATE):
+        if path is None or not self.stateful:
             return
         try:
             _sync_file_system(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -16,7 +17,7 @@ from towline.bridge.account import Account, Counts, account
 from towline.bridge.downaccount import DownAccount, DownCounts, down_account
 from towline.gateway.endpoint import write_private
 
-__all__ = ["BRIDGE_FILE", "Board", "LineView", "account_of", "counts_of", "read_board"]
+__all__ = ["BRIDGE_FILE", "Board", "LineView", "account_of", "counts_of", "digest_of", "read_board"]
 
 BRIDGE_FILE = "bridge.json"
 #: Rates are taken over this many seconds.
@@ -136,9 +137,17 @@ class Board:
         state_dir: Where ``bridge.json`` goes; counts of former runs are taken from there.
         lines: Names of the lines, and their directions.
         insecure: What the settings give up on the way to Kafka (`towline.kafka.clientconfig.insecurities`).
+        file: What the bridge was read from; `towline status` tells when it was changed since.
     """
 
-    def __init__(self, name: str, state_dir: Path, lines: Mapping[str, str], insecure: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        state_dir: Path,
+        lines: Mapping[str, str],
+        insecure: Sequence[str] = (),
+        file: Path | None = None,
+    ) -> None:
         self.lock = threading.RLock()
         self.name = name
         self.spark = "starting"
@@ -148,6 +157,7 @@ class Board:
         self.kafka_insecure = list(insecure)
         self.lines = {line: LineView(line, direction) for line, direction in lines.items()}
         self._file = state_dir / BRIDGE_FILE
+        self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
         self._started = time.time()
         self._said: deque[str] = deque(maxlen=1000)
         former = (read_board(state_dir) or {}).get("lines", {})
@@ -172,6 +182,7 @@ class Board:
         with self.lock:
             values = {
                 "bridge": self.name,
+                "file": self._read,
                 "pid": None if ended else os.getpid(),
                 "started": self._started,
                 "updated": time.time(),
@@ -183,6 +194,14 @@ class Board:
                 "lines": {name: view.as_json() for name, view in self.lines.items()},
             }
         write_private(self._file, json.dumps(values, indent=1))
+
+
+def digest_of(file: Path) -> str | None:
+    """SHA-256 of a file, as hex digits; None where it can't be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def read_board(state_dir: Path) -> dict[str, Any] | None:

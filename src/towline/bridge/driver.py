@@ -38,6 +38,8 @@ from towline.bridge.surroundings import short_sockets
 from towline.checkpoint import Checkpoint
 from towline.gateway.guarantees import knobs
 from towline.gateway.settings import Guarantee
+from towline.kafka.options import SinkSettings
+from towline.kafka.resetting import set_markers
 from towline.logfile import LogStream
 from towline.text import printable_lines
 
@@ -177,19 +179,31 @@ def start_query(spark: SparkSession, bridge: Bridge, line: Line | DownLine) -> S
 def _start_uplink(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQuery:
     identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
     seen = gather(line, CONSUMER, identity)
-    identity = examine(line, bridge.file, identity, seen)
+    identity = examine(line, bridge.file, identity, seen, lambda fresh, batch: _mark(bridge, line, fresh, batch))
     writer = (
         records(source(spark, line, starting(line, identity, seen)), line, identity.sink)
         .writeStream.format("kafka_transactional")
         .queryName(line.name)
         .option("guarantee", line.guarantee.value)
         .option("checkpointLocation", str(line.checkpoint))
-        .options(**{f"kafka.{name}": value for name, value in bridge.kafka.client().items()})
-        .options(**sink_options(line, identity))
+        .options(**_sink(bridge, line, identity))
     )
     query = writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
     identity.started(query, line)
     return query
+
+
+def _sink(bridge: Bridge, line: Line, identity: Identity) -> dict[str, str]:
+    return {f"kafka.{name}": value for name, value in bridge.kafka.client().items()} | sink_options(line, identity)
+
+
+def _mark(bridge: Bridge, line: Line, identity: Identity, batch: int) -> None:
+    """Make a batch the last one that the line's sink has written.
+
+    Raises:
+        KafkaError: As `towline.kafka.resetting.set_markers`.
+    """
+    set_markers(SinkSettings.parse(_sink(bridge, line, identity)), identity.sink, batch)
 
 
 def source(spark: SparkSession, line: Line, begin: str) -> DataFrame:

@@ -58,7 +58,7 @@ STUB = "payload IS NULL"
 #: because a device may write any key: on its own topics, which the broker guards, it can only drop its own [I13].
 SAME = ("__scope", "__dedupe", "__unique")
 
-_SAFE = re.compile(r"[A-Za-z0-9 _./:,;-]")
+_SAFE = re.compile(r"[A-Za-z0-9 _./:,;-]*")
 #: Type of a record's headers.
 HEADER_TYPE = "array<struct<key: string, value: binary>>"
 
@@ -106,13 +106,12 @@ class Repeats:
 
 
 def literal(text: str) -> str:
-    """A SQL string literal; whatever the parser or ``${...}`` substitution could read is written as an escape."""
-    return "'" + "".join(c if _SAFE.fullmatch(c) else _escape(c) for c in text) + "'"
+    """A SQL string constant.
 
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"
+    In hexadecimal where the parser could read more in it: quotes, ``${...}``, and escapes, which mean nothing with
+    ``spark.sql.parser.escapedStringLiterals``.
+    """
+    return f"'{text}'" if _SAFE.fullmatch(text) else f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def matches(pattern: Pattern) -> str:
@@ -120,7 +119,7 @@ def matches(pattern: Pattern) -> str:
     tests = [f"size({LEVELS}) {'>=' if pattern.deep else '='} {len(pattern.levels)}"]
     tests += [f"{_level(i)} = {literal(text)}" for i, text in enumerate(pattern.levels) if text is not None]
     if pattern.wild_start:
-        tests.append("NOT startswith(topic, '\\u0024')")
+        tests.append(f"NOT startswith(topic, {literal('$')})")
     return " AND ".join(tests)
 
 
@@ -407,7 +406,7 @@ def _dedupe_key(route: Route) -> str:
         made = template(route.dedupe, route.pattern)
     else:
         made = f"CAST((\n{route.dedupe}\n) AS STRING)"
-    return f"CASE WHEN NOT {STUB} THEN {made} END"
+    return f"CASE WHEN {ROUTE} IS NOT NULL AND NOT {STUB} THEN {made} END"
 
 
 def _wanted(route: Route) -> str:

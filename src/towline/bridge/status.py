@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from towline.bridge.board import SILENT_S, account_of, counts_of, read_board
+from towline.bridge.board import SILENT_S, account_of, counts_of, digest_of, read_board
 from towline.bridge.downaccount import DownAccount
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.client import discover
@@ -47,6 +47,8 @@ def collect(state_dir: Path, lines: list[str] | None = None) -> dict[str, Any]:
         "running": running,
         "pid": board.get("pid"),
         "updated": updated,
+        "file": (read := board.get("file") or {}).get("path"),
+        "file_changed": running and bool(read) and digest_of(Path(read["path"])) != read["sha256"],
         "spark": board.get("spark", "not started") if running else "not running",
         "kafka": board.get("kafka", "unknown") if running else "unknown",
         "kafka_error": board.get("kafka_error"),
@@ -70,11 +72,15 @@ def _alive(board: dict[str, Any]) -> bool:
     return there and time.time() - float(board.get("updated", 0)) < SILENT_S
 
 
+#: Of a line that the file names and the bridge that runs does not have.
+_NOT_THERE = "not in the bridge that runs"
+
+
 def _line(state_dir: Path, known: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
     counts = counts_of(known.get("direction", "up"), known.get("counts", {}))
     status = _ask(state_dir)
-    query = known.get("query", "not started") if running else "not running"
+    query = known.get("query", _NOT_THERE) if running else "not running"
     made: dict[str, Any] = {
         "direction": known.get("direction", "up"),
         "gateway_running": status is not None,
@@ -111,7 +117,9 @@ def _ask(state_dir: Path) -> dict[str, Any] | None:
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What to do about what is wrong with a line, or what weakens its promise."""
     gateway, last = line["gateway"] or {}, line.get("last") or {}
-    if not line["gateway_running"]:
+    if line.get("query") == _NOT_THERE:
+        yield "the file has changed since the start, or this is another one. Start towline run again."
+    elif not line["gateway_running"]:
         yield _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
     elif not running and line["direction"] == "down":
         yield "what is in the outbox is delivered; nothing more comes from Kafka. Start towline run."
@@ -187,6 +195,9 @@ def render(status: dict[str, Any]) -> str:
         how = f", it was killed (pid {status['pid']})" if status["pid"] else ""
         out = [f"{head}not running{how}   {last}"]
     out += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
+    if status["file_changed"]:
+        what = "has changed since the start: what runs is what it said then"
+        out.append(f"  ! {status['file']} {what}. Start towline run again.")
     if status["kafka_error"] and status["running"]:
         out.append(f"  {status['kafka_error']}")
     for name, line in status["lines"].items():

@@ -91,7 +91,7 @@ class Supervisor:
             for text in insecure:
                 self._screen.say(f"insecure: [kafka] {text}")
             directions = {line.name: line.direction for line in bridge.lines}
-            self._board = Board(bridge.name, bridge.state_dir, directions, insecure)
+            self._board = Board(bridge.name, bridge.state_dir, directions, insecure, bridge.file)
             self._kafka = KafkaKeeper(bridge, self._board, self._spark_ending)
             self._driver = DriverKeeper(bridge, self._board, self._kafka, self._spark_ending)
             self._gateways = [

@@ -144,6 +144,17 @@ def test_no_device_drops_anothers_messages_by_its_key(spark: SparkSession) -> No
     assert sorted(row[0] for row in kept) == ["forger", "victim"]
 
 
+def test_what_no_route_takes_has_no_key(spark: SparkSession) -> None:
+    """With one route there is one expression for all rows; a key of columns would name rows of no route too."""
+    routes = compiled({"from": "t/{device}", "topic": "t", "dedupe": {"key": "'same'"}})
+    made = expressions(routes, Letters("dead", "line"), Repeats("10 minutes"))
+    sent = [message("t/a"), message("x/a", offset=7)]
+    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in sent], SPARK_SCHEMA).coalesce(1)
+    for name in ("__levels", "__route", *SAME):
+        frame = frame.withColumn(name, F.expr(made[name]))
+    assert [tuple(row) for row in frame.select(*SAME).collect()] == [("t/a", "same", None), ("x/a", None, 7)]
+
+
 def test_a_topic_that_nothing_takes_stops_the_batch_and_says_so(spark: SparkSession) -> None:
     routes = compiled({"from": "e/{x}", "topic": "e.{x}"})
     message = {**rows(1)[0], "topic": "e/not legal"}
@@ -168,8 +179,28 @@ def test_a_where_may_end_in_a_comment_and_a_bad_cast_filters(spark: SparkSession
 
 
 @pytest.mark.parametrize("text", [*NASTY, "\0", "\x7f", "' OR 1=1 --", "a\\'b"])
-def test_literals_come_back_as_they_went(spark: SparkSession, text: str) -> None:
-    assert spark.range(1).select(F.expr(literal(text)).alias("x")).collect()[0].x == text
+@pytest.mark.parametrize("escaped", ["false", "true"])
+def test_literals_come_back_as_they_went(spark: SparkSession, text: str, escaped: str) -> None:
+    name = "spark.sql.parser.escapedStringLiterals"
+    spark.conf.set(name, escaped)
+    try:
+        assert spark.range(1).select(F.expr(literal(text)).alias("x")).collect()[0].x == text
+    finally:
+        spark.conf.unset(name)
+
+
+def test_a_route_is_taken_with_the_escapes_of_spark_1(spark: SparkSession) -> None:
+    routes = compiled({"from": "größe/+/#", "topic": "t.{mqtt.user.ü}", "key": "ü"})
+    name = "spark.sql.parser.escapedStringLiterals"
+    spark.conf.set(name, "true")
+    try:
+        sent = message("größe/a/b", user_properties=[{"key": "ü", "value": "x"}])
+        (row, letter) = letters(spark, routes, sent)[0]
+        (_, sys) = letters(spark, compiled({"from": "+/b", "topic": "t"}), message("$SYS/b"))[0]
+    finally:
+        spark.conf.unset(name)
+    assert (row.topic, bytes(row.key), letter) == ("t.x", "ü".encode(), None)
+    assert str(sys.reason) == "unrouted"
 
 
 def test_the_columns_are_those_the_sink_takes(spark: SparkSession) -> None:
