@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from towline.bridge.backoff import Backoff
 from towline.bridge.downaccount import DownCounts
+from towline.bridge.failures import NO_JVM
 from towline.bridge.recovery import PERMANENT, refused
 from towline.bridge.surroundings import check_java, environment, scratch
 from towline.errors import (
@@ -324,6 +326,7 @@ class DriverKeeper(_Keeper):
         self._backoff = Backoff(first=0.5, most=30.0)
         self._process: subprocess.Popen[str] | None = None
         self._last_word = ""
+        self._told = ""
 
     @property
     def wanted(self) -> bool:
@@ -332,14 +335,16 @@ class DriverKeeper(_Keeper):
 
     def _round(self) -> None:
         self._last_word = ""
-        with self._start() as process:
+        started, place = self._start()
+        with started as process:
             self._process = process
             threading.Thread(target=self._go, args=(process,), name="go", daemon=True).start()
             assert process.stdout is not None
             for line in process.stdout:
                 self._take(line)
             code = process.wait()
-        if "JAVA_GATEWAY_EXITED" in self._last_word:
+        shutil.rmtree(place, ignore_errors=True)  # a JVM that is still ending may write: the next start sees to it
+        if NO_JVM in self._last_word:
             self._look_at_java()
         if self.wanted:
             self._ended(self._last_word or _how(code))
@@ -365,7 +370,8 @@ class DriverKeeper(_Keeper):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> tuple[subprocess.Popen[str], Path]:
+        """The driver, and the directory where Spark drops files."""
         self._bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._board.lock:
             self._board.spark = "starting"
@@ -402,7 +408,7 @@ class DriverKeeper(_Keeper):
             bridge = json.dumps(told.model_dump(mode="json", by_alias=True))
             process.stdin.write(f"{bridge}\n{json.dumps(counts)}\n")
             process.stdin.flush()
-        return process
+        return process, place
 
     def _go(self, process: subprocess.Popen[str]) -> None:
         while process.poll() is None and not self._stopping.is_set():
@@ -425,7 +431,8 @@ class DriverKeeper(_Keeper):
             for view in self._board.lines.values():
                 view.query = "starting"
         again = f"starting again in {pause:.1f} s, messages go on being received"
-        self._board.say(f"spark: {why}; {again} (log: {self.log})")
+        self._board.say(f"spark: {'the same' if why == self._told else why}; {again} (log: {self.log})")
+        self._told = why
         self._stopping.wait(pause)
 
     def _take(self, text: str) -> None:
@@ -439,6 +446,7 @@ class DriverKeeper(_Keeper):
             self._board.say(str(unforeseen("spark's report", error)))
 
     def _on_ready(self, report: dict[str, Any]) -> None:
+        self._told = ""
         self._board.spark = "running"
         self._board.say(f"spark: {report['spark']} is up after {report['seconds']:.1f} s")
 

@@ -74,7 +74,7 @@ def _line(state_dir: Path, known: dict[str, Any], running: bool, updated: float 
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
     counts = counts_of(known.get("direction", "up"), known.get("counts", {}))
     status = _ask(state_dir)
-    query = known.get("query", "not started") if running else "not running"
+    query = known.get("query", _UNKNOWN_LINE) if running else "not running"
     made: dict[str, Any] = {
         "direction": known.get("direction", "up"),
         "gateway_running": status is not None,
@@ -111,7 +111,9 @@ def _ask(state_dir: Path) -> dict[str, Any] | None:
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What to do about what is wrong with a line, or what weakens its promise."""
     gateway, last = line["gateway"] or {}, line.get("last") or {}
-    if not line["gateway_running"]:
+    if line["query"] == _UNKNOWN_LINE:
+        yield "the file has changed since towline run was started. Start it again to run this line."
+    elif not line["gateway_running"]:
         yield _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
     elif not running and line["direction"] == "down":
         yield "what is in the outbox is delivered; nothing more comes from Kafka. Start towline run."
@@ -129,6 +131,8 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     yield from _told_of(_ACCOUNT, {**account, "fallback": line["fallback"]})
 
 
+#: The query of a line that the running bridge does not have.
+_UNKNOWN_LINE = "not in the running bridge"
 _NO_GATEWAY = {
     "up": "no gateway runs: nothing is received; the broker keeps what it can for this client's session.",
     "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits.",

@@ -241,6 +241,19 @@ def test_spark_is_killed(up: Watched) -> None:
     ]
 
 
+def test_spark_does_not_start_again_and_again(up: Watched) -> None:
+    runs(up)
+    up.spark._backoff._first = up.spark._backoff._most = 0.0
+    why = reason("[JAVA_GATEWAY_EXITED] Java gateway process exited", "spark", "the session did not start")
+    for _ in range(2):
+        up.spark._ended(why.text.removeprefix("spark: "))
+    again = "starting again in 0.0 s, messages go on being received (log: STATE/logs/driver.log)"
+    assert up.seen()[:2] == [
+        f"spark: the session did not start: Spark's JVM ended before it was ready. The details are in the driver's log.   [TL-B01]; {again}",
+        f"spark: the same; {again}",
+    ]
+
+
 def fails(seen: Watched, error: BaseException | str, again: float | None = 1.0) -> None:
     why = reason(error, f'line "{seen.line.name}"')
     seen.tell("failed", code=why.code, text=why.text, again_in=None if why.permanent else again)
@@ -372,4 +385,16 @@ def test_messages_that_went_another_way(down: Watched, gateways: list[tuple[Inbo
     assert status(down)[-2:] == [
         "  ! refused by the broker for good: 2 messages. See towline refused show, and towline refused replay.",
         "  ! in the dead-letter topic: 1 message. towline dlq show tells why, towline dlq replay carries them on.",
+    ]
+
+
+def test_a_line_that_was_renamed_in_the_file(up: Watched) -> None:
+    """It told ``query not started … Start towline run`` while that was running."""
+    runs(up)
+    up.board.save()
+    told = render(collect(up.bridge.state_dir, ["telemetryX"])).splitlines()
+    assert [line.rstrip() for line in told[1:]] == [
+        '▸ line "telemetryX"      query not in the running bridge',
+        "  account   unknown: no gateway answers",
+        "  ! the file has changed since towline run was started. Start it again to run this line.",
     ]
