@@ -11,6 +11,7 @@ from typing import Any
 
 from towline.bridge.board import SILENT_S, account_of, counts_of, read_board
 from towline.bridge.downaccount import DownAccount
+from towline.bridge.screen import lag_text
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.client import discover
 from towline.gateway.endpoint import ProcessMark
@@ -222,7 +223,7 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         out += _render_outbox(gateway, line) if line["direction"] == "down" else _render_gateway(gateway)
     if running and line["rate_in"] is not None:
         out.append(
-            f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {line['lag_s']:,.1f} s"
+            f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {lag_text(line['lag_s'])}"
         )
     return [*out, *(f"  ! {text}" for text in advice(line, running=running))]
 

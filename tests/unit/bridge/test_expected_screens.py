@@ -97,7 +97,7 @@ def test_a_start_with_messages_waiting(up: Watched) -> None:
     up.answer(received=100, end=100, oldest=NOW - 3600)
     assert up.seen() == [
         'line "telemetry": connected to mqtt://broker.example:1883',
-        'line "telemetry"   received 100 = in Kafka 0 + waiting 100   in 0/s   out 0/s   lag 3,600.0 s   receiving, spark starting',
+        'line "telemetry"   received 100 = in Kafka 0 + waiting 100   in 0/s   out 0/s   lag 3,600 s   receiving, spark starting',
     ]
     up.tell("ready", spark="4.3.0", seconds=6.2)
     up.tell("started")
@@ -113,14 +113,28 @@ def test_the_table_on_a_terminal_adds_up(up: Watched) -> None:
     runs(up)
     up.answer(received=1_105, end=1_100, oldest=NOW - 0.2)
     up.batch(0, 0, 1_000, filtered=7, unrouted=1, deduplicated=3, dead_lettered=2, kept=987)
-    console = Console(width=150, record=True, file=io.StringIO())
-    console.print(_table(up.board))
-    assert [line.rstrip() for line in console.export_text().splitlines()] == [
+    fails(up, "java.io.IOException: No space left on device")
+    told = 'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]'
+    wide = table(up, 160)
+    assert wide[:3] == [
         "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly",
-        "line       received  delivered  left out  dead letters  waiting  in/s  out/s    lag  batch  state",
-        "telemetry     1,105        987        11             2      105     0      0  0.2 s  41 ms  running",
+        "line       received  delivered  left out  dead  waiting  in/s  out/s    lag  batch  state",
+        "telemetry     1,105        987        11     2      105     0      0  0.2 s  41 ms  receiving, query waiting to retry",
+    ]
+    assert " ".join(wide[3:]) == told
+    assert table(up, 80)[:4] == [
+        "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly",
+        "line       received  delivered  left out  dead  waiting  in/s  out/s    lag",
+        "telemetry     1,105        987        11     2      105     0      0  0.2 s",
+        "telemetry: receiving, query waiting to retry",
     ]
     assert 1_105 == 987 + 11 + 2 + 105
+
+
+def table(seen: Watched, width: int) -> list[str]:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(_table(seen.board, width))
+    return [line.rstrip() for line in console.export_text().splitlines()]
 
 
 def test_the_end(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:

@@ -11,6 +11,7 @@ def test_messages_that_were_not_taken_in_whole_are_told() -> None:
         "direction": "up",
         "gateway": gateway,
         "gateway_running": True,
+        "query": "running",
         "gateway_error": None,
         "query_error": None,
         "account": None,
