@@ -327,6 +327,8 @@ class DriverKeeper(_Keeper):
         self._process: subprocess.Popen[str] | None = None
         self._last_word = ""
         self._told = ""
+        #: Lines whose first dead letters were told.
+        self._lettered: set[str] = set()
 
     @property
     def wanted(self) -> bool:
@@ -462,12 +464,22 @@ class DriverKeeper(_Keeper):
 
     def _on_progress(self, report: dict[str, Any]) -> None:
         view = self._board.lines[report["line"]]
+        letters = view.counts.dead_lettered
         view.counts = view.counts.add(report)
+        if new := view.counts.dead_lettered - letters:
+            self._letters(view.name, new)
         view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
         if view.query_error is not None:
             self._board.say(f'line "{view.name}": goes on')
         view.query, view.query_error = "running", None
         self._backoff.reset()
+
+    def _letters(self, line: str, new: int) -> None:
+        """Tell the first dead letters of a run; the others are in the account."""
+        if line not in self._lettered:
+            self._lettered.add(line)
+            messages = f"{new:,} message{'s' if new != 1 else ''}"
+            self._board.say(f'line "{line}": {messages} went to the dead-letter topic; towline dlq show tells why')
 
     def _on_failed(self, report: dict[str, Any]) -> None:
         view = self._board.lines[report["line"]]

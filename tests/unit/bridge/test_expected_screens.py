@@ -140,8 +140,13 @@ def table(seen: Watched, width: int) -> list[str]:
 def test_the_end(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
     runs(up)
     up.answer(received=110, end=110)
-    up.batch(0, 0, 105, dead_lettered=1, kept=104)
+    up.batch(0, 0, 104, dead_lettered=1, kept=103)
+    up.batch(1, 104, 105)
     up.answer(committed=105, oldest=NOW - 1)
+    assert up.seen() == [
+        'line "telemetry": 1 message went to the dead-letter topic; towline dlq show tells why',
+        'line "telemetry"   received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   in 0/s   out 0/s   lag 1.0 s   running',
+    ]
     serve(up, gateways)
     assert status(up) == [
         'bridge "plant-7"   running (pid 4711)   spark running   kafka reachable   last word 12:31:07',
@@ -152,7 +157,6 @@ def test_the_end(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> N
         "  pace      in 0/s   out 0/s   lag 1.0 s",
         "  ! in the dead-letter topic: 1 message. towline dlq show tells why, towline dlq replay carries them on.",
     ]
-    up.seen()
     up.farewell()
     assert up.seen() == [
         'line "telemetry": received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   adds up ✓',
@@ -393,6 +397,7 @@ def test_messages_that_went_another_way(down: Watched, gateways: list[tuple[Inbo
     down.answer(accepted=9, delivered=5, expired=1, refused=2, queued=1, oldest=NOW - 61)
     down.batch(0, 0, 12, filtered=2, dead_lettered=1, kept=12)
     assert down.seen() == [
+        'line "commands": 1 message went to the dead-letter topic; towline dlq show tells why',
         'line "commands"   taken 12 = delivered 5 + dead-lettered 1 + filtered 2 + expired 1 + refused 2 + waiting 1   in 0/s   out 0/s   lag 61.0 s   running',
     ]
     serve(down, gateways)
