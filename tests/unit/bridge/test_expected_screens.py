@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
 import signal
@@ -30,7 +31,8 @@ from towline.bridge.failures import reason
 from towline.bridge.keepers import _no_start
 from towline.bridge.screen import _table
 from towline.bridge.status import collect, render
-from towline.errors import JournalFull, Refused, Unreachable
+from towline.errors import GatewayUnreachable, JournalFull, Refused, Unreachable
+from towline.gateway.client import GatewayClient
 from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
@@ -251,6 +253,28 @@ def test_kafka_is_away_and_comes_back(up: Watched) -> None:
         "k1:9092: Kafka did not answer for 5 s: connection refused. Check kafka.bootstrap.servers, the network and, if Kafka asks for them, user and password.   [TL-K01]",
         "kafka: messages go on being received and wait on disk; trying again",
         'line "telemetry"   received 12 = in Kafka 0 + waiting 12   in 0/s   out 0/s   lag 5.0 s   receiving, spark starting',
+    ]
+
+
+def test_kafka_answers_again(up: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    up.kafka._failed(faults.unreachable("k1:9092", 0.1, "unknown host"))
+    monkeypatch.setattr("towline.kafka.admin.missing_topics", lambda *_, **__: [])
+    up.kafka.run()
+    assert up.seen()[2:] == ["kafka: k1:9092 answers"]
+
+
+def test_a_gateway_is_killed(up: Watched) -> None:
+    class Gone(GatewayClient):
+        def status(self, *, timeout_s: float = 0.0) -> dict[str, object]:
+            raise GatewayUnreachable("TL-G01", self.location, f"no gateway answers within {timeout_s:g} s")
+
+    runs(up)
+    up.gateway._online()
+    up.gateway._ask(Gone("grpc+unix:///none"))
+    up.gateway._online()
+    assert up.seen() == [
+        'line "telemetry": the gateway has ended; starting it again',
+        'line "telemetry": the gateway is back; what it had acknowledged is on disk',
     ]
 
 
@@ -494,4 +518,12 @@ def test_a_real_one_that_is_killed(nowhere: tuple[Path, dict[str, str]]) -> None
         "  account   unknown: no gateway answers",
         "  last word 12:31:07: received 0 = in Kafka 0 + waiting 0",
         "  ! no gateway runs: nothing is received; the broker keeps what it can for this client's session. Start towline run.",
+    ]
+    log = (state_dir / "logs" / "gateway-telemetry.log").read_text().splitlines()
+    told = [(line["event"], line.get("code"), line.get("reason")) for line in map(json.loads, log)]
+    assert list(dict.fromkeys(told)) == [
+        ("no connection", "TL-M01", f"{REFUSED}".replace("broker.example:1883", "127.0.0.1:1")),
+        ("serving", None, None),
+        ("owner ended, ending too", None, None),
+        ("ended", None, "as asked"),
     ]
