@@ -7,6 +7,7 @@ nothing, where everybody goes on appending. A line written in between is lost, a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import stat
@@ -53,15 +54,20 @@ def own_log() -> Path | None:
         return None
 
 
+def _appended() -> bool:
+    """Whether standard error is opened for appending: only then a file that was cut has no gap."""
+    return bool(fcntl.fcntl(2, fcntl.F_GETFL) & os.O_APPEND)
+
+
 class LogStream:
     """Standard error as a log that never ends the process: a full disk costs lines, not messages.
 
     Args:
         stream: Where the lines go.
-        most: Bytes the file may have, if it is one.
+        most: Bytes the file may have, if it is one that is appended to; None leaves that to others.
     """
 
-    def __init__(self, stream: TextIO, most: int = MOST_BYTES) -> None:
+    def __init__(self, stream: TextIO, most: int | None = None) -> None:
         self._stream = stream
         self._most = most
 
@@ -70,7 +76,7 @@ class LogStream:
         with contextlib.suppress(OSError, ValueError):
             self._stream.write(text)
             self._stream.flush()
-            if (log := own_log()) is not None:
+            if self._most is not None and (log := own_log()) is not None and _appended():
                 trim(log, self._most)
         return len(text)
 

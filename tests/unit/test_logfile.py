@@ -36,6 +36,15 @@ def test_a_log_that_grows_is_put_aside_while_it_is_written(tmp_path: Path) -> No
     assert stat.S_IMODE((tmp_path / f"{log.name}.1").stat().st_mode) == 0o600
 
 
+def test_a_file_that_is_not_appended_to_is_left_alone(tmp_path: Path) -> None:
+    """``2> FILE`` of a user's: cut, it would have a gap of zeros."""
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        subprocess.run([sys.executable, "-c", PROGRAM], stderr=file, stdout=subprocess.PIPE, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+    assert len(log.read_text().splitlines()) == 100
+
+
 def test_a_log_that_can_not_be_put_aside_stays(tmp_path: Path) -> None:
     log = tmp_path / "driver.log"
     log.write_text("x" * 100)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
@@ -73,6 +74,8 @@ KEPT_COUNTER = "towline.kept"
 CONSUMER = "bridge"
 #: Longest wait for a batch to end after ``stop``, in seconds; what it wrote comes again after the next start.
 STOP_S = 60.0
+#: Longest pause, in seconds, before another try after a failure that ends all at once: a disk that has room again.
+_SOON: Final = {"TL-B56": 2.0}
 #: What a process that lost its JVM ends with.
 EXIT_JVM_GONE = 3
 _PROCESSING = "Processing new data"
@@ -410,7 +413,7 @@ class _Runner:
         sys.stderr.write(f"--- line {self.line.name}\n{printable_lines(str(error).expandtabs(4))}\n")
         why = reason(error, f'line "{self.line.name}"')
         self.given_up = why.permanent
-        pause = None if why.permanent else self._backoff.next()
+        pause = None if why.permanent else min(self._backoff.next(), _SOON.get(why.code, math.inf))
         self._again_at = time.monotonic() + (pause or 0.0)
         self._driver.reports.say("failed", line=self.line.name, code=why.code, text=why.text, again_in=pause)
 

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from towline.bridge.recovery import PERMANENT
 from towline.errors import TowlineError
 
-__all__ = ["Reason", "reason"]
+__all__ = ["NO_JVM", "Reason", "reason"]
+
+#: Said when `pyspark` found no JVM behind the process that it started.
+NO_JVM = "Spark's JVM ended before it was ready"
 
 #: The code is the last one of its line: what a device named may hold another, and must not choose what happens [I13].
 _OURS = re.compile(r"towline\.errors\.\w+: ([^\n]*\[(TL-[A-Z]\d+)\])")
@@ -97,7 +100,9 @@ def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> 
         do = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
         return TowlineError("TL-B06", where, what, do), True
     said = f"{found[1]} {found[2]}" if found else next((line for line in text.splitlines() if line.strip()), kind)
-    if _ENDED.search(text):
+    if found and found[1] == "JAVA_GATEWAY_EXITED":
+        said = NO_JVM
+    elif _ENDED.search(text):
         said = "a Python process of Spark's has ended (it was killed, or there was no memory left)"
     return TowlineError("TL-B01", where, f"{failed}: {_short(said)}", "The details are in the driver's log."), False
 

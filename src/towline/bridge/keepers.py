@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from towline.bridge.backoff import Backoff
 from towline.bridge.downaccount import DownCounts
+from towline.bridge.failures import NO_JVM
 from towline.bridge.recovery import PERMANENT, refused
 from towline.bridge.surroundings import check_java, environment, scratch
 from towline.errors import (
@@ -160,7 +162,8 @@ class GatewayKeeper(_Keeper):
             self._take(status)
 
     def _say(self, text: str) -> None:
-        """Tell an event, and whose it is."""
+        """Tell an event, and whose it is; a gateway begins its errors with the name of its line."""
+        text = text.removeprefix(f"{self.line.name} at ").removeprefix(f"{self.line.name}: ")
         self._board.say(text if self.where in text else f"{self.where}: {text}")
 
     def _gone(self) -> bool:
@@ -323,6 +326,9 @@ class DriverKeeper(_Keeper):
         self._backoff = Backoff(first=0.5, most=30.0)
         self._process: subprocess.Popen[str] | None = None
         self._last_word = ""
+        self._told = ""
+        #: Lines whose first dead letters were told.
+        self._lettered: set[str] = set()
 
     @property
     def wanted(self) -> bool:
@@ -331,14 +337,16 @@ class DriverKeeper(_Keeper):
 
     def _round(self) -> None:
         self._last_word = ""
-        with self._start() as process:
+        started, place = self._start()
+        with started as process:
             self._process = process
             threading.Thread(target=self._go, args=(process,), name="go", daemon=True).start()
             assert process.stdout is not None
             for line in process.stdout:
                 self._take(line)
             code = process.wait()
-        if "JAVA_GATEWAY_EXITED" in self._last_word:
+        shutil.rmtree(place, ignore_errors=True)  # a JVM that is still ending may write: the next start sees to it
+        if NO_JVM in self._last_word:
             self._look_at_java()
         if self.wanted:
             self._ended(self._last_word or _how(code))
@@ -364,7 +372,8 @@ class DriverKeeper(_Keeper):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> tuple[subprocess.Popen[str], Path]:
+        """The driver, and the directory where Spark drops files."""
         self._bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._board.lock:
             self._board.spark = "starting"
@@ -401,7 +410,7 @@ class DriverKeeper(_Keeper):
             bridge = json.dumps(told.model_dump(mode="json", by_alias=True))
             process.stdin.write(f"{bridge}\n{json.dumps(counts)}\n")
             process.stdin.flush()
-        return process
+        return process, place
 
     def _go(self, process: subprocess.Popen[str]) -> None:
         while process.poll() is None and not self._stopping.is_set():
@@ -424,7 +433,8 @@ class DriverKeeper(_Keeper):
             for view in self._board.lines.values():
                 view.query = "starting"
         again = f"starting again in {pause:.1f} s, messages go on being received"
-        self._board.say(f"spark: {why}; {again} (log: {self.log})")
+        self._board.say(f"spark: {'the same' if why == self._told else why}; {again} (log: {self.log})")
+        self._told = why
         self._stopping.wait(pause)
 
     def _take(self, text: str) -> None:
@@ -438,6 +448,7 @@ class DriverKeeper(_Keeper):
             self._board.say(str(unforeseen("spark's report", error)))
 
     def _on_ready(self, report: dict[str, Any]) -> None:
+        self._told = ""
         self._board.spark = "running"
         self._board.say(f"spark: {report['spark']} is up after {report['seconds']:.1f} s")
 
@@ -453,12 +464,22 @@ class DriverKeeper(_Keeper):
 
     def _on_progress(self, report: dict[str, Any]) -> None:
         view = self._board.lines[report["line"]]
+        letters = view.counts.dead_lettered
         view.counts = view.counts.add(report)
+        if new := view.counts.dead_lettered - letters:
+            self._letters(view.name, new)
         view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
         if view.query_error is not None:
             self._board.say(f'line "{view.name}": goes on')
         view.query, view.query_error = "running", None
         self._backoff.reset()
+
+    def _letters(self, line: str, new: int) -> None:
+        """Tell the first dead letters of a run; the others are in the account."""
+        if line not in self._lettered:
+            self._lettered.add(line)
+            messages = f"{new:,} message{'s' if new != 1 else ''}"
+            self._board.say(f'line "{line}": {messages} went to the dead-letter topic; towline dlq show tells why')
 
     def _on_failed(self, report: dict[str, Any]) -> None:
         view = self._board.lines[report["line"]]

@@ -11,6 +11,7 @@ from typing import Any
 
 from towline.bridge.board import SILENT_S, account_of, counts_of, digest_of, read_board
 from towline.bridge.downaccount import DownAccount
+from towline.bridge.screen import lag_text
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.client import discover
 from towline.gateway.endpoint import ProcessMark
@@ -72,15 +73,11 @@ def _alive(board: dict[str, Any]) -> bool:
     return there and time.time() - float(board.get("updated", 0)) < SILENT_S
 
 
-#: Of a line that the file names and the bridge that runs does not have.
-_NOT_THERE = "not in the bridge that runs"
-
-
 def _line(state_dir: Path, known: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
     counts = counts_of(known.get("direction", "up"), known.get("counts", {}))
     status = _ask(state_dir)
-    query = known.get("query", _NOT_THERE) if running else "not running"
+    query = known.get("query", _UNKNOWN_LINE) if running else "not running"
     made: dict[str, Any] = {
         "direction": known.get("direction", "up"),
         "gateway_running": status is not None,
@@ -117,8 +114,8 @@ def _ask(state_dir: Path) -> dict[str, Any] | None:
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What to do about what is wrong with a line, or what weakens its promise."""
     gateway, last = line["gateway"] or {}, line.get("last") or {}
-    if line.get("query") == _NOT_THERE:
-        yield "the file has changed since the start, or this is another one. Start towline run again."
+    if line["query"] == _UNKNOWN_LINE:
+        yield "the file has changed since towline run was started. Start it again to run this line."
     elif not line["gateway_running"]:
         yield _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
     elif not running and line["direction"] == "down":
@@ -137,6 +134,8 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     yield from _told_of(_ACCOUNT, {**account, "fallback": line["fallback"]})
 
 
+#: The query of a line that the running bridge does not have.
+_UNKNOWN_LINE = "not in the running bridge"
 _NO_GATEWAY = {
     "up": "no gateway runs: nothing is received; the broker keeps what it can for this client's session.",
     "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits.",
@@ -229,7 +228,7 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         out += _render_outbox(gateway, line) if line["direction"] == "down" else _render_gateway(gateway)
     if running and line["rate_in"] is not None:
         out.append(
-            f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {line['lag_s']:,.1f} s"
+            f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {lag_text(line['lag_s'])}"
         )
     return [*out, *(f"  ! {text}" for text in advice(line, running=running))]
 

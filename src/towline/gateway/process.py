@@ -70,7 +70,11 @@ def run(settings: GatewaySettings) -> int:
 
 
 def configure_logging(stream: Any = None) -> None:
-    """Log to stderr: JSON lines with UTC times, or for people when it is a terminal."""
+    """Log to stderr: JSON lines with UTC times, or for people when it is a terminal.
+
+    Args:
+        stream: Another one.
+    """
     stream = stream or LogStream(sys.stderr)
     terminal = stream.isatty()
     structlog.configure(

@@ -134,3 +134,9 @@ def test_the_children_end_with_the_bridge(bridge: Running, mosquitto: Mosquitto,
     bridge.process.wait()
     _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
+
+    (bridge.directory / "out").write_text("")
+    bridge.start()
+    bridge.said("connected to")  # intake first: brokers drop when their queue is full
+    assert "is up after" not in bridge.out
+    assert bridge.interrupt() == 0

@@ -198,7 +198,7 @@ def test_the_table_shows_numbers_and_the_reason(tmp_path: Path) -> None:
     board.lines["l"].status = status(5000, 5000, 4000)
     board.lines["l"].query_error = "k1:9092: gone. [odd] markup   [TL-K01]"
     console = Console(file=io.StringIO(), width=160, record=True)
-    console.print(_table(board))
+    console.print(_table(board, 160))
     text = console.export_text()
     assert "5,000" in text
     assert "4,000" in text

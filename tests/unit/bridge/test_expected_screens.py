@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +23,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from tests.helpers import wait_until
+from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.bridge.watched import Watched
 from towline.bridge import screen
 from towline.bridge.failures import reason
 from towline.bridge.keepers import _no_start
 from towline.bridge.screen import _table
 from towline.bridge.status import collect, render
-from towline.errors import JournalFull, Refused, Unreachable
+from towline.errors import GatewayUnreachable, JournalFull, Refused, Unreachable
+from towline.gateway.client import GatewayClient
 from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
@@ -41,8 +48,9 @@ REFUSED = Unreachable(
 
 
 @pytest.fixture(autouse=True)
-def _a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "time", lambda: NOW)
+def _a_moment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "nowhere" not in request.fixturenames:
+        monkeypatch.setattr(time, "time", lambda: NOW)
     monkeypatch.setattr(screen, "PLAIN_S", 0.0)
 
 
@@ -97,7 +105,7 @@ def test_a_start_with_messages_waiting(up: Watched) -> None:
     up.answer(received=100, end=100, oldest=NOW - 3600)
     assert up.seen() == [
         'line "telemetry": connected to mqtt://broker.example:1883',
-        'line "telemetry"   received 100 = in Kafka 0 + waiting 100   in 0/s   out 0/s   lag 3,600.0 s   receiving, spark starting',
+        'line "telemetry"   received 100 = in Kafka 0 + waiting 100   in 0/s   out 0/s   lag 3,600 s   receiving, spark starting',
     ]
     up.tell("ready", spark="4.3.0", seconds=6.2)
     up.tell("started")
@@ -113,21 +121,40 @@ def test_the_table_on_a_terminal_adds_up(up: Watched) -> None:
     runs(up)
     up.answer(received=1_105, end=1_100, oldest=NOW - 0.2)
     up.batch(0, 0, 1_000, filtered=7, unrouted=1, deduplicated=3, dead_lettered=2, kept=987)
-    console = Console(width=150, record=True, file=io.StringIO())
-    console.print(_table(up.board))
-    assert [line.rstrip() for line in console.export_text().splitlines()] == [
+    fails(up, "java.io.IOException: No space left on device")
+    told = 'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]'
+    wide = table(up, 160)
+    assert wide[:3] == [
         "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly",
-        "line       received  delivered  left out  dead letters  waiting  in/s  out/s    lag  batch  state",
-        "telemetry     1,105        987        11             2      105     0      0  0.2 s  41 ms  running",
+        "line       received  delivered  left out  dead  waiting  in/s  out/s    lag  batch  state",
+        "telemetry     1,105        987        11     2      105     0      0  0.2 s  41 ms  receiving, query waiting to retry",
+    ]
+    assert " ".join(wide[3:]) == told
+    assert table(up, 80)[:4] == [
+        "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly",
+        "line       received  delivered  left out  dead  waiting  in/s  out/s    lag",
+        "telemetry     1,105        987        11     2      105     0      0  0.2 s",
+        "telemetry: receiving, query waiting to retry",
     ]
     assert 1_105 == 987 + 11 + 2 + 105
+
+
+def table(seen: Watched, width: int) -> list[str]:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(_table(seen.board, width))
+    return [line.rstrip() for line in console.export_text().splitlines()]
 
 
 def test_the_end(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
     runs(up)
     up.answer(received=110, end=110)
-    up.batch(0, 0, 105, dead_lettered=1, kept=104)
+    up.batch(0, 0, 104, dead_lettered=1, kept=103)
+    up.batch(1, 104, 105)
     up.answer(committed=105, oldest=NOW - 1)
+    assert up.seen() == [
+        'line "telemetry": 1 message went to the dead-letter topic; towline dlq show tells why',
+        'line "telemetry"   received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   in 0/s   out 0/s   lag 1.0 s   running',
+    ]
     serve(up, gateways)
     assert status(up) == [
         'bridge "plant-7"   running (pid 4711)   spark running   kafka reachable   last word 12:31:07',
@@ -138,7 +165,6 @@ def test_the_end(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> N
         "  pace      in 0/s   out 0/s   lag 1.0 s",
         "  ! in the dead-letter topic: 1 message. towline dlq show tells why, towline dlq replay carries them on.",
     ]
-    up.seen()
     up.farewell()
     assert up.seen() == [
         'line "telemetry": received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   adds up ✓',
@@ -230,6 +256,28 @@ def test_kafka_is_away_and_comes_back(up: Watched) -> None:
     ]
 
 
+def test_kafka_answers_again(up: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    up.kafka._failed(faults.unreachable("k1:9092", 0.1, "unknown host"))
+    monkeypatch.setattr("towline.kafka.admin.missing_topics", lambda *_, **__: [])
+    up.kafka.run()
+    assert up.seen()[2:] == ["kafka: k1:9092 answers"]
+
+
+def test_a_gateway_is_killed(up: Watched) -> None:
+    class Gone(GatewayClient):
+        def status(self, *, timeout_s: float = 0.0) -> dict[str, object]:
+            raise GatewayUnreachable("TL-G01", self.location, f"no gateway answers within {timeout_s:g} s")
+
+    runs(up)
+    up.gateway._online()
+    up.gateway._ask(Gone("grpc+unix:///none"))
+    up.gateway._online()
+    assert up.seen() == [
+        'line "telemetry": the gateway has ended; starting it again',
+        'line "telemetry": the gateway is back; what it had acknowledged is on disk',
+    ]
+
+
 def test_spark_is_killed(up: Watched) -> None:
     runs(up)
     up.spark._backoff._first = up.spark._backoff._most = 0.0
@@ -238,6 +286,19 @@ def test_spark_is_killed(up: Watched) -> None:
     assert up.seen() == [
         "spark: its driver was ended by signal 9; starting again in 0.0 s, messages go on being received (log: STATE/logs/driver.log)",
         'line "telemetry"   received 3 = in Kafka 0 + waiting 3   in 0/s   out 0/s   lag 2.0 s   receiving, spark starting again',
+    ]
+
+
+def test_spark_does_not_start_again_and_again(up: Watched) -> None:
+    runs(up)
+    up.spark._backoff._first = up.spark._backoff._most = 0.0
+    why = reason("[JAVA_GATEWAY_EXITED] Java gateway process exited", "spark", "the session did not start")
+    for _ in range(2):
+        up.spark._ended(why.text.removeprefix("spark: "))
+    again = "starting again in 0.0 s, messages go on being received (log: STATE/logs/driver.log)"
+    assert up.seen()[:2] == [
+        f"spark: the session did not start: Spark's JVM ended before it was ready. The details are in the driver's log.   [TL-B01]; {again}",
+        f"spark: the same; {again}",
     ]
 
 
@@ -366,10 +427,103 @@ def test_messages_that_went_another_way(down: Watched, gateways: list[tuple[Inbo
     down.answer(accepted=9, delivered=5, expired=1, refused=2, queued=1, oldest=NOW - 61)
     down.batch(0, 0, 12, filtered=2, dead_lettered=1, kept=12)
     assert down.seen() == [
+        'line "commands": 1 message went to the dead-letter topic; towline dlq show tells why',
         'line "commands"   taken 12 = delivered 5 + dead-lettered 1 + filtered 2 + expired 1 + refused 2 + waiting 1   in 0/s   out 0/s   lag 61.0 s   running',
     ]
     serve(down, gateways)
     assert status(down)[-2:] == [
         "  ! refused by the broker for good: 2 messages. See towline refused show, and towline refused replay.",
         "  ! in the dead-letter topic: 1 message. towline dlq show tells why, towline dlq replay carries them on.",
+    ]
+
+
+def test_a_line_that_was_renamed_in_the_file(up: Watched) -> None:
+    """It told ``query not started … Start towline run`` while that was running."""
+    runs(up)
+    up.board.save()
+    told = render(collect(up.bridge.state_dir, ["telemetryX"])).splitlines()
+    assert [line.rstrip() for line in told[1:]] == [
+        '▸ line "telemetryX"      query not in the running bridge',
+        "  account   unknown: no gateway answers",
+        "  ! the file has changed since towline run was started. Start it again to run this line.",
+    ]
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A bridge for which there is no broker, no Kafka, and a Java that does not start; and its environment."""
+    text = GOOD.replace("mqtt://a:1883", "mqtt://127.0.0.1:1").replace("k1:9092", "127.0.0.1:1")
+    file = read(text, tmp_path).file
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").symlink_to("/bin/false")
+    environ = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    return file, {**environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+
+
+def real(nowhere: tuple[Path, dict[str, str]], *command: str) -> subprocess.Popen[str]:
+    """A real process, its console in ``out``."""
+    file, environ = nowhere
+    with (file.parent / "out").open("w") as out:
+        towline = [*command[:-1], sys.executable, "-m", "towline.cli", command[-1], str(file)]
+        return subprocess.Popen(towline, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environ, text=True)
+
+
+def console(nowhere: tuple[Path, dict[str, str]], *awaited: str) -> list[str]:
+    """Its lines, once they hold what is awaited; each once, times and places aside."""
+    out = nowhere[0].parent / "out"
+    wait_until(lambda: all(text in out.read_text() for text in awaited), what=f"{awaited}")
+    text = out.read_text().replace(str(nowhere[0].parent), "HERE")
+    text = re.sub(r"\d\d:\d\d:\d\d", "12:31:07", re.sub(r"in \d+\.\d s", "in N s", text))
+    return list(dict.fromkeys(re.sub(r"for \d+ s", "for N s", re.sub(r"pid \d+", "pid 4711", text)).splitlines()))
+
+
+def test_a_real_one_that_reaches_nothing(nowhere: tuple[Path, dict[str, str]]) -> None:
+    """`nohup`, so that a log-out does not end it; SIGTERM does."""
+    process = real(nowhere, "nohup", "run")
+    try:
+        console(nowhere, "[TL-K01]", "the same", "broker offline")
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert int(re.findall(r"SigIgn:\s*(\w+)", status)[0], 16) & 1 << (signal.SIGHUP - 1)
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+    again = "starting again in N s, messages go on being received (log: HERE/state/logs/driver.log)"
+    assert sorted(console(nowhere)) == sorted(
+        [
+            'line "telemetry": mqtt://127.0.0.1:1: no connection (connection refused). Is the broker up, and the port right?   [TL-M01]',
+            'line "telemetry"   received 0 = in Kafka 0 + waiting 0   in 0/s   out 0/s   lag 0.0 s   broker offline',
+            f"spark: the session did not start: Spark's JVM ended before it was ready. The details are in the driver's log.   [TL-B01]; {again}",
+            f"spark: the same; {again}",
+            "127.0.0.1:1: Kafka did not answer for N s: 127.0.0.1:1: Connect to ipv4#127.0.0.1:1 failed: Connection refused. Check kafka.bootstrap.servers, the network and, if Kafka asks for them, user and password.   [TL-K01]",
+            "kafka: messages go on being received and wait on disk; trying again",
+            'line "telemetry": received 0 = in Kafka 0 + waiting 0   adds up ✓',
+            'line "telemetry": no broker was reached',
+        ]
+    )
+
+
+def test_a_real_one_that_is_killed(nowhere: tuple[Path, dict[str, str]]) -> None:
+    process = real(nowhere, "run")
+    console(nowhere, "broker offline")
+    state_dir = nowhere[0].parent / "state"
+    wait_until(lambda: '"state": "offline"' in (state_dir / "bridge.json").read_text(), what="its board")
+    process.kill()
+    process.wait()
+    endpoint = state_dir / "telemetry" / "endpoint.json"
+    wait_until(lambda: not endpoint.exists(), what="the end of its gateway")
+    assert real(nowhere, "status").wait(60) == 3
+    assert console(nowhere) == [
+        'bridge "plant-7"   not running, it was killed (pid 4711)   last word 12:31:07',
+        '▸ line "telemetry"   at_least_once   query not running',
+        "  account   unknown: no gateway answers",
+        "  last word 12:31:07: received 0 = in Kafka 0 + waiting 0",
+        "  ! no gateway runs: nothing is received; the broker keeps what it can for this client's session. Start towline run.",
+    ]
+    log = (state_dir / "logs" / "gateway-telemetry.log").read_text().splitlines()
+    told = [(line["event"], line.get("code"), line.get("reason")) for line in map(json.loads, log)]
+    assert list(dict.fromkeys(told)) == [
+        ("no connection", "TL-M01", f"telemetry at {REFUSED}".replace("broker.example:1883", "127.0.0.1:1")),
+        ("serving", None, None),
+        ("owner ended, ending too", None, None),
+        ("ended", None, "as asked"),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from towline.bridge.failures import reason
+from towline.bridge.failures import NO_JVM, reason
 from towline.errors import KafkaError
 
 #: What follows the exception of a query that ended: its plan names what the line's SQL could raise.
@@ -88,6 +88,12 @@ def test_the_reason_is_an_exception_and_never_the_plan(text: str, told: str) -> 
     assert why.code == "TL-B01"
     assert why.text.startswith(f'line "x": the query failed: {told}')
     assert not why.permanent
+
+
+def test_a_jvm_that_does_not_start_is_told_in_words() -> None:
+    text = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
+    why = reason(RuntimeError(text), "spark", "the session did not start")
+    assert why.text.startswith(f"spark: the session did not start: {NO_JVM}. The details are in the driver's log.")
 
 
 @pytest.mark.parametrize("before", ["", "Job aborted: Lost task 0.0: org.apache.spark.SparkRuntimeException: "])

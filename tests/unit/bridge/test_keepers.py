@@ -178,7 +178,7 @@ def test_what_the_driver_is_told_is_ascii(board: Board, stopping: threading.Even
     keeper.command = (sys.executable, "-c", echo)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONIOENCODING", "latin-1")
-        with keeper._start() as process:
+        with keeper._start()[0] as process:
             assert process.stdout is not None
             told = Bridge.model_validate_json(ast.literal_eval(process.stdout.read()))
     assert told.uplinks[0].routes == bridge.uplinks[0].routes

@@ -14,6 +14,7 @@ def test_messages_that_were_not_taken_in_whole_are_told() -> None:
         "direction": "up",
         "gateway": gateway,
         "gateway_running": True,
+        "query": "running",
         "gateway_error": None,
         "query_error": None,
         "account": None,
@@ -38,7 +39,7 @@ def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     assert code_of(known) == NOT_KNOWN
     told = render(known)
     assert f"! {file} has changed since the start: what runs is what it said then. Start towline run again." in told
-    assert 'line "telemetryX"      query not in the bridge that runs' in told
+    assert 'line "telemetryX"      query not in the running bridge' in told
     assert "Start towline run." not in told
     assert not collect(tmp_path, None)["lines"].keys() - {"telemetry"}
     Board("plant", tmp_path, {"telemetry": "up"}, file=file).save(ended=True)

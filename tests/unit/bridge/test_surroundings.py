@@ -8,11 +8,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.helpers import wait_until
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.surroundings import check_java, environment, scratch, short_sockets
 from towline.errors import SetupError
@@ -148,22 +146,3 @@ def test_a_second_ctrl_c_before_anything_runs(tmp_path: Path) -> None:
         timeout=30,
     )
     assert (done.returncode, done.stderr) == (130, "")
-
-
-def test_ignored_signals_stay_ignored(tmp_path: Path) -> None:
-    """``nohup towline run &`` and log-out."""
-    read(GOOD.replace("mqtt://a:1883", "mqtt://127.0.0.1:1").replace("k1:9092", "127.0.0.1:1"), tmp_path)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "java").symlink_to("/bin/false")
-    command = [sys.executable, "-m", "towline.cli", "run", str(tmp_path / "bridge.toml")]
-    environ: dict[str, Any] = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen(["nohup", *command], stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environ)
-    try:
-        wait_until(lambda: "[TL-K01]" in (tmp_path / "out").read_text(), what="the first word")
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        ignored = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn"))
-        assert ignored & 1  # SIGHUP
-    finally:
-        process.terminate()
-        assert process.wait(60) == 0

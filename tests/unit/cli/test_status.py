@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import wait_until
 from tests.unit.cli.test_main import ran
 from towline.bridge.board import Board
 from towline.bridge.downaccount import DownCounts
@@ -164,3 +166,18 @@ def test_a_screen_shows_no_figures_of_a_gateway_that_is_silent(tmp_path: Path) -
     view.hear(STATUS)
     view.gateway_error = "x"
     assert summary(view, "running") == 'line "line"   no gateway'
+
+
+def test_a_zombie_does_not_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A supervisor that was killed a moment ago, and that nobody has waited for."""
+    line = Line(tmp_path, "up")
+    line.board.save()
+    process = subprocess.Popen(["true"])
+    try:
+        wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "Z", what="a zombie")
+        file = tmp_path / "bridge.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "pid": process.pid}))
+        code, out = shown(capsys, line)
+        assert (code, f"not running, it was killed (pid {process.pid})" in out) == (3, True)
+    finally:
+        process.wait()
