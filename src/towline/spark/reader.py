@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
+from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, one_line
 from towline.spark.cut import Cut
 from towline.spark.link import PATIENCE_S, Place, patiently
 from towline.spark.offsets import Position
@@ -208,10 +208,12 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- in the runner -----------------------------------------------------------------------------------------
 
+    @one_line
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query at what is durable now."""
         self._target = self._opened().tip
 
+    @one_line
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Most rows or bytes of a batch; the first call that only the runner gets, so the lease is taken here.
 
@@ -224,6 +226,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self._plan.max_rows)
         return ReadAllAvailable() if self._plan.max_bytes is None else ReadMaxBytes(self._plan.max_bytes)
 
+    @one_line
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint begins: option ``startingOffset``."""
         lease = self._opened()
@@ -233,6 +236,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         incarnation = self._hold.incarnation(offset)
         return Position(lease.name, lease.journal, offset, incarnation=incarnation).to_json()
 
+    @one_line
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Commit what of ``start`` is durable, then wait for new rows for a while.
 
@@ -273,6 +277,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._warned = bool(trouble)
         return {**plain, "tip": self._tip, "queued": max(0, self._tip - self._reached)} if plain else None
 
+    @one_line
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One slice a batch; an empty one for a tick, so that a worker is used.
 
@@ -339,6 +344,7 @@ class MqttBatchReader(DataSourceReader):
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
 
+    @one_line
     def partitions(self) -> Sequence[InputPartition]:
         """One slice from ``startingOffset`` (default earliest) to ``endingOffset`` (default the newest)."""
         _check(self._plan, streaming=False)

@@ -175,7 +175,7 @@ def test_mistakes_get_one_line(
     batch = spark.range(1).selectExpr("CAST(id AS STRING) AS value").selectExpr(*columns.split(", ", 1))
     with pytest.raises(PySparkException) as caught:
         batch.write.format("kafka_transactional").mode("append").options(**given).save()
-    assert says in line(str(caught.value))
+    assert says in str(caught.value).splitlines()[0]  # the first thing seen, no frames before it
 
 
 def test_overwriting_a_topic_is_refused(spark: SparkSession, kafka: Kafka) -> None:
