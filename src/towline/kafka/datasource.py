@@ -109,7 +109,7 @@ class KafkaTransactional(DataSource):
         Raises:
             ConfigError: TL-C48 for columns.
             JournalError: TL-J20.
-            KafkaError: TL-K10, TL-K11, as `guard.look` says.
+            KafkaError: TL-K04 for a topic that is not there; TL-K10, TL-K11, as `guard.look` says.
         """
         location = self.options.get("checkpointlocation", "")
         if self._settings.guarantee == "at_most_once":
@@ -138,6 +138,7 @@ class KafkaTransactional(DataSource):
         _tell_insecure(self._settings)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         columns = Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
+        guard.require_topics(self._settings)
         return delivery_for(self._settings, columns, origin or Origin())
 
 
