@@ -271,7 +271,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None  # the next latestOffset tells it better
         plain = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
         if trouble := (status.get("last_error") or {}).get("text"):
-            plain["last_error"] = trouble
+            from towline.spark.options import in_options  # noqa: PLC0415 - workers need no pydantic
+
+            plain["last_error"] = trouble = in_options(trouble)
             if not self._warned:
                 _LOG.warning(trouble)
         self._warned = bool(trouble)
