@@ -270,7 +270,7 @@ def fenced(servers: str, transactional_id: str) -> KafkaError:
     """TL-K19: this producer may not go on; nothing of it is visible."""
     what = f"another producer took over the transactional id {transactional_id}, or this one slept past its transaction"
     do = (
-        "A newer attempt has the word, or a second query uses this sinkId: nothing was written twice. If this comes "
+        "A newer attempt has the word, or a second query writes as this sink: nothing was written twice. If this comes "
         "again and again, a batch takes longer than kafka.transaction.timeout.ms: take less, or raise deliveryTimeout."
     )
     return KafkaError("TL-K19", servers, what, f"{do} {KEPT}")

@@ -20,7 +20,15 @@ from towline.errors import ConfigError, did_you_mean
 from towline.gateway.guarantees import knobs, low_subscription, sharing_problem
 from towline.gateway.settings import GatewaySettings, Guarantee
 
-__all__ = ["DEFAULT_MAX_BYTES", "DEFAULT_MAX_ROWS", "OPTIONS", "SourceOptions", "parse_options", "parse_subscriptions"]
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "DEFAULT_MAX_ROWS",
+    "OPTIONS",
+    "SourceOptions",
+    "in_options",
+    "parse_options",
+    "parse_subscriptions",
+]
 
 #: Rows of one micro-batch unless told otherwise: about 40 MB of small messages, 0.3 to 0.7 s of Spark's time.
 DEFAULT_MAX_ROWS = 200_000
@@ -366,8 +374,7 @@ def shares(settings: GatewaySettings, where: str, publish_qos: int | None = None
         ConfigError: TL-C90.
     """
     if problem := sharing_problem(settings, publish_qos):
-        what, do = (text.replace("brokers_share_sessions = true", "brokersShareSessions=true") for text in problem)
-        raise ConfigError("TL-C90", f'{where} option "broker"', what, do)
+        raise ConfigError("TL-C90", f'{where} option "broker"', *map(in_options, problem))
 
 
 def _reader(name: str, setting: _Setting, guarantee: Guarantee) -> Callable[[str], object]:
@@ -406,6 +413,15 @@ def _translated(error: ValidationError) -> ConfigError:
 def _one_line(text: str) -> str:
     """What came from outside, without line breaks and not for pages."""
     return " ".join(text.split())[:200]
+
+
+_SPOKEN = {setting.path[-1]: name for name, setting in _GATEWAY_OPTIONS.items() if "_" in setting.path[-1]}
+_SETTING = re.compile(rf'\b({"|".join(_SPOKEN)})\b(?: = "?(\w+)"?)?')
+
+
+def in_options(message: str) -> str:
+    """Name a gateway's settings in its words as the options that hold them: ``x_y = "z"`` is ``xY=z`` here."""
+    return _SETTING.sub(lambda m: _SPOKEN[m[1]] + (f"={m[2]}" if m[2] else ""), message)
 
 
 def _in_options(message: str) -> str:

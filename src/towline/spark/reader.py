@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
+from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, one_line
 from towline.gateway.rows import EVENT_TIME, TIMED_SCHEMA
 from towline.spark.cut import Cut
 from towline.spark.link import PATIENCE_S, Place, patiently
@@ -215,10 +215,12 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- in the runner -----------------------------------------------------------------------------------------
 
+    @one_line
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query at what is durable now."""
         self._target = self._opened().tip
 
+    @one_line
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Most rows or bytes of a batch; the first call that only the runner gets, so the lease is taken here.
 
@@ -231,6 +233,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self._plan.max_rows)
         return ReadAllAvailable() if self._plan.max_bytes is None else ReadMaxBytes(self._plan.max_bytes)
 
+    @one_line
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint begins: option ``startingOffset``."""
         lease = self._opened()
@@ -240,6 +243,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         incarnation = self._hold.incarnation(offset)
         return Position(lease.name, lease.journal, offset, incarnation=incarnation).to_json()
 
+    @one_line
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Commit what of ``start`` is durable, then wait for new rows for a while.
 
@@ -274,12 +278,15 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None  # the next latestOffset tells it better
         plain = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
         if trouble := (status.get("last_error") or {}).get("text"):
-            plain["last_error"] = trouble
+            from towline.spark.options import in_options  # noqa: PLC0415 - workers need no pydantic
+
+            plain["last_error"] = trouble = in_options(trouble)
             if not self._warned:
                 _LOG.warning(trouble)
         self._warned = bool(trouble)
         return {**plain, "tip": self._tip, "queued": max(0, self._tip - self._reached)} if plain else None
 
+    @one_line
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One slice a batch; an empty one for a tick, so that a worker is used.
 
@@ -363,6 +370,7 @@ class MqttBatchReader(DataSourceReader):
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
 
+    @one_line
     def partitions(self) -> Sequence[InputPartition]:
         """One slice from ``startingOffset`` (default earliest) to ``endingOffset`` (default the newest)."""
         _check(self._plan, streaming=False)

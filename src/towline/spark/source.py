@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from towline.errors import one_line
+
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
@@ -27,6 +29,7 @@ class MqttDataSource(DataSource):
         ConfigError: One line for the first mistake in the options, see `towline.spark.options.parse_options`.
     """
 
+    @one_line
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         self._read: ReadPlan | None = None
@@ -44,6 +47,7 @@ class MqttDataSource(DataSource):
         """The name of the format."""
         return "mqtt"
 
+    @one_line
     def schema(self) -> str:
         """One row a message; the same columns in the same order as the journal's, and with ``eventTime`` one more.
 
@@ -64,24 +68,28 @@ class MqttDataSource(DataSource):
             logging.getLogger("towline.spark").warning(line)
         return f"{SPARK_SCHEMA}, {EVENT_TIME} timestamp" if self._plan.event_time else SPARK_SCHEMA
 
+    @one_line
     def streamReader(self, schema: StructType) -> MqttStreamReader:  # noqa: N802 - Spark's name
         """Make the reader of a stream; called in two processes, so nothing connects."""
         from towline.spark.reader import MqttStreamReader  # noqa: PLC0415 - see above
 
         return MqttStreamReader(_fitted(self._plan, schema))
 
+    @one_line
     def reader(self, schema: StructType) -> MqttBatchReader:
         """Make the reader of a range of offsets."""
         from towline.spark.reader import MqttBatchReader  # noqa: PLC0415 - see above
 
         return MqttBatchReader(_fitted(self._plan, schema))
 
+    @one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Make the writer of a stream; complete mode appends. See `towline.spark.sink.stream_writer` for errors."""
         from towline.spark.sink import stream_writer  # noqa: PLC0415 - see above
 
         return stream_writer(self.options, schema)
 
+    @one_line
     def writer(self, schema: StructType, overwrite: bool) -> MqttBatchWriter:  # noqa: FBT001 - Spark's signature
         """Make the writer of a batch query. See `towline.spark.sink.batch_writer` for errors."""
         from towline.spark.sink import batch_writer  # noqa: PLC0415 - see above

@@ -11,6 +11,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
+from towline.kafka import guard
 from towline.kafka.datasource import KafkaTransactional, Written, account
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce
 from towline.kafka.exactly_once import ExactlyOnce
@@ -18,6 +19,12 @@ from towline.kafka.tally import sum_at
 
 OPTIONS = {"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once", "topic": "t"}
 SCHEMA = StructType([StructField("value", StringType())])
+
+
+@pytest.fixture(autouse=True)
+def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers at k1; what is asked there is tested on a real Kafka."""
+    monkeypatch.setattr(guard, "require_topics", lambda _: None)
 
 
 def written(batch: int | None = 7, rows: int = 10, lost: int = 0, why: str = "") -> Written:
