@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+import hypothesis
 import pytest
 
 from tests.helpers import lacking, ptrace_works
@@ -47,6 +48,11 @@ class NewMosquitto(Protocol):
 
     def __call__(self, **settings: str) -> Mosquitto:
         """A running broker with these lines in its configuration."""
+
+
+# How long an example takes says something of the machine, not of the code.
+hypothesis.settings.register_profile("towline", deadline=None)
+hypothesis.settings.load_profile("towline")
 
 
 def pytest_configure() -> None:
