@@ -69,7 +69,7 @@ def readings(spark: SparkSession, given: argparse.Namespace, consumer: str) -> D
     messages = (
         spark.readStream.format("mqtt")
         .option("broker", given.broker)
-        .option("clientId", "plain-pyspark")
+        .option("clientId", f"plain-pyspark-{given.directory.resolve().name}")  # one name, one session at the broker
         .option("subscribe", given.subscribe)
         .option("stateDir", str(given.directory / "gateway"))
         .option("consumer", consumer)

@@ -120,6 +120,20 @@ class Checkpoint:
         except (OSError, ValueError):
             return False
 
+    def watermark_ms(self, offset: object) -> int | None:
+        """The watermark of the newest batch, if that ends at a source offset, in ms since 1970; else None.
+
+        Args:
+            offset: As the source gave it to Spark, a JSON value.
+        """
+        path, batch = self._path, self.last_offsets_batch()
+        if path is None or batch is None or not self.ends_at(offset, done=False):
+            return None
+        try:
+            return int(json.loads((path / _OFFSETS / str(batch)).read_text().split("\n")[1])["batchWatermarkMs"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def newest_offsets(self) -> list[Any]:
         """What the newest batch that was planned says of each source, as JSON values; empty where there is none.
 
@@ -174,6 +188,12 @@ class Checkpoint:
             _KNOWN.pop(str(path), None)
             raise _undurable(error, self._location) from error
 
+    @property
+    def stateful(self) -> bool:
+        """Whether it holds the state of a stateful query; False where the checkpoint is not local."""
+        path = self._path
+        return path is not None and _has_entries(path / _STATE)
+
     def sync_state(self) -> None:
         """Make the state of a stateful query durable; nothing to do for others.
 
@@ -184,7 +204,7 @@ class Checkpoint:
             JournalError: TL-J20, the disk did not take it: the batch must not be committed.
         """
         path = self._path
-        if path is None or not _has_entries(path / _STATE):
+        if path is None or not self.stateful:
             return
         try:
             _sync_file_system(path)

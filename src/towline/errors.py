@@ -27,12 +27,15 @@ docs/errors.md. No secret is ever part of it [I12]; what came from outside is es
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+import functools
+import os
+import weakref
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from towline.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "BrokerError",
@@ -55,7 +58,11 @@ __all__ = [
     "TowlineError",
     "Unreachable",
     "did_you_mean",
+    "one_line",
 ]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 #: Characters of a part of an error: a topic alone may have 65,535.
@@ -180,3 +187,24 @@ class PublisherError(TowlineError):
 
 class KafkaError(TowlineError):
     """Kafka, or the way to it."""
+
+
+#: PySpark's processes show Spark an error without frames where it is set (``pyspark.util.handle_worker_exception``).
+_HIDE = "SPARK_HIDE_TRACEBACK"
+
+
+def one_line(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """For what Spark calls: show it our own errors without frames and causes, as they tell their story themselves."""
+
+    @functools.wraps(method)
+    def bordered(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(*args, **kwargs)
+        except TowlineError as error:
+            told = error
+        if _HIDE not in os.environ:
+            os.environ[_HIDE] = "1"
+            weakref.finalize(told, os.environ.pop, _HIDE, None)  # an error that is caught hides no other
+        raise told.with_traceback(None) from None
+
+    return bordered

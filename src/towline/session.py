@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_SOURCES = (
-    ("towline.spark.source", "MqttDataSource"),
-    ("towline.kafka.datasource", "KafkaTransactional"),
-)
+#: Format → module and class.
+_SOURCES = {
+    "mqtt": ("towline.spark.source", "MqttDataSource"),
+    "kafka_transactional": ("towline.kafka.datasource", "KafkaTransactional"),
+}
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``format("mqtt")`` and ``format("kafka_transactional")``; again replaces.
+    """Register ``format("mqtt")`` and ``format("kafka_transactional")`` where Spark has not found them by itself.
 
     Args:
         spark: The session, classic or Connect.
@@ -30,7 +31,10 @@ def register(spark: SparkSession) -> None:
         SetupError: TL-S20 when PySpark lacks what the formats are built on.
     """
     _run_our_python(spark)
-    for module, name in _SOURCES:
+    known = _known(spark)
+    for word, (module, name) in _SOURCES.items():
+        if word in known:
+            continue
         try:
             source = getattr(importlib.import_module(module), name)
         except ImportError as error:
@@ -41,6 +45,15 @@ def register(spark: SparkSession) -> None:
                 "Install towline[spark]: PySpark 4.3 with its Python Data Source API.",
             ) from error
         spark.dataSource.register(source)
+
+
+def _known(spark: SparkSession) -> set[str]:
+    """The formats that the session has: what is registered beside one that Spark found is warned of at every load."""
+    try:
+        manager = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001
+        return {name for name in _SOURCES if manager.dataSourceExists(name)}
+    except Exception:  # noqa: BLE001 - a Connect session has none, and discovery is no promise of Spark's
+        return set()
 
 
 def _run_our_python(spark: SparkSession) -> None:

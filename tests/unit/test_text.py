@@ -7,6 +7,7 @@ import json
 import logging
 import time
 import unicodedata
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from towline.bridge import dlq
 from towline.bridge.board import Board
 from towline.bridge.failures import reason
 from towline.bridge.screen import LiveScreen, PlainScreen
+from towline.bridge.sqlcheck import Findings
 from towline.errors import KafkaError, TowlineError
 from towline.gateway.process import configure_logging
 from towline.kafka.deadletters import Letter, Reason
@@ -115,7 +117,11 @@ def test_dlq_show(
         Reason.TOPIC_ILLEGAL, HOSTILE, None, None, [("mqtt.topic", b"\x1b]52;c;eA==\x07\xff")], detail=HOSTILE
     )
     shelf = SimpleNamespace(
-        topic=HOSTILE, entries=lambda _: [dlq.Entry(0, 7, 0, letter)], line_of=lambda _: SimpleNamespace(name=HOSTILE)
+        topic=HOSTILE,
+        absent=True,
+        nobodys=Counter([HOSTILE]),
+        entries=lambda _: [dlq.Entry(0, 7, 0, letter)],
+        line_of=lambda _: SimpleNamespace(name=HOSTILE),
     )
     monkeypatch.setattr("towline.bridge.dlq.shelves", lambda _: [shelf])
     code, out, _ = ran(capsys, "dlq", "show", str(file), *more)
@@ -124,7 +130,7 @@ def test_dlq_show(
     if more:
         assert json.loads(out)["first"][0]["topic"] == HOSTILE
     else:
-        assert out.count("\n") == 2
+        assert out.count("\n") == 3
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
@@ -136,7 +142,8 @@ def test_dlq_replay(
     done = dlq.Replay()
     done.mended[HOSTILE] = 1
     done.dead[HOSTILE] = 1
-    monkeypatch.setattr("towline.bridge.dlq.shelves", lambda _: [None])
+    shelf = SimpleNamespace(topic=HOSTILE, absent=True, nobodys=Counter([HOSTILE]))
+    monkeypatch.setattr("towline.bridge.dlq.shelves", lambda _: [shelf])
     monkeypatch.setattr("towline.bridge.dlq.replay", lambda *_, **__: done)
     assert_harmless(ran(capsys, "dlq", "replay", str(file), *more)[1])
 
@@ -161,10 +168,13 @@ def test_status(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: list[s
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
-def test_check(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: list[str]) -> None:
+def test_check(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
+) -> None:
     file = tmp_path / "bridge.toml"
     where = "where = \"topic = '\\u001b[2J\\u202e'\""
     file.write_text(GOOD.replace('topic = "telemetry"', f'topic = "telemetry"\n{where}'))
+    monkeypatch.setattr("towline.bridge.sqlcheck.examine", lambda *_: Findings(HOSTILE, [HOSTILE]))
     code, out, _ = ran(capsys, "check", str(file), *more)
     assert code == 0
     assert "where" in out

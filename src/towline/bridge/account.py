@@ -30,12 +30,14 @@ class Counts:
         filtered: Left out by a ``where``.
         unrouted: Taken by no route.
         fallback: Sent to a fallback topic.
-        dead_lettered: Sent to the dead-letter topic, because they could not be mapped.
+        dead_lettered: Sent to the dead-letter topic, because they could not be mapped or Kafka would refuse them.
         deduplicated: Dropped as repeats.
-        late: Dropped by the state store, because the gateway's clock was set back further than keys are remembered.
+        late: Dropped by the state store as older than its watermark, which no row should be.
         missed: Rows of batches that were committed while nobody listened (the bridge ended in between), or that were
             skipped because the marker said that Kafka has them.
         skipped: Rows of a repeated batch that guarantee at_most_once served empty.
+        query: Id of the query whose sink told of dead letters last.
+        told: Part of `dead_lettered` that it told of.
     """
 
     journal: str = ""
@@ -51,20 +53,32 @@ class Counts:
     late: int = 0
     missed: int = 0
     skipped: int = 0
+    query: str = ""
+    told: int = 0
 
     def add(self, progress: Mapping[str, Any]) -> Self:
         """Count a committed batch; one that was counted before changes nothing.
 
         Args:
             progress: A report of the driver: ``journal``, ``batch``, ``rows``, ``start``, ``end``, ``observed``,
-                ``gives_up`` (whether rows that a batch did not show were given up, or are in Kafka).
+                ``gives_up`` (whether rows that a batch did not show were given up, or are in Kafka); where the sink
+                counts dead letters, ``query`` and ``letters`` (of all its batches up to this one).
         """
+        counted = self._batch(progress)
+        if (letters := progress.get("letters")) is None:
+            return counted
+        query = str(progress["query"])
+        before = counted.told if query == counted.query else 0
+        total = max(before, int(letters))
+        return replace(counted, query=query, told=total, dead_lettered=counted.dead_lettered + total - before)
+
+    def _batch(self, progress: Mapping[str, Any]) -> Self:
         journal = str(progress.get("journal", ""))
         if journal != self.journal:  # another journal: its offsets begin anew
             return (
-                type(self)(journal=journal).add(progress)
+                type(self)(journal=journal)._batch(progress)  # noqa: SLF001 - its own
                 if self.since is not None
-                else replace(self, journal=journal).add(progress)
+                else replace(self, journal=journal)._batch(progress)  # noqa: SLF001 - its own
             )
         end, observed = progress.get("end"), progress.get("observed") or {}
         rows = int(observed.get("rows", progress.get("rows") or 0))
@@ -219,7 +233,7 @@ def account(gateway: Mapping[str, Any], counts: Counts) -> Account:
     elif not counts.agree:
         why_not = f"offsets {counts.since:,} to {counts.upto:,} gave {counts.rows + counts.missed:,} rows"
     elif counts.late:
-        why_not = f"{counts.late:,} rows were lost: the gateway's clock was set back further than dedupe keys are kept"
+        why_not = f"{counts.late:,} rows were lost: Spark took them for late. That should not happen; please report it"
     return Account(
         received=received,
         in_kafka=committed - left_out,

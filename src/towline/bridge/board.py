@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -16,15 +17,15 @@ from towline.bridge.account import Account, Counts, account
 from towline.bridge.downaccount import DownAccount, DownCounts, down_account
 from towline.gateway.endpoint import write_private
 
-__all__ = ["BRIDGE_FILE", "Board", "LineView", "account_of", "counts_of", "read_board"]
+__all__ = ["BRIDGE_FILE", "Board", "LineView", "account_of", "counts_of", "digest_of", "read_board"]
 
 BRIDGE_FILE = "bridge.json"
 #: Rates are taken over this many seconds.
 WINDOW_S = 5.0
 #: An answer of a gateway, or a word of the bridge, is as old as this at most, in seconds, to say how things are now.
 SILENT_S = 10.0
-#: Samples kept for the lag, one a second: an outage of an hour is told exactly, a longer one as "more than".
-SAMPLES = 3600
+#: Samples kept for the rates, one a second.
+SAMPLES = 10
 
 
 def counts_of(direction: str, values: Mapping[str, Any]) -> Counts | DownCounts:
@@ -55,6 +56,7 @@ class LineView:
         restarts: How often the query failed since the bridge began.
         gateway_restarts: How often the gateway was started again.
         samples: (monotonic seconds, received, committed).
+        before: The gateway's last answer to the bridge that ran before this one.
     """
 
     name: str
@@ -69,6 +71,7 @@ class LineView:
     gateway_restarts: int = 0
     batch_ms: int = 0
     samples: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    before: Mapping[str, Any] = field(default_factory=dict)
 
     def hear(self, status: Mapping[str, Any]) -> None:
         """Take an answer of the gateway."""
@@ -86,7 +89,7 @@ class LineView:
         return account_of(self.status, self.counts) if self.status and not self.silent else None
 
     def sample(self, now: float) -> None:
-        """Note where the line is, for rates and lag."""
+        """Note where the line is, for the rates."""
         if known := self.account:
             self.samples.append((now, known.received, known.received - known.waiting - known.arriving))
 
@@ -100,14 +103,11 @@ class LineView:
         return ((last[1] - first[1]) / seconds, (last[2] - first[2]) / seconds) if seconds > 0 else (0.0, 0.0)
 
     def lag_s(self) -> float:
-        """How many seconds ago the oldest waiting message came, at least; 0 when none waits."""
-        if not self.samples:
+        """How many seconds ago the oldest waiting message came, as its gateway says; 0 when none waits."""
+        known, oldest = self.account, self.status.get("oldest")
+        if oldest is None or known is None or not known.waiting + known.arriving:
             return 0.0
-        now, received, committed = self.samples[-1]
-        known = self.account
-        if received <= committed or (known is not None and not known.waiting + known.arriving):
-            return 0.0
-        return now - max((at for at, total, _ in self.samples if total <= committed), default=self.samples[0][0])
+        return max(0.0, time.time() - float(oldest))
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for ``bridge.json``."""
@@ -137,9 +137,17 @@ class Board:
         state_dir: Where ``bridge.json`` goes; counts of former runs are taken from there.
         lines: Names of the lines, and their directions.
         insecure: What the settings give up on the way to Kafka (`towline.kafka.clientconfig.insecurities`).
+        file: What the bridge was read from; `towline status` tells when it was changed since.
     """
 
-    def __init__(self, name: str, state_dir: Path, lines: Mapping[str, str], insecure: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        state_dir: Path,
+        lines: Mapping[str, str],
+        insecure: Sequence[str] = (),
+        file: Path | None = None,
+    ) -> None:
         self.lock = threading.RLock()
         self.name = name
         self.spark = "starting"
@@ -149,11 +157,13 @@ class Board:
         self.kafka_insecure = list(insecure)
         self.lines = {line: LineView(line, direction) for line, direction in lines.items()}
         self._file = state_dir / BRIDGE_FILE
+        self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
         self._started = time.time()
         self._said: deque[str] = deque(maxlen=1000)
         former = (read_board(state_dir) or {}).get("lines", {})
         for line, view in self.lines.items():
             view.counts = counts_of(view.direction, former.get(line, {}).get("counts", {}))
+            view.before = former.get(line, {}).get("gateway", {})
 
     def say(self, text: str) -> None:
         """An event for the person who watches: one line."""
@@ -172,6 +182,7 @@ class Board:
         with self.lock:
             values = {
                 "bridge": self.name,
+                "file": self._read,
                 "pid": None if ended else os.getpid(),
                 "started": self._started,
                 "updated": time.time(),
@@ -183,6 +194,14 @@ class Board:
                 "lines": {name: view.as_json() for name, view in self.lines.items()},
             }
         write_private(self._file, json.dumps(values, indent=1))
+
+
+def digest_of(file: Path) -> str | None:
+    """SHA-256 of a file, as hex digits; None where it can't be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def read_board(state_dir: Path) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from towline.gateway.guarantees import knobs
 from towline.gateway.settings import GatewaySettings
 from towline.kafka.reserved import reserved
 
-__all__ = ["Reader", "load", "parse"]
+__all__ = ["Reader", "hide_references", "load", "parse"]
 
 _REFERENCE = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -363,6 +363,12 @@ class Reader:
 
 #: The tables of lines, and who reads them.
 _READERS: dict[str, type[LineReader | DownlinkReader]] = {"uplink": LineReader, "downlink": DownlinkReader}
+
+
+def hide_references(text: str, found: Mistakes, environ: Mapping[str, str] = os.environ) -> None:
+    """Show no value of a variable that the text of a file names [I12]."""
+    for _, name in _REFERENCE.findall(text):
+        found.hide(environ.get(name, ""), name)
 
 
 def _stays(path: KeyPath) -> bool:

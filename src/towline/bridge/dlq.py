@@ -16,11 +16,13 @@ import contextlib
 import json
 import re
 import time
+from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any, Final
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
@@ -31,7 +33,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import client_config, topic_facts, watermarks
 from towline.kafka.clientconfig import LEADER_ONLY, QUIET
-from towline.kafka.deadletters import PREFIX, Collector, Letter, from_record
+from towline.kafka.deadletters import PREFIX, Collector, Header, Letter, from_record
 from towline.kafka.reserved import reserved
 from towline.kafka.screening import Limits, fault_of
 
@@ -46,6 +48,8 @@ __all__ = ["Entry", "Ledger", "Replay", "Wanted", "replay", "shelves"]
 MARK: Final = PREFIX + "replayed"
 #: Letters of one transaction.
 CHUNK: Final = 500
+#: Bytes of them at which it ends earlier: they and their records are kept in memory.
+_CHUNK_BYTES: Final = 16 * 1024 * 1024
 #: Seconds without a word from Kafka before reading is given up.
 _SILENCE_S: Final = 30.0
 #: Seconds for one transaction; the broker aborts it then by itself.
@@ -54,6 +58,35 @@ _TRANSACTION_S: Final = 60.0
 _OTHERS_S: Final = 75.0
 #: librdkafka's default message.max.bytes.
 _CLIENT_MAX: Final = 1_000_000
+
+
+#: Not `message.headers()`: the interpreter calls a method that it has met often without a look at what comes back.
+_HEADERS: Final[Callable[[Any], Any]] = methodcaller("headers")
+
+
+class _Record(NamedTuple):
+    """What is read of a record."""
+
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+
+    @classmethod
+    def of(cls, message: Any) -> _Record:
+        """Take a message of the client's apart; headers with a name that is no UTF-8 are left out, ours never are.
+
+        confluent-kafka gives such headers back together with an exception, with holes where the names were, and whoever
+        looks at them ends the process. They are asked for once, in the one way where Python notices the exception.
+        """
+        try:
+            headers = _HEADERS(message) or ()
+        except SystemError:
+            headers = ()
+        place = message.partition(), message.offset(), message.timestamp()[1]
+        return cls(*place, message.key(), message.value(), headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +121,28 @@ class Wanted:
     limit: int | None = None
 
 
+class _Settled:
+    """Places of letters that were replayed, as ranges: whoever writes to the topic may name any number of them."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+
+    def add(self, record: _Record) -> None:
+        """Take what a mark names."""
+        for first, last in _marked(record):
+            known = self._ranges.setdefault(record.partition, [])
+            start = bisect(known, first, key=lambda one: one[1] + 1)  # those that end before it, and do not touch it
+            end = bisect(known, last + 1, key=lambda one: one[0])
+            joined = [*known[start:end], (first, last)]
+            known[start:end] = [(min(one[0] for one in joined), max(one[1] for one in joined))]
+
+    def __contains__(self, place: tuple[int, int]) -> bool:
+        partition, offset = place
+        known = self._ranges.get(partition, [])
+        at = bisect(known, offset, key=lambda one: one[0])
+        return at > 0 and offset <= known[at - 1][1]
+
+
 @dataclass
 class Ledger:
     """A dead-letter topic.
@@ -96,22 +151,29 @@ class Ledger:
         client: Kafka's client configuration, unresolved.
         topic: Its name.
         lines: The lines that write to it, by the names they sign with.
+        absent: Whether the topic was not there when it was read.
+        nobodys: Letters that wait and no line here has signed, as far as `entries` has come: by who did.
     """
 
     client: Mapping[str, str]
     topic: str
     lines: Mapping[str, AnyLine]
-    _replayed: set[tuple[int, int]] = field(default_factory=set, init=False)
+    absent: bool = field(default=False, init=False)
+    nobodys: Counter[str] = field(default_factory=Counter, init=False)
+    _replayed: _Settled = field(default_factory=_Settled, init=False)
     #: Partition -> end up to which its marks were read.
     _known: dict[int, int] = field(default_factory=dict, init=False)
 
     def entries(self, wanted: Wanted) -> Iterator[Entry]:
         """The letters that wait, in the order of each partition; those replayed before are left out.
 
+        What comes later than the first one is asked for is left out too: a line that runs may give up again what a
+        replay gives back. A topic that is not there, as before the first start, has none.
+
         Raises:
-            KafkaError: TL-K01, TL-K04.
+            KafkaError: TL-K01.
         """
-        self._replayed, self._known = set(), {}
+        self._replayed, self._known, self.nobodys = _Settled(), {}, Counter()
         self._read_marks(self._ends())
         chosen = (entry for entry in self._letters() if self._chosen(entry, wanted))
         return islice(chosen, wanted.limit)
@@ -120,7 +182,7 @@ class Ledger:
         """Those that still wait; asked when a new producer has fenced all others, so that no mark can follow.
 
         Raises:
-            KafkaError: TL-K01, TL-K04; TL-B31 when somebody's transaction stays open in the topic.
+            KafkaError: TL-K01; TL-B31 when somebody's transaction stays open in the topic.
         """
         what = f'a transaction of another writer is open in "{self.topic}", and may hide what was replayed before'
         do = "Run it again when that has ended; Kafka ends it by itself after its time-out."
@@ -131,7 +193,7 @@ class Ledger:
     def _read_marks(self, ends: dict[int, int], stuck: KafkaError | None = None) -> None:
         left = {number: end for number, end in ends.items() if self._known.get(number, -1) < end}
         for record in self._records(left, self._known, stuck):
-            self._replayed.update(_marked(record))
+            self._replayed.add(record)
         self._known = ends
 
     def line_of(self, letter: Letter) -> AnyLine | None:
@@ -139,38 +201,40 @@ class Ledger:
         return self.lines.get(letter.source)
 
     def _chosen(self, entry: Entry, wanted: Wanted) -> bool:
+        if (entry.partition, entry.offset) in self._replayed:
+            return False
         line = self.line_of(entry.letter)
-        return (
-            (entry.partition, entry.offset) not in self._replayed
-            and line is not None
-            and wanted.line in (None, line.name)
-            and wanted.reason in (None, entry.letter.reason.value)
-        )
+        if line is None:
+            self.nobodys[entry.letter.source] += 1
+            return False
+        return wanted.line in (None, line.name) and wanted.reason in (None, entry.letter.reason.value)
 
     def _letters(self) -> Iterator[Entry]:
         collectors: dict[int, Collector] = {}
         for record in self._records(self._ends()):
             if _mark_of(record) is not None:
                 continue
-            collector = collectors.setdefault(record.partition(), Collector())
+            collector = collectors.setdefault(record.partition, Collector())
             try:
-                letter = collector.add(record.key(), record.value(), record.headers())
+                letter = collector.add(record.key, record.value, record.headers)
             except ValueError:
                 continue  # somebody else's record: none of ours to carry on
             if letter is not None:
-                yield Entry(record.partition(), record.offset(), record.timestamp()[1], _innermost(letter, self.topic))
+                yield Entry(record.partition, record.offset, record.timestamp, _innermost(letter, self.topic))
 
     def _ends(self, isolation: str = "read_committed") -> dict[int, int]:
         """The end of each partition by its leader: at or above it, and not before, everything has been read."""
         consumer = self._consumer(isolation)
         try:
-            return _ends(consumer, self.client, self.topic)
+            found = _ends(consumer, self.client, self.topic)
         finally:
             consumer.close()
+        self.absent = found is None
+        return found or {}
 
     def _records(
         self, ends: Mapping[int, int], start: Mapping[int, int] | None = None, stuck: KafkaError | None = None
-    ) -> Iterator[Any]:
+    ) -> Iterator[_Record]:
         """Every committed record from one end of some partitions to another.
 
         Args:
@@ -184,7 +248,7 @@ class Ledger:
         try:
             first = start or {}
             consumer.assign([TopicPartition(self.topic, n, first.get(n, OFFSET_BEGINNING)) for n in ends])
-            yield from _to_the_ends(consumer, ends, _servers(self.client), stuck)
+            yield from map(_Record.of, _to_the_ends(consumer, ends, _servers(self.client), stuck))
         finally:
             consumer.close()
 
@@ -201,22 +265,22 @@ class Ledger:
         return Consumer(settings, logger=QUIET)
 
 
-def _ends(consumer: Any, client: Mapping[str, str], topic: str) -> dict[int, int]:
+def _ends(consumer: Any, client: Mapping[str, str], topic: str) -> dict[int, int] | None:
+    """None where there is no such topic."""
     try:
         found = consumer.list_topics(timeout=_SILENCE_S).topics.get(topic)
         places = [] if found is None else [TopicPartition(topic, number) for number in sorted(found.partitions)]
         ends = {place.partition: watermarks(consumer, place, _SILENCE_S)[1] for place in places}
     except faults.FOREIGN as error:
         raise faults.unreachable(_servers(client), _SILENCE_S, faults.reason(error)) from None
-    if found is None:
-        raise faults.missing(_servers(client), [topic])
-    return ends
+    return None if found is None else ends
 
 
 def _to_the_ends(
     consumer: Any, ends: Mapping[int, int], servers: str, stuck: KafkaError | None = None
 ) -> Iterator[Any]:
-    left = set(ends)
+    """What lies below the ends, and no more: a topic that is written to all the time has no other."""
+    left = dict(ends)
     patience = _SILENCE_S if stuck is None else _OTHERS_S
     deadline = time.monotonic() + patience
     while left:
@@ -225,33 +289,37 @@ def _to_the_ends(
             if time.monotonic() > deadline:
                 raise stuck or faults.unreachable(servers, _SILENCE_S, "the topic can't be read to its end")
             continue
-        deadline = time.monotonic() + patience
-        if record.error() is None:
-            yield record
-        elif record.error().name() == "_PARTITION_EOF" and record.offset() >= ends[record.partition()]:
-            left.discard(record.partition())
+        if (end := left.get(record.partition())) is not None:
+            deadline = time.monotonic() + patience
+            if record.error() is None and record.offset() < end:
+                yield record
+            last = end - 1 if record.error() is None else end
+            if (record.error() is None or record.error().name() == "_PARTITION_EOF") and record.offset() >= last:
+                del left[record.partition()]
+        elif time.monotonic() > deadline:
+            raise stuck or faults.unreachable(servers, _SILENCE_S, "the topic can't be read to its end")
 
 
-def _mark_of(record: Any) -> bytes | None:
+def _mark_of(record: _Record) -> bytes | None:
     """The value of a mark, None for other records: a mark has nothing but its header.
 
     A letter has headers of ours before its own, so a device's property of that name marks nothing [I13].
     """
-    match record.headers() or []:
-        case [(name, value)] if name == MARK and not record.key() and not record.value():
+    match list(record.headers):
+        case [(name, value)] if name == MARK and not record.key and not record.value:
             return value or b""
     return None
 
 
-def _marked(record: Any) -> Iterator[tuple[int, int]]:
-    """The letters a mark names; none if the record is no mark, or none of ours."""
+def _marked(record: _Record) -> list[tuple[int, int]]:
+    """First and last offset of the letters a mark names, all before it; none if the record is no mark of ours."""
     value = _mark_of(record)
     try:
-        ranges = [] if value is None else [range(first, last + 1) for first, last in json.loads(value)["offsets"]]
-    except (ValueError, TypeError, KeyError):
-        return
-    for offsets in ranges:
-        yield from ((record.partition(), offset) for offset in offsets)
+        named = [] if value is None else json.loads(value)["offsets"]
+        ranges = [(max(0, first), min(last, record.offset - 1)) for first, last in named]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return []
+    return [(first, last) for first, last in ranges if type(first) is type(last) is int and first <= last]
 
 
 def _innermost(letter: Letter, topic: str) -> Letter:
@@ -332,7 +400,6 @@ class Replay:
 
 
 def replay(
-    bridge: Bridge,
     ledger: Ledger,
     wanted: Wanted,
     spark: Callable[[], SparkSession],
@@ -343,7 +410,6 @@ def replay(
     """Put the mended letters of a topic back on their way; each letter at most once, also over crashes.
 
     Args:
-        bridge: Whose lines map them.
         ledger: The dead-letter topic.
         wanted: Which letters.
         spark: Makes a session, for routes with a ``where``.
@@ -351,17 +417,17 @@ def replay(
         on_chunk: Called after each transaction with what was done so far.
 
     Raises:
-        KafkaError: TL-K01, TL-K04; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: what was
+        KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: what was
             not committed waits as before.
     """
     mappers = {line.name: mapper_of(line, spark) for line in ledger.lines.values()}
     done = Replay()
     entries = ledger.entries(wanted)
-    while chunk := list(islice(entries, CHUNK)):
+    while chunk := _chunk(entries):
         if dry_run:
             outcomes = _outcomes(ledger, mappers, chunk)
         else:
-            with contextlib.closing(_Writer(bridge, ledger)) as writer:
+            with contextlib.closing(_Writer(ledger)) as writer:
                 chunk = ledger.waiting(chunk)
                 outcomes = _outcomes(ledger, mappers, chunk)
                 writer.write(ledger.topic, chunk, outcomes)
@@ -369,6 +435,18 @@ def replay(
             done.add(outcome)
         on_chunk(done)
     return done
+
+
+def _chunk(entries: Iterator[Entry]) -> list[Entry]:
+    """The next letters, as many as one transaction carries."""
+    made: list[Entry] = []
+    size = 0
+    for entry in islice(entries, CHUNK):
+        made.append(entry)
+        size += len(entry.letter.value or b"")
+        if size > _CHUNK_BYTES:
+            break
+    return made
 
 
 def _outcomes(ledger: Ledger, mappers: Mapping[str, Mapper | Returner], chunk: list[Entry]) -> list[Outcome]:
@@ -395,11 +473,12 @@ def _checked(outcome: Outcome, limits: Limits) -> Outcome:
 class _Writer:
     """A transactional producer for one transaction; whoever starts later fences it."""
 
-    def __init__(self, bridge: Bridge, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._servers = _servers(ledger.client)
         settings: dict[str, Any] = {
             **client_config(ledger.client),
-            "transactional.id": f"towline.dlq.{bridge.name}.{ledger.topic}",
+            # Of the topic alone: bridges that share one may both take a letter for theirs.
+            "transactional.id": f"towline.dlq.{ledger.topic}",
             "transaction.timeout.ms": int(_TRANSACTION_S * 1000),
             "message.timeout.ms": int(_TRANSACTION_S * 1000),
             "partitioner": "murmur2_random",  # a key's place, as the sink has it

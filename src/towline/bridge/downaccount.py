@@ -104,6 +104,8 @@ class DownAccount:
         why_not: What does not agree, or "".
         uncounted: Messages in the outbox that no report of Spark told of: a batch in work, or one that was committed
             while nobody listened.
+        degraded: Part of `delivered`: published with QoS 2, and the broker took it as QoS 1, so it may be doubled.
+        broken: What the guarantee promises and was not kept, or "".
     """
 
     taken: int
@@ -117,6 +119,8 @@ class DownAccount:
     adds_up: bool
     why_not: str = ""
     uncounted: int = 0
+    degraded: int = 0
+    broken: str = ""
 
     @property
     def received(self) -> int:
@@ -140,7 +144,7 @@ class DownAccount:
 
     def sentence(self) -> str:
         """The sum in one line, and whether it holds."""
-        return f"{self.sum()}   {verdict(self)}"
+        return f"{self.sum()}   {verdict(self)}" + (f", but is {self.broken} ✗" if self.broken else "")
 
     def sum(self) -> str:
         """The sum; parts that are zero are left out, but for the three that matter."""
@@ -150,7 +154,8 @@ class DownAccount:
             "expired": self.expired,
             "refused": self.refused,
         }
-        parts = sum_of(f"delivered {self.delivered:,}", rest, self.waiting)
+        degraded = f" ({self.degraded:,} of them at QoS 1, not 2)" if self.degraded else ""
+        parts = sum_of(f"delivered {self.delivered:,}{degraded}", rest, self.waiting)
         return f"taken {self.taken:,}{unseen(self.uncounted)} = {parts}"
 
     def as_json(self) -> dict[str, Any]:
@@ -169,6 +174,7 @@ def down_account(gateway: Mapping[str, Any], counts: DownCounts) -> DownAccount:
     accepted, delivered, expired, refused = (
         int(outbox[name]) for name in ("accepted", "delivered", "expired", "refused")
     )
+    degraded = int(outbox.get("degraded", 0))
     why_not = ""
     if accepted < counts.sent:
         why_not = f"Spark brought {counts.sent:,} messages, the outbox knows {accepted:,}: was it restored from a copy?"
@@ -184,4 +190,6 @@ def down_account(gateway: Mapping[str, Any], counts: DownCounts) -> DownAccount:
         adds_up=not why_not,
         why_not=why_not,
         uncounted=max(0, accepted - counts.sent),
+        degraded=degraded,
+        broken="not exactly once" if degraded and gateway.get("guarantee") == "exactly_once" else "",
     )

@@ -21,6 +21,7 @@ from towline.bridge.recovery import Evidence, examine, gateway_status, mapping_p
 from towline.bridge.sql import Letters
 from towline.errors import ConfigError
 from towline.gateway.guarantees import knobs
+from towline.kafka.admin import reachable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +31,12 @@ if TYPE_CHECKING:
     from towline.bridge.downaccount import DownCounts
     from towline.bridge.model import Bridge, DownLine
 
-__all__ = ["facts", "find_modules", "recount", "start"]
+__all__ = ["covering", "facts", "find_modules", "recount", "start"]
+
+#: The start of a partition, as Spark's Kafka source takes it.
+_EARLIEST = -2
+#: What a pattern does not find [Kafka: Topic.INTERNAL_TOPICS].
+_UNLISTED = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 def start(
@@ -71,7 +77,7 @@ def recount(spark: SparkSession, bridge: Bridge, line: DownLine, counts: DownCou
     Call it before `start`, which may begin with another mapping.
     """
     identity, seen = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
-    if identity is None or identity.query != seen.query or identity.mapping not in map(_digest, _sections(line)):
+    if identity is None or identity.query != seen.query or identity.mapping not in _mappings(line):
         return  # another line's batches, or made with another mapping than the line has now
 
     def read(options: Mapping[str, str]) -> DataFrame:
@@ -86,8 +92,14 @@ def recount(spark: SparkSession, bridge: Bridge, line: DownLine, counts: DownCou
 def _way(line: DownLine, identity: Identity) -> Way:
     """The mapping that the identity names, which may be the former one until a batch is done."""
     letters = Letters(line.dead_letter_topic, identity.sink) if line.dead_letter_topic else None
-    section = next((s for s in _sections(line) if _digest(s) == identity.mapping), line.section)
-    return Way(section, line.name, line.qos, identity.packet_limit, letters, line.parallelism)
+    return Way(
+        _mappings(line).get(identity.mapping, line.section),
+        line.name,
+        line.qos,
+        identity.packet_limit,
+        letters,
+        line.parallelism,
+    )
 
 
 def _begun(line: DownLine, bridge: Bridge, identity: Identity, seen: Evidence) -> Identity:
@@ -97,9 +109,10 @@ def _begun(line: DownLine, bridge: Bridge, identity: Identity, seen: Evidence) -
     and knows them by their number [I10]. So what decides which record becomes a row is fixed from one start to the
     next, and changes only where no batch is undecided.
     """
-    digest, *others = map(_digest, _sections(line))
+    mappings = _mappings(line)
+    digest = next(iter(mappings))
     if not seen.decided:
-        mapping_problem(line, bridge.file, identity, seen, identity.mapping if identity.mapping in others else digest)
+        mapping_problem(line, bridge.file, identity, seen, identity.mapping if identity.mapping in mappings else digest)
         return identity
     status = gateway_status(line.gateway.state_dir)
     online = status.get("state") == "online"  # only then the broker's word is known, and None means no limit
@@ -118,10 +131,33 @@ def _sections(line: DownLine) -> tuple[DownlinkSection, DownlinkSection]:
     return now, now.model_copy(update={"control_characters": "send"})
 
 
+def _mappings(line: DownLine) -> dict[str, DownlinkSection]:
+    """What may be made of a record, by digest, as this version and those before have it; the present one first."""
+    return {digest(section): section for digest in (_digest, _former_digest) for section in _sections(line)}
+
+
+#: What does not decide which record becomes which row of a batch that was begun.
+_UNDECIDING = {"name", "starting_offsets", "confirm", "max_messages_per_trigger", "trigger_interval_s"}
+
+
 def _digest(section: DownlinkSection) -> str:
-    """Changes with whatever decides which record becomes which row; as in the versions that had fewer keys."""
-    unsaid = {"control_characters"} if section.control_characters == "send" else None
-    return hashlib.sha256(section.model_dump_json(exclude=unsaid).encode()).hexdigest()[:16]
+    """Changes with whatever decides which record becomes which row.
+
+    Of what differs from the defaults, so that a later version with one more key finds the same; a default must not
+    change its meaning then.
+    """
+    said = section.model_dump_json(exclude=_UNDECIDING, exclude_defaults=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+#: Keys that were added since the digest is no longer one of every key: the versions before did not write them down.
+_SINCE: set[str] = set()
+
+
+def _former_digest(section: DownlinkSection) -> str:
+    """The same of an earlier version: a batch that it began can be finished by this one."""
+    unsaid = {"control_characters"} if section.control_characters == "send" else set()
+    return hashlib.sha256(section.model_dump_json(exclude=_SINCE | unsaid).encode()).hexdigest()[:16]
 
 
 def _records(spark: SparkSession, bridge: Bridge, line: DownLine, identity: Identity) -> DataFrame:
@@ -130,7 +166,7 @@ def _records(spark: SparkSession, bridge: Bridge, line: DownLine, identity: Iden
     options = {
         **_reading(bridge, line),
         "subscribe" if pattern is None else "subscribePattern": pattern or ",".join(section.topics),
-        "startingOffsets": identity.offsets or _starting(section.starting_offsets),
+        "startingOffsets": _again(bridge, line, identity) or _starting(section.starting_offsets),
         "failOnDataLoss": str(section.on_data_loss == "stop").lower(),
         "maxOffsetsPerTrigger": str(line.max_messages_per_trigger),
     }
@@ -145,6 +181,30 @@ def _reading(bridge: Bridge, line: DownLine) -> dict[str, str]:
         "kafka.isolation.level": knobs(line.guarantee).isolation,
         "includeHeaders": "true",
         "groupIdPrefix": f"towline-{bridge.name}-{line.name}",
+    }
+
+
+def _again(bridge: Bridge, line: DownLine, identity: Identity) -> str:
+    """Where a line that begins again begins, "" for one that does not: for all partitions, as Spark demands."""
+    if not identity.offsets or identity.query:
+        return identity.offsets  # with a checkpoint Spark asks that
+    return json.dumps(covering(json.loads(identity.offsets), reachable(bridge.kafka.client()).topics, line.section))
+
+
+def covering(
+    known: Mapping[str, Mapping[str, int]], topics: Mapping[str, int], section: DownlinkSection
+) -> dict[str, dict[str, int]]:
+    """Offsets for every partition there is now; one that was added since begins at its start.
+
+    Args:
+        known: Where the line stood, by topic and partition.
+        topics: Number of partitions of every topic of the cluster.
+        section: What the line reads.
+    """
+    return {
+        name: {str(part): known.get(name, {}).get(str(part), _EARLIEST) for part in range(count)}
+        for name, count in topics.items()
+        if section.reads(name) and name not in _UNLISTED
     }
 
 

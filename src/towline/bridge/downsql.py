@@ -177,7 +177,9 @@ def _varint(number: str) -> str:
 
 def _bad_text(column: str) -> str:
     """Whether MQTT can't carry a text [MQTT-1.5.4-2]."""
-    return f"(octet_length({column}) > {_LONGEST} OR contains({column}, {literal(chr(0))}))"
+    return (
+        f"(octet_length({column}) > {_LONGEST} OR contains({column}, {literal(chr(0))}) OR NOT is_valid_utf8({column}))"
+    )
 
 
 def _illegal_topic(column: str) -> str:
@@ -221,7 +223,7 @@ def _faults(section: DownlinkSection, qos: int, limit: int) -> list[tuple[str, R
         (
             _illegal_topic("__topic"),
             Reason.TOPIC_ILLEGAL,
-            "MQTT takes no such topic: empty, longer than 65,535 bytes, with +, # or U+0000",
+            "MQTT takes no such topic: empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000",
         ),
         (
             _not_text(section),
@@ -231,9 +233,9 @@ def _faults(section: DownlinkSection, qos: int, limit: int) -> list[tuple[str, R
         (
             _illegal_topic("__response_topic"),
             Reason.UNDELIVERABLE,
-            "MQTT takes no such response topic: empty, longer than 65,535 bytes, with +, # or U+0000",
+            "MQTT takes no such response topic: empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000",
         ),
-        (users, Reason.UNDELIVERABLE, "a property is longer than 65,535 bytes, or has U+0000"),
+        (users, Reason.UNDELIVERABLE, "a property is longer than 65,535 bytes, no UTF-8 text, or has U+0000"),
     ]
     if section.control_characters == "dead_letter":
         found.append((_controls(), Reason.UNDELIVERABLE, _CONTROLS_WORDS))

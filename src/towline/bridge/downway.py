@@ -26,8 +26,13 @@ FIELDS: Final = {
     "kafka.offset": "offset",
     "kafka.timestamp": "timestamp",
 }
-#: Headers the way up writes that are no user properties; the last two say where a dead letter came from.
-OURS: Final = (*(name for name in HEADERS if not name.startswith(USER_PREFIX)), "mqtt.gateway", "mqtt.offset")
+#: Headers the way up writes that are no user properties; the last three stand in dead letters only.
+OURS: Final = (
+    *(name for name in HEADERS if not name.startswith(USER_PREFIX)),
+    "mqtt.gateway",
+    "mqtt.offset",
+    "mqtt.duplicate",
+)
 _KNOWN: Final = "known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, " + ", ".join(f"{{{n}}}" for n in FIELDS)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -17,24 +18,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import towline
-from towline.bridge import downlink
+from towline.bridge import downlink, sqlcheck
 from towline.bridge.backoff import Backoff
 from towline.bridge.downaccount import DownCounts
 from towline.bridge.failures import reason
 from towline.bridge.identity import Identity
 from towline.bridge.javaclient import java_client
 from towline.bridge.model import AnyLine, Bridge, DownLine, Line
+from towline.bridge.recount import letters_told, up_to_now
 from towline.bridge.recovery import examine, gather, starting
 from towline.bridge.sql import Letters, Repeats, apply
+from towline.bridge.surroundings import short_sockets
 from towline.checkpoint import Checkpoint
 from towline.gateway.guarantees import knobs
 from towline.gateway.settings import Guarantee
+from towline.kafka.options import SinkSettings
+from towline.kafka.resetting import set_markers
+from towline.logfile import LogStream
 from towline.text import printable_lines
 
 if TYPE_CHECKING:
@@ -47,7 +54,18 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["CONSUMER", "COUNTER", "KEPT_COUNTER", "Driver", "Reports", "facts", "main", "session", "start_query"]
+__all__ = [
+    "CONSUMER",
+    "COUNTER",
+    "KEPT_COUNTER",
+    "Driver",
+    "Reports",
+    "facts",
+    "main",
+    "session",
+    "source",
+    "start_query",
+]
 
 #: Names of the observed metrics in a query's progress: of all rows, and of those that go on to Kafka.
 COUNTER = "towline"
@@ -56,6 +74,8 @@ KEPT_COUNTER = "towline.kept"
 CONSUMER = "bridge"
 #: Longest wait for a batch to end after ``stop``, in seconds; what it wrote comes again after the next start.
 STOP_S = 60.0
+#: Longest pause, in seconds, before another try after a failure that ends all at once: a disk that has room again.
+_SOON: Final = {"TL-B56": 2.0}
 #: What a process that lost its JVM ends with.
 EXIT_JVM_GONE = 3
 _PROCESSING = "Processing new data"
@@ -94,8 +114,12 @@ _ALONE = re.compile(r"local(\[.*\])?")
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 
-def session(bridge: Bridge) -> SparkSession:
+def session(bridge: Bridge, judge: Callable[[Any], None] | None = None) -> SparkSession:
     """The Spark session of a bridge, both formats registered; what this process makes from now on is its user's alone.
+
+    Args:
+        bridge: What the file says.
+        judge: Looks at Spark's JVM as soon as it runs, seconds before there is a session.
 
     ``spark.sql.ansi.enabled`` is off: under ANSI rules one payload that does not cast in a ``where`` would raise, fail
     its batch for ever and stop the line; without them it is null, and the message counts as filtered.
@@ -111,10 +135,10 @@ def session(bridge: Bridge) -> SparkSession:
         **towline.spark_conf(),
         **(_LOOPBACK if here else {}),
         **({"spark.authenticate": "true"} if _ALONE.fullmatch(bridge.spark.master) else {}),
+        **short_sockets(os.environ.get("SPARK_LOCAL_DIRS")),
         "spark.ui.enabled": str(bridge.spark.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.ansi.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
+        **sqlcheck.SESSION_SQL,
         "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
         **(_STATEFUL if any(line.within for line in bridge.uplinks) else {}),
         **({"spark.jars": ",".join(map(str, bridge.spark.kafka_jars))} if bridge.spark.kafka_jars else {}),
@@ -124,6 +148,10 @@ def session(bridge: Bridge) -> SparkSession:
         },
     }
     builder = SparkSession.builder.master(bridge.spark.master).appName(f"towline {bridge.name}")
+    if judge is not None:
+        known = SparkConf().setMaster(bridge.spark.master).setAll([(name, str(value)) for name, value in conf.items()])
+        SparkContext._ensure_initialized(conf=known)  # noqa: SLF001 - as the builder does it
+        judge(SparkContext._jvm)  # noqa: SLF001 - there is no public way
     made = builder.config(map=conf).getOrCreate()
     towline.register(made)
     return made
@@ -154,30 +182,53 @@ def start_query(spark: SparkSession, bridge: Bridge, line: Line | DownLine) -> S
 def _start_uplink(spark: SparkSession, bridge: Bridge, line: Line) -> StreamingQuery:
     identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
     seen = gather(line, CONSUMER, identity)
-    identity = examine(line, bridge.file, identity, seen)
-    rows = (
+    identity = examine(line, bridge.file, identity, seen, lambda fresh, batch: _mark(bridge, line, fresh, batch))
+    writer = (
+        records(source(spark, line, starting(line, identity, seen)), line, identity.sink)
+        .writeStream.format("kafka_transactional")
+        .queryName(line.name)
+        .option("guarantee", line.guarantee.value)
+        .option("checkpointLocation", str(line.checkpoint))
+        .options(**_sink(bridge, line, identity))
+    )
+    query = writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
+    identity.started(query, line)
+    return query
+
+
+def _sink(bridge: Bridge, line: Line, identity: Identity) -> dict[str, str]:
+    return {f"kafka.{name}": value for name, value in bridge.kafka.client().items()} | sink_options(line, identity)
+
+
+def _mark(bridge: Bridge, line: Line, identity: Identity, batch: int) -> None:
+    """Make a batch the last one that the line's sink has written.
+
+    Raises:
+        KafkaError: As `towline.kafka.resetting.set_markers`.
+    """
+    set_markers(SinkSettings.parse(_sink(bridge, line, identity)), identity.sink, batch)
+
+
+def source(spark: SparkSession, line: Line, begin: str) -> DataFrame:
+    """The rows that the line's gateway gives.
+
+    Args:
+        spark: The session.
+        line: Which line.
+        begin: Where a query without a checkpoint begins, as the source's option ``startingOffset``.
+    """
+    return (
         spark.readStream.format("mqtt")
         .option("gateway", str(line.gateway.state_dir))
         .option("consumer", CONSUMER)
         .option("guarantee", line.guarantee.value)
         .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
         .option("maxBytesPerTrigger", line.max_bytes_per_trigger)
-        .option("startingOffset", starting(line, identity, seen))
+        .option("startingOffset", begin)
         .option("checkpointLocation", str(line.checkpoint))
+        .option("eventTime", str(line.within is not None).lower())
         .load()
     )
-    writer = (
-        records(rows, line, identity.sink)
-        .writeStream.format("kafka_transactional")
-        .queryName(line.name)
-        .option("guarantee", line.guarantee.value)
-        .option("checkpointLocation", str(line.checkpoint))
-        .options(**{f"kafka.{name}": value for name, value in bridge.kafka.client().items()})
-        .options(**sink_options(line, identity))
-    )
-    query = writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
-    identity.started(query, line)
-    return query
 
 
 def records(rows: DataFrame, line: Line, sink: str) -> DataFrame:
@@ -288,7 +339,7 @@ class _Runner:
         #: Whether it stopped because another try would fail the same way.
         self.given_up = False
         #: What was counted before this process; None when there is no more to count again.
-        self._counts = driver.counts.get(line.name)
+        self._counts: DownCounts | None = driver.counts.get(line.name, DownCounts())
 
     def step(self) -> None:
         """Start the query if it is time; notice that it has ended."""
@@ -308,10 +359,15 @@ class _Runner:
     def _count_again(self) -> None:
         """Report what was committed and not told, because a process was killed in between; once is enough."""
         counts, self._counts = self._counts, None
-        if counts is None or not isinstance(self.line, DownLine):
-            return  # the way up has its journal's offsets as a witness
+        if counts is None:
+            return
         try:
-            for known in downlink.recount(self._driver.spark, self._driver.bridge, self.line, counts):
+            told = (
+                up_to_now(self.line)
+                if isinstance(self.line, Line)
+                else downlink.recount(self._driver.spark, self._driver.bridge, self.line, counts)
+            )
+            for known in told:
                 self._driver.reports.say("counted", line=self.line.name, **known)
         except Exception as error:  # noqa: BLE001 - a batch that stays uncounted stops nothing
             sys.stderr.write(f"--- line {self.line.name}: not counted again\n{printable_lines(str(error))}\n")
@@ -324,7 +380,7 @@ class _Runner:
         if "addBatch" not in known["millis"]:
             return
         gives_up = not knobs(self.line.guarantee).serves_again
-        self._driver.reports.say("progress", line=self.line.name, gives_up=gives_up, **known)
+        self._driver.reports.say("progress", line=self.line.name, gives_up=gives_up, **letters_told(self.line, known))
 
     def progressed(self, known: Mapping[str, Any]) -> None:
         """A batch was committed: the next failure is a new one. Called on the listener's thread."""
@@ -357,7 +413,7 @@ class _Runner:
         sys.stderr.write(f"--- line {self.line.name}\n{printable_lines(str(error).expandtabs(4))}\n")
         why = reason(error, f'line "{self.line.name}"')
         self.given_up = why.permanent
-        pause = None if why.permanent else self._backoff.next()
+        pause = None if why.permanent else min(self._backoff.next(), _SOON.get(why.code, math.inf))
         self._again_at = time.monotonic() + (pause or 0.0)
         self._driver.reports.say("failed", line=self.line.name, code=why.code, text=why.text, again_in=pause)
 
@@ -378,9 +434,16 @@ class Driver:
         self.stopping = threading.Event()
         self._go = threading.Event()
         began = time.monotonic()
-        self.spark = session(bridge)
         self._runners = {line.name: _Runner(self, line) for line in bridge.lines}
+        self.spark = session(bridge, self._judge if sqlcheck.said(bridge) else None)
         reports.say("ready", seconds=time.monotonic() - began, spark=self.spark.version, pid=os.getpid())
+
+    def _judge(self, jvm: Any) -> None:
+        """Give up the lines whose SQL is wrong, in the words of ``towline check``."""
+        for name, mistakes in sqlcheck.judge(self.bridge, jvm)[0].items():
+            self._runners[name].given_up = True
+            for error in mistakes.found():
+                self.reports.say("failed", line=name, code=error.code, text=str(error), again_in=None)
 
     def run(self, commands: TextIO) -> int:
         """Serve until stopped; the exit code."""
@@ -449,6 +512,7 @@ def main() -> int:
     # Spark's JVM and workers inherit standard output and may write to it: the reports keep a descriptor of their own.
     reports = Reports(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
+    sys.stderr = LogStream(sys.stderr)  # a full disk under the log must not end the driver
     bridge = Bridge.model_validate_json(sys.stdin.readline())
     counts = {name: DownCounts.from_json(told) for name, told in json.loads(sys.stdin.readline()).items()}
     downlink.find_modules(bridge.file)

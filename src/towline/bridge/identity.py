@@ -112,10 +112,17 @@ class Identity:
 
     def again(self, journal: str = "", start: int = -1, offsets: str = "", incarnation: str = "") -> Identity:
         """The same line with a new sink id and without a checkpoint, to begin at an offset of a journal or in Kafka."""
-        base = self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
-        number = self.generation + 1
-        sink = f"{base}.{number}"
+        sink, number = self._next()
         return Identity(self.line, sink, number, journal=journal, start=start, offsets=offsets, incarnation=incarnation)
+
+    def rescaled(self, parallelism: int) -> Identity:
+        """The same line and checkpoint with a new sink id, for another number of transactions of a batch."""
+        sink, number = self._next()
+        return replace(self, sink=sink, generation=number, parallelism=parallelism)
+
+    def _next(self) -> tuple[str, int]:
+        base = self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
+        return f"{base}.{self.generation + 1}", self.generation + 1
 
 
 def settle(bridge: Bridge) -> list[str]:

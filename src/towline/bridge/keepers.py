@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from towline.bridge.backoff import Backoff
 from towline.bridge.downaccount import DownCounts
+from towline.bridge.failures import NO_JVM
 from towline.bridge.recovery import PERMANENT, refused
+from towline.bridge.surroundings import check_java, environment, scratch
 from towline.errors import (
     ConfigError,
     GatewayError,
@@ -24,17 +30,17 @@ from towline.errors import (
     KafkaError,
     Refused,
     SessionUnknown,
+    SetupError,
     TowlineError,
 )
 from towline.gateway.client import GatewayClient, ensure
 from towline.gateway.endpoint import Endpoint
-from towline.spark.home import light_home
 
 if TYPE_CHECKING:
     from towline.bridge.board import Board, LineView
     from towline.bridge.model import AnyLine, Bridge
 
-__all__ = ["DriverKeeper", "GatewayKeeper", "KafkaKeeper"]
+__all__ = ["DriverKeeper", "GatewayKeeper", "KafkaKeeper", "grown", "unforeseen"]
 
 #: Seconds between two questions to a gateway.
 ASK_S = 0.5
@@ -44,7 +50,40 @@ _SILENCES = 3
 _FATAL = (ConfigError, Refused, SessionUnknown, JournalLocked, JournalDamaged)
 
 
-class GatewayKeeper(threading.Thread):
+class _Keeper(threading.Thread, ABC):
+    """A thread that goes on whatever happens in it: what it keeps running would end with it, and nobody would know."""
+
+    #: What it starts, and whose that is, for messages.
+    what = ""
+    where = ""
+
+    def run(self) -> None:
+        """Do a round after the other until there is nothing left to do."""
+        while self.wanted:
+            try:
+                self._round()
+            except TowlineError as error:
+                self._failed(error)
+            except OSError as error:
+                self._failed(_no_start(self.where, self.what, error))
+            except Exception as error:  # noqa: BLE001 - told, and tried again
+                self._failed(unforeseen(self.where, error))
+
+    @property
+    @abstractmethod
+    def wanted(self) -> bool:
+        """Whether there is still something to do; a thread that has ended before is a fault."""
+
+    @abstractmethod
+    def _round(self) -> None:
+        """Start what is kept and stay with it until it ends."""
+
+    @abstractmethod
+    def _failed(self, error: TowlineError) -> None:
+        """Tell what ended a round, and wait."""
+
+
+class GatewayKeeper(_Keeper):
     """Keeps one line's gateway running and knows its account.
 
     Args:
@@ -55,9 +94,12 @@ class GatewayKeeper(threading.Thread):
         stopping: Set when the bridge ends.
     """
 
+    what = "the gateway"
+
     def __init__(self, line: AnyLine, file: Path, board: Board, log: Path, stopping: threading.Event) -> None:
         super().__init__(name=f"gateway {line.name}", daemon=True)
         self.line = line
+        self.where = f'line "{line.name}"'
         self._file = file
         #: The error that only a person can mend, or None.
         self.fatal: TowlineError | None = None
@@ -69,17 +111,15 @@ class GatewayKeeper(threading.Thread):
         self._backoff = Backoff(first=0.5, most=15.0)
         self._told: str | None = None
 
-    def run(self) -> None:
-        """Start the gateway or find it, ask it again and again, until the bridge ends."""
-        while not self._stopping.is_set() and self.fatal is None:
-            try:
-                with ensure(self.line.gateway, owner_pid=os.getpid(), log=self._log) as client:
-                    self._online()
-                    self._ask(client)
-            except TowlineError as error:
-                self._failed(error)
-            except OSError as error:
-                self._failed(_no_start(str(self.line.gateway.state_dir), "the gateway", error))
+    @property
+    def wanted(self) -> bool:
+        """Until the bridge ends, or only a person can help."""
+        return self.fatal is None and not self._stopping.is_set()
+
+    def _round(self) -> None:
+        with ensure(self.line.gateway, owner_pid=os.getpid(), log=self._log) as client:
+            self._online()
+            self._ask(client)
 
     def end(self, *, at_once: bool = False) -> None:
         """Ask a gateway that is ours to end: it acknowledges what is safe and leaves its session alive."""
@@ -103,7 +143,7 @@ class GatewayKeeper(threading.Thread):
             self._view.gateway_error = None
             self._view.gateway_restarts += again
         if again:
-            self._board.say(f'line "{self.line.name}": the gateway is back; what it had acknowledged is on disk')
+            self._say("the gateway is back; what it had acknowledged is on disk")
 
     def _ask(self, client: GatewayClient) -> None:
         silent = 0
@@ -114,12 +154,17 @@ class GatewayKeeper(threading.Thread):
                 silent += 1
                 if silent >= _SILENCES or self._gone():
                     if not self._stopping.is_set():
-                        self._board.say(f'line "{self.line.name}": the gateway has ended; starting it again')
+                        self._say("the gateway has ended; starting it again")
                     return
                 continue
             silent = 0
             self._backoff.reset()
             self._take(status)
+
+    def _say(self, text: str) -> None:
+        """Tell an event, and whose it is; a gateway begins its errors with the name of its line."""
+        text = text.removeprefix(f"{self.line.name} at ").removeprefix(f"{self.line.name}: ")
+        self._board.say(text if self.where in text else f"{self.where}: {text}")
 
     def _gone(self) -> bool:
         endpoint = Endpoint.read(self.line.gateway.state_dir)
@@ -128,11 +173,15 @@ class GatewayKeeper(threading.Thread):
     def _take(self, status: dict[str, Any]) -> None:
         with self._board.lock:
             self._view.hear(status)
-        trouble = status.get("last_error")
-        text = trouble["text"] if trouble else None
-        if text != self._told:
-            self._told = text
-            self._board.say(text or f'line "{self.line.name}": connected to {status.get("broker")}')
+        trouble = (status.get("last_error") or {}).get("text", "")
+        if trouble != self._told and (trouble or status.get("state") == "online"):
+            full = "[TL-J" in (self._told or "")
+            self._told = trouble
+            again = "there is room again, and messages are received"
+            self._say(trouble or (again if full else f"connected to {status.get('broker')}"))
+        for told in grown(self._view.before, status):
+            self._say(told)
+        self._view.before = status
 
     def _failed(self, error: TowlineError) -> None:
         if self._stopping.is_set():
@@ -142,12 +191,23 @@ class GatewayKeeper(threading.Thread):
             self.fatal = error
         with self._board.lock:
             self._view.gateway_error = str(error)
-        self._board.say(str(error))
+        self._say(str(error))
         if self.fatal is None:
             self._stopping.wait(self._backoff.next())
 
 
-class KafkaKeeper(threading.Thread):
+def grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What a gateway counts only when a promise is at stake, told when it happens: once for what may come in crowds."""
+    if now.get("sessions_lost", 0) > before.get("sessions_lost", 0):
+        what = "the broker lost this client's session, and every message that only the session held"
+        yield f"{what}. Let the broker keep sessions on disk.   [TL-M22]"
+    first, degraded = ((told.get("outbox") or {}).get("degraded", 0) for told in (before, now))
+    if degraded and not first:
+        what = "the broker answers QoS 2 as if it were QoS 1: from now on a message may be doubled"
+        yield f'{what}. Take a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]'
+
+
+class KafkaKeeper(_Keeper):
     """Waits for Kafka and sees that the fixed topics are there, before any query begins.
 
     Args:
@@ -155,6 +215,9 @@ class KafkaKeeper(threading.Thread):
         board: Where Kafka's state goes.
         stopping: Set when the bridge ends.
     """
+
+    what = "Kafka's client"
+    where = "kafka"
 
     def __init__(self, bridge: Bridge, board: Board, stopping: threading.Event) -> None:
         super().__init__(name="kafka", daemon=True)
@@ -167,22 +230,19 @@ class KafkaKeeper(threading.Thread):
         self._stopping = stopping
         self._backoff = Backoff(first=0.5, most=10.0)
 
-    def run(self) -> None:
-        """Ask until Kafka answers."""
-        while not self._stopping.is_set() and not self.ready.is_set() and self.fatal is None:
-            try:
-                self._look()
-            except KafkaError as error:
-                self._unreachable(error)
-            except TowlineError as error:
-                self.fatal = error
+    @property
+    def wanted(self) -> bool:
+        """Until Kafka has answered, and has all topics."""
+        return self.fatal is None and not self.ready.is_set() and not self._stopping.is_set()
+
+    def _round(self) -> None:
+        self._look()
 
     def _look(self) -> None:
         from towline.kafka.admin import create_topics, missing_topics  # noqa: PLC0415 - loads librdkafka
 
         client, kafka = self._bridge.kafka.client(), self._bridge.kafka
-        names = sorted({topic for line in self._bridge.lines for topic in line.fixed_topics})
-        missing = missing_topics(client, names, timeout=5.0)
+        missing = missing_topics(client, self._bridge.topics, timeout=5.0)
         if missing and kafka.create_topics is not None:
             plan = kafka.create_topics
             made = create_topics(client, dict.fromkeys(missing, plan.partitions), replication=plan.replication_factor)
@@ -197,7 +257,10 @@ class KafkaKeeper(threading.Thread):
             self._board.say(f"kafka: {kafka.bootstrap_servers} answers")
         self.ready.set()
 
-    def _unreachable(self, error: KafkaError) -> None:
+    def _failed(self, error: TowlineError) -> None:
+        if not isinstance(error, KafkaError | GatewayError):
+            self.fatal = error
+            return
         with self._board.lock:
             first = self._board.kafka_error is None
             self._board.kafka, self._board.kafka_error = "unreachable", str(error)
@@ -212,6 +275,21 @@ def _no_start(where: str, what: str, error: OSError) -> GatewayError:
     return GatewayError("TL-B32", where, f"{what} can't be started ({error.strerror or error})", do)
 
 
+def _how(code: int) -> str:
+    """How a process ended."""
+    return f"its driver was ended by signal {-code}" if code < 0 else f"its driver ended with code {code}"
+
+
+def unforeseen(name: str, error: BaseException | None = None) -> GatewayError:
+    """What ended one of the supervisor's threads, or a round of it, though nothing should [TL-B55]."""
+    if error is not None and os.environ.get("TOWLINE_DEBUG"):
+        traceback.print_exception(error)
+    first = next(iter(str(error or "").splitlines()), "").rstrip(". ")
+    why = "" if error is None else f" ({type(error).__name__}{': ' if first else ''}{first})"
+    do = "It is tried again. Please report it with the output of TOWLINE_DEBUG=1."
+    return GatewayError("TL-B55", name, f"this part of the bridge ended in an unexpected way{why}", do)
+
+
 def _missing(bridge: Bridge, missing: list[str]) -> KafkaError:
     names = ", ".join(f'"{name}"' for name in missing)
     what = f"the topic{'s' if len(missing) > 1 else ''} {names} {'are' if len(missing) > 1 else 'is'} not there"
@@ -219,7 +297,7 @@ def _missing(bridge: Bridge, missing: list[str]) -> KafkaError:
     return KafkaError("TL-B03", bridge.kafka.bootstrap_servers, what, do)
 
 
-class DriverKeeper(threading.Thread):
+class DriverKeeper(_Keeper):
     """Keeps the driver process running and takes its reports.
 
     Args:
@@ -229,8 +307,16 @@ class DriverKeeper(threading.Thread):
         stopping: Set when the bridge ends.
     """
 
+    what = "Spark's driver"
+    where = "spark"
+    command: Sequence[str] = (sys.executable, "-m", "towline.bridge.driver")
+
     def __init__(self, bridge: Bridge, board: Board, kafka: KafkaKeeper, stopping: threading.Event) -> None:
         super().__init__(name="driver", daemon=True)
+        #: What only a person can mend: there is no Java that Spark can use.
+        self.fatal: TowlineError | None = None
+        #: Where the driver's standard error goes, Spark's included.
+        self.log = bridge.logs / "driver.log"
         #: Lines whose query was given up, with the reason.
         self.given_up: dict[str, str] = {}
         self._bridge = bridge
@@ -240,26 +326,41 @@ class DriverKeeper(threading.Thread):
         self._backoff = Backoff(first=0.5, most=30.0)
         self._process: subprocess.Popen[str] | None = None
         self._last_word = ""
+        self._told = ""
+        #: Lines whose first dead letters were told.
+        self._lettered: set[str] = set()
 
-    def run(self) -> None:
-        """Start the driver, read its reports, start it again when it ends too early."""
-        while not self._stopping.is_set() and len(self.given_up) < len(self._bridge.lines):
-            self._last_word = ""
-            try:
-                started = self._start()
-            except OSError as error:
-                self._last_word = str(_no_start(str(self._bridge.state_dir), "Spark's driver", error))
-                self._ended(0)
-                continue
-            with started as process:
-                self._process = process
-                threading.Thread(target=self._go, args=(process,), name="go", daemon=True).start()
-                assert process.stdout is not None
-                for line in process.stdout:
-                    self._take(line)
-                code = process.wait()
-            if not self._stopping.is_set():
-                self._ended(code)
+    @property
+    def wanted(self) -> bool:
+        """Until the bridge ends, no line is left, or Spark can't start."""
+        return self.fatal is None and len(self.given_up) < len(self._bridge.lines) and not self._stopping.is_set()
+
+    def _round(self) -> None:
+        self._last_word = ""
+        started, place = self._start()
+        with started as process:
+            self._process = process
+            threading.Thread(target=self._go, args=(process,), name="go", daemon=True).start()
+            assert process.stdout is not None
+            for line in process.stdout:
+                self._take(line)
+            code = process.wait()
+        shutil.rmtree(place, ignore_errors=True)  # a JVM that is still ending may write: the next start sees to it
+        if NO_JVM in self._last_word:
+            self._look_at_java()
+        if self.wanted:
+            self._ended(self._last_word or _how(code))
+
+    def _look_at_java(self) -> None:
+        """Why a JVM did not start: one that is too old starts no better at the next try."""
+        try:
+            check_java(version=True)
+        except SetupError as error:
+            self.fatal = error
+
+    def _failed(self, error: TowlineError) -> None:
+        if self.wanted:
+            self._ended(str(error).removeprefix("spark: "))
 
     def stop(self) -> None:
         """Ask the driver to finish its batches and end."""
@@ -271,25 +372,33 @@ class DriverKeeper(threading.Thread):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> tuple[subprocess.Popen[str], Path]:
+        """The driver, and the directory where Spark drops files."""
         self._bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._board.lock:
             self._board.spark = "starting"
-        path = self._bridge.logs / "driver.log"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            place, lock = scratch(self._bridge.state_dir)
+        except BaseException:
+            os.close(handle)
+            raise
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "towline.bridge.driver"],
+                self.command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=handle,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 cwd=self._bridge.state_dir,  # Spark drops files where it stands
-                env=_environment(self._bridge),
+                env=environment(self._bridge, place),
+                pass_fds=(lock,),
                 start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
             )
         finally:
             os.close(handle)
+            os.close(lock)
         lines = [line for line in self._bridge.lines if line.name not in self.given_up]
         told = self._bridge.model_copy(update={"lines": tuple(lines)})
         with self._board.lock:
@@ -297,9 +406,11 @@ class DriverKeeper(threading.Thread):
             counts = {view.name: view.counts.as_json() for view in views if isinstance(view.counts, DownCounts)}
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(told.model_dump_json(by_alias=True) + "\n" + json.dumps(counts) + "\n")
+            # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
+            bridge = json.dumps(told.model_dump(mode="json", by_alias=True))
+            process.stdin.write(f"{bridge}\n{json.dumps(counts)}\n")
             process.stdin.flush()
-        return process
+        return process, place
 
     def _go(self, process: subprocess.Popen[str]) -> None:
         while process.poll() is None and not self._stopping.is_set():
@@ -314,29 +425,30 @@ class DriverKeeper(threading.Thread):
                 process.stdin.write(word + "\n")
                 process.stdin.flush()
 
-    def _ended(self, code: int) -> None:
+    def _ended(self, why: str) -> None:
         pause = self._backoff.next()
-        why = self._last_word or (f"ended by signal {-code}" if code < 0 else f"ended with code {code}")
         with self._board.lock:
             self._board.spark = "starting again"
             self._board.spark_restarts += 1
             for view in self._board.lines.values():
                 view.query = "starting"
-        log = self._bridge.logs / "driver.log"
-        self._board.say(f"spark: {why}; starting again in {pause:.1f} s, messages go on being received (log: {log})")
+        again = f"starting again in {pause:.1f} s, messages go on being received"
+        self._board.say(f"spark: {'the same' if why == self._told else why}; {again} (log: {self.log})")
+        self._told = why
         self._stopping.wait(pause)
 
     def _take(self, text: str) -> None:
         try:
             report = json.loads(text)
-        except ValueError:
-            return
-        handler = getattr(self, f"_on_{report.get('kind')}", None)
-        if handler is not None:
-            with self._board.lock:
-                handler(report)
+            handler = getattr(self, f"_on_{report['kind']}", None)
+            if handler is not None:
+                with self._board.lock:
+                    handler(report)
+        except Exception as error:  # noqa: BLE001 - a report that is not understood must not end the others
+            self._board.say(str(unforeseen("spark's report", error)))
 
     def _on_ready(self, report: dict[str, Any]) -> None:
+        self._told = ""
         self._board.spark = "running"
         self._board.say(f"spark: {report['spark']} is up after {report['seconds']:.1f} s")
 
@@ -352,12 +464,22 @@ class DriverKeeper(threading.Thread):
 
     def _on_progress(self, report: dict[str, Any]) -> None:
         view = self._board.lines[report["line"]]
+        letters = view.counts.dead_lettered
         view.counts = view.counts.add(report)
+        if new := view.counts.dead_lettered - letters:
+            self._letters(view.name, new)
         view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
         if view.query_error is not None:
             self._board.say(f'line "{view.name}": goes on')
         view.query, view.query_error = "running", None
         self._backoff.reset()
+
+    def _letters(self, line: str, new: int) -> None:
+        """Tell the first dead letters of a run; the others are in the account."""
+        if line not in self._lettered:
+            self._lettered.add(line)
+            messages = f"{new:,} message{'s' if new != 1 else ''}"
+            self._board.say(f'line "{line}": {messages} went to the dead-letter topic; towline dlq show tells why')
 
     def _on_failed(self, report: dict[str, Any]) -> None:
         view = self._board.lines[report["line"]]
@@ -374,9 +496,3 @@ class DriverKeeper(threading.Thread):
 
     def _on_stopped(self, report: dict[str, Any]) -> None:
         self._board.lines[report["line"]].query = "stopped"
-
-
-def _environment(bridge: Bridge) -> dict[str, str]:
-    """The driver's: with a local master, Spark's Python processes start quicker in a home of our own."""
-    home = light_home() if bridge.spark.master.startswith("local") else None
-    return dict(os.environ) if home is None else {**os.environ, "SPARK_HOME": str(home)}

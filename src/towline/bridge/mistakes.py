@@ -83,7 +83,11 @@ class Mistakes:
             ConfigMistakes: If anything was noted.
         """
         if self._found:
-            raise ConfigMistakes(error for _, error in sorted(self._found.items(), key=lambda item: item[0][0]))
+            raise ConfigMistakes(self.found())
+
+    def found(self) -> list[ConfigError]:
+        """What was noted, in the order of the file."""
+        return [error for _, error in sorted(self._found.items(), key=lambda item: item[0][0])]
 
     def _mask(self, text: str) -> str:
         for value in sorted(self._hidden, key=len, reverse=True):

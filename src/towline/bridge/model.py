@@ -59,7 +59,7 @@ class Kafka(Section):
         settings: Further librdkafka client settings, no secrets.
         password_file: Holds ``sasl.password``.
         key_password_file: Holds ``ssl.key.password``.
-        create_topics: Make the fixed topics that are missing.
+        create_topics: Make the topics that are missing and known: fixed ones, and those that ``allowed_topics`` names.
     """
 
     bootstrap_servers: str = Field(min_length=1)
@@ -253,6 +253,12 @@ class Line(AnyLine):
         named.add(self.dead_letter_topic)
         return tuple(sorted(name for name in named if name))
 
+    @property
+    def listed_topics(self) -> frozenset[str]:
+        """Kafka topics that a message may name and that a list names in full."""
+        values = [(route, name) for route in self.routes if route.topic.fields for name in route.allowed_topics]
+        return frozenset(name for route, name in values if route.may_become(name))
+
 
 class DownLine(AnyLine):
     """A line from Kafka to MQTT.
@@ -309,6 +315,12 @@ class Bridge(Section):
     def downlinks(self) -> tuple[DownLine, ...]:
         """The lines from Kafka to MQTT."""
         return tuple(line for line in self.lines if isinstance(line, DownLine))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Kafka topics that must be there, and where topics are created those that a list names too, sorted."""
+        listed = (line.listed_topics for line in self.uplinks if self.kafka.create_topics)
+        return tuple(sorted({name for line in self.lines for name in line.fixed_topics}.union(*listed)))
 
     @property
     def logs(self) -> Path:

@@ -47,7 +47,7 @@ def plan_of(bridge: Bridge) -> dict[str, Any]:
         "state_dir": str(bridge.state_dir),
         "kafka": {
             "bootstrap_servers": bridge.kafka.bootstrap_servers,
-            "topics": sorted({topic for line in bridge.lines for topic in line.fixed_topics}),
+            "topics": list(bridge.topics),
             "create_topics": bridge.kafka.create_topics is not None,
             "insecure": bool(insecurities(bridge.kafka.client())),
         },
@@ -103,7 +103,7 @@ def _limits(line: Line) -> list[str]:
             f"repeats are dropped for {line.within} at least, and longer while nothing else comes: "
             "a key must never name two messages"
         )
-        found.append(f"setting the gateway's clock back by more than {line.within} would cost rows; it would be told")
+        found.append(f"a jump of the gateway's clock ahead by more than {line.within} forgets what came before it")
     return [*found, *_LIMITS]
 
 
@@ -213,6 +213,8 @@ def render(plan: dict[str, Any]) -> str:
     ]
     if source := plan["spark"]["kafka_source"]:
         out.append(f"  spark     {source}")
+    if sql := plan.get("sql"):
+        out.append(f"  sql       {sql}")
     for line in plan["lines"]:
         out += ["", *(downplan.render_line(line) if line["direction"] == "down" else _render_line(line))]
     out += ["", *(f"warning  {text}" for text in plan["warnings"])] if plan["warnings"] else []

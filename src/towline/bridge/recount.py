@@ -1,9 +1,10 @@
-"""Counts again what a line took from Kafka in batches that were committed while nobody listened.
+"""Counts again what a line carried in batches that were committed while nobody listened.
 
 What a batch held is told after Spark has committed it. A kill in between leaves the batch committed and untold: its
-messages are in the outbox, its dead letters in Kafka, and no account would know of the letters [I11]. Which records it
-had stands in the checkpoint, and what becomes of a record is decided by the record alone: so they are read and counted
-once more, and nothing is written.
+messages are in the outbox, its dead letters in Kafka, and no account would know of the letters [I11]. On the way down
+the checkpoint says which records it had, and what becomes of a record is decided by the record alone: so they are read
+and counted once more, and nothing is written. On the way up the sink's own note in the checkpoint tells of the letters
+(`towline.kafka.tally`): it knows those that Kafka would have refused, too.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.bridge.recovery import Evidence, kafka_offsets
+from towline.bridge.identity import Identity
+from towline.bridge.model import Line
+from towline.bridge.recovery import Evidence, kafka_offsets, read_checkpoint
+from towline.checkpoint import Checkpoint
+from towline.gateway.guarantees import knobs
+from towline.kafka.tally import sum_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from towline.bridge.downaccount import DownCounts
+    from towline.bridge.model import AnyLine
 
-__all__ = ["recounted", "untold"]
+__all__ = ["letters_told", "recounted", "untold", "up_to_now"]
 
 #: So many of the newest batches are counted again, at most: each is a job of Spark's.
 _MOST: Final = 20
@@ -28,6 +35,34 @@ _MOST: Final = 20
 _EARLIEST: Final = -2
 
 Offsets = Mapping[str, Mapping[str, int]]
+
+
+def letters_told(line: AnyLine, known: Mapping[str, Any]) -> dict[str, Any]:
+    """A report of a batch as `Counts.add` takes it: where the sink has a dead-letter topic, it alone counts letters.
+
+    Args:
+        line: Whose batch.
+        known: The driver's facts of it.
+    """
+    if not isinstance(line, Line) or not _sink_counts(line):
+        return dict(known)
+    observed = {name: count for name, count in known["observed"].items() if name != "dead_lettered"}
+    letters = sum_at(Checkpoint(str(line.checkpoint)), known["batch"])
+    return {**known, "observed": observed, "letters": letters}
+
+
+def _sink_counts(line: Line) -> bool:
+    """Not with at_most_once, which gives up what Kafka refuses."""
+    return line.dead_letter_topic is not None and knobs(line.guarantee).serves_again
+
+
+def up_to_now(line: Line) -> Iterator[dict[str, Any]]:
+    """The report of a line to Kafka on all batches that are done, as `Counts.add` takes it."""
+    identity, seen = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
+    if identity is None or identity.query != seen.query or seen.done is None or not seen.done_end:
+        return  # another line's batches, or none
+    known = {"query": seen.query, "batch": seen.done, "journal": seen.journal, "end": seen.done_end}
+    yield letters_told(line, {**known, "rows": 0, "observed": {}, "gives_up": False})
 
 
 def untold(checkpoint: Path, seen: Evidence, counts: DownCounts) -> Iterator[tuple[int, Offsets, Offsets]]:

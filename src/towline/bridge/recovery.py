@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from towline.bridge.identity import Identity
+from towline.bridge.model import Line
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable, TowlineError
 from towline.gateway.belonging import MISMATCHES, is_other
@@ -23,12 +27,15 @@ from towline.gateway.guarantees import knobs
 from towline.gateway.remembered import UNFIT
 
 if TYPE_CHECKING:
-    from towline.bridge.model import AnyLine, Line
+    from towline.bridge.model import AnyLine
     from towline.gateway.client import GatewayClient
 
 __all__ = [
     "PERMANENT",
+    "Asked",
     "Evidence",
+    "Marks",
+    "Step",
     "begin_again",
     "examine",
     "gateway_status",
@@ -39,10 +46,13 @@ __all__ = [
     "read_checkpoint",
     "refused",
     "starting",
+    "step",
 ]
 
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0
+#: Checkpoints put aside that are kept.
+_ASIDE: Final = 3
 
 _T = TypeVar("_T")
 
@@ -67,6 +77,7 @@ class Evidence:
         first: First offset that the gateway has.
         found: Which opening wrote the row below `planned_end` as the gateway has it; below where the line begins, for a
             query without a checkpoint.
+        stateful: Whether the checkpoint holds state, which is what repeats are recognised by.
     """
 
     query: str = ""
@@ -82,6 +93,7 @@ class Evidence:
     done_incarnation: str = ""
     first: int = 0
     found: str = ""
+    stateful: bool = False
 
     @property
     def decided(self) -> bool:
@@ -123,6 +135,7 @@ def read_checkpoint(checkpoint: Path) -> Evidence:
         None if last is None else last.offset,
         incarnation=newest.incarnation,
         done_incarnation="" if last is None else last.incarnation,
+        stateful=logs.stateful,
     )
 
 
@@ -198,32 +211,53 @@ def kafka_offsets(checkpoint: Path, batch: int | None) -> dict[str, dict[str, in
     return {}
 
 
-_Rule = Callable[[Identity, Evidence, int], str]
+class Asked(NamedTuple):
+    """What of a line's settings stands in its checkpoint or its markers.
+
+    Attributes:
+        parallelism: Transactions of a batch.
+        dedupe: Whether repeats are dropped, for which Spark keeps state; None where that is not ours to know.
+        whole: Whether a batch that was begun must be finished as it was begun (``exactly_once``).
+    """
+
+    parallelism: int
+    dedupe: bool | None = None
+    whole: bool = True
+
+    @classmethod
+    def of(cls, line: AnyLine, identity: Identity) -> Asked:
+        """As the file says it now; without transactions the number of writers stands nowhere."""
+        dedupe = line.within is not None if isinstance(line, Line) else None
+        whole = knobs(line.guarantee).transactions
+        return cls(line.parallelism if whole else identity.parallelism, dedupe, whole)
 
 
-def _gone(identity: Identity, seen: Evidence, parallelism: int) -> str:
-    del parallelism
+_Rule = Callable[[Identity, Evidence, Asked], str]
+
+
+def _gone(identity: Identity, seen: Evidence, asked: Asked) -> str:
+    del asked
     if identity.query and not seen.query:
         return f"the checkpoint is gone; it belonged to query {identity.query}, which had taken {seen.committed:,} rows"
     return ""
 
 
-def _other(identity: Identity, seen: Evidence, parallelism: int) -> str:
-    del parallelism
+def _other(identity: Identity, seen: Evidence, asked: Asked) -> str:
+    del asked
     if identity.query and seen.query != identity.query:
         return f"the checkpoint is that of query {seen.query}, this line's is {identity.query}"
     return ""
 
 
-def _swapped(identity: Identity, seen: Evidence, parallelism: int) -> str:
-    del identity, parallelism
+def _swapped(identity: Identity, seen: Evidence, asked: Asked) -> str:
+    del identity, asked
     if seen.journal and seen.journal != seen.gateway_journal:
         return f"the checkpoint belongs to journal {seen.journal}, the gateway serves journal {seen.gateway_journal}"
     return ""
 
 
-def _old_journal(identity: Identity, seen: Evidence, parallelism: int) -> str:
-    del identity, parallelism
+def _old_journal(identity: Identity, seen: Evidence, asked: Asked) -> str:
+    del identity, asked
     if seen.journal and seen.planned_end > seen.tip:
         return (
             f"the checkpoint has come to offset {seen.planned_end:,}, the journal ends at {seen.tip:,}: an older copy"
@@ -231,9 +265,9 @@ def _old_journal(identity: Identity, seen: Evidence, parallelism: int) -> str:
     return ""
 
 
-def _gone_on(identity: Identity, seen: Evidence, parallelism: int) -> str:
+def _gone_on(identity: Identity, seen: Evidence, asked: Asked) -> str:
     """The same journal and long enough: only the opening that wrote the row tells that it is another one."""
-    del identity, parallelism
+    del identity, asked
     if is_other(seen.incarnation, seen.found, seen.planned_end, seen.first):
         return (
             f"the row below offset {seen.planned_end:,} was written by opening {seen.incarnation} of the journal when "
@@ -242,8 +276,8 @@ def _gone_on(identity: Identity, seen: Evidence, parallelism: int) -> str:
     return ""
 
 
-def _old_checkpoint(identity: Identity, seen: Evidence, parallelism: int) -> str:
-    del identity, parallelism
+def _old_checkpoint(identity: Identity, seen: Evidence, asked: Asked) -> str:
+    del identity, asked
     if seen.done_end is not None and seen.done_end < seen.committed:
         return (
             f"the checkpoint is an older copy: its last batch {seen.done} ends at offset {seen.done_end:,}, "
@@ -252,14 +286,35 @@ def _old_checkpoint(identity: Identity, seen: Evidence, parallelism: int) -> str
     return ""
 
 
-def _rescaled(identity: Identity, seen: Evidence, parallelism: int) -> str:
+def _rescaled(identity: Identity, seen: Evidence, asked: Asked) -> str:
     """A batch that was begun in N parts is finished in N parts: each part has a marker of its own."""
-    if identity.parallelism and identity.parallelism != parallelism and not seen.decided:
+    if _scale_changed(identity, asked) and not seen.decided:
         return (
-            f"batch {seen.planned} was begun with parallelism {identity.parallelism}, and it is {parallelism} now: "
-            "parts of it may be in Kafka"
+            f"batch {seen.planned} was begun with parallelism {identity.parallelism}, and it is {asked.parallelism} "
+            "now: parts of it may be in Kafka"
         )
     return ""
+
+
+def _restated(identity: Identity, seen: Evidence, asked: Asked) -> str:
+    """Which rows a batch has depends on whether repeats are dropped from it."""
+    del identity
+    if asked.whole and _state_changed(seen, asked) and not seen.decided:
+        was, now = ("with", "without") if seen.stateful else ("without", "with")
+        return f"batch {seen.planned} was begun {was} dedupe, and the line is {now} it now: it may be in Kafka"
+    return ""
+
+
+def _scale_changed(identity: Identity, asked: Asked) -> bool:
+    return identity.parallelism not in (0, asked.parallelism)
+
+
+def _state_changed(seen: Evidence, asked: Asked) -> bool:
+    """Whether Spark would refuse the checkpoint: it has state that the query has no use for, or lacks what it needs.
+
+    A query that has not finished a batch has no state yet, and can begin any.
+    """
+    return asked.dedupe not in (None, seen.stateful) and (seen.stateful or seen.done is not None)
 
 
 _THE_OTHER: Final = "Bring back the state directory of that journal"
@@ -273,34 +328,75 @@ RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
     ("TL-B24", _gone_on, _NEWEST),
     ("TL-B23", _old_checkpoint, "Bring back the newest checkpoint"),
     ("TL-B25", _rescaled, "Set parallelism back until this batch is done, then change it"),
+    ("TL-B50", _restated, "Set dedupe back until this batch is done, then change it"),
 )
 #: Another try finds the same.
 PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27", *UNFIT})
 
 
-def problem(identity: Identity, seen: Evidence, parallelism: int) -> tuple[str, str, str] | None:
+def problem(identity: Identity, seen: Evidence, asked: Asked) -> tuple[str, str, str] | None:
     """The first thing that does not belong together: code, what it is, and the first way out; None when all does."""
     for code, rule, way in RULES:
-        if what := rule(identity, seen, parallelism):
+        if what := rule(identity, seen, asked):
             return code, what, way
     return None
 
 
-def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence) -> Identity:
+class Step(Enum):
+    """How a query that may start goes on."""
+
+    #: With its checkpoint, as it was.
+    GO = "goes on"
+    #: With a new checkpoint, exactly behind the last batch that is done.
+    CUT = "begins a new checkpoint behind the last batch"
+    #: With its checkpoint, because that holds what repeats are recognised by, and new markers.
+    MARK = "goes on with its checkpoint, under a new sink id"
+
+
+def step(identity: Identity, seen: Evidence, asked: Asked) -> Step:
+    """What a changed setting takes, when `problem` has found none."""
+    if _state_changed(seen, asked):
+        return Step.CUT
+    if _scale_changed(identity, asked):
+        return Step.MARK if seen.stateful and seen.done is not None else Step.CUT
+    return Step.GO
+
+
+#: Makes a batch the last one that counts as written by a sink: identity, batch.
+Marks = Callable[[Identity, int], None]
+
+
+def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mark: Marks | None = None) -> Identity:
     """Let a query start, or say why not.
 
+    Args:
+        line: The line.
+        file: The bridge's.
+        identity: The line's.
+        seen: What its checkpoint and its gateway say.
+        mark: Sets markers; a line that drops repeats needs it.
+
     Returns:
-        The identity to start with: a new one where another parallelism begins on a clean cut.
+        The identity to start with: a new one where a changed setting takes one (`step`).
 
     Raises:
-        TowlineError: TL-B22 to TL-B25, with both ways out.
+        TowlineError: TL-B22 to TL-B25 and TL-B50, with both ways out; what `mark` raises.
     """
-    parallelism = line.parallelism if knobs(line.guarantee).transactions else identity.parallelism
-    found = problem(identity, seen, parallelism)
-    if found is None:
-        changed = identity.parallelism not in (0, parallelism)
-        return _begin(line, identity) if changed else identity
-    raise _told(line, file, *found)
+    asked = Asked.of(line, identity)
+    if found := problem(identity, seen, asked):
+        raise _told(line, file, *found)
+    how = step(identity, seen, asked)
+    if how is Step.GO:
+        return identity
+    sys.stderr.write(f"--- line {line.name}\nparallelism or dedupe was changed: the line {how.value}\n")
+    if how is Step.CUT:
+        return _begin(line, identity)
+    assert mark is not None
+    assert seen.done is not None
+    fresh = identity.rescaled(line.parallelism)
+    mark(fresh, seen.done)  # before the identity: a crash in between sets the same markers again
+    fresh.save(line.gateway.state_dir)
+    return fresh
 
 
 def mapping_problem(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mapping: str) -> None:
@@ -381,8 +477,16 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation)
     if line.checkpoint.exists():
         line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
+        _remove_oldest(line.checkpoint)
     fresh.save(line.gateway.state_dir)
     return fresh
+
+
+def _remove_oldest(checkpoint: Path) -> None:
+    """Of the checkpoints that were put aside only the newest are of use: a person may bring one back."""
+    aside = sorted(checkpoint.parent.glob(f"{checkpoint.name}.*"), key=lambda path: path.stat().st_mtime)
+    for path in aside[:-_ASIDE]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _free(path: Path) -> Path:

@@ -6,6 +6,7 @@ Spark is started only for lines whose routes have a ``where``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,6 +26,12 @@ __all__ = ["Fate", "Mapper", "Outcome", "Returner", "mapper_of", "row_of"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _INDEX: Final = "__index"
+#: Largest numbers of the columns; what is larger was not written by a gateway.
+_QOS, _EXPIRY, _SUBSCRIPTION, _MOMENT, _OFFSET = 2, 0xFFFFFFFF, 268_435_455, 1 << 57, (1 << 63) - 1
+_DECIMAL: Final = re.compile(rb"[0-9]{1,19}")
+#: What a letter lacks that Kafka refused in a version before: who received the message, and its number.
+_PLACE: Final = frozenset({"mqtt.gateway", "mqtt.offset"})
+_PLACE_IN_SQL: Final = re.compile(r"\b(gateway|offset)\b", re.IGNORECASE)
 #: Letters that are not the message: no route can make of them what it was.
 _NOT_WHOLE: Final = {
     Reason.PACKET_TOO_LARGE: "too large for the gateway's max_packet_bytes; its publisher has to send it again",
@@ -74,19 +81,24 @@ def row_of(letter: Letter) -> dict[str, Any] | None:
     return {
         "topic": topic,
         "payload": letter.value,
-        "qos": _number(known.get("mqtt.qos")),
+        "qos": _number(known.get("mqtt.qos"), _QOS),
         "retain": known.get("mqtt.retain") == b"true",
-        "duplicate": False,
+        "duplicate": known.get("mqtt.duplicate") == b"true",
         "content_type": _text(known.get("mqtt.content-type")),
         "payload_is_utf8": None if form is None else form == "1",
         "response_topic": _text(known.get("mqtt.response-topic")),
         "correlation_data": known.get("mqtt.correlation-data"),
         "user_properties": users or None,
-        "message_expiry_seconds": _number(known.get("mqtt.message-expiry")),
-        "subscription_ids": [_number(value) for name, value in headers if name == "mqtt.subscription-id"] or None,
-        "received_at": _EPOCH + timedelta(microseconds=_number(known.get("mqtt.received-at")) or 0),
+        "message_expiry_seconds": _number(known.get("mqtt.message-expiry"), _EXPIRY),
+        "subscription_ids": [
+            number
+            for name, value in headers
+            if name == "mqtt.subscription-id" and (number := _number(value, _SUBSCRIPTION)) is not None
+        ]
+        or None,
+        "received_at": _EPOCH + timedelta(microseconds=_number(known.get("mqtt.received-at"), _MOMENT) or 0),
         "gateway": _text(known.get("mqtt.gateway")),
-        "offset": _number(known.get("mqtt.offset")),
+        "offset": _number(known.get("mqtt.offset"), _OFFSET),
     }
 
 
@@ -94,9 +106,9 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
 
 
-def _number(value: bytes | None) -> int | None:
-    text = _text(value)
-    return int(text) if text is not None and text.isdecimal() else None
+def _number(value: bytes | None, most: int) -> int | None:
+    number = int(value) if value is not None and _DECIMAL.fullmatch(value) else None
+    return number if number is None or number <= most else None
 
 
 def mapper_of(line: AnyLine, spark: Callable[[], SparkSession]) -> Mapper | Returner:
@@ -128,6 +140,9 @@ class Mapper:
         """The fate of each, in order."""
         rows = [None if letter.reason in _NOT_WHOLE else row_of(letter) for letter in letters]
         taken = [None if row is None else first_match(self._routes, row["topic"]) for row in rows]
+        for index, (row, route) in enumerate(zip(rows, taken, strict=True)):
+            if row is not None and route is not None and _lacks(row, self._routes[route]):
+                rows[index] = None  # it goes as it was mapped then
         wanted = self._conditions(rows, taken)
         return [
             self._outcome(letter, row, route, wanted=wanted.get(index, True))
@@ -156,6 +171,13 @@ class Mapper:
             if route.where is not None and mine:
                 found |= _asked(self._spark(), route, mine)
         return found
+
+
+def _lacks(row: Mapping[str, Any], route: Route) -> bool:
+    """Whether a route names what the letter does not say."""
+    templates = [made for made in (route.topic, route.key, *(made for _, made in route.headers)) if made is not None]
+    named = any(_PLACE.intersection(made.fields) for made in templates)
+    return row["offset"] is None and (named or bool(_PLACE_IN_SQL.search(route.where or "")))
 
 
 def _mapped(route: Route, row: Mapping[str, Any]) -> Outcome:

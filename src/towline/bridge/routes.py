@@ -314,6 +314,12 @@ class Route:
             return None
         return name if self.topic.constant is not None or allowed(name, self.allowed_topics) else None
 
+    def may_become(self, name: str) -> bool:
+        """Whether a message may name a topic, as far as its beginning tells."""
+        taken = self.reserved
+        free = taken is None or not re.fullmatch(taken, name)
+        return free and kafka_name_problem(name) is None and name.startswith(self.topic.parts[0])
+
     def record(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         """What a matching row becomes, ``where`` aside; None if it does not match.
 

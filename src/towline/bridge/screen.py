@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Self, TextIO
 from towline.text import printable, printable_lines
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
     from towline.bridge.board import Board, LineView
 
-__all__ = ["LiveScreen", "PlainScreen", "line_state", "make_screen", "summary"]
+__all__ = ["LiveScreen", "PlainScreen", "lag_text", "line_state", "make_screen", "summary"]
 
 #: Seconds between two plain lines of a line that moves; one that stands still says nothing.
 PLAIN_S = 10.0
@@ -37,17 +37,13 @@ def line_state(view: LineView, spark: str) -> str:
 
 
 def summary(view: LineView, spark: str) -> str:
-    """A line in one line."""
-    rate_in, rate_out = view.rates()
+    """A line in one line; the numbers add up as those of the account do."""
     known = view.account
     if known is None:
         return f'line "{view.name}"   {line_state(view, spark)}'
-    dead = f"dead letters {known.dead_lettered:,}   " if known.dead_lettered else ""
-    came, went = known.words
-    return (
-        f'line "{view.name}"   {came} {known.received:,}   {went} {known.carried:,}   waiting {known.waiting:,}   '
-        f"{dead}in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {view.lag_s():.1f} s   {line_state(view, spark)}"
-    )
+    rate_in, rate_out = view.rates()
+    pace = f"in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {lag_text(view.lag_s())}"
+    return f'line "{view.name}"   {known.sum()}   {pace}   {line_state(view, spark)}'
 
 
 class PlainScreen:
@@ -114,51 +110,64 @@ class LiveScreen:
 
     def show(self, board: Board) -> None:
         """Redraw."""
-        self._live.update(_table(board))
+        self._live.update(_table(board, self._console.width))
 
 
-_COLUMNS = ("line", "received", "delivered", "waiting", "dead", "in/s", "out/s", "lag", "batch", "state")
+#: received = delivered + left out + dead + waiting
+_COLUMNS = ("line", "received", "delivered", "left out", "dead", "waiting", "in/s", "out/s", "lag")
+#: What else a wide terminal has room for; on a narrow one a line's state stands below the table.
+_MORE = ("batch", "state")
+_WIDE = 110
 
 
-def _table(board: Board) -> Table:
-    from rich.table import Table  # noqa: PLC0415 - see LiveScreen
+def _table(board: Board, width: int) -> Group:
+    from rich.console import Group  # noqa: PLC0415 - see LiveScreen
+    from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     kafka = f"{board.kafka}{' (insecure)' if board.kafka_insecure else ''}"
     # A Text, not a str: rich would read [brackets] in a str as markup.
     title = f"bridge {board.name}   spark {board.spark}   kafka {kafka}   Ctrl-C ends it cleanly"
-    table = Table(
-        title=Text(printable(title), style="table.title"),
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-    )
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in ("line", "state") else "right")
+    table = Table(box=None, pad_edge=False)
+    below = []
+    wide = width >= _WIDE
+    for column in (*_COLUMNS, *(_MORE if wide else ())):
+        left = column in ("line", "state")
+        table.add_column(column, justify="left" if left else "right", no_wrap=column != "state")
     for view in board.lines.values():
-        table.add_row(*(Text(printable(cell)) for cell in _cells(view, board.spark)))
+        *numbers, batch, state = map(printable, _cells(view, board.spark))
+        table.add_row(*map(Text, (*numbers, *((batch, state) if wide else ()))))
+        if not wide:
+            below.append(Text(f"{view.name}: {state}"))
         if wrong := view.gateway_error or view.query_error:
-            table.add_row("", *[""] * (len(_COLUMNS) - 2), Text(printable(wrong), style="red"))
-    return table
+            below.append(Text(printable(wrong), style="red"))
+    return Group(Text(printable(title), style="table.title"), table, *below)
 
 
 def _cells(view: LineView, spark: str) -> list[str]:
     known = view.account
     if known is None:
-        return [view.name, *["-"] * (len(_COLUMNS) - 2), line_state(view, spark)]
+        return [view.name, *["-"] * len(_COLUMNS), line_state(view, spark)]
     rate_in, rate_out = view.rates()
+    waiting = known.waiting + known.arriving
     return [
         view.name,
         f"{known.received:,}",
         f"{known.carried:,}",
-        f"{known.waiting:,}",
+        f"{known.received - known.carried - known.dead_lettered - waiting:,}",
         f"{known.dead_lettered:,}",
+        f"{waiting:,}",
         f"{rate_in:,.0f}",
         f"{rate_out:,.0f}",
-        f"{view.lag_s():.1f} s",
-        f"{view.batch_ms} ms",
+        lag_text(view.lag_s()),
+        f"{view.batch_ms:,} ms",
         line_state(view, spark),
     ]
+
+
+def lag_text(seconds: float) -> str:
+    """A lag in seconds; tenths where they matter."""
+    return f"{seconds:,.{1 if seconds < 100 else 0}f} s"
 
 
 def make_screen(*, live: bool) -> LiveScreen | PlainScreen:

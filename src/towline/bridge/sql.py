@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from towline.bridge.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, USER_PREFIX, Route, Template
+from towline.gateway.rows import EVENT_TIME
+from towline.kafka.columns import ORIGIN
 from towline.kafka.deadletters import PREFIX, Reason
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ STUB = "payload IS NULL"
 #: because a device may write any key: on its own topics, which the broker guards, it can only drop its own [I13].
 SAME = ("__scope", "__dedupe", "__unique")
 
-_SAFE = re.compile(r"[A-Za-z0-9 _./:,;-]")
+_SAFE = re.compile(r"[A-Za-z0-9 _./:,;-]*")
 #: Type of a record's headers.
 HEADER_TYPE = "array<struct<key: string, value: binary>>"
 
@@ -104,13 +106,12 @@ class Repeats:
 
 
 def literal(text: str) -> str:
-    """A SQL string literal; whatever the parser or ``${...}`` substitution could read is written as an escape."""
-    return "'" + "".join(c if _SAFE.fullmatch(c) else _escape(c) for c in text) + "'"
+    """A SQL string constant.
 
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"
+    In hexadecimal where the parser could read more in it: quotes, ``${...}``, and escapes, which mean nothing with
+    ``spark.sql.parser.escapedStringLiterals``.
+    """
+    return f"'{text}'" if _SAFE.fullmatch(text) else f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def matches(pattern: Pattern) -> str:
@@ -118,7 +119,7 @@ def matches(pattern: Pattern) -> str:
     tests = [f"size({LEVELS}) {'>=' if pattern.deep else '='} {len(pattern.levels)}"]
     tests += [f"{_level(i)} = {literal(text)}" for i, text in enumerate(pattern.levels) if text is not None]
     if pattern.wild_start:
-        tests.append("NOT startswith(topic, '\\u0024')")
+        tests.append(f"NOT startswith(topic, {literal('$')})")
     return " AND ".join(tests)
 
 
@@ -322,7 +323,8 @@ def _letter_headers(letters: Letters) -> str:
         header(literal(name), f"CAST({column} AS STRING)")
         for name, column in (("mqtt.gateway", "gateway"), ("mqtt.offset", "offset"))
     )
-    original = f"concat({_property_headers()}, array({place}))"
+    again = f"CASE WHEN duplicate THEN {header(literal('mqtt.duplicate'), literal('true'))} END"
+    original = f"concat({_property_headers()}, array_compact(array({place}, {again})))"
     count = header(literal(PREFIX + "headers"), "CAST(size(original) AS STRING)")
     whole = f"concat(array_compact(array({first})), array({count}), original)"
     return f"get(transform(array({original}), original -> {whole}), 0)"
@@ -372,7 +374,20 @@ def _with_letters(
         "topic": f"CASE WHEN {dead} THEN {literal(letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
         "headers": f"CASE WHEN {dead} THEN {_letter_headers(letters)} ELSE {made['headers']} END",
+        ORIGIN: f"CASE WHEN {REASON} IS NULL THEN {_origin(routes)} END",
     }
+
+
+def _origin(routes: Sequence[Route]) -> str:
+    """What the sink needs to make a letter of a record that Kafka would refuse."""
+    none = f"CAST(NULL AS {HEADER_TYPE})"
+    parts = {
+        **{name: name for name in ("gateway", "offset", "duplicate")},
+        # A field that is never null would make Arrow refuse the struct where it is.
+        "own": f"CASE WHEN {REASON} IS NULL THEN {_switch(routes, lambda route: str(len(route.headers)), '0')} END",
+        "headers": _switch(routes, lambda route: none if route.properties else _property_headers(), none),
+    }
+    return f"named_struct({', '.join(f'{literal(name)}, {value}' for name, value in parts.items())})"
 
 
 def _sameness(routes: Sequence[Route]) -> dict[str, str]:
@@ -391,7 +406,7 @@ def _dedupe_key(route: Route) -> str:
         made = template(route.dedupe, route.pattern)
     else:
         made = f"CAST((\n{route.dedupe}\n) AS STRING)"
-    return f"CASE WHEN NOT {STUB} THEN {made} END"
+    return f"CASE WHEN {ROUTE} IS NOT NULL AND NOT {STUB} THEN {made} END"
 
 
 def _wanted(route: Route) -> str:
@@ -447,11 +462,11 @@ def apply(
     frame = frame.observe(counter, *(F.expr(text).alias(name) for name, text in COUNTS.items()))
     frame = frame.where(f"{KEEP} OR {REASON} IS NOT NULL")
     if repeats is not None:
-        frame = frame.withWatermark("received_at", repeats.within).dropDuplicatesWithinWatermark(list(SAME))
+        frame = frame.withWatermark(EVENT_TIME, repeats.within).dropDuplicatesWithinWatermark(list(SAME))
     if kept is not None:
         frame = frame.observe(kept, *(F.expr(text).alias(name) for name, text in KEPT.items()))
-    columns = [F.expr(made[name]).alias(name) for name in ("topic", "key", "value", "headers", "timestamp")]
-    result = frame.select(*columns)
+    columns = [name for name in made if not name.startswith("__")]
+    result = frame.select(*(F.expr(made[name]).alias(name) for name in columns))
     return result.repartition(parallelism, "key") if parallelism > 1 else result.coalesce(1)
 
 

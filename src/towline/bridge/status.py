@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from towline.bridge.board import SILENT_S, account_of, counts_of, read_board
+from towline.bridge.board import SILENT_S, account_of, counts_of, digest_of, read_board
 from towline.bridge.downaccount import DownAccount
+from towline.bridge.screen import lag_text
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.client import discover
+from towline.gateway.endpoint import ProcessMark
 from towline.text import printable
 
 __all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]
 
-#: Exit codes of `towline status`: an account does not add up; a line does not run, or its account is not known.
+#: Exit codes of `towline status`: an account does not add up, or its guarantee was not kept; a line does not run, or
+#: its account is not known.
 WRONG, NOT_KNOWN = 1, 3
 
 
@@ -45,6 +48,8 @@ def collect(state_dir: Path, lines: list[str] | None = None) -> dict[str, Any]:
         "running": running,
         "pid": board.get("pid"),
         "updated": updated,
+        "file": (read := board.get("file") or {}).get("path"),
+        "file_changed": running and bool(read) and digest_of(Path(read["path"])) != read["sha256"],
         "spark": board.get("spark", "not started") if running else "not running",
         "kafka": board.get("kafka", "unknown") if running else "unknown",
         "kafka_error": board.get("kafka_error"),
@@ -54,9 +59,9 @@ def collect(state_dir: Path, lines: list[str] | None = None) -> dict[str, Any]:
 
 
 def code_of(status: dict[str, Any]) -> int:
-    """The exit code for what `collect` found: 0 if every line runs and adds up."""
+    """The exit code for what `collect` found: 0 if every line runs, adds up and keeps its promise."""
     accounts = [line["account"] for line in status["lines"].values()]
-    if any(known and not known["adds_up"] for known in accounts):
+    if any(known and (not known["adds_up"] or known.get("broken")) for known in accounts):
         return WRONG
     runs = all(line["query"] == "running" for line in status["lines"].values())
     return 0 if runs and all(accounts) else NOT_KNOWN
@@ -64,14 +69,15 @@ def code_of(status: dict[str, Any]) -> int:
 
 def _alive(board: dict[str, Any]) -> bool:
     pid = board.get("pid")
-    return bool(pid) and Path(f"/proc/{pid}").exists() and time.time() - float(board.get("updated", 0)) < SILENT_S
+    there = isinstance(pid, int) and ProcessMark.of(pid).started != 0  # a zombie has ended too
+    return there and time.time() - float(board.get("updated", 0)) < SILENT_S
 
 
 def _line(state_dir: Path, known: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
     counts = counts_of(known.get("direction", "up"), known.get("counts", {}))
     status = _ask(state_dir)
-    query = known.get("query", "not started") if running else "not running"
+    query = known.get("query", _UNKNOWN_LINE) if running else "not running"
     made: dict[str, Any] = {
         "direction": known.get("direction", "up"),
         "gateway_running": status is not None,
@@ -108,73 +114,89 @@ def _ask(state_dir: Path) -> dict[str, Any] | None:
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What to do about what is wrong with a line, or what weakens its promise."""
     gateway, last = line["gateway"] or {}, line.get("last") or {}
-    if not line["gateway_running"]:
-        yield _NO_GATEWAY[line["direction"]]
+    if line["query"] == _UNKNOWN_LINE:
+        yield "the file has changed since towline run was started. Start it again to run this line."
+    elif not line["gateway_running"]:
+        yield _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
     elif not running and line["direction"] == "down":
         yield "what is in the outbox is delivered; nothing more comes from Kafka. Start towline run."
     elif not running:
         yield "messages are received and wait on disk; nothing carries them to Kafka. Start towline run."
-    for error in (line["gateway_error"], line["query_error"], (gateway.get("last_error") or {}).get("text")):
+    for error in (line["gateway_error"], line["query_error"]):
         if error:
-            yield str(error)
-    yield from _broker_advice(gateway)
+            yield str(error) if running else f"before the bridge ended: {error}"
+    if trouble := (gateway.get("last_error") or {}).get("text"):
+        yield str(trouble)
     account = line["account"] or last.get("account") or {}  # these only grow
-    yield from _outbox_advice(gateway or last.get("gateway") or {})
-    if unrouted := account.get("unrouted"):
-        yield f"{unrouted:,} messages were taken by no route and are not in Kafka. Add a route, or subscribe to less."
-    if dead := account.get("dead_lettered"):
-        yield f"{dead:,} messages are dead letters: towline dlq show tells why, towline dlq replay carries them on."
-    if line["fallback"]:
-        yield f"{line['fallback']:,} messages went to a fallback topic, because their own was not legal or not allowed."
+    yield from _told_of(_BROKER, gateway)
+    yield from _told_of(_OUTBOX, (gateway or last.get("gateway") or {}).get("outbox") or {})
+    yield from _told_of(_RECEIPTS, _publishers(gateway.get("receipts") or {}))
+    yield from _told_of(_ACCOUNT, {**account, "fallback": line["fallback"]})
 
 
+#: The query of a line that the running bridge does not have.
+_UNKNOWN_LINE = "not in the running bridge"
 _NO_GATEWAY = {
-    "up": "no gateway runs: nothing is received, and the broker keeps only what it is told to. Start towline run.",
-    "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits. Start towline run.",
+    "up": "no gateway runs: nothing is received; the broker keeps what it can for this client's session.",
+    "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits.",
+}
+#: What is counted or said → what it means for the operator. {n} is a number of messages, {times} how often, {why} what
+#: was said.
+_ACCOUNT = {
+    "degraded": "published with QoS 2 and taken by the broker as QoS 1, so perhaps doubled: {n}.   [TL-B58]",
+    "unrouted": "taken by no route, and so not in Kafka: {n}. Add a route, or subscribe to less.",
+    "dead_lettered": "in the dead-letter topic: {n}. towline dlq show tells why, towline dlq replay carries them on.",
+    "fallback": "sent to a fallback topic, because their own was not legal or not allowed: {n}.",
+}
+_OUTBOX = {
+    "refused": "refused by the broker for good: {n}. See towline refused show, and towline refused replay.",
+    "held_back": "nothing is sent, there is no room for what the broker refuses: {why}",
+    "resent_after_lost_session": "sent again because the broker lost the session, so perhaps doubled: {n}.",
+    "unsure_after_lost_session": "handed over to a broker that then lost the session, so perhaps lost: {n}.",
+}
+_BROKER = {
+    "held_back": "the broker is held back ({why}). Nothing is lost; make room, or bring Kafka back.",
+    "sessions_lost": "the broker lost this client's session ({times}), and every message that only the session held. "
+    "Let the broker keep sessions on disk.   [TL-M22]",
+    "window_overruns": "the broker sent more than Receive Maximum allows ({times}): its window is broken, update it.",
+    "packets_too_large": "larger than max_packet_bytes: {n}. Their payload is not kept, only what they were.",
+    "too_many_properties": "with more than 1,000 properties: {n}. They are kept as packets, not as messages.",
+    "insecure": "tls.insecure: the broker's certificate is not verified.",
+}
+_RECEIPTS = {
+    "trusts_all_clients": "receipts.trust_all_clients: any client of the broker may speak for any publisher.",
+    "strangers": "with marks of a publisher but without its key: {n}. They are stored, and get no receipts.",
+    "foreign": "with numbers of other messages: {n}. A publisher's directory was restored from an older copy.",
 }
 
 
-def _outbox_advice(gateway: dict[str, Any]) -> Iterator[str]:
-    outbox = gateway.get("outbox") or {}
-    if refused := outbox.get("refused"):
-        yield f"the broker refused {refused:,} messages for good; see towline refused show, and replay."
-    if held := outbox.get("held_back"):
-        yield f"nothing is sent, there is no room for what the broker refuses: {held}"
-    if again := outbox.get("resent_after_lost_session"):
-        yield f"{again:,} messages were sent again, because the broker lost the session: they may be doubled."
-    if unsure := outbox.get("unsure_after_lost_session"):
-        yield f"{unsure:,} messages had been released to a broker that lost its session: it may have lost them."
+def _told_of(words: Mapping[str, str], facts: Mapping[str, Any]) -> Iterator[str]:
+    """What is there of a table's entries, in its order."""
+    for name, text in words.items():
+        if value := facts.get(name):
+            number = value if isinstance(value, int) else 0
+            messages = f"{number:,} message{'s' if number != 1 else ''}"
+            yield text.format(n=messages, times="once" if number == 1 else f"{number:,} times", why=value)
 
 
-def _broker_advice(gateway: dict[str, Any]) -> Iterator[str]:
-    if held := gateway.get("held_back"):
-        yield f"the broker is held back: {held}. Nothing is lost; make room, or bring Kafka back."
-    if lost := gateway.get("sessions_lost"):
-        yield f"the broker lost this client's session ({lost} times) and what only it held. See its persistence."
-    if overruns := gateway.get("window_overruns"):
-        yield f"the broker sent more than Receive Maximum allows ({overruns} times); its window is broken, update it."
-    if large := gateway.get("packets_too_large"):
-        yield f"{large:,} messages were larger than max_packet_bytes: their payload is not kept, only what they were."
-    if crowded := gateway.get("too_many_properties"):
-        yield f"{crowded:,} messages had more than 1,000 properties: kept as packets, not as messages."
-    if gateway.get("insecure"):
-        yield "tls.insecure: the broker's certificate is not verified."
-    receipts = gateway.get("receipts") or {}
-    if receipts.get("trusts_all_clients"):
-        yield "receipts.trust_all_clients: any client of the broker may speak for any publisher."
-    if strangers := receipts.get("forged", 0) + receipts.get("unsigned", 0):
-        yield f"{strangers:,} messages had marks of a publisher without its key: stored, and they get no receipts."
-    if foreign := receipts.get("foreign"):
-        yield f"{foreign:,} messages had numbers of others: a publisher's directory was restored from an older copy."
+def _publishers(receipts: Mapping[str, Any]) -> dict[str, Any]:
+    return {**receipts, "strangers": receipts.get("forged", 0) + receipts.get("unsigned", 0)}
 
 
 def render(status: dict[str, Any]) -> str:
     """The status as text; times are local."""
-    state = f"running (pid {status['pid']})" if status["running"] else "not running"
-    head = f'bridge "{status["bridge"] or "?"}"   {state}'
-    kafka = f"{status['kafka']}{' (insecure)' if status['kafka_insecure'] else ''}"
-    out = [f"{head}   spark {status['spark']}   kafka {kafka}   last word {_moment(status['updated'])}"]
+    head = f'bridge "{status["bridge"] or "?"}"   '
+    last = f"last word {_moment(status['updated'])}"
+    if status["running"]:
+        kafka = f"{status['kafka']}{' (insecure)' if status['kafka_insecure'] else ''}"
+        out = [f"{head}running (pid {status['pid']})   spark {status['spark']}   kafka {kafka}   {last}"]
+    else:  # what Spark and Kafka do then is not known
+        how = f", it was killed (pid {status['pid']})" if status["pid"] else ""
+        out = [f"{head}not running{how}   {last}"]
     out += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
+    if status["file_changed"]:
+        what = "has changed since the start: what runs is what it said then"
+        out.append(f"  ! {status['file']} {what}. Start towline run again.")
     if status["kafka_error"] and status["running"]:
         out.append(f"  {status['kafka_error']}")
     for name, line in status["lines"].items():
@@ -206,7 +228,7 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         out += _render_outbox(gateway, line) if line["direction"] == "down" else _render_gateway(gateway)
     if running and line["rate_in"] is not None:
         out.append(
-            f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {line['lag_s']:.1f} s"
+            f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {lag_text(line['lag_s'])}"
         )
     return [*out, *(f"  ! {text}" for text in advice(line, running=running))]
 

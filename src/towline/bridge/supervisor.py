@@ -13,21 +13,23 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from towline.bridge.board import Board
 from towline.bridge.identity import settle
 from towline.bridge.jars import equipped, told
-from towline.bridge.keepers import DriverKeeper, GatewayKeeper, KafkaKeeper
+from towline.bridge.keepers import DriverKeeper, GatewayKeeper, KafkaKeeper, unforeseen
 from towline.bridge.recovery import begin_again
+from towline.bridge.surroundings import check_java
 from towline.errors import ConfigError, TowlineError
 from towline.kafka.clientconfig import insecurities
+from towline.logfile import trim
 
 if TYPE_CHECKING:
     from towline.bridge.model import Bridge
 
-__all__ = ["EXIT_INTERRUPTED", "Screen", "Supervisor"]
+__all__ = ["EXIT_INTERRUPTED", "Screen", "Supervisor", "kept_by_broker"]
 
 EXIT_INTERRUPTED = 130
 #: Seconds between two looks at the children.
@@ -60,6 +62,8 @@ class Supervisor:
         self._screen = screen
         self._again = tuple(again)
         self._interrupts = 0
+        #: What a second interrupt does.
+        self._at_once: Callable[[], None] = _end_here
         self._ending = threading.Event()
         self._spark_ending = threading.Event()
 
@@ -76,6 +80,7 @@ class Supervisor:
         """
         bridge = self._bridge
         with _alone(bridge), _signals(self._interrupted):
+            check_java()
             bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
             bridge = self._bridge = equipped(bridge)
             if jars := told(bridge):
@@ -86,13 +91,14 @@ class Supervisor:
             for text in insecure:
                 self._screen.say(f"insecure: [kafka] {text}")
             directions = {line.name: line.direction for line in bridge.lines}
-            self._board = Board(bridge.name, bridge.state_dir, directions, insecure)
+            self._board = Board(bridge.name, bridge.state_dir, directions, insecure, bridge.file)
             self._kafka = KafkaKeeper(bridge, self._board, self._spark_ending)
             self._driver = DriverKeeper(bridge, self._board, self._kafka, self._spark_ending)
             self._gateways = [
                 GatewayKeeper(line, bridge.file, self._board, bridge.logs / f"gateway-{line.name}.log", self._ending)
                 for line in bridge.lines
             ]
+            self._at_once = self._driver.kill
             for keeper in (*self._gateways, self._kafka, self._driver):
                 keeper.start()
             fatal: TowlineError | None = None
@@ -115,6 +121,7 @@ class Supervisor:
                     for view in self._board.lines.values():
                         view.sample(now)
                 self._save()
+                trim(self._driver.log)
             self._refresh()
             if fatal := self._fatal():
                 return fatal
@@ -133,9 +140,12 @@ class Supervisor:
             self._screen.show(self._board)
 
     def _fatal(self) -> TowlineError | None:
-        """What ends the bridge: Kafka as configured can't serve, or no line is left."""
-        if self._kafka.fatal is not None:
-            return self._kafka.fatal
+        """What ends the bridge: Kafka as configured can't serve, no line is left, or a keeper is gone."""
+        for keeper in (*self._gateways, self._kafka, self._driver):
+            if keeper.wanted and not keeper.is_alive():
+                return unforeseen(keeper.where)
+        if fatal := self._kafka.fatal or self._driver.fatal:
+            return fatal
         dead = [keeper for keeper in self._gateways if keeper.fatal is not None]
         if len(dead) == len(self._gateways):
             return dead[0].fatal
@@ -149,7 +159,7 @@ class Supervisor:
     def _interrupted(self) -> None:
         self._interrupts += 1
         if self._interrupts > 1:
-            self._driver.kill()
+            self._at_once()
 
     def _finish(self) -> None:
         """Spark first, so that its last batch can be committed at the gateways; then they."""
@@ -200,7 +210,35 @@ class Supervisor:
             left = known.waiting + known.arriving
             if left:
                 yield f'line "{name}": {left:,} messages wait on disk; the next start carries them on'
-            yield f'line "{name}": the broker keeps the session {view.status.get("client_id")}'
+            yield f'line "{name}": {kept_by_broker(view.status)}'
+
+
+def kept_by_broker(status: Mapping[str, Any]) -> str:
+    """What is known of the session that a gateway leaves at its broker."""
+    if not status.get("connects"):
+        return "no broker was reached"
+    seconds = int(status.get("session_kept_s", 0))
+    if not seconds:
+        return "the broker keeps no session: what is published before the next start is not received"
+    session = f"the session {status.get('client_id')}{_span(seconds) if status.get('protocol') == '5' else ''}"
+    if status.get("state") == "online":
+        return f"the broker keeps {session}"
+    return f"the broker is not reachable now; it was asked to keep {session}"
+
+
+def _span(seconds: int) -> str:
+    """A time in its largest unit; none for 0xFFFFFFFF, which means for ever [MQTT 5 section 3.1.2.11.2]."""
+    if seconds == 0xFFFFFFFF:
+        return ""
+    units = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+    name, size = next(unit for unit in units if seconds >= unit[1])
+    count = seconds // size
+    return f" for {count:,} {name}{'s' if count != 1 else ''}"
+
+
+def _end_here() -> None:
+    """Before anything was started there is nothing to finish; Maven may be at work."""
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -231,9 +269,10 @@ def _alone(bridge: Bridge) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals(asked: Callable[[], None]) -> Iterator[None]:
-    """Call on SIGINT, SIGTERM and SIGHUP; the former handlers come back afterwards."""
+    """Call on SIGINT, SIGTERM and SIGHUP, but for those that are ignored; the former handlers come back afterwards."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    former = {number: signal.signal(number, lambda *_: asked()) for number in numbers}
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # nohup, a script's job &
+    former = {number: signal.signal(number, lambda *_: asked()) for number in heard}
     try:
         yield
     finally:

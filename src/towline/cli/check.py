@@ -22,10 +22,15 @@ def check(
 ) -> None:
     """Validate a bridge file and print the plan.
 
-    No network and no Spark. Exit code 2 and a line for each mistake.
+    No network and no Spark session; a JVM where something is said in SQL. Exit code 2 and a line for each mistake.
     """
     from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.plan import plan_of, render  # noqa: PLC0415
+    from towline.bridge.sqlcheck import examine  # noqa: PLC0415
 
-    plan = plan_of(load(file))
+    bridge = load(file)
+    plan = plan_of(bridge)
+    sql = examine(bridge, file)
+    plan["sql"] = sql.told
+    plan["warnings"] += sql.warnings
     sys.stdout.write(json_text(plan, indent=2) if as_json else plain(render(plan)))

@@ -18,6 +18,7 @@ from rich.text import Text
 from towline.cli._screen import AsJson
 from towline.devstack import Server, Stack
 from towline.devstack.stack import ServerStatus
+from towline.errors import SetupError
 
 __all__ = ["app"]
 
@@ -70,6 +71,26 @@ def status(directory: Directory = None, *, as_json: AsJson = False) -> None:
         _show(found)
     if any(server.state != "running" for server in found):
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example:   towline devstack topics readings alarms --partitions 3")
+def topics(
+    names: Annotated[list[str], typer.Argument(help="Topics of the Kafka", metavar="TOPIC...")],
+    partitions: Annotated[int, typer.Option(min=1, help="Of each topic that is made.")] = 1,
+    directory: Directory = None,
+) -> None:
+    """Make topics in the Kafka that runs; those that are there stay as they are."""
+    from towline.kafka.admin import create_topics  # noqa: PLC0415 - loads librdkafka
+
+    kafka = Stack(directory).kafka
+    if not kafka.running:
+        raise SetupError("TL-S17", f"kafka in {kafka.directory}", "does not run", "Start it: towline devstack up.")
+    made = create_topics(kafka.bootstrap, dict.fromkeys(names, partitions))
+    there = sorted(set(names) - set(made))
+    if made:
+        typer.echo(f"kafka: made {', '.join(made)} with {partitions} partition{'s' * (partitions > 1)} each")
+    if there:
+        typer.echo(f"kafka: {', '.join(there)} {'were' if len(there) > 1 else 'was'} there")
 
 
 @app.command(epilog="Example:   towline devstack kill kafka")

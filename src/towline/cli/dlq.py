@@ -16,10 +16,13 @@ from towline.cli._screen import AsJson, BridgeFile, command_app, json_text, line
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from towline.bridge.dlq import Entry, Replay, Wanted
+    from towline.bridge.dlq import Entry, Ledger, Replay, Wanted
     from towline.bridge.model import Bridge
 
 __all__ = ["app"]
+
+#: Signs of other bridges that are listed, for each topic.
+_MOST_NAMES = 10
 
 app = command_app(
     name="dlq",
@@ -47,15 +50,16 @@ def show(
     bridge = load(file)
     counts: Counter[tuple[str, str, str]] = Counter()
     first: list[dict[str, Any]] = []
-    for shelf in shelves(bridge):
+    ledgers = shelves(bridge)
+    for shelf in ledgers:
         for entry in shelf.entries(_wanted(bridge, line, reason, None)):
             owner = shelf.line_of(entry.letter)
             counts[shelf.topic, owner.name if owner else "", entry.letter.reason.value] += 1
             if len(first) < limit:
                 first.append(_facts(shelf.topic, owner.name if owner else "", entry))
     waiting = [{"topic": t, "line": n, "reason": r, "letters": c} for (t, n, r), c in sorted(counts.items())]
-    found = {"waiting": waiting, "first": first}
-    sys.stdout.write(json_text(found, indent=2) if as_json else lines_text(_shown(waiting, first)))
+    found = {"waiting": waiting, "first": first, **_besides(ledgers)}
+    sys.stdout.write(json_text(found, indent=2) if as_json else lines_text(_shown(found)))
 
 
 @app.command(epilog="Example:  towline dlq replay bridge.toml --line telemetry --dry-run")
@@ -77,11 +81,11 @@ def replay(
 
     bridge = load(file)
     wanted, total = _wanted(bridge, line, reason, limit), dlq.Replay()
-    for shelf in dlq.shelves(bridge):
-        total.include(dlq.replay(bridge, shelf, wanted, _session(bridge), dry_run=dry_run))
-    sys.stdout.write(
-        json_text(_facts_of(total, dry_run=dry_run)) if as_json else lines_text(_told(total, dry_run=dry_run))
-    )
+    ledgers = dlq.shelves(bridge)
+    for shelf in ledgers:
+        total.include(dlq.replay(shelf, wanted, _session(bridge), dry_run=dry_run))
+    found = {**_facts_of(total, dry_run=dry_run), **_besides(ledgers)}
+    sys.stdout.write(json_text(found) if as_json else lines_text(_told(total, found, dry_run=dry_run)))
     if total.dead:
         raise typer.Exit(1)
 
@@ -124,12 +128,34 @@ def _facts(topic: str, line: str, entry: Entry) -> dict[str, Any]:
     }
 
 
-def _shown(waiting: list[dict[str, Any]], first: list[dict[str, Any]]) -> Iterator[str]:
-    if not waiting:
+def _besides(ledgers: list[Ledger]) -> dict[str, Any]:
+    """What is no letter of a line: topics that are not there yet, and letters that no line here has signed."""
+    nobodys = [
+        {"topic": ledger.topic, "signed": name, "letters": count}
+        for ledger in ledgers
+        for name, count in ledger.nobodys.most_common(_MOST_NAMES)
+    ]
+    return {"absent": [ledger.topic for ledger in ledgers if ledger.absent], "nobodys": nobodys}
+
+
+def _none(found: dict[str, Any]) -> Iterator[str]:
+    yield from (f"none yet: topic {topic} is not there" for topic in found["absent"])
+    if not found["absent"]:
         yield "no dead letters wait"
-    for row in waiting:
+
+
+def _of_nobody(found: dict[str, Any]) -> Iterator[str]:
+    for row in found["nobodys"]:
+        yield f'{row["letters"]:>10,}  of no line of this bridge, signed "{row["signed"]}"   in {row["topic"]}'
+
+
+def _shown(found: dict[str, Any]) -> Iterator[str]:
+    if not found["waiting"]:
+        yield from _none(found)
+    for row in found["waiting"]:
         yield f"{row['letters']:>10,}  {row['reason']:<18} line {row['line']}   in {row['topic']}"
-    for row in first:
+    yield from _of_nobody(found)
+    for row in found["first"]:
         moment = datetime.fromtimestamp(row["at"] / 1000).astimezone()
         target = f"→ {row['topic']}" if row["topic"] else "→ no topic"
         yield (
@@ -138,16 +164,17 @@ def _shown(waiting: list[dict[str, Any]], first: list[dict[str, Any]]) -> Iterat
         )
 
 
-def _told(done: Replay, *, dry_run: bool) -> Iterator[str]:
+def _told(done: Replay, found: dict[str, Any], *, dry_run: bool) -> Iterator[str]:
     would = "would be " if dry_run else ""
     if not (done.mended or done.filtered or done.dead):
-        yield "no dead letters wait"
+        yield from _none(found)
     for topic, count in sorted(done.mended.items()):
         yield f"{count:>10,}  {would}written to {topic}"
     if done.filtered:
         yield f"{done.filtered:>10,}  {would}settled: a where leaves them out now"
     for why, count in sorted(done.dead.items()):
         yield f"{count:>10,}  stay dead letters: {why}"
+    yield from _of_nobody(found)
 
 
 def _facts_of(done: Replay, *, dry_run: bool) -> dict[str, Any]:

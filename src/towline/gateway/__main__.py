@@ -11,11 +11,12 @@ from pydantic import ValidationError
 
 from towline.gateway.process import EXIT_CONFIG, configure_logging, run
 from towline.gateway.settings import GatewaySettings
+from towline.logfile import MOST_BYTES, LogStream
 
 
 def main() -> int:
     """Read the settings, run the gateway, return its exit code."""
-    configure_logging()
+    configure_logging(LogStream(sys.stderr, MOST_BYTES))  # the file is ours, and nobody else looks after it
     try:
         settings = GatewaySettings.model_validate_json(sys.stdin.buffer.read())
     except ValidationError as error:

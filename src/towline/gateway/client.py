@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["CALL_S", "START_S", "GatewayClient", "Lease", "Stored", "Window", "discover", "ensure"]
+__all__ = ["CALL_S", "START_S", "GatewayClient", "Lease", "Stored", "Window", "discover", "ensure", "usable"]
 
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
 CALL_S = 20.0
@@ -471,12 +471,20 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
         return _launched(state_dir, told.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline)
 
 
-@contextlib.contextmanager
-def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
-    """Make the state directory and let one starter in at a time."""
+def usable(state_dir: Path) -> None:
+    """Make a state directory where there is none.
+
+    Raises:
+        ConfigError: TL-C25 when it can't be used.
+    """
+    os.close(_starting(state_dir))
+
+
+def _starting(state_dir: Path) -> int:
+    """The open file that one starter at a time locks."""
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(state_dir / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(state_dir / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(
             "TL-C25",
@@ -484,6 +492,12 @@ def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
             f"the state directory can't be used ({error.strerror})",
             "Give a directory on a local disk that this user may write.",
         ) from error
+
+
+@contextlib.contextmanager
+def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
+    """Make the state directory and let one starter in at a time."""
+    handle = _starting(state_dir)
     try:
         while not _locked(handle):
             if time.monotonic() >= deadline:
@@ -557,7 +571,7 @@ def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> G
     while True:
         child = _start(settings, log)
         try:
-            return _listening(state_dir, child, deadline)
+            return _listening(state_dir, child, log, deadline)
         except JournalLocked as error:
             locked = error
         except GatewayError as late:
@@ -569,7 +583,7 @@ def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> G
         time.sleep(_RETRY_S)
 
 
-def _listening(state_dir: Path, child: subprocess.Popen[bytes], deadline: float) -> GatewayClient:
+def _listening(state_dir: Path, child: subprocess.Popen[bytes], log: Path, deadline: float) -> GatewayClient:
     """Wait for the gateway to answer: the child, or the one that was quicker."""
     while True:
         ended = child.poll() is not None
@@ -577,13 +591,13 @@ def _listening(state_dir: Path, child: subprocess.Popen[bytes], deadline: float)
         if running:
             return running
         if ended:
-            raise _start_error(state_dir, child)
+            raise _start_error(state_dir, child, log)
         if time.monotonic() >= deadline:
-            raise _late(state_dir, f"the gateway (pid {child.pid}) has been starting")
+            raise _late(state_dir, f"the gateway (pid {child.pid}) has been starting", log)
         time.sleep(0.02)
 
 
-def _start_error(state_dir: Path, child: subprocess.Popen[bytes]) -> TowlineError:
+def _start_error(state_dir: Path, child: subprocess.Popen[bytes], log: Path) -> TowlineError:
     try:
         return revive(json.loads((state_dir / ERROR_FILE).read_text()))
     except (OSError, ValueError, AttributeError):
@@ -591,9 +605,10 @@ def _start_error(state_dir: Path, child: subprocess.Popen[bytes]) -> TowlineErro
             "TL-G02",
             str(state_dir),
             f"the gateway ended with code {child.returncode} before it listened",
-            f"See {LOG_FILE} in that directory.",
+            f"See {log}.",
         )
 
 
-def _late(where: Path, what: str) -> GatewayError:
-    return GatewayError("TL-G02", str(where), f"{what} for {START_S:.0f} s", f"See {LOG_FILE} in the state directory.")
+def _late(where: Path, what: str, log: Path | None = None) -> GatewayError:
+    do = f"See {log}." if log else "It is tried again; look at that process if it stays."
+    return GatewayError("TL-G02", str(where), f"{what} for {START_S:.0f} s", do)

@@ -32,12 +32,13 @@ from towline.gateway.outrows import OUTBOX_SCHEMA
 from towline.gateway.pump import Pump
 from towline.gateway.remembered import check_outbox
 from towline.gateway.rows import ROW_SCHEMA
-from towline.gateway.service import InboxService
+from towline.gateway.service import InboxService, unforeseen
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
+from towline.logfile import LogStream
 from towline.text import printable
 
-__all__ = ["EXIT_CONFIG", "EXIT_FAILED", "configure_logging", "run"]
+__all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Oldest", "configure_logging", "run"]
 
 #: Allocations between two collections: a few dozen gulps instead of a fraction of one.
 GULPS_OF_GARBAGE = 200_000
@@ -59,23 +60,28 @@ def run(settings: GatewaySettings) -> int:
         _prepare(settings.state_dir)
         (settings.state_dir / ERROR_FILE).unlink(missing_ok=True)
         _Gateway(settings).run()
-    except TowlineError as error:
-        log.error("ended", code=error.code, reason=str(error))  # noqa: TRY400  # one line, no traceback
-        _leave_word(settings.state_dir, error)
-        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+    except Exception as error:  # noqa: BLE001 - whoever started us learns why, whatever it was
+        told = error if isinstance(error, TowlineError) else unforeseen(settings.name, error)
+        log.error("ended", code=told.code, reason=str(told))  # noqa: TRY400  # one line, no traceback
+        _leave_word(settings.state_dir, told)
+        return EXIT_CONFIG if isinstance(told, ConfigError) else EXIT_FAILED
     log.info("ended", reason="as asked")
     return 0
 
 
 def configure_logging(stream: Any = None) -> None:
-    """Log to stderr: JSON lines with UTC times, or for people when it is a terminal."""
-    stream = stream or sys.stderr
+    """Log to stderr: JSON lines with UTC times, or for people when it is a terminal.
+
+    Args:
+        stream: Another one.
+    """
+    stream = stream or LogStream(sys.stderr)
     terminal = stream.isatty()
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S" if terminal else "iso", utc=not terminal),
-            *([_escaped] if terminal else []),
+            *([_escaped] if terminal else [structlog.processors.format_exc_info]),
             structlog.dev.ConsoleRenderer(colors=terminal and "NO_COLOR" not in os.environ)
             if terminal
             else structlog.processors.JSONRenderer(),
@@ -105,11 +111,38 @@ def _give_memory_back() -> None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
+class Oldest:
+    """When the first message came that still waits in a journal.
+
+    Args:
+        journal: Of what came in, or of what is to be sent.
+        column: Of its rows: the time.
+    """
+
+    def __init__(self, journal: Journal, column: str) -> None:
+        self._journal = journal
+        self._column = column
+        self._known: tuple[int, float | None] = (-1, None)
+
+    def at(self) -> float | None:
+        """Seconds since 1970; None when nothing waits. A row is read once for each place the watermark comes to."""
+        first = self._journal.committed
+        if first >= self._journal.end:
+            return None
+        if self._known[0] != first:
+            at = None
+            with contextlib.suppress(JournalError):  # the row was committed, and removed, meanwhile
+                rows = next(iter(self._journal.read(first, first + 1)))
+                at = rows.column(self._column).view(pa.int64())[0].as_py() / 1e6
+            self._known = (first, at)
+        return self._known[1]
+
+
 class _Gateway:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
-        self._failure: JournalError | None = None
+        self._failure: TowlineError | None = None
         self._service: InboxService | None = None
         password = _password(settings)
         self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=Limits(**settings.journal.model_dump()))
@@ -122,6 +155,9 @@ class _Gateway:
             self._journal.close()
             raise
         self._outbox = self._open_outbox()
+        self._oldest = (
+            Oldest(self._journal, "received_at") if self._outbox is None else Oldest(self._outbox.journal, "arrived_at")
+        )
         self._desk: OutboxDesk | None = None
         self._pump = Pump(
             settings,
@@ -136,7 +172,7 @@ class _Gateway:
                 self._outbox,
                 settings.name,
                 wake=self._pump.wake,
-                on_failure=self._journal_failed,
+                on_failure=self._failed,
                 ask=self._pump.ask,
                 max_bytes=settings.outbox.max_bytes if settings.outbox else None,
             )
@@ -180,6 +216,13 @@ class _Gateway:
         self._journal.close()
 
     def _serve(self, stopped: threading.Event) -> None:
+        """On a thread of its own; a gateway that nobody can reach must end, not receive until its disk is full."""
+        try:
+            self._open_service(stopped)
+        except Exception as error:  # noqa: BLE001 - told by `run`
+            self._failed(error if isinstance(error, TowlineError) else unforeseen(self._settings.name, error))
+
+    def _open_service(self, stopped: threading.Event) -> None:
         """Publish the endpoint once the broker has said its first word."""
         while not self._pump.heard.wait(0.05):
             if stopped.is_set():
@@ -194,7 +237,7 @@ class _Gateway:
             settings=self._settings.digest(),
             owner_pid=self._settings.owner_pid,
             on_commit=lambda: self._pump.committed(self._journal.committed),
-            on_failure=self._journal_failed,
+            on_failure=self._failed,
             desk=self._desk,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
@@ -221,13 +264,14 @@ class _Gateway:
             "journaled": journal.end,
             "waiting": journal.end - journal.committed,
             "recovered": journal.recovery.note,
+            "oldest": self._oldest.at(),
         }
 
     def _owner_gone(self) -> None:
         self._log.info("owner ended, ending too", owner=self._settings.owner_pid)
         self._pump.stop()
 
-    def _journal_failed(self, error: JournalError) -> None:
+    def _failed(self, error: TowlineError) -> None:
         self._failure = error
         self._pump.stop()
 
@@ -276,11 +320,13 @@ class _signals:  # noqa: N801  # a context manager used as a verb
         # The kernel may hand the signal to a thread of Arrow's; the pump must wake up all the same.
         signal.set_wakeup_fd(self._wake_fd, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
+                signal.signal(number, self._on_signal)
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
 
     def _on_signal(self, number: int, _frame: object) -> None:

@@ -336,6 +336,8 @@ class Pump:
         self._shown["held_back"] = why
         if (why is None) != self._reading:
             self._reading = why is None
+            if self._reading and (self._shown["last_error"] or {}).get("code", "").startswith("TL-J"):
+                self._shown["last_error"] = None  # there is room again
             self._handle(Resumed() if self._reading else Suspended())
             self._log.debug("reading again" if self._reading else "holding back", why=why)
         if self._transport is not None:

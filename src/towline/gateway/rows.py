@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-__all__ = ["NO_ROWS", "ROW_SCHEMA", "SPARK_SCHEMA"]
+__all__ = ["EVENT_TIME", "NO_ROWS", "ROW_SCHEMA", "SPARK_SCHEMA", "TIMED_SCHEMA"]
 
 SPARK_SCHEMA = (
     "topic string, payload binary, qos byte, retain boolean, duplicate boolean, content_type string, "
@@ -38,6 +38,11 @@ ROW_SCHEMA = pa.schema(
         ("offset", pa.int64()),
     ]
 )
+
+#: One more column for a query with a watermark: `received_at`, but never so early that the row would be late. A clock
+#: that was ahead for a moment and is right again would else make every row late until it has caught up.
+EVENT_TIME = "event_time"
+TIMED_SCHEMA = ROW_SCHEMA.append(pa.field(EVENT_TIME, pa.timestamp("us", "UTC")))
 
 #: For a frame that brings only packet ids or notes.
 NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)

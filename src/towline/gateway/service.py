@@ -18,14 +18,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import structlog
 from pyarrow import flight
 
 from towline.errors import Fenced, GatewayError, JournalFailed, TowlineError
 from towline.gateway.belonging import check_history, check_journal
-from towline.gateway.endpoint import ENDPOINT_FILE, Endpoint, ProcessMark, socket_path, tell
+from towline.gateway.endpoint import ENDPOINT_FILE, Endpoint, ProcessMark, location_of, socket_path, tell
 from towline.gateway.refused import ACTIONS
 from towline.gateway.rows import ROW_SCHEMA
 from towline.journal import Batch
+from towline.logfile import own_log
+from towline.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,13 +40,16 @@ if TYPE_CHECKING:
     from towline.journal import Journal
     from towline.journal.batches import Appended
 
-__all__ = ["MAX_WAIT_S", "InboxService", "Leases"]
+__all__ = ["MAX_WAIT_S", "InboxService", "Leases", "unforeseen"]
 
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
 
 #: A reader on another host is taken for dead after this many seconds without a call; its pid can't be seen.
 FOREIGN_LEASE_S = 600.0
+
+#: Characters of an unforeseen cause: its text may hold a message.
+_LONGEST_CAUSE = 200
 
 #: How often a long poll looks whether its caller is still there, in seconds.
 _GLANCE_S = 1.0
@@ -192,7 +198,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
         try:
-            super().__init__(f"grpc+unix://{self._socket}")
+            super().__init__(location_of(self._socket))
         except Exception as error:
             raise GatewayError(
                 "TL-G02", str(self._socket), f"the socket can't be opened ({error})", "Look at the directory's rights."
@@ -200,7 +206,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._socket.chmod(0o600)
         me = ProcessMark.of(os.getpid())
         self.endpoint = Endpoint(
-            location=f"grpc+unix://{self._socket}",
+            location=location_of(self._socket),
             pid=me.pid,
             started=me.started,
             host=me.host,
@@ -549,10 +555,17 @@ def _told(where: str) -> Iterator[None]:
     except TowlineError as error:
         raise _on_the_wire(error) from error
     except Exception as error:
-        unexpected = GatewayError(
-            "TL-G09", where, f"the gateway failed in an unexpected way ({type(error).__name__})", "See gateway.log."
-        )
-        raise _on_the_wire(unexpected) from error
+        raise _on_the_wire(unforeseen(where, error)) from error
+
+
+def unforeseen(where: str, error: BaseException) -> GatewayError:
+    """TL-G09: the cause in words, and the traceback in the log of this process."""
+    structlog.get_logger("towline.gateway").error("unexpected", line=where, code="TL-G09", exc_info=error)
+    first = printable(next(iter(str(error).splitlines()), ""), _LONGEST_CAUSE).rstrip(". ")
+    why = f"{type(error).__name__}{': ' if first else ''}{first}"
+    log = own_log() or "the gateway's standard error"
+    do = f"This is a fault in Towline; please report it with the traceback in {log}."
+    return GatewayError("TL-G09", where, f"the gateway failed in an unexpected way ({why})", do)
 
 
 def _on_the_wire(error: TowlineError) -> Exception:

@@ -115,7 +115,7 @@ def topic_facts(client: str | Mapping[str, str], names: Iterable[str], timeout: 
         KafkaError: TL-K01.
         ConfigError: The configuration is impossible.
     """
-    with _connected(client, timeout) as admin:
+    with _connected(client) as admin:
         listed = admin.list_topics(timeout).topics
         present = {name: len(listed[name].partitions) for name in names if name in listed}
         configs = admin.describe(present, timeout)
@@ -138,7 +138,7 @@ def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) 
     Raises:
         KafkaError: TL-K01.
     """
-    with _connected(client, timeout) as admin:
+    with _connected(client) as admin:
         found = admin.list_topics(timeout).topics.get(topic)
         places = [] if found is None else [TopicPartition(topic, number) for number in found.partitions]
         return _comes(lambda: not admin.open_transactions(places, timeout), timeout)
@@ -204,7 +204,7 @@ def reachable(client: str | Mapping[str, str], timeout: float = 5.0) -> ClusterI
         KafkaError: TL-K01: no server answered; says which and why (refused, unknown host, authentication).
         ConfigError: The configuration is impossible.
     """
-    with _connected(client, timeout) as admin:
+    with _connected(client) as admin:
         metadata = admin.list_topics(timeout)
     brokers = {number: f"{broker.host}:{broker.port}" for number, broker in metadata.brokers.items()}
     topics = {name: len(topic.partitions) for name, topic in metadata.topics.items()}
@@ -246,7 +246,7 @@ def create_topics(
     wanted = [NewTopic(name, count, replication, config=dict(config or {})) for name, count in topics.items()]
     if not wanted:
         return []
-    with _connected(client, timeout) as admin:
+    with _connected(client) as admin:
         admin.list_topics(timeout)
         futures = admin.create(wanted, timeout)
         made = sorted(name for name, future in futures.items() if _created(_servers(client), name, future, timeout))
@@ -327,14 +327,16 @@ class _Admin:
 
 
 @contextmanager
-def _connected(client: str | Mapping[str, str], timeout: float) -> Iterator[_Admin]:
+def _connected(client: str | Mapping[str, str]) -> Iterator[_Admin]:
     servers = _servers(client)
     mapping = {"bootstrap.servers": client} if isinstance(client, str) else client
+    began = time.monotonic()
     admin = _Admin(client_config(mapping))
     try:
         yield admin
     except faults.FOREIGN as problem:
-        raise faults.unreachable(servers, timeout, admin.why or faults.reason(problem)) from None
+        waited = time.monotonic() - began
+        raise faults.unreachable(servers, waited, admin.why or faults.reason(problem)) from None
 
 
 def _servers(client: str | Mapping[str, str]) -> str:

@@ -19,9 +19,9 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka.options import FORMAT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["ACCEPTED", "Columns", "Record", "Rows", "header_lists"]
+__all__ = ["ACCEPTED", "ORIGIN", "ORIGIN_TYPE", "Columns", "Record", "Rows", "header_lists"]
 
 Header: TypeAlias = tuple[str, bytes | None]
 #: Positional arguments of `confluent_kafka.Producer.produce`: topic, value, key, partition (-1: the partitioner
@@ -39,6 +39,13 @@ ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "partition": ("int",),
         "timestamp": ("timestamp",),
     }
+)
+#: A column of the bridge's own: what a dead letter has to tell of the MQTT message beside its record's headers. Null,
+#: or who received it, its number, whether it came again, how many of the record's headers are no part of it, and all of
+#: its properties where the record has none.
+ORIGIN: Final = "towline_origin"
+ORIGIN_TYPE: Final = (
+    "struct<gateway:string,offset:bigint,duplicate:boolean,own:int,headers:array<struct<key:string,value:binary>>>"
 )
 #: -1 is librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides.
 _UNASSIGNED: Final = -1
@@ -120,6 +127,25 @@ class Columns:
         columns = [topics, _listed(values), _listed(keys), self._partitions(batch), *self._extras(batch)]
         return Rows(batch.num_rows, _size(values) + _size(keys), names, zip(*columns, strict=False))
 
+    def originals(self, batch: Any, at: int, headers: Sequence[Header]) -> list[Header]:
+        """The headers of a dead letter: the record's own, or of the MQTT message that it was made of.
+
+        Args:
+            batch: As for `rows`.
+            at: Which row.
+            headers: Of its record.
+        """
+        origin = batch.column(ORIGIN)[at].as_py() if ORIGIN in self.present else None
+        if origin is None:
+            return [*headers]
+        own = [(header["key"], header["value"]) for header in origin["headers"] or ()]
+        place = {"mqtt.gateway": origin["gateway"], "mqtt.offset": str(origin["offset"])}
+        place |= {"mqtt.duplicate": "true"} if origin["duplicate"] else {}
+        return [
+            *(own or headers[: len(headers) - origin["own"]]),
+            *((name, text.encode()) for name, text in place.items()),
+        ]
+
     def _extras(self, batch: Any) -> list[Iterator[Any]]:
         if self.present.isdisjoint(("headers", "timestamp")):
             return []
@@ -158,6 +184,8 @@ class Columns:
 
 
 def _check_column(name: str, kind: str) -> None:
+    if (name, kind) == (ORIGIN, ORIGIN_TYPE):
+        return
     if name not in ACCEPTED:
         known = ", ".join(ACCEPTED)
         raise ConfigError(

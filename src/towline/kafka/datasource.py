@@ -6,19 +6,17 @@ places whose exceptions Spark shows as they are. What is pickled to the tasks ho
 
 from __future__ import annotations
 
-import copy
-import functools
 import logging
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, KafkaError, TowlineError
-from towline.kafka import guard
+from towline.errors import ConfigError, KafkaError, one_line
+from towline.kafka import guard, tally
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Task
@@ -28,7 +26,7 @@ from towline.kafka.strategies import delivery_for
 from towline.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
@@ -43,9 +41,6 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 _RUN_ID: Final = "spark.jobGroup.id"
 #: Spark hands a session's settings to its tasks as local properties (SQLExecution.withSQLConfPropagated).
 _SPECULATION: Final = "spark.speculation"
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _log = logging.getLogger("towline.kafka")
 
@@ -77,24 +72,10 @@ class Written(WriterCommitMessage):
     skipped: bool = False
 
 
-def _one_line(method: Callable[P, R]) -> Callable[P, R]:
-    """Show our own errors to Spark without the frames they came through: they tell their story themselves."""
-
-    @functools.wraps(method)
-    def bordered(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return method(*args, **kwargs)
-        except TowlineError as error:
-            told = copy.copy(error)  # the same words; frames and causes stay behind
-        raise told
-
-    return bordered
-
-
 class KafkaTransactional(DataSource):
     """Sink of Kafka records with a guarantee; options and columns as Spark's own Kafka sink has them."""
 
-    @_one_line
+    @one_line
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         self._settings = SinkSettings.parse(options)
@@ -104,7 +85,7 @@ class KafkaTransactional(DataSource):
         """The word for ``format()``."""
         return FORMAT
 
-    @_one_line
+    @one_line
     def schema(self) -> StructType:
         """Refuse to be read.
 
@@ -118,7 +99,7 @@ class KafkaTransactional(DataSource):
             'Read with format("kafka"), kafka.isolation.level=read_committed.',
         )
 
-    @_one_line
+    @one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Bind the columns of a stream; complete mode appends, as in Spark's Kafka sink.
 
@@ -128,7 +109,7 @@ class KafkaTransactional(DataSource):
         Raises:
             ConfigError: TL-C48 for columns.
             JournalError: TL-J20.
-            KafkaError: TL-K10, TL-K11, as `guard.look` says.
+            KafkaError: TL-K04 for a topic that is not there; TL-K10, TL-K11, as `guard.look` says.
         """
         location = self.options.get("checkpointlocation", "")
         if self._settings.guarantee == "at_most_once":
@@ -137,7 +118,7 @@ class KafkaTransactional(DataSource):
             return StreamWriter(self._delivery(schema), location)
         return StreamWriter(self._delivery(schema, guard.look(self._settings, location)), location)
 
-    @_one_line
+    @one_line
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
         """Bind the columns of a batch query.
 
@@ -157,6 +138,7 @@ class KafkaTransactional(DataSource):
         _tell_insecure(self._settings)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         columns = Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
+        guard.require_topics(self._settings)
         return delivery_for(self._settings, columns, origin or Origin())
 
 
@@ -183,7 +165,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._delivery = delivery
         self._location = location
 
-    @_one_line
+    @one_line
     def write(self, iterator: Iterator[RecordBatch]) -> Written:
         """Write a partition of a micro-batch.
 
@@ -195,11 +177,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
             _refuse_speculation()
         return _write(self._delivery, iterator, task)
 
-    @_one_line
+    @one_line
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Account for a batch, and write the markers of partitions that had no task; repeats do no harm.
 
-        What a stateful query remembers after this batch is made durable before Spark's entry in the commit log.
+        What a stateful query remembers after this batch, and how many dead letters there were, is made durable before
+        Spark's entry in the commit log.
 
         Raises:
             KafkaError: TL-K08 if an answer is missing or belongs to another batch; what `deliver` raises.
@@ -210,7 +193,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
             seen = {message.partition for message in messages if isinstance(message, Written)}
             for partition in sorted(set(range(self._delivery.settings.parallelism)) - seen):
                 self._delivery.deliver(Task(partition, batch=batchId, query=total.query), ())
-        Checkpoint(self._location).sync_state()
+        checkpoint = Checkpoint(self._location)
+        tally.noted(checkpoint, batchId, total.dead_lettered)
+        checkpoint.sync_state()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
         """End what tasks may have left open, so that readers need not wait; what is committed stays committed."""
@@ -228,7 +213,7 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
-    @_one_line
+    @one_line
     def write(self, iterator: Iterator[RecordBatch]) -> Written:
         """Write a partition.
 
@@ -237,7 +222,7 @@ class BatchWriter(DataSourceArrowWriter):
         """
         return _write(self._delivery, iterator, _task(None, None))
 
-    @_one_line
+    @one_line
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Account for the query."""
         account(messages, None)

@@ -22,6 +22,7 @@ Values of our headers are UTF-8 text, so Spark SQL can write them too. Pure: no 
 
 from __future__ import annotations
 
+import re
 import struct
 import uuid
 from collections.abc import Iterable, Sequence
@@ -47,6 +48,8 @@ _DETAIL_LIMIT: Final = 500
 #: Bytes a Kafka record needs beside key, value and headers: batch header 61, record header at most 21 (KIP-98), and
 #: room for the varints of eight headers of ours.
 _FRAME: Final = 200
+#: What fits into 64 bits for sure.
+_INT64: Final = re.compile(r"-?[0-9]{1,18}")
 #: Longest name kept; Kafka's own limit is 249 (org.apache.kafka.common.internals.Topic), a wrong one may be longer.
 _NAME_LIMIT: Final = 1000
 
@@ -207,7 +210,8 @@ class Collector:
             self.waiting[read.id] = []  # written again from the start: only the last attempt is whole
         pieces = self.waiting.setdefault(read.id, [])
         pieces.append(read)
-        if [piece.index for piece in pieces] != list(range(1, len(pieces) + 1)):
+        if read.index != len(pieces):
+            del self.waiting[read.id]
             raise ValueError(f"chunk {read.index} of dead letter {read.id} does not follow chunk {len(pieces) - 1}")
         if len(pieces) < read.count:
             return None
@@ -275,10 +279,9 @@ def _number(ours: dict[str, str], name: str) -> int | None:
     text = ours.get(name)
     if text is None:
         return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f'no dead letter: header "{name}" is "{text}"') from None
+    if not _INT64.fullmatch(text):
+        raise ValueError(f'no dead letter: header "{name}" is no number')
+    return int(text)
 
 
 def size(record: Record) -> int:

@@ -52,7 +52,7 @@ class Delivered:
         bytes: Bytes of keys and values of all rows seen; 0 if skipped.
         lost: Rows given up; always 0 but for at_most_once.
         why: Why rows were given up, in a few words.
-        dead_lettered: Rows that went to the dead-letter topic instead.
+        dead_lettered: Rows that went to the dead-letter topic, named by the row or because Kafka would refuse it.
         skipped: The batch was in Kafka already; the numbers are those of then.
     """
 

@@ -139,16 +139,24 @@ def unusable(where: str, problem: BaseException) -> ConfigError:
 
 
 def unanswered(servers: str, seconds: float, why: str) -> KafkaError:
-    """TL-K01 for a task: Kafka did not answer before the first record was sent."""
-    return KafkaError(
-        "TL-K01", servers, f"Kafka did not answer within {seconds:g} s: {why}", f"Is it up and reachable? {KEPT}"
-    )
+    """TL-K01 for a task: Kafka did not answer before the first record was sent.
+
+    Args:
+        servers: The bootstrap servers.
+        seconds: How long it was waited for, which may be less than it might have been.
+        why: The client's word.
+    """
+    return KafkaError("TL-K01", servers, _silent(seconds, why), f"Is it up and reachable? {KEPT}")
 
 
 def unreachable(servers: str, seconds: float, why: str) -> KafkaError:
-    """TL-K01 for a look-up."""
+    """TL-K01 for a look-up; arguments as `unanswered`."""
     do = "Check kafka.bootstrap.servers, the network and, if Kafka asks for them, user and password."
-    return KafkaError("TL-K01", servers, f"Kafka did not answer within {seconds:g} s: {why}", do)
+    return KafkaError("TL-K01", servers, _silent(seconds, why), do)
+
+
+def _silent(seconds: float, why: str) -> str:
+    return f"Kafka did not answer{f' for {seconds:.0f} s' if seconds >= 0.5 else ''}: {why}"
 
 
 def missing(servers: str, topics: Iterable[str]) -> KafkaError:
@@ -262,7 +270,7 @@ def fenced(servers: str, transactional_id: str) -> KafkaError:
     """TL-K19: this producer may not go on; nothing of it is visible."""
     what = f"another producer took over the transactional id {transactional_id}, or this one slept past its transaction"
     do = (
-        "A newer attempt has the word, or a second query uses this sinkId: nothing was written twice. If this comes "
+        "A newer attempt has the word, or a second query writes as this sink: nothing was written twice. If this comes "
         "again and again, a batch takes longer than kafka.transaction.timeout.ms: take less, or raise deliveryTimeout."
     )
     return KafkaError("TL-K19", servers, what, f"{do} {KEPT}")

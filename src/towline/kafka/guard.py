@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from towline.checkpoint import Checkpoint
-from towline.kafka import admin
+from towline.errors import KafkaError
+from towline.kafka import admin, faults
 from towline.kafka.exactly_once import Origin, place_of
 from towline.kafka.markers import Claim, OnMissing, Situation
 from towline.kafka.markerstore import MarkerStore
@@ -21,13 +22,17 @@ if TYPE_CHECKING:
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
-__all__ = ["look", "query_of"]
+__all__ = ["look", "query_of", "require_topics"]
 
 #: Kafka answers a commit before its control records are everywhere: seconds to wait for the last marker to show.
 _SETTLED_S: Final = 5.0
 #: Checkpoints whose markers were held against the commit log; once in a process's life is enough, since every task
 #: compares its own marker in every batch.
 _checked: Final[set[tuple[str, str]]] = set()
+#: Bootstrap servers and topics that were there.
+_seen: Final[set[tuple[str, str]]] = set()
+#: Seconds to wait for Kafka's list of topics.
+_LOOK_S: Final = 2.0
 
 
 def look(settings: SinkSettings, location: str) -> Origin:
@@ -52,6 +57,25 @@ def look(settings: SinkSettings, location: str) -> Origin:
         _checked.add((location, sink_id))
     hashes = {batch: checkpoint.offsets_hash(batch) for batch in (newest - 1, newest)}
     return Origin(newest=newest, hashes={batch: text for batch, text in hashes.items() if text is not None})
+
+
+def require_topics(settings: SinkSettings) -> None:
+    """See that the topics that are always written to are there, once in a process, and before a task or a row asks.
+
+    Raises:
+        KafkaError: TL-K04. No answer is no reason: the tasks wait longer for Kafka, and tell it.
+    """
+    named = {name for name in (settings.topic, settings.dead_letter_topic) if name}
+    asked = {(settings.servers, name) for name in named}
+    if asked <= _seen:
+        return
+    try:
+        absent = admin.missing_topics(settings.client, named, _LOOK_S)
+    except KafkaError:
+        return
+    if absent:
+        raise faults.missing(settings.servers, absent)
+    _seen.update(asked)
 
 
 def query_of(location: str) -> str | None:

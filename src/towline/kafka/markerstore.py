@@ -98,13 +98,15 @@ class MarkerStore:
                 leader's end, or before an end that was seen.
         """
         place = TopicPartition(self.topic, partition)
+        began = time.monotonic()
         consumer = _consumer(self._settings)
         try:
             value = self._last(consumer, place)
             consumer.unassign()  # else it would go on fetching between batches
         except faults.FOREIGN as problem:
             _drop(self._settings)
-            raise faults.unanswered(self._settings.servers, self._settings.timeout_s, faults.reason(problem)) from None
+            waited = time.monotonic() - began
+            raise faults.unanswered(self._settings.servers, waited, faults.reason(problem)) from None
         except KafkaError:
             _drop(self._settings)  # the next attempt asks anew who leads
             raise

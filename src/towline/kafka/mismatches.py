@@ -49,7 +49,7 @@ _WHAT: Final[Mapping[Situation, str]] = MappingProxyType(
         ),
         Situation.FOREIGN: (
             "the marker of partition {p} belongs to query {writer}, this is query {me}: the checkpoint was "
-            "deleted, or two queries use this sinkId"
+            "deleted, or two queries write as this sink"
         ),
         Situation.RESCALED: ("batch {m} was written with parallelism {k}, now it is {n}: partitions no longer match"),
         Situation.OTHER_OFFSETS: (
@@ -64,22 +64,24 @@ _WHAT: Final[Mapping[Situation, str]] = MappingProxyType(
     }
 )
 _RESET: Final = "`towline kafka marker reset {command} --to-batch {to} --yes`"
+#: In the words of both places where it is read: a program with format("kafka_transactional"), and a bridge file.
+_ANEW: Final = "a new sinkId (in a bridge file: another name for the line)"
 #: Two ways out of each: one that starts anew, one that goes on.
 _DO: Final[Mapping[Situation, str]] = MappingProxyType(
     {
         Situation.MISSING: (
-            f"If batch {{b}} is not in Kafka, {_RESET} goes on and writes it (or onMissingMarker=replay, "
-            "once); if it is, onMissingMarker=skip, once, leaves it out."
+            f"If batch {{b}} is not in Kafka, {_RESET} goes on and writes it; if it is, the same with --to-batch {{b}} "
+            "leaves it out."
         ),
         Situation.BEHIND: (
             f"If batch {{b}} is not in Kafka, {_RESET} goes on and writes it; else start with a new "
-            "checkpoint and a new sinkId."
+            f"checkpoint and {_ANEW}."
         ),
         Situation.AHEAD: (
             f"Restore the newest checkpoint; or {_RESET} writes batches {{b}} to {{m}} again, doubling their rows."
         ),
         Situation.FOREIGN: (
-            f"Choose a new sinkId; or {_RESET} hands this sink over to this query, and its next batch is "
+            f"Take {_ANEW}; or {_RESET} hands this sink over to this query, and its next batch is "
             "written whatever the other query wrote."
         ),
         Situation.RESCALED: (
@@ -92,7 +94,7 @@ _DO: Final[Mapping[Situation, str]] = MappingProxyType(
         ),
         Situation.REFUSED: ("Put .coalesce(1) before writeStream; or .repartition(N, key) with parallelism=N."),
         Situation.TORN: (
-            "Start with a new checkpoint, a new sinkId and a new topic; or "
+            f"Start with a new checkpoint, {_ANEW} and a new topic; or "
             f"{_RESET} writes the whole batch, doubling those rows."
         ),
     }

@@ -107,15 +107,16 @@ class Client:
         Raises:
             KafkaError: TL-K01 without an answer in time.
         """
+        began = time.monotonic()
         try:
             self._topics.update(self._producer.list_topics(timeout=self._settings.timeout_s).topics)
         except faults.FOREIGN as problem:
-            raise self._unanswered(problem) from None
+            raise self._unanswered(problem, began) from None
 
-    def _unanswered(self, problem: BaseException) -> Exception:
+    def _unanswered(self, problem: BaseException, began: float) -> Exception:
         self._explain()
         why = self._why or faults.reason(problem)
-        return faults.unanswered(self._settings.servers, self._settings.timeout_s, why)
+        return faults.unanswered(self._settings.servers, time.monotonic() - began, why)
 
     def _explain(self) -> None:
         with contextlib.suppress(*faults.FOREIGN):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from towline.errors import KafkaError
 from towline.kafka import admin, faults
 from towline.kafka.columns import Rows
 from towline.kafka.deadletters import Letter, Reason, to_records
@@ -42,6 +43,8 @@ _CLOCKS_MS: Final = 60_000
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 #: What a dead-letter topic takes if nobody says: Kafka's default max.message.bytes.
 _TOPIC_MAX: Final = 1_048_588
+#: Bytes that a part of a letter fits into for sure: its headers take some 7,000 at most.
+_LEAST_ROOM: Final = 8192
 #: Compressed sizes are guessed with this much to spare.
 _SPARE: Final = 1.1
 
@@ -167,7 +170,7 @@ class Screen:
         self._columns = columns
         self._source = source
         self._limits = Limits({}, 0, None, 0)
-        #: Dead letters that `rows` has handed out so far; only grows.
+        #: Rows for the dead-letter topic that `rows` has handed out so far, wherever they were given up; only grows.
         self.letters = 0
 
     def fitting(self) -> dict[str, str]:
@@ -186,12 +189,14 @@ class Screen:
             more: Further topics that will be written.
 
         Raises:
-            KafkaError: TL-K01 no answer; TL-K04, TL-K05 or TL-K06 for what can't be written.
+            KafkaError: TL-K01 no answer; TL-K04, TL-K05 or TL-K06 for what can't be written; TL-K71, TL-K72 for a
+                dead-letter topic that does not keep every letter.
         """
         named = set(more)
         for batch in batches:
             named |= self._topics(batch)
         self._limits = self._known(named)
+        self._check_place()
         if self._settings.dead_letter_topic is None:
             for batch in batches:
                 if self._suspicious(batch):
@@ -199,11 +204,21 @@ class Screen:
 
     def rows(self, batch: Any) -> Rows:
         """A batch to be sent, bad records replaced by dead letters."""
-        rows = self._columns.rows(batch, any_topic=self._settings.dead_letter_topic is not None)
-        if self._settings.dead_letter_topic is None or not self._suspicious(batch):
+        dead = self._settings.dead_letter_topic
+        rows = self._columns.rows(batch, any_topic=dead is not None)
+        if dead is None:
             return rows
-        topics = rows.topics & set(self._limits.topics) | {self._settings.dead_letter_topic}
-        return Rows(rows.size, rows.bytes, frozenset(topics), chain.from_iterable(map(self._sift, rows.records)))
+        if self._columns.topic is None and dead in rows.topics:
+            self.letters += pc.sum(pc.equal(batch.column("topic"), dead)).as_py()
+        if not self._suspicious(batch):
+            return rows
+        topics = rows.topics & set(self._limits.topics) | {dead}
+        return Rows(
+            rows.size,
+            rows.bytes,
+            frozenset(topics),
+            chain.from_iterable(self._sift(batch, at, record) for at, record in enumerate(rows.records)),
+        )
 
     def _known(self, named: set[str]) -> Limits:
         required = {name for name in (self._settings.topic, self._settings.dead_letter_topic) if name}
@@ -216,6 +231,20 @@ class Screen:
         codec = client.get("compression.type", client.get("compression.codec", "none"))
         most = int(client.get("message.max.bytes", _CLIENT_MAX))
         return Limits(topics, most, None if codec == "none" else codec, int(time.time() * 1000), reserves)
+
+    def _check_place(self) -> None:
+        """Letters have the keys of their records, or none, and headers that must fit beside a part of them."""
+        name = self._settings.dead_letter_topic
+        if name is None:
+            return
+        if self._limits.topics[name].compacted:
+            what = f'the dead-letter topic "{name}" is compacted: it keeps one letter a key, and takes none without'
+            do = f"Set cleanup.policy=delete for it. {faults.KEPT}"
+            raise KafkaError("TL-K71", self._settings.servers, what, do)
+        if (room := self._room()) < _LEAST_ROOM:
+            what = f'the dead-letter topic "{name}" takes {room:,} bytes: not every letter fits, not even in parts'
+            do = f"Raise its max.message.bytes, or kafka.message.max.bytes, to {_LEAST_ROOM:,} at least. {faults.KEPT}"
+            raise KafkaError("TL-K72", self._settings.servers, what, do)
 
     def _topics(self, batch: Any) -> set[str]:
         if self._columns.topic is not None:
@@ -256,19 +285,20 @@ class Screen:
             if fault is not None:
                 raise faults.unfit(self._settings.servers, record[0], fault.reason, fault.detail)
 
-    def _sift(self, record: Record) -> Iterable[Record]:
+    def _sift(self, batch: Any, at: int, record: Record) -> Iterable[Record]:
         fault = fault_of(record, self._limits)
         if fault is None:
             return (record,)
-        self.letters += 1
         topic, value, key, partition = record[:4]
+        # A letter that Kafka would refuse as it is, as too large, was counted with the rows that name the topic.
+        self.letters += self._columns.topic is not None or topic != self._settings.dead_letter_topic
         moment, headers = (record[6], record[7]) if len(record) > 4 else (0, None)
         letter = Letter(
             fault.reason,
             topic,
             key,
             value,
-            tuple(headers or ()),
+            tuple(self._columns.originals(batch, at, headers or ())),
             None if partition == -1 else partition,
             moment or None,
             fault.detail,

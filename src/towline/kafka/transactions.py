@@ -99,12 +99,13 @@ class Transactional(Client):
             KafkaError: TL-K01 no answer, TL-K20 Kafka refuses.
         """
         # Opens the connection that then asks for the coordinator: without it, librdkafka waits 500 ms (measured).
+        began = time.monotonic()
         self.list_topics()
         try:
             self._call(self._producer.init_transactions)
         except faults.FOREIGN as problem:
             if faults.verdict(problem) is Verdict.AGAIN:
-                raise self._unanswered(problem) from None
+                raise self._unanswered(problem, began) from None
             raise faults.failed(self._settings.servers, "to begin", problem) from None
 
     def begin(self) -> None:

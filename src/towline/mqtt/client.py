@@ -61,6 +61,11 @@ _LONGEST_TURN: Final = 60.0
 _AHEAD: Final = 1000
 #: QoS 0 messages beyond this many waiting ones are dropped and counted: nothing holds their sender back.
 _MOST_WAITING: Final = 10_000
+#: Bytes of waiting messages above which nothing more is read, and half of it above which QoS 0 is dropped. Receive
+#: Maximum is no such bound: MQTT 3.x has none, and an answer behind more messages than it allows must be read too.
+_MOST_BYTES: Final = 64 << 20
+#: Bytes that a message takes beside what it carries.
+_OVERHEAD: Final = 1000
 #: Patience in seconds with the goodbye.
 _GOODBYE: Final = 2.0
 
@@ -86,7 +91,7 @@ class Client:
         proxy: On the way to the broker.
         authenticator: Enhanced authentication (MQTT 5).
         store: Keeps packet ids and the session's record; default `Memory`.
-        receive_maximum: Messages of QoS > 0 the broker may send without our acknowledgement.
+        receive_maximum: Messages of QoS > 0 the broker may send without our acknowledgement; MQTT 3.x can't tell it.
         keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
         connect_timeout_s: Seconds for the connection, and again for the broker's answer to CONNECT.
         max_packet_bytes: A larger message comes without its payload, see `Message`.
@@ -172,6 +177,8 @@ class Client:
         self._token = 0
         #: Came and not handed out, in order.
         self._waiting: deque[Message] = deque()
+        #: What they take in memory.
+        self._waiting_bytes = 0
         #: Number of each message handed out and not acknowledged → its QoS.
         self._taken: dict[int, int] = {}
         #: Everything below is acknowledged; a prefix, because acknowledgements leave in order.
@@ -235,13 +242,14 @@ class Client:
 
     @property
     def dropped(self) -> int:
-        """QoS 0 messages that came while 10,000 waited to be taken; QoS 1 and 2 are never dropped."""
+        """QoS 0 messages that came while 10,000, or 32 MiB, waited to be taken; QoS 1 and 2 are never dropped."""
         return self._dropped
 
     def open(self) -> Self:
         """Connect, and return when every subscription is confirmed.
 
-        From then on connections that break are made anew with growing pauses.
+        It returns before that where the broker sends 64 MiB of messages ahead of its confirmation: they have to be
+        taken first. From then on connections that break are made anew with growing pauses.
 
         Raises:
             BrokerError: No broker took us at the first try; the client is closed.
@@ -253,8 +261,8 @@ class Client:
                 self._thread = threading.Thread(target=self._run, name=f"mqtt {self._config.client_id}", daemon=True)
                 self._thread.start()
             way = self._connection
-            self._changed.wait_for(lambda: way.ever_online or way.rounds or self._ended or self._closing)
-            if way.ever_online and not (self._ended or self._closing):
+            self._changed.wait_for(lambda: self._serves or way.rounds or self._ended or self._closing)
+            if self._serves and not (self._ended or self._closing):
                 return self
             error = self._ended or self.last_error or self._closed()
         self.close(0)
@@ -276,6 +284,7 @@ class Client:
                 return None
             if self._waiting:
                 message = self._waiting.popleft()
+                self._waiting_bytes -= _size(message)
                 if message.qos:
                     self._taken[message.number] = message.qos
                 if self._holding_back:
@@ -345,7 +354,7 @@ class Client:
                 what = f"{_AHEAD:,} messages are not confirmed after {timeout_s:g} s"
                 raise Unreachable("TL-M33", self._where, what, "Is the broker alive? This message was not taken.")
             self._token += 1
-            receipt = self._receipts[self._token] = Receipt(topic, self._changed, self._check)
+            receipt = self._receipts[self._token] = Receipt(topic, self._changed, self._check, self._missing_answer)
             self._order(Publish(self._token, packet))
         return receipt
 
@@ -379,6 +388,17 @@ class Client:
         if os.getpid() != self._pid:
             what = f"this client belongs to the process that made it (pid {self._pid})"
             raise Unreachable("TL-M34", self._where, what, "Make a new one after the fork.")
+
+    @property
+    def _serves(self) -> bool:
+        """It is the caller's turn: a session is there, or so much of it that nothing more is read."""
+        return self._connection.ever_online or self._holding_back
+
+    def _missing_answer(self) -> str:
+        """Why a message that was published may have no answer yet, and what to do."""
+        if self._holding_back:
+            return f"{len(self._waiting):,} messages wait to be taken, and the answer lies behind them. Receive them."
+        return "It is sent again by itself when the broker is back."
 
     def _acknowledge(self, message: Message) -> None:
         self._check()
@@ -427,18 +447,15 @@ class Client:
 
     def _turn(self) -> None:
         self._carry_out()
-        session = self._connection.session
-        # Only a broker that sends more than Receive Maximum allows can bring it to this.
-        crowded = len(self._waiting) >= _MOST_WAITING + self._config.receive_maximum
-        self._holding_back = crowded or session.inbound.unacknowledged > self._config.receive_maximum
+        with self._changed:
+            self._holding_back = self._waiting_bytes >= _MOST_BYTES
+            if self._holding_back or self._connection.error is not None:
+                self._changed.notify_all()
         if self._connection.connected:
             self._connection.hold_back(hold=self._holding_back)
-        due, was = self._culprits.due(session), self._connection.connected
+        due, was = self._culprits.due(self._connection.session), self._connection.connected
         self._connection.turn(_LONGEST_TURN if due is None else max(0.0, min(due - time.monotonic(), _LONGEST_TURN)))
         self._find_culprit(ended=was and not self._connection.connected)
-        if self._connection.error is not None:
-            with self._changed:
-                self._changed.notify_all()
 
     def _find_culprit(self, *, ended: bool) -> None:
         """Give up the message at which the broker ends every connection, or it would stop all that is behind it."""
@@ -487,10 +504,14 @@ class Client:
             number = action.first + index
             if packet.qos == QoS.AT_MOST_ONCE:
                 self._settle(number)
-                if len(self._waiting) >= _MOST_WAITING:
+                if len(self._waiting) >= _MOST_WAITING or self._waiting_bytes >= _MOST_BYTES // 2:
                     self._dropped += 1
                     continue
-            self._waiting.append(self._message(packet, topic, number))
+            self._line_up(self._message(packet, topic, number))
+
+    def _line_up(self, message: Message) -> None:
+        self._waiting.append(message)
+        self._waiting_bytes += _size(message)
 
     def _sort_out(self) -> None:
         """On a new connection, settle what can't be acknowledged any more.
@@ -506,12 +527,12 @@ class Client:
             if qos == 1 or not session.resumed:
                 self._settle(number)
         if session.resumed:
-            waiting, self._waiting = self._waiting, deque()
+            waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
             for message in waiting:
                 if message.qos == 1 and message._connection < count:  # noqa: SLF001  # our own
                     self._settle(message.number)
                 else:
-                    self._waiting.append(message)
+                    self._line_up(message)
 
     def _message(self, packet: Published, topic: str, number: int) -> Message:
         return Message(
@@ -571,6 +592,11 @@ def _filters(given: Sequence[str | Filter], where: str) -> tuple[Filter, ...]:
         if problem or one.qos not in range(3) or one.retain_handling not in (None, 0, 1, 2):
             _wrong(f'subscription "{one.pattern}"', problem or "qos and retain_handling are 0, 1 or 2")
     return filters
+
+
+def _size(message: Message) -> int:
+    pairs = sum(len(name) + len(value) for name, value in message.user_properties)
+    return _OVERHEAD + len(message.topic) + len(message.payload or b"") + len(message.correlation_data or b"") + pairs
 
 
 _FLAGS: Final = ("payload_format_indicator", "retain")

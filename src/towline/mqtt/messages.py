@@ -108,7 +108,9 @@ class Message:
 class Receipt:
     """What became of a published message. Made by `Client.publish`."""
 
-    def __init__(self, topic: str, changed: threading.Condition, check: Callable[[], None]) -> None:
+    def __init__(
+        self, topic: str, changed: threading.Condition, check: Callable[[], None], missing: Callable[[], str]
+    ) -> None:
         #: Where it went.
         self.topic = topic
         #: The broker's reason code [MQTT 5 section 2.4], None while there is none. QoS 0: 0 when it was sent.
@@ -117,6 +119,8 @@ class Receipt:
         self.degraded = False
         self._changed = changed
         self._check = check
+        #: Why there may be no answer yet, and what to do.
+        self._missing = missing
         self._failure: BaseException | None = None
 
     @property
@@ -139,7 +143,7 @@ class Receipt:
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout_s):
                 what = f"no answer within {timeout_s:g} s to a message"
-                raise Unreachable("TL-M33", self.topic, what, "It is sent again by itself when the broker is back.")
+                raise Unreachable("TL-M33", self.topic, what, self._missing())
         if self.reason is None:
             assert self._failure is not None
             raise self._failure

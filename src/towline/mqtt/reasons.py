@@ -8,14 +8,18 @@ __all__ = [
     "BLAMING",
     "CONNECT_ADVICE",
     "CUT",
+    "ID_IN_USE",
     "MOVED",
     "QOS_NOT_SUPPORTED",
     "QUOTA_EXCEEDED",
+    "SUBSCRIBE_ADVICE",
     "USE_ANOTHER",
     "reason_words",
     "shown",
 ]
 
+#: About the packet id of the request, not about what it asks for [MQTT 5 section 3.9.3].
+ID_IN_USE: Final = 0x91
 #: The server may take the message later [MQTT 5 section 3.4.2.1].
 QUOTA_EXCEEDED: Final = 0x97
 #: The server has said that it takes less, or none of this one.
@@ -86,6 +90,19 @@ CONNECT_ADVICE: Final = {
     0x8A: "The broker has banned this client; ask its operator.",
     0x8C: "The broker wants an authentication method that is not configured.",
     0x95: "The broker's Maximum Packet Size is too small for our CONNECT.",
+}
+
+#: SUBACK reasons, and what to change.
+SUBSCRIBE_ADVICE: Final = {
+    0x80: "Grant this client the right to read it, or see the broker's log.",  # all that MQTT 3.x can say
+    0x83: "The reason is in the broker's log.",
+    0x87: "Grant this client the right to read it, or change the filter.",
+    0x8F: "Change the filter.",
+    ID_IN_USE: "It is tried again with a new connection.",
+    QUOTA_EXCEEDED: "Raise the broker's limit of subscriptions, or subscribe to fewer filters.",
+    0x9E: "Subscribe without $share, or choose a broker that has shared subscriptions.",
+    0xA1: "Subscribe without an identifier, or choose a broker that has them.",
+    0xA2: "Subscribe without wildcards, or choose a broker that has them.",
 }
 
 

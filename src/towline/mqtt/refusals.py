@@ -6,7 +6,7 @@ from mqtt5 import ConnAckPacket, DisconnectPacket
 
 from towline.errors import BrokerError, Refused, TakenOver, Unreachable
 from towline.mqtt.events import Close, Filter
-from towline.mqtt.reasons import CONNECT_ADVICE, MOVED, USE_ANOTHER, reason_words, shown
+from towline.mqtt.reasons import CONNECT_ADVICE, MOVED, SUBSCRIBE_ADVICE, USE_ANOTHER, reason_words, shown
 
 __all__ = ["connection_ended", "connection_refused", "subscription_refused"]
 
@@ -62,7 +62,7 @@ def subscription_refused(wanted: Filter, code: int, where: str) -> Refused | Non
     """What is wrong with the answer to one filter of a SUBSCRIBE, None for nothing."""
     if code >= 0x80:
         what = f'the broker refused the subscription "{wanted.pattern}": {reason_words(code)} (0x{code:02X})'
-        return Refused("TL-M10", where, what, "Grant this client the right to read it, or change the filter.")
+        return Refused("TL-M10", where, what, SUBSCRIBE_ADVICE.get(code, "Change the filter, or the broker."))
     if code < wanted.qos:
         what = f'the broker grants "{wanted.pattern}" QoS {code} instead of {wanted.qos}, so the promise can\'t hold'
         return Refused("TL-M11", where, what, "Raise the broker's maximum QoS, or choose a weaker guarantee.")

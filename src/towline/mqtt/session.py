@@ -48,6 +48,7 @@ from towline.mqtt.events import (
     Authenticator,
     Close,
     Event,
+    Filter,
     Held,
     Lost,
     Malformed,
@@ -71,7 +72,7 @@ from towline.mqtt.events import (
 )
 from towline.mqtt.inbound import AliasError, Inbound
 from towline.mqtt.outbound import Answer, Outbound, Unexpected
-from towline.mqtt.reasons import BLAMING
+from towline.mqtt.reasons import BLAMING, ID_IN_USE
 from towline.mqtt.refusals import connection_ended, connection_refused, subscription_refused
 from towline.mqtt.rules import check_config, connack_problem, unsupported
 from towline.mqtt.subscriptions import Request, Step, Subscribe, Subscriptions, Unsubscribe
@@ -90,6 +91,8 @@ class State(Enum):
 
 #: Servers that a record names: where brokers point to others, new ones may come for ever.
 _MOST_SERVERS: Final = 100
+#: Packet ids tried for a SUBSCRIBE: a broker that calls more of them in use says so of any.
+_MOST_IDS_IN_USE: Final = 16
 #: PUBACK, PUBREC, PUBREL and PUBCOMP in their short form.
 _SMALLEST_ANSWER: Final = 4
 _PINGREQ: Final = PingReqPacket().write()
@@ -154,6 +157,8 @@ class Session:
         #: A CONNECT has left and no CONNACK has come.
         self._unanswered = False
         self._discarding = False
+        #: Times the broker called the packet id of a SUBSCRIBE in use, on this connection.
+        self._ids_in_use = 0
         self._suspended = False
         #: When the connection was opened, or the broker last sent something.
         self._heard_at = 0.0
@@ -236,6 +241,7 @@ class Session:
         self._perhaps_elsewhere = bool(event.server) and event.server != last and bool(last or not event.alone)
         self._elsewhere = self._perhaps_elsewhere and bool(last) and not event.alone
         self._heard_at = now
+        self._ids_in_use = 0
         self._suspended = False
         if self.record is None:
             # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
@@ -544,14 +550,19 @@ class Session:
         if not isinstance(request, Subscribe) or len(request) != len(packet.reason_codes):
             self._violation("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]", 0x82, actions)
             return
+        again: list[Filter] = []
         for wanted, code in zip(request.filters, packet.reason_codes, strict=True):
-            error = subscription_refused(wanted, int(code), self.config.where)
-            if error:
+            if int(code) == ID_IN_USE and self._ids_in_use < _MOST_IDS_IN_USE:
+                again.append(wanted)
+            elif error := subscription_refused(wanted, int(code), self.config.where):
                 self._send(DisconnectPacket(), actions)
-                self._close(error, actions, fatal=True)
+                self._close(error, actions, fatal=int(code) != ID_IN_USE)
                 return
-        self.subscriptions.granted(request)
+        self.subscriptions.granted(Subscribe(tuple(f for f in request.filters if f not in again)))
         self._remember_subscriptions(actions)
+        if again:
+            self._ids_in_use += 1
+            self._ask(Subscribe(tuple(again)), actions)
         self._come_online(actions)
 
     def _on_unsuback(self, packet: UnsubAckPacket, _now: float, actions: list[Action]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from towline.errors import GatewayUnreachable
+from towline.errors import GatewayUnreachable, TowlineError
 from towline.gateway.client import GatewayClient, discover, ensure
 
 if TYPE_CHECKING:
@@ -67,8 +67,13 @@ class Place:
         if not self.settings:
             return self.attach()
         from towline.gateway.settings import GatewaySettings  # noqa: PLC0415 - workers need no pydantic
+        from towline.spark.options import in_options  # noqa: PLC0415 - see above
 
-        return ensure(GatewaySettings.model_validate_json(self.settings), owner_pid=driver_pid())
+        try:
+            return ensure(GatewaySettings.model_validate_json(self.settings), owner_pid=driver_pid())
+        except TowlineError as error:
+            error.what, error.do = in_options(error.what), in_options(error.do)
+            raise
 
     def rows(self, journal: str, start: int, end: int, incarnation: str = "") -> Iterator[pa.RecordBatch]:
         """Read a range; a gateway that ends in the midst of it is waited for, and the rest is read then [I4].

@@ -20,7 +20,15 @@ from towline.errors import ConfigError, did_you_mean
 from towline.gateway.guarantees import knobs, low_subscription, sharing_problem
 from towline.gateway.settings import GatewaySettings, Guarantee
 
-__all__ = ["DEFAULT_MAX_BYTES", "DEFAULT_MAX_ROWS", "OPTIONS", "SourceOptions", "parse_options", "parse_subscriptions"]
+__all__ = [
+    "DEFAULT_MAX_BYTES",
+    "DEFAULT_MAX_ROWS",
+    "OPTIONS",
+    "SourceOptions",
+    "in_options",
+    "parse_options",
+    "parse_subscriptions",
+]
 
 #: Rows of one micro-batch unless told otherwise: about 40 MB of small messages, 0.3 to 0.7 s of Spark's time.
 DEFAULT_MAX_ROWS = 200_000
@@ -55,6 +63,7 @@ class SourceOptions:
         ending: Offset after the last one, batch reads only; None for all there is.
         poll_ms: Longest wait for a message, in milliseconds.
         checkpoint: Location of the query's checkpoint, as the writer has it; "" when it was not told.
+        event_time: Whether rows have the column `towline.gateway.rows.EVENT_TIME`.
     """
 
     settings: GatewaySettings | None
@@ -68,6 +77,7 @@ class SourceOptions:
     ending: int | None
     poll_ms: int
     checkpoint: str
+    event_time: bool
 
 
 class _Setting(NamedTuple):
@@ -199,6 +209,7 @@ _SOURCE_OPTIONS = (
     "endingOffset",
     "pollMs",
     "checkpointLocation",
+    "eventTime",
 )
 
 #: Every option, as users write it.
@@ -250,6 +261,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         ending=_read(options, "endingOffset", _number) if "endingOffset" in options else None,
         poll_ms=_read(options, "pollMs", _poll) if "pollMs" in options else DEFAULT_POLL_MS,
         checkpoint=options.get("checkpointLocation", ""),
+        event_time=_event_time(options),
     )
 
 
@@ -305,6 +317,18 @@ def _place(options: Mapping[str, str]) -> tuple[Path | None, str | None]:
     return Path(_read(options, "gateway", _path)), None
 
 
+def _event_time(options: Mapping[str, str]) -> bool:
+    wanted = _read({"eventTime": options.get("eventTime", "false")}, "eventTime", _truth)
+    if wanted and not options.get("checkpointLocation"):
+        raise ConfigError(
+            "TL-C23",
+            f'{_WHERE} option "eventTime"',
+            "it follows the query's watermark, and without checkpointLocation nobody knows it",
+            "Give checkpointLocation, the same as the writer's, on a file system of this machine.",
+        )
+    return wanted
+
+
 def _limits(options: Mapping[str, str]) -> tuple[int, int]:
     """Most rows and most bytes of a batch; both hold."""
     given = {"maxMessagesPerTrigger": str(DEFAULT_MAX_ROWS), "maxBytesPerTrigger": str(DEFAULT_MAX_BYTES), **options}
@@ -350,8 +374,7 @@ def shares(settings: GatewaySettings, where: str, publish_qos: int | None = None
         ConfigError: TL-C90.
     """
     if problem := sharing_problem(settings, publish_qos):
-        what, do = (text.replace("brokers_share_sessions = true", "brokersShareSessions=true") for text in problem)
-        raise ConfigError("TL-C90", f'{where} option "broker"', what, do)
+        raise ConfigError("TL-C90", f'{where} option "broker"', *map(in_options, problem))
 
 
 def _reader(name: str, setting: _Setting, guarantee: Guarantee) -> Callable[[str], object]:
@@ -390,6 +413,15 @@ def _translated(error: ValidationError) -> ConfigError:
 def _one_line(text: str) -> str:
     """What came from outside, without line breaks and not for pages."""
     return " ".join(text.split())[:200]
+
+
+_SPOKEN = {setting.path[-1]: name for name, setting in _GATEWAY_OPTIONS.items() if "_" in setting.path[-1]}
+_SETTING = re.compile(rf'\b({"|".join(_SPOKEN)})\b(?: = "?(\w+)"?)?')
+
+
+def in_options(message: str) -> str:
+    """Name a gateway's settings in its words as the options that hold them: ``x_y = "z"`` is ``xY=z`` here."""
+    return _SETTING.sub(lambda m: _SPOKEN[m[1]] + (f"={m[2]}" if m[2] else ""), message)
 
 
 def _in_options(message: str) -> str:

@@ -8,6 +8,7 @@ all that a worker needs, and only the runner, which alone gets ``getDefaultReadL
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -25,7 +26,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
+from towline.checkpoint import Checkpoint
+from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, one_line
+from towline.gateway.rows import EVENT_TIME, TIMED_SCHEMA
 from towline.spark.cut import Cut
 from towline.spark.link import PATIENCE_S, Place, patiently
 from towline.spark.offsets import Position
@@ -50,6 +53,7 @@ SETTLE_S = 0.25
 #: How long a new reader waits for the one before it to end, in seconds: a stopped query's process needs a moment.
 TAKEOVER_S = 5.0
 
+_LOG = logging.getLogger("towline.spark")
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
@@ -68,6 +72,7 @@ class ReadPlan:
         poll_s: Longest wait for a message in ``latestOffset``, in seconds.
         own_schema: Whether the rows have the source's schema, as they must.
         checkpoint: Location of the query's checkpoint, "" when it was not told.
+        event_time: Whether rows have an event time that is never late.
     """
 
     place: Place
@@ -80,17 +85,21 @@ class ReadPlan:
     poll_s: float = 5.0
     own_schema: bool = True
     checkpoint: str = ""
+    event_time: bool = False
 
 
 class Slice(InputPartition):
-    """The rows ``start`` to ``end`` - 1 of one journal: all that a worker is told."""
+    """The rows ``start`` to ``end`` - 1 of one journal, and the query's watermark: all that a worker is told."""
 
-    def __init__(self, journal: str, start: int, end: int, incarnation: str = "") -> None:
+    def __init__(
+        self, journal: str, start: int, end: int, incarnation: str = "", watermark_ms: int | None = None
+    ) -> None:
         super().__init__((journal, start, end))
         self.journal = journal
         self.start = start
         self.end = end
         self.incarnation = incarnation
+        self.watermark_ms = watermark_ms
 
 
 class _Hold:
@@ -202,13 +211,16 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._moved = float("-inf")
         self._reached = 0
         self._tip = 0
+        self._warned = False
 
     # -- in the runner -----------------------------------------------------------------------------------------
 
+    @one_line
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of the query at what is durable now."""
         self._target = self._opened().tip
 
+    @one_line
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Most rows or bytes of a batch; the first call that only the runner gets, so the lease is taken here.
 
@@ -221,6 +233,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(self._plan.max_rows)
         return ReadAllAvailable() if self._plan.max_bytes is None else ReadMaxBytes(self._plan.max_bytes)
 
+    @one_line
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint begins: option ``startingOffset``."""
         lease = self._opened()
@@ -230,6 +243,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         incarnation = self._hold.incarnation(offset)
         return Position(lease.name, lease.journal, offset, incarnation=incarnation).to_json()
 
+    @one_line
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Commit what of ``start`` is durable, then wait for new rows for a while.
 
@@ -255,16 +269,24 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Queue depth and counters; they appear as ``sources[].latestOffset`` in the query's progress.
 
-        ``tip`` is the end of the journal and ``queued`` what lies beyond the planned batch; the rest is the
-        gateway's own account.
+        ``tip`` is the end of the journal, ``queued`` what lies beyond the planned batch, and ``last_error`` what keeps
+        messages from coming, which is also warned of once; the rest is the gateway's own account.
         """
         try:
             status = self._hold.status()
         except GatewayError:
             return None  # the next latestOffset tells it better
         plain = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
+        if trouble := (status.get("last_error") or {}).get("text"):
+            from towline.spark.options import in_options  # noqa: PLC0415 - workers need no pydantic
+
+            plain["last_error"] = trouble = in_options(trouble)
+            if not self._warned:
+                _LOG.warning(trouble)
+        self._warned = bool(trouble)
         return {**plain, "tip": self._tip, "queued": max(0, self._tip - self._reached)} if plain else None
 
+    @one_line
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One slice a batch; an empty one for a tick, so that a worker is used.
 
@@ -278,7 +300,8 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _same(place, self._opened())
         if self._plan.at_most_once:
             self._cut.remember(there)
-        return [Slice(there.journal, here.offset, there.offset, there.incarnation)]
+        watermark = self._watermark(there) if self._plan.event_time else None
+        return [Slice(there.journal, here.offset, there.offset, there.incarnation, watermark)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: ``start`` of the next `latestOffset` says the same earlier and for the last batch too [I5]."""
@@ -299,13 +322,29 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Slice)
         if self._plan.at_most_once and _attempt() > 0:
             return iter(())
-        return self._plan.place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
+        rows = self._plan.place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
+        return rows if partition.watermark_ms is None else _timed(rows, partition.watermark_ms)
 
     # -- helpers -----------------------------------------------------------------------------------------------
 
     def _opened(self) -> Lease:
         _check(self._plan, streaming=True)
         return patiently(self._hold.lease)
+
+    def _watermark(self, there: Position) -> int:
+        """The watermark of the batch that ends there, in ms since 1970.
+
+        From the offset log, where Spark has written it before it asks for slices: the same again for a replay.
+        """
+        found = Checkpoint(self._plan.checkpoint).watermark_ms(there.to_json())
+        if found is None:
+            raise ConfigError(
+                "TL-C24",
+                'format("mqtt") option "eventTime"',
+                f'the watermark of this batch can\'t be read in the checkpoint "{self._plan.checkpoint}"',
+                "Give checkpointLocation, the same as the writer's, on a file system of this machine.",
+            )
+        return found
 
     def _patience(self, *, settled: bool) -> float:
         """How long this call may wait, in seconds: not at all for AvailableNow, and not beyond the next tick.
@@ -331,6 +370,7 @@ class MqttBatchReader(DataSourceReader):
     def __init__(self, plan: ReadPlan) -> None:
         self._plan = plan
 
+    @one_line
     def partitions(self) -> Sequence[InputPartition]:
         """One slice from ``startingOffset`` (default earliest) to ``endingOffset`` (default the newest)."""
         _check(self._plan, streaming=False)
@@ -358,11 +398,26 @@ class MqttBatchReader(DataSourceReader):
         return self._plan.place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
 
 
+def _timed(rows: Iterator[pa.RecordBatch], watermark_ms: int) -> Iterator[pa.RecordBatch]:
+    """Rows with their event time: a row is late at or before the watermark (`WatermarkSupport`), and none is."""
+    import pyarrow as pa  # noqa: PLC0415 - workers only
+    import pyarrow.compute as pc  # noqa: PLC0415 - see above
+
+    kind, earliest = TIMED_SCHEMA.field(EVENT_TIME).type, (watermark_ms + 1) * 1000
+    for batch in rows:
+        times = pc.max_element_wise(batch.column("received_at").cast(pa.int64()), earliest)
+        yield pa.RecordBatch.from_arrays([*batch.columns, times.cast(kind)], schema=TIMED_SCHEMA)
+
+
 def _check(plan: ReadPlan, *, streaming: bool) -> None:
     """Refuse what only shows once Spark has said how it reads."""
     if not plan.own_schema:
         raise ConfigError(
             "TL-C24", 'format("mqtt")', "the schema of this source is fixed", "Leave out schema() and select columns."
+        )
+    if plan.event_time and not streaming:
+        raise ConfigError(
+            "TL-C24", 'format("mqtt") option "eventTime"', "a batch read has no watermark", "Use received_at."
         )
     if streaming and plan.ending is not None:
         raise ConfigError(

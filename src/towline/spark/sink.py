@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
 from towline.gateway.outrows import MESSAGE_SCHEMA
 from towline.gateway.remembered import Remembered
 from towline.spark.link import Place
@@ -197,6 +197,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         self._checkpoint = checkpoint
         self._remembered = remembered
 
+    @one_line
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Bring a partition of a micro-batch to the outbox.
 
@@ -214,6 +215,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         outbox = Remembered(stored.journal, stored.tip, stored.incarnation) if stored.journal else None
         return Written(partition, int(batch), stored.rows, stored.already, outbox)
 
+    @one_line
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """See that all tasks of a batch answered, and remember how far the outbox has come; repeats do no harm.
 
@@ -238,6 +240,7 @@ class MqttBatchWriter(DataSourceArrowWriter):
         self._sender = sender
         self._job = uuid.uuid4().hex
 
+    @one_line
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Bring a partition to the outbox.
 
@@ -251,6 +254,7 @@ class MqttBatchWriter(DataSourceArrowWriter):
         stored = self._sender.bring(f"job-{self._job}/{partition}", 0, iterator)
         return Written(partition, None, stored.rows, stored.already)
 
+    @one_line
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """See that all tasks answered, and let the outbox forget the job."""
         _account(messages, None)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
+
+from towline.errors import one_line
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -26,6 +29,7 @@ class MqttDataSource(DataSource):
         ConfigError: One line for the first mistake in the options, see `towline.spark.options.parse_options`.
     """
 
+    @one_line
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         self._read: ReadPlan | None = None
@@ -43,39 +47,49 @@ class MqttDataSource(DataSource):
         """The name of the format."""
         return "mqtt"
 
+    @one_line
     def schema(self) -> str:
-        """One row a message; the same columns in the same order as the journal's.
+        """One row a message; the same columns in the same order as the journal's, and with ``eventTime`` one more.
 
         Spark asks at ``load()``, before it reads the checkpoint: the place to remove what a power failure tore there.
 
         Raises:
+            ConfigError: TL-C25, the state directory can't be used.
             JournalDamaged: TL-J21, more is torn than a power failure can tear.
         """
         from towline.checkpoint import Checkpoint  # noqa: PLC0415 - see above
-        from towline.gateway.rows import SPARK_SCHEMA  # noqa: PLC0415 - see above
+        from towline.gateway.client import usable  # noqa: PLC0415 - see above
+        from towline.gateway.rows import EVENT_TIME, SPARK_SCHEMA  # noqa: PLC0415 - see above
 
-        for line in Checkpoint(self._plan.checkpoint).mend():
+        plan = self._plan
+        if plan.place.settings:  # a gateway that runs has its directory
+            usable(Path(plan.place.state_dir))
+        for line in Checkpoint(plan.checkpoint).mend():
             logging.getLogger("towline.spark").warning(line)
-        return SPARK_SCHEMA
+        return f"{SPARK_SCHEMA}, {EVENT_TIME} timestamp" if self._plan.event_time else SPARK_SCHEMA
 
+    @one_line
     def streamReader(self, schema: StructType) -> MqttStreamReader:  # noqa: N802 - Spark's name
         """Make the reader of a stream; called in two processes, so nothing connects."""
         from towline.spark.reader import MqttStreamReader  # noqa: PLC0415 - see above
 
         return MqttStreamReader(_fitted(self._plan, schema))
 
+    @one_line
     def reader(self, schema: StructType) -> MqttBatchReader:
         """Make the reader of a range of offsets."""
         from towline.spark.reader import MqttBatchReader  # noqa: PLC0415 - see above
 
         return MqttBatchReader(_fitted(self._plan, schema))
 
+    @one_line
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
         """Make the writer of a stream; complete mode appends. See `towline.spark.sink.stream_writer` for errors."""
         from towline.spark.sink import stream_writer  # noqa: PLC0415 - see above
 
         return stream_writer(self.options, schema)
 
+    @one_line
     def writer(self, schema: StructType, overwrite: bool) -> MqttBatchWriter:  # noqa: FBT001 - Spark's signature
         """Make the writer of a batch query. See `towline.spark.sink.batch_writer` for errors."""
         from towline.spark.sink import batch_writer  # noqa: PLC0415 - see above
@@ -101,6 +115,7 @@ def _plan(options: SourceOptions) -> ReadPlan:
         ending=options.ending,
         poll_s=options.poll_ms / 1000,
         checkpoint=options.checkpoint,
+        event_time=options.event_time,
     )
 
 
@@ -110,6 +125,7 @@ def _fitted(plan: ReadPlan, schema: StructType) -> ReadPlan:
 
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - see above
 
-    from towline.gateway.rows import ROW_SCHEMA  # noqa: PLC0415 - see above
+    from towline.gateway.rows import ROW_SCHEMA, TIMED_SCHEMA  # noqa: PLC0415 - see above
 
-    return replace(plan, own_schema=to_arrow_schema(schema, timezone="UTC").equals(ROW_SCHEMA))
+    own = TIMED_SCHEMA if plan.event_time else ROW_SCHEMA
+    return replace(plan, own_schema=to_arrow_schema(schema, timezone="UTC").equals(own))

@@ -48,7 +48,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def bridge(tmp_path: Path) -> Iterator[Running]:
-    made = Running(tmp_path, tmp_path / "bridge.toml")
+    directory = tmp_path / "brücke"  # what a JVM in the locale C can't name; `Running` runs it in that
+    directory.mkdir()
+    made = Running(directory, directory / "bridge.toml")
     yield made
     if hasattr(made, "process") and made.process.poll() is None:
         family = psutil.Process(made.process.pid).children(recursive=True)

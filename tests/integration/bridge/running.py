@@ -43,7 +43,8 @@ class Running:
     def start(self, *more: str) -> None:
         with (self.directory / "out").open("ab") as out:
             command = [sys.executable, "-m", "towline.cli", "run", str(self.file), *more]
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            environ = {**os.environ, "LC_ALL": "C"}
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environ)
 
     @property
     def state_dir(self) -> Path:

@@ -115,8 +115,13 @@ def test_a_wrong_where_stops_its_line(bridge: Running, mosquitto: Mosquitto, kaf
     bridge.file.write_text(bridge.file.read_text().replace('"nope"', f'"{topic()}"'))
     bridge.start()
     assert bridge.ended() == 2
-    assert "[TL-C74]" in bridge.out
-    assert "`no_such` cannot be resolved" in bridge.out
+    (told,) = [line for line in bridge.out.splitlines() if "[TL-C74]" in line]
+    where = bridge.file.read_text().splitlines().index('where="no_such = 1"') + 1
+    assert told.startswith(
+        f'{bridge.file}:{where}  uplink "line" route 2: where: A column'
+    )  # as `towline check` says it
+    assert "`no_such` cannot be resolved" in told
+    assert "is up after" not in bridge.out.partition("[TL-C74]")[0]  # seconds before there is a session
 
 
 def test_the_children_end_with_the_bridge(bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic) -> None:
@@ -129,3 +134,9 @@ def test_the_children_end_with_the_bridge(bridge: Running, mosquitto: Mosquitto,
     bridge.process.wait()
     _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
+
+    (bridge.directory / "out").write_text("")
+    bridge.start()
+    bridge.said("connected to")  # intake first: brokers drop when their queue is full
+    assert "is up after" not in bridge.out
+    assert bridge.interrupt() == 0

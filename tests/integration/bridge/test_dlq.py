@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,7 +43,8 @@ def put(bootstrap: str, topic: str, letters: list[Letter], limit: int = 1_000_00
 
 def letter(number: int, mqtt: str = "t/d/x", reason: Reason = Reason.TOPIC_ILLEGAL, size: int = 10) -> Letter:
     value = f"m{number}".encode().ljust(size, b".")
-    headers = (("mqtt.topic", mqtt.encode()), ("mqtt.received-at", b"1767225600000000"))
+    received = b"%d" % (time.time() * 1e6)  # what is older than a topic's retention would be gone at once
+    headers = (("mqtt.topic", mqtt.encode()), ("mqtt.received-at", received))
     return Letter(reason, None, None, value, headers, source="line")
 
 
@@ -78,16 +81,18 @@ def values(kafka: Kafka, topic: str) -> list[bytes]:
 def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0), letter(1, "nobody"), letter(2, size=9000), letter(3)], limit=4096)
+    strange: list[str | bytes] = ["kcat", "-P", "-b", kafka.bootstrap, "-t", dead, "-p", "0", "-H", b"\xff=1"]
+    subprocess.run(strange, input=b"somebody else's", check=True)
     (shelf,) = dlq.shelves(bridge)
-    dry = dlq.replay(bridge, shelf, dlq.Wanted(), no_spark, dry_run=True)
+    dry = dlq.replay(shelf, dlq.Wanted(), no_spark, dry_run=True)
     assert dry.mended == {target: 3}
     assert values(kafka, target) == []
 
-    first = dlq.replay(bridge, shelf, dlq.Wanted(limit=1), no_spark)
+    first = dlq.replay(shelf, dlq.Wanted(limit=1), no_spark)
     assert sum(first.mended.values()) == 1 or first.dead
-    rest = dlq.replay(bridge, shelf, dlq.Wanted(), no_spark)
+    rest = dlq.replay(shelf, dlq.Wanted(), no_spark)
     assert rest.dead == {"no route takes its topic": 1}
-    again = dlq.replay(bridge, shelf, dlq.Wanted(), no_spark)
+    again = dlq.replay(shelf, dlq.Wanted(), no_spark)
     assert (again.mended, again.dead) == ({}, {"no route takes its topic": 1})
     assert sorted(values(kafka, target)) == [b"m0", b"m2", b"m3"]
     assert [entry.letter.value for entry in shelf.entries(dlq.Wanted())] == [b"m1".ljust(10, b".")]
@@ -97,19 +102,38 @@ def test_only_what_is_meant_is_replayed(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0), letter(1, reason=Reason.UNROUTED)])
     (shelf,) = dlq.shelves(bridge)
-    made = dlq.replay(bridge, shelf, dlq.Wanted(line="line", reason="unrouted"), no_spark)
+    made = dlq.replay(shelf, dlq.Wanted(line="line", reason="unrouted"), no_spark)
     assert made.mended == {target: 1}
     assert values(kafka, target) == [b"m1"]
     assert len(list(shelf.entries(dlq.Wanted()))) == 1
 
 
+def test_a_replay_that_was_killed_is_done_over(kafka: Kafka, make: Make) -> None:
+    """All of it was sent, only the commit is missing: nothing of it counts, and nothing waits for it."""
+    bridge, target, dead = make()
+    put(kafka.bootstrap, dead, [letter(0), letter(1)])
+    (shelf,) = dlq.shelves(bridge)
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from towline.bridge import config, dlq
+        dlq._Writer._commit = lambda writer: (writer._producer.flush(20), os._exit(9))
+        bridge = config.load(Path(sys.argv[1]))
+        dlq.replay(dlq.shelves(bridge)[0], dlq.Wanted(), None)
+    """
+    assert subprocess.run([sys.executable, "-c", code, str(bridge.file)], check=False).returncode == 9
+    assert dlq.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 2}
+    assert sorted(values(kafka, target)) == [b"m0", b"m1"]
+
+
 def test_a_replay_that_was_overtaken_writes_nothing(kafka: Kafka, make: Make) -> None:
+    """By a bridge of another name too, with a line of the same: letters of older versions say no more than that."""
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
-    (shelf,) = dlq.shelves(bridge)
-    slow = dlq._Writer(bridge, shelf)
+    (shelf,), (others,) = dlq.shelves(bridge), dlq.shelves(bridge.model_copy(update={"name": "another"}))
+    slow = dlq._Writer(others)
     waiting = list(shelf.entries(dlq.Wanted()))
-    assert dlq.replay(bridge, shelf, dlq.Wanted(), no_spark).mended == {target: 1}
+    assert dlq.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
     mappers = {"line": Mapper(bridge.uplinks[0], no_spark)}
     with pytest.raises(KafkaError, match=r"TL-B30"):
         slow.write(dead, waiting, dlq._outcomes(shelf, mappers, waiting))
@@ -125,9 +149,9 @@ def test_two_replays_at_once_carry_each_letter_once(kafka: Kafka, make: Make, mo
 
     def overtaken(_: dlq.Replay) -> None:
         if turns:
-            assert dlq.replay(bridge, other, turns.pop(), no_spark).mended == {target: 2}
+            assert dlq.replay(other, turns.pop(), no_spark).mended == {target: 2}
 
-    assert dlq.replay(bridge, shelf, dlq.Wanted(), no_spark, on_chunk=overtaken).mended == {target: 2}
+    assert dlq.replay(shelf, dlq.Wanted(), no_spark, on_chunk=overtaken).mended == {target: 2}
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]
 
 
@@ -160,12 +184,12 @@ def test_marks_above_an_open_transaction_count(
     (shelf,) = dlq.shelves(bridge)
     waiting = list(shelf.entries(dlq.Wanted()))
     another(dead)
-    writer = dlq._Writer(bridge, shelf)
+    writer = dlq._Writer(shelf)
     writer.write(dead, waiting, dlq._outcomes(shelf, {"line": Mapper(bridge.uplinks[0], no_spark)}, waiting))
 
     monkeypatch.setattr(dlq, "_OTHERS_S", 1.0)
     with pytest.raises(KafkaError, match="TL-B31"):
-        dlq.replay(bridge, shelf, dlq.Wanted(), no_spark)
+        dlq.replay(shelf, dlq.Wanted(), no_spark)
     assert values(kafka, target) == [b"m0"]
 
 
@@ -177,9 +201,9 @@ def test_the_transaction_of_another_writer_is_waited_for(
     (shelf,) = dlq.shelves(bridge)
     later = threading.Timer(2.0, another(dead).abort_transaction, (20,))
     later.start()
-    assert dlq.replay(bridge, shelf, dlq.Wanted(), no_spark).mended == {target: 1}
+    assert dlq.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
     later.join()
-    assert dlq.replay(bridge, shelf, dlq.Wanted(), no_spark).mended == {}
+    assert dlq.replay(shelf, dlq.Wanted(), no_spark).mended == {}
 
 
 def test_a_letter_within_a_letter_is_opened(kafka: Kafka, make: Make) -> None:
@@ -190,14 +214,14 @@ def test_a_letter_within_a_letter_is_opened(kafka: Kafka, make: Make) -> None:
     put(kafka.bootstrap, dead, [outer], limit=4096)
     (shelf,) = dlq.shelves(bridge)
     assert [entry.letter for entry in shelf.entries(dlq.Wanted())] == [inner]
-    assert dlq.replay(bridge, shelf, dlq.Wanted(), no_spark).mended == {target: 1}
+    assert dlq.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
 
 
 def test_what_kafka_would_refuse_stays(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0, size=2_000_000)], limit=900_000)
     (shelf,) = dlq.shelves(bridge)
-    made = dlq.replay(bridge, shelf, dlq.Wanted(), no_spark)
+    made = dlq.replay(shelf, dlq.Wanted(), no_spark)
     assert sum(made.dead.values()) == 1
     assert "2,000" in next(iter(made.dead))
     assert values(kafka, target) == []
@@ -214,13 +238,24 @@ def told(*arguments: str) -> tuple[int, str, str]:
     return made.returncode, made.stdout, made.stderr
 
 
+def test_before_the_first_start_there_are_none(kafka: Kafka, make: Make) -> None:
+    bridge, _, dead = make()
+    absent = f"{dead}.not-yet"
+    bridge.file.write_text(bridge.file.read_text().replace(dead, absent))
+    assert told("show", str(bridge.file)) == (0, f"none yet: topic {absent} is not there\n", "")
+    code, out, _ = told("replay", str(bridge.file), "--json")
+    assert (code, json.loads(out)["mended"]) == (0, {})
+
+
 def test_the_commands(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
-    put(kafka.bootstrap, dead, [letter(0), letter(1, "nobody", Reason.UNROUTED)])
+    other = replace(letter(2), source="another.line")
+    put(kafka.bootstrap, dead, [letter(0), letter(1, "nobody", Reason.UNROUTED), other])
     code, out, _ = told("show", str(bridge.file))
     assert code == 0
     assert "1  topic_illegal      line line   in " + dead in out
     assert "nobody → no topic  10 B" in out
+    assert f'1  of no line of this bridge, signed "another.line"   in {dead}' in out
     code, out, _ = told("replay", str(bridge.file), "--json")
     known: dict[str, Any] = json.loads(out)
     assert code == 1
@@ -229,6 +264,8 @@ def test_the_commands(kafka: Kafka, make: Make) -> None:
         "mended": {target: 1},
         "filtered": 0,
         "dead": {"no route takes its topic": 1},
+        "absent": [],
+        "nobodys": [{"topic": dead, "signed": "another.line", "letters": 1}],
     }
     code, _, err = told("replay", str(bridge.file), "--reason", "topic_ilegal")
     assert (code, err) == (2, '--reason: there is no reason "topic_ilegal". Did you mean "topic_illegal"?   [TL-C21]\n')

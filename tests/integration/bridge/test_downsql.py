@@ -171,6 +171,18 @@ def test_what_mqtt_cant_carry_becomes_a_letter_with_every_byte(spark: SparkSessi
     assert [tuple(p) for p in rows[-1].user_properties] == [("h", ""), ("u", "1"), ("h", "2")]
 
 
+@pytest.mark.parametrize("said", ["topic", "content_type", "response_topic"])
+def test_text_that_is_said_in_sql_is_looked_at_too(spark: SparkSession, said: str) -> None:
+    """Spark casts any bytes to a string, and Arrow carries them: the gateway would have to set them aside."""
+    values: dict[str, Any] = {"topic": "fine", said: {"sql": "concat('a/', CAST(key AS STRING))"}}
+    how = way(**values)
+    bad, fine, none = down(spark, how, record(b"\xff"), record("ü".encode()), record(None))
+    assert letter_of(bad).reason is (Reason.TOPIC_ILLEGAL if said == "topic" else Reason.UNDELIVERABLE)
+    assert "UTF-8" in letter_of(bad).detail
+    assert (fine[LETTER], fine[said]) == (None, "a/ü")
+    assert (none[LETTER] is None) is (said != "topic")
+
+
 CONTROL = ["\x01", "a\tb", "\n", "\x1f", "\x7f", "\x85", "\x9f", "\ufdd0", "\uffff", "\U0001fffe", "\U0010ffff"]
 
 

@@ -27,9 +27,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv on this machine"),
 ]
 
-#: Where Spark puts what it makes.
-SPARKS = Path("/tmp")  # noqa: S108 - it is Java's choice
-
 #: Somebody else: tries to connect to unix sockets, to list directories, and to talk to Spark without its secret.
 STRANGER = r"""
 import json, os, socket, struct, sys
@@ -76,7 +73,6 @@ def sockets_of(family: list[psutil.Process]) -> set[str]:
 def test_another_user_reads_and_reaches_nothing(
     bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
-    before = {*SPARKS.iterdir()}
     write(bridge, mosquitto.port, kafka.bootstrap, topic())
     bridge.file.write_text(bridge.file.read_text().replace('master = "local[2]"', 'master = "local[2]", ui = true'))
     bridge.start()
@@ -89,15 +85,16 @@ def test_another_user_reads_and_reaches_nothing(
     listening = [c.laddr for one in family for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
-    new = {*SPARKS.iterdir()} - before
-    mine = {path for path in new if path.name.startswith(("blockmgr-", "spark-", "artifacts-"))}
+    sparks = bridge.directory / "state" / "tmp"
+    mine = {sparks, *sparks.glob("*"), *sparks.glob("*/*/")}
+    names = {path.name.partition("-")[0] for path in sparks.glob("*/*/")}
+    assert {"blockmgr", "spark"} <= names, "what Spark leaves when it is killed lies in the state directory"
     given = {
         "sockets": sorted(sockets_of(family)),
         "directories": [*map(str, sorted(mine)), str(bridge.state_dir), str(bridge.directory / "state" / "logs")],
         "ports": [c.laddr.port for c in java.net_connections("inet") if c.status == psutil.CONN_LISTEN],
     }
     assert given["sockets"]
-    assert mine
     assert all(not stat.S_IMODE(Path(path).stat().st_mode) & 0o077 for path in given["sockets"])
     found = as_another_user(given)
     assert (found["sockets"], found["directories"]) == ([], [])

@@ -15,7 +15,7 @@ from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publis
 from tests.integration.bridge.test_guarantees import nothing_waits, online, write
 from towline.bridge.config import load
 from towline.bridge.identity import Identity
-from towline.bridge.recovery import problem
+from towline.bridge.recovery import Asked, problem
 from towline.bridge.recovery import read_checkpoint as read
 from towline.devstack import Kafka
 
@@ -51,7 +51,7 @@ def test_an_older_checkpoint_and_the_letters(
     seen = read(one.checkpoint)
     assert identity.query == seen.query, "what Spark wrote is understood"
     assert (seen.planned, seen.done_end) == (seen.done, 203)
-    assert problem(identity, read(bridge.directory / "nowhere"), 1) is not None
+    assert problem(identity, read(bridge.directory / "nowhere"), Asked(1)) is not None
 
     place.rename(bridge.directory / "newest")
     shutil.copytree(bridge.directory / "older", place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,11 +13,17 @@ from pyspark.sql import Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from towline.bridge.model import RouteSection
+from towline.bridge.remap import row_of
 from towline.bridge.routes import Route, first_match
 from towline.bridge.sql import COUNTS, KEPT, SAME, Letters, Repeats, apply, expressions, literal
 from towline.gateway.rows import SPARK_SCHEMA
 from towline.gateway.settings import Guarantee
-from towline.kafka.deadletters import from_record
+from towline.kafka import screening
+from towline.kafka.admin import TopicFacts
+from towline.kafka.columns import Columns
+from towline.kafka.deadletters import Letter, Reason, from_record
+from towline.kafka.options import SinkSettings
+from towline.kafka.screening import Screen
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -137,6 +144,17 @@ def test_no_device_drops_anothers_messages_by_its_key(spark: SparkSession) -> No
     assert sorted(row[0] for row in kept) == ["forger", "victim"]
 
 
+def test_what_no_route_takes_has_no_key(spark: SparkSession) -> None:
+    """With one route there is one expression for all rows; a key of columns would name rows of no route too."""
+    routes = compiled({"from": "t/{device}", "topic": "t", "dedupe": {"key": "'same'"}})
+    made = expressions(routes, Letters("dead", "line"), Repeats("10 minutes"))
+    sent = [message("t/a"), message("x/a", offset=7)]
+    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in sent], SPARK_SCHEMA).coalesce(1)
+    for name in ("__levels", "__route", *SAME):
+        frame = frame.withColumn(name, F.expr(made[name]))
+    assert [tuple(row) for row in frame.select(*SAME).collect()] == [("t/a", "same", None), ("x/a", None, 7)]
+
+
 def test_a_topic_that_nothing_takes_stops_the_batch_and_says_so(spark: SparkSession) -> None:
     routes = compiled({"from": "e/{x}", "topic": "e.{x}"})
     message = {**rows(1)[0], "topic": "e/not legal"}
@@ -161,8 +179,28 @@ def test_a_where_may_end_in_a_comment_and_a_bad_cast_filters(spark: SparkSession
 
 
 @pytest.mark.parametrize("text", [*NASTY, "\0", "\x7f", "' OR 1=1 --", "a\\'b"])
-def test_literals_come_back_as_they_went(spark: SparkSession, text: str) -> None:
-    assert spark.range(1).select(F.expr(literal(text)).alias("x")).collect()[0].x == text
+@pytest.mark.parametrize("escaped", ["false", "true"])
+def test_literals_come_back_as_they_went(spark: SparkSession, text: str, escaped: str) -> None:
+    name = "spark.sql.parser.escapedStringLiterals"
+    spark.conf.set(name, escaped)
+    try:
+        assert spark.range(1).select(F.expr(literal(text)).alias("x")).collect()[0].x == text
+    finally:
+        spark.conf.unset(name)
+
+
+def test_a_route_is_taken_with_the_escapes_of_spark_1(spark: SparkSession) -> None:
+    routes = compiled({"from": "größe/+/#", "topic": "t.{mqtt.user.ü}", "key": "ü"})
+    name = "spark.sql.parser.escapedStringLiterals"
+    spark.conf.set(name, "true")
+    try:
+        sent = message("größe/a/b", user_properties=[{"key": "ü", "value": "x"}])
+        (row, letter) = letters(spark, routes, sent)[0]
+        (_, sys) = letters(spark, compiled({"from": "+/b", "topic": "t"}), message("$SYS/b"))[0]
+    finally:
+        spark.conf.unset(name)
+    assert (row.topic, bytes(row.key), letter) == ("t.x", "ü".encode(), None)
+    assert str(sys.reason) == "unrouted"
 
 
 def test_the_columns_are_those_the_sink_takes(spark: SparkSession) -> None:
@@ -240,6 +278,31 @@ def test_what_cant_be_mapped_becomes_a_letter_with_every_byte(spark: SparkSessio
     ]
     assert ("mqtt.correlation-data", b"\x01") in illegal.headers
     assert made[2][1].headers[-2:] == (("mqtt.gateway", b"g"), ("mqtt.offset", b"7"))
+
+
+def test_every_letter_has_all_that_a_route_may_name(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given up by the mapping, or refused by Kafka: its row comes back, with whatever headers its record has."""
+    monkeypatch.setattr(screening, "facts_of", lambda *_: {"dead": TopicFacts(1, 1_000_000, None, None, "delete")})
+    messages = [{**message, "duplicate": message["offset"] % 3 == 0} for message in rows(500)]
+    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
+    records = apply(frame, ROUTES, "towline", letters=Letters("dead", "tests.line"))
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "deadLetterTopic": "dead"})
+    bound = Columns.bind({f.name: f.dataType.simpleString() for f in records.schema}, None, include_headers=True)
+    screen = Screen(settings, bound, "tests.line")
+    reasons: Counter[Reason] = Counter()
+    for batch in records.toArrow().to_batches():
+        screen.look([batch])
+        for _, value, key, _, _, _, _, headers in screen.rows(batch).records:
+            letter = from_record(key, value, headers)
+            assert isinstance(letter, Letter)
+            row = row_of(letter)
+            assert row is not None
+            message = messages[row["offset"]]
+            assert row == {name: None if found == [] else found for name, found in message.items()}
+            reasons[letter.reason] += 1
+    assert reasons.keys() == {Reason.UNROUTED, Reason.TOPIC_MISSING}
+    assert min(reasons.values()) > 20
+    assert screen.letters == reasons.total()
 
 
 def test_a_condition_that_raises_costs_one_message_not_the_line(spark: SparkSession) -> None:

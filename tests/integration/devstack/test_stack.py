@@ -18,6 +18,7 @@ from towline.devstack.kafka import kafka_jars
 from towline.devstack.mosquitto import find_mosquitto
 from towline.devstack.stack import default_directory
 from towline.errors import ConfigError, SetupError
+from towline.kafka.admin import reachable
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka]
 
@@ -57,12 +58,20 @@ def test_up_leaves_them_running_and_down_ends_them(directory: Path) -> None:
     assert status(directory) == first, "a second up changes nothing"
 
     call("kill", "kafka", "--dir", directory)
+    with pytest.raises(SetupError, match="TL-S17"):
+        call("topics", "a", "--dir", directory)
     assert status(directory, code=1)["kafka"]["state"] == "stopped"
     assert "running" in call("status", "--dir", directory, code=1)
     call("restart", "kafka", "--dir", directory)
     again = status(directory)
     assert again["kafka"]["address"] == first["kafka"]["address"]
     assert again["kafka"]["pid"] != first["kafka"]["pid"]
+
+    assert (
+        call("topics", "b", "a", "--partitions", "3", "--dir", directory) == "kafka: made a, b with 3 partitions each\n"
+    )
+    assert call("topics", "a", "--dir", directory) == "kafka: a was there\n"
+    assert reachable(str(first["kafka"]["address"])).topics["a"] == 3
 
     call("pause", "mosquitto", "--dir", directory)
     assert status(directory, code=1)["mosquitto"]["state"] == "paused"
@@ -101,5 +110,5 @@ def test_when_one_can_not_start_the_other_is_stopped_again(directory: Path, monk
 
 
 def test_help_has_an_example() -> None:
-    for command in ([], ["up"], ["down"], ["status"], ["kill"], ["pause"], ["resume"], ["restart"]):
+    for command in ([], ["up"], ["down"], ["status"], ["kill"], ["pause"], ["resume"], ["restart"], ["topics"]):
         assert "towline devstack" in call(*command, "--help")

@@ -319,6 +319,7 @@ def test_a_full_journal_holds_back_and_loses_nothing(new_mosquitto: NewMosquitto
 
     wait_until(drain, 60)
     assert seen == list(range(2000))
+    assert gateway.status()["last_error"] is None, "there is room again"
 
 
 def test_it_ends_with_its_owner(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:

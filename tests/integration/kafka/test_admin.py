@@ -94,7 +94,7 @@ def test_nobody_there(capfd: pytest.CaptureFixture[str]) -> None:
         reachable(server, timeout=1)
     assert time.monotonic() - begin < 10
     assert caught.value.code == "TL-K01"
-    assert str(caught.value).startswith(f"{server}: Kafka did not answer within 1 s: ")
+    assert str(caught.value).startswith(f"{server}: Kafka did not answer for 1 s: ")
     assert capfd.readouterr().err == ""
 
 

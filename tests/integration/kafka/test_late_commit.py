@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.integration.bridge.test_dlq import put
 from tests.integration.kafka.holding import EndTxnHolder
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
 from towline.bridge import dlq
-from towline.bridge.model import Bridge
 from towline.bridge.remap import Fate, Outcome
 from towline.devstack import Kafka
 from towline.kafka.clientconfig import QUIET
@@ -106,13 +104,12 @@ def test_a_producer_that_goes_on_would_be_torn(holder: tuple[EndTxnHolder, Kafka
 
 
 def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
-    holder: tuple[EndTxnHolder, Kafka], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    holder: tuple[EndTxnHolder, Kafka], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy, kafka = holder
     kafka.create_topics({"mended": 1, "letters": 1})
     letters = [Letter(Reason.UNMAPPED, "mended", None, str(number).encode(), source="line") for number in (0, 1)]
     put(kafka.bootstrap, "letters", letters)
-    bridge = Bridge.model_construct(name="late", file=tmp_path / "bridge.toml", lines=())
     client = {"bootstrap.servers": kafka.bootstrap, "socket.timeout.ms": "1000"}
     ledger = dlq.Ledger(client, "letters", {"line": SimpleNamespace(name="line")})  # type: ignore[dict-item]
     monkeypatch.setattr(dlq, "mapper_of", lambda *_: SimpleNamespace(outcomes=lambda found: [*map(carried, found)]))
@@ -127,7 +124,7 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
             release_in_the_middle(proxy)
 
     monkeypatch.setattr(dlq._Writer, "_produce", late)
-    assert dlq.replay(bridge, ledger, dlq.Wanted(), lambda: None).mended == {"mended": 2}  # type: ignore[arg-type,return-value]
+    assert dlq.replay(ledger, dlq.Wanted(), lambda: None).mended == {"mended": 2}  # type: ignore[arg-type,return-value]
     assert proxy.error_code in {INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
     assert committed(kafka, "mended") == [0, 1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +15,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.reading import committed_count, numbers, records
 from towline.devstack import Kafka
+from towline.errors import KafkaError
 from towline.kafka.datasource import KafkaTransactional, StreamWriter, Written
 
 #: The first test of the room also waits for a Kafka and a Spark to start.
@@ -66,10 +68,10 @@ def failure(writer: DataStreamWriter) -> str:
 
 
 def line(text: str) -> str:
-    """Our line in what Spark shows; there is one, under one frame."""
-    (found,) = {part for part in text.splitlines() if part.startswith("towline.errors.")}
-    assert text.count('File "') == 1
-    return found.partition(": ")[2]
+    """Our line in what Spark shows; there is one, and no frames of Python before it."""
+    (found,) = set(re.findall(r"towline\.errors\.\w+: ([^\n]+)", text))
+    assert 'File "' not in text
+    return str(found)
 
 
 def test_a_stream_arrives_complete_and_in_order(
@@ -175,7 +177,7 @@ def test_mistakes_get_one_line(
     batch = spark.range(1).selectExpr("CAST(id AS STRING) AS value").selectExpr(*columns.split(", ", 1))
     with pytest.raises(PySparkException) as caught:
         batch.write.format("kafka_transactional").mode("append").options(**given).save()
-    assert says in line(str(caught.value))
+    assert says in line(str(caught.value).splitlines()[0])
 
 
 def test_overwriting_a_topic_is_refused(spark: SparkSession, kafka: Kafka) -> None:
@@ -194,6 +196,19 @@ def test_reading_is_refused(spark: SparkSession, kafka: Kafka) -> None:
 def test_a_missing_topic_stops_the_query_with_one_line(spark: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
     text = failure(to_kafka(counting(spark), options(kafka, "towline-nowhere"), tmp_path))
     assert 'topic "towline-nowhere" does not exist' in line(text)
+
+
+@pytest.mark.parametrize("guarantee", ["at_most_once", "at_least_once", "exactly_once"])
+def test_a_missing_topic_is_told_before_there_is_a_row(kafka: Kafka, topic: NewTopic, guarantee: str) -> None:
+    """An idle source has no tasks that could tell it: the driver asks, before the first batch."""
+    value = StructType([StructField("value", StringType())])
+    for given in ({"topic": "towline-nowhere"}, {"topic": topic(), "deadLetterTopic": "towline-nowhere"}):
+        if guarantee == "at_most_once" and len(given) > 1:
+            continue  # gives up what can't be written
+        sink = KafkaTransactional({"kafka.bootstrap.servers": kafka.bootstrap, "guarantee": guarantee, **given})
+        for bind in (sink.streamWriter, sink.writer):
+            with pytest.raises(KafkaError, match=r'topic "towline-nowhere" does not exist.*TL-K04'):
+                bind(value, overwrite=False)
 
 
 class FailsOnceWritten(StreamWriter):

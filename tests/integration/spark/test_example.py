@@ -50,6 +50,7 @@ def test_two_sinks_from_one_gateway_and_a_restart(mosquitto: Mosquitto, tmp_path
     assert set(table["device"].to_pylist()) == {f"d{n}" for n in range(5)}
     assert "plain-pyspark" not in shown.split("Batch: 0")[0]
     assert "Batch: 0" in shown
+    assert "replaced a statically registered data source" not in shown
     # A query that is stopped makes Spark's own worker daemon complain of a broken pipe now and then; our code may not.
     frames = re.findall(r'File ".*(?:/src/towline/|plain_pyspark).*', shown)
     assert not frames, shown

@@ -18,7 +18,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.helpers import wait_until
 from tests.integration.spark.test_source import LONG, Collected, begun, failure, until
 from towline.devstack import Mosquitto
+from towline.errors import SessionUnknown
 from towline.gateway.endpoint import Endpoint
+from towline.spark.source import MqttDataSource
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -28,6 +30,10 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     """A state directory; the gateway that was started for it ends with the test."""
     directory = tmp_path / "plant-7"
     yield directory
+    ended(directory)
+
+
+def ended(directory: Path) -> None:
     endpoint = Endpoint.read(directory)
     if endpoint and not endpoint.process.gone():
         os.kill(endpoint.pid, signal.SIGTERM)
@@ -100,13 +106,6 @@ def test_an_older_copy_is_refused_before_anything_is_acknowledged(
     spark: SparkSession, mosquitto: Mosquitto, state_dir: Path, tmp_path: Path
 ) -> None:
     """[I14]: what waits at the broker stays there until the newest state is back."""
-
-    def ended() -> None:
-        endpoint = Endpoint.read(state_dir)
-        assert endpoint is not None
-        os.kill(endpoint.pid, signal.SIGTERM)
-        wait_until(endpoint.process.gone, LONG)
-
     frame = load(spark, mosquitto, state_dir, str(tmp_path / "ck"))
     sink = Collected()
     query = run(frame, sink, tmp_path)
@@ -119,7 +118,7 @@ def test_an_older_copy_is_refused_before_anything_is_acknowledged(
         until(query, partial(has, sink, "1", "2", "3"))
     finally:
         query.stop()
-    ended()
+    ended(state_dir)
     publish(mosquitto, "4", "5")
 
     (state_dir / "inbox").rename(tmp_path / "newest")
@@ -136,3 +135,17 @@ def test_an_older_copy_is_refused_before_anything_is_acknowledged(
         until(query, lambda: payloads(again)[-2:] == ["4", "5"])
     finally:
         query.stop()
+
+
+def test_what_a_gateway_refuses_is_told_in_the_words_of_the_options(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """A program run in a second directory with the client id of the first."""
+
+    def opened(name: str, **more: str) -> None:
+        given = {"broker": mosquitto.uri, "clientId": "plant-7", "subscribe": "a/#:1", "stateDir": str(tmp_path / name)}
+        MqttDataSource({**given, **more})._plan.place.connect().close()
+        ended(tmp_path / name)
+
+    opened("first")
+    with pytest.raises(SessionUnknown, match=r'set unknownSession=adopt to take .* or "discard" to drop it.*TL-M20'):
+        opened("second")
+    opened("second", unknownSession="adopt")

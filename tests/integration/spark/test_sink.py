@@ -198,7 +198,9 @@ def test_a_full_outbox_holds_the_query_back_with_one_clear_line(
 
 def test_mistakes_are_one_line(spark: SparkSession, state: Path) -> None:
     rows = spark.range(1).selectExpr("1 AS payload", "'t' AS topic")
-    with pytest.raises(Exception, match=r'column "payload" is int.*TL-C48'):
+    with pytest.raises(
+        Exception, match=r'source writer: towline.errors.ConfigError: .*column "payload" is int.*TL-C48'
+    ):
         rows.write.format("mqtt").mode("append").options(broker="mqtt://127.0.0.1:1", stateDir=str(state)).save()
     with pytest.raises(Exception, match=r"TL-C12"):
         rows.write.format("mqtt").mode("append").options(

@@ -452,7 +452,9 @@ def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, 
 def test_a_mistake_shows_at_load(spark: SparkSession, options: dict[str, str], line: str) -> None:
     with pytest.raises(AnalysisException) as caught:
         spark.readStream.format("mqtt").options(**options).load()
-    assert line in str(caught.value)
+    told = str(caught.value).splitlines()[0]
+    assert told.startswith("[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: towline.errors.")
+    assert line in told
     assert "hunter2" not in str(caught.value)
 
 
@@ -469,10 +471,15 @@ def test_a_schema_of_ones_own_is_refused(spark: SparkSession, server: Served, st
     )
 
 
-def test_both_formats_register(spark: SparkSession, server: Served) -> None:
-    towline.register(spark)
-    towline.register(spark)
-    assert load(spark, server).schema.names == ROW_SCHEMA.names
+def test_both_formats_register_without_replacing_what_spark_finds(
+    spark: SparkSession, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would warn at every load, and twice: "replaced a statically registered data source"."""
+    fresh = spark.newSession()
+    monkeypatch.setattr(type(fresh.dataSource), "register", lambda *_: pytest.fail("registered again"))
+    towline.register(fresh)
+    towline.register(fresh)
+    assert load(fresh, server).schema.names == ROW_SCHEMA.names
 
 
 # -- power loss ------------------------------------------------------------------------------------------------------

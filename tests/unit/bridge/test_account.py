@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,7 @@ from rich.console import Console
 from towline.bridge.account import Counts, account
 from towline.bridge.backoff import Backoff
 from towline.bridge.board import Board, LineView, read_board
-from towline.bridge.failures import reason
 from towline.bridge.screen import PlainScreen, _table, line_state, make_screen, summary
-from towline.errors import KafkaError
 
 
 def batch(number: int, start: int, end: int, **more: Any) -> dict[str, Any]:
@@ -65,9 +64,19 @@ def test_every_way_out_is_in_the_sum() -> None:
     assert 115 == 67 + 1 + 2 + 34 + 1 + 10
 
 
+def test_the_sinks_letters_are_in_the_sum_once() -> None:
+    """It tells the sum of its batches: nothing is missed when a report is, and nothing doubled when one comes again."""
+    told = [{**batch(n, n * 10, n * 10 + 10), "query": "q", "letters": sum_} for n, sum_ in enumerate([0, 3, 4, 6])]
+    counts = Counts().add(told[0]).add(told[1]).add(told[1]).add(told[3]).add(told[0])
+    assert counts.dead_lettered == 6
+    begun_again = {**batch(0, 40, 50), "query": "another", "letters": 2}
+    known = account(status(50, 50, 50), Counts.from_json(counts.as_json()).add(begun_again))
+    assert "in Kafka 42 (10 of them uncounted) + dead-lettered 8 + waiting 0   adds up ✓" in known.sentence()
+
+
 def test_rows_that_the_state_store_dropped_are_told() -> None:
     known = account(status(10, 10, 10), Counts().add(batch(0, 0, 10, late=3)))
-    assert "does not add up ✗ (3 rows were lost: the gateway's clock was set back" in known.sentence()
+    assert "does not add up ✗ (3 rows were lost: Spark took them for late" in known.sentence()
 
 
 def test_more_rows_than_offsets_is_told() -> None:
@@ -122,13 +131,23 @@ def test_the_sentence_names_what_is_there() -> None:
     assert known.sentence() == "received 1,012 = in Kafka 990 + filtered 10 + arriving 2 + waiting 10   adds up ✓"
 
 
-def test_rates_and_lag() -> None:
+def test_rates_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     view = LineView("l")
+    monkeypatch.setattr("towline.bridge.board.time.time", lambda: 1000.0)
     for second in range(11):
-        view.status = status(second * 10, second * 10, max(0, second * 10 - 30))
+        view.status = status(second * 10, second * 10, max(0, second * 10 - 30), oldest=997.0)
         view.sample(float(second))
     assert view.rates() == (10.0, 10.0)
     assert view.lag_s() == 3.0
+    view.status = status(100, 100, 100, oldest=None)
+    assert view.lag_s() == 0.0
+
+
+def test_the_lag_is_true_from_the_first_line() -> None:
+    """100 messages that came an hour ago waited at the start, and it said 0.0 s."""
+    view = LineView("l", status=status(100, 100, 0, oldest=time.time() - 3600))
+    assert 3600 <= view.lag_s() < 3700
+    assert "lag 3,60" in summary(view, "starting")
 
 
 def test_the_board_remembers(tmp_path: Path) -> None:
@@ -179,7 +198,7 @@ def test_the_table_shows_numbers_and_the_reason(tmp_path: Path) -> None:
     board.lines["l"].status = status(5000, 5000, 4000)
     board.lines["l"].query_error = "k1:9092: gone. [odd] markup   [TL-K01]"
     console = Console(file=io.StringIO(), width=160, record=True)
-    console.print(_table(board))
+    console.print(_table(board, 160))
     text = console.export_text()
     assert "5,000" in text
     assert "4,000" in text
@@ -199,39 +218,3 @@ def test_backoff_doubles_to_a_limit_and_begins_again() -> None:
     assert all(0.5 * full <= pause <= full for pause, full in zip(pauses, [1, 2, 4, 8, *[8] * 96], strict=True))
     backoff.reset()
     assert backoff.next() <= 1
-
-
-def test_our_own_line_is_found_in_sparks_traces() -> None:
-    text = (
-        "[STREAM_FAILED] Query [id = 1] terminated: Job aborted\n  File x\n"
-        "towline.errors.KafkaError: k1:9092: no server answered. Trying again.   [TL-K01]\n\tat org.apache"
-    )
-    why = reason(RuntimeError(text), "x")
-    assert (why.code, why.text, why.permanent) == (
-        "TL-K01",
-        "k1:9092: no server answered. Trying again.   [TL-K01]",
-        False,
-    )
-
-
-def test_our_own_error_stays_itself() -> None:
-    why = reason(KafkaError("TL-K01", "k", "gone"), "x")
-    assert (why.code, why.text) == ("TL-K01", "k: gone.   [TL-K01]")
-
-
-def test_configuration_is_permanent() -> None:
-    assert reason("x: y. z   [TL-C44]", "x").permanent
-
-
-def test_sparks_errors_keep_their_first_sentence() -> None:
-    kind = type("AnalysisException", (Exception,), {})
-    why = reason(
-        kind("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `x` cannot be resolved. SQLSTATE: 42703;\nplan"), "l"
-    )
-    assert why.permanent
-    assert why.code == "TL-C74"
-    assert "`x` cannot be resolved" in why.text
-    other = reason(RuntimeError("java.lang.OutOfMemoryError: heap\n\tat x"), 'line "l"')
-    assert other.text.startswith('line "l": the query failed: java.lang.OutOfMemoryError: heap.')
-    assert not other.permanent
-    assert "\n" not in reason(RuntimeError(""), "l").text

@@ -169,6 +169,29 @@ def test_dead_letters_have_a_topic_where_topics_are_created(tmp_path: Path) -> N
     assert read(named, tmp_path).lines[0].fixed_topics == ("dead", "telemetry")
 
 
+@pytest.mark.parametrize("created", [True, False])
+def test_topics_that_a_list_names_are_created(tmp_path: Path, created: bool) -> None:
+    """But for those that no message may become; where others make topics, none of them has to be there."""
+    route = """
+[[uplink.route]]
+from = "event/{x}"
+topic = "e{x}"
+allowed_topics = ["e.t1", "e.*", "other", "e", "eat"]
+[[uplink.route]]
+from = "reserved/{x}"
+topic = "_{x}"
+allowed_topics = ["__consumer_offsets"]
+[[uplink.route]]
+from = "fixed/{x}"
+topic = "fixed"
+allowed_topics = ["fixed"]
+"""
+    text = changed('"k1:9092"', f'"k1:9092"\ncreate_topics = {str(created).lower()}')
+    bridge = read(text + route, tmp_path)
+    listed = {"e.t1", "e", "eat"} if created else set()
+    assert set(bridge.topics) == {*bridge.lines[0].fixed_topics, *listed}
+
+
 def test_the_environment_fills_in(tmp_path: Path) -> None:
     text = changed("k1:9092", "${SERVERS}").replace('"telemetry/{device}/#"', '"$${X}/#"'.replace("${X}", "${{X}}"))
     bridge = read(text.replace("$${{X}}", "x"), tmp_path, {"SERVERS": "k9:1"})

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.dlq import MARK, _marked, _marks, shelves
+from towline.bridge import dlq
+from towline.bridge.dlq import MARK, _marked, _marks, _Record, _Settled, _to_the_ends, shelves
 from towline.bridge.identity import Identity
+from towline.errors import KafkaError
 from towline.kafka.deadletters import Letter, Reason, from_record, to_record
 
 FORGED = b'{"v":1,"offsets":[[0,1000000]]}'
 
 
-def record(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> Any:
-    return SimpleNamespace(key=lambda: key, value=lambda: value, headers=lambda: headers, partition=lambda: 3)
+def record(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> _Record:
+    return _Record(3, 9, 0, key, value, headers)
 
 
 def test_a_mark_names_the_letters_that_were_replayed() -> None:
@@ -25,7 +27,17 @@ def test_a_mark_names_the_letters_that_were_replayed() -> None:
     entries = [SimpleNamespace(partition=3, offset=offset, letter=letter) for offset in (1, 2, 5)]
     ((partition, mark),) = _marks(entries)  # type: ignore[arg-type] # as much of an entry as is asked for
     assert partition == 3
-    assert [*_marked(record(None, b"", [(MARK, mark)]))] == [(3, 1), (3, 2), (3, 5)]
+    assert [*_marked(record(None, b"", [(MARK, mark)]))] == [(1, 2), (5, 5)]
+
+
+def test_a_range_is_never_written_out() -> None:
+    """And names nothing that came after the mark."""
+    text = b'{"offsets":[[-5,1000000000000000000000],[7,3],[2,4]]}'
+    settled = _Settled()
+    settled.add(record(None, b"", [(MARK, text)]))
+    settled.add(record(None, b"", [(MARK, b'{"offsets":[[1,1]]}')]))
+    assert [offset for offset in range(12) if (3, offset) in settled] == list(range(9))
+    assert (2, 1) not in settled
 
 
 def test_a_devices_header_marks_nothing() -> None:
@@ -36,9 +48,49 @@ def test_a_devices_header_marks_nothing() -> None:
     assert [*_marked(record(b"k", b"v", [(MARK, FORGED)]))] == []
 
 
-@pytest.mark.parametrize("value", [b"", b"\xff", b"1", b"{}", b'{"offsets":[1]}', b'{"offsets":[["a","b"]]}'])
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff",
+        b"1",
+        b"{}",
+        b'{"offsets":[1]}',
+        b'{"offsets":[["a","b"]]}',
+        b"[" * 100_000,
+        b'{"offsets":[[1.5,2]]}',
+    ],
+)
 def test_a_mark_that_is_none_of_ours_marks_nothing(value: bytes) -> None:
     assert [*_marked(record(None, b"", [(MARK, value)]))] == []
+
+
+class Growing:
+    """A topic that gets a record for each that is read, as where a line gives up again what it was given back."""
+
+    def __init__(self) -> None:
+        self.read = -1
+
+    def poll(self, _: float) -> Any:
+        self.read += 1
+        assert self.read < 20, "it is read for ever"
+        return SimpleNamespace(partition=lambda: self.read % 2, offset=lambda at=self.read // 2: at, error=lambda: None)
+
+
+def test_reading_stops_at_the_ends_that_were_there_first() -> None:
+    """They lie in the middle of a transaction's records, or above one that was aborted."""
+    found = [(one.partition(), one.offset()) for one in _to_the_ends(Growing(), {0: 2, 1: 5}, "k")]
+    assert found == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (1, 3), (1, 4)]
+
+
+def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dlq, "_SILENCE_S", 0.0)
+    grown = Growing()
+    monkeypatch.setattr(
+        grown, "poll", lambda _: SimpleNamespace(partition=lambda: 0, offset=lambda: 7, error=lambda: None)
+    )
+    with pytest.raises(KafkaError, match="can't be read to its end"):
+        list(_to_the_ends(grown, {0: 2, 1: 5}, "k"))
 
 
 @pytest.mark.parametrize("other", [False, True])

@@ -20,7 +20,7 @@ from towline.bridge import jars, status
 from towline.bridge.board import Board
 from towline.bridge.config import parse
 from towline.bridge.downaccount import DownCounts, down_account
-from towline.bridge.downlink import _digest, _sections, facts, recount
+from towline.bridge.downlink import _digest, _former_digest, _mappings, _sections, covering, facts, recount
 from towline.bridge.downsink import sorted_out
 from towline.bridge.downsql import LETTER, PLACE
 from towline.bridge.downway import template_of
@@ -28,7 +28,7 @@ from towline.bridge.failures import reason
 from towline.bridge.identity import Identity
 from towline.bridge.javaclient import java_client
 from towline.bridge.mistakes import ConfigMistakes
-from towline.bridge.model import Bridge, DownLine
+from towline.bridge.model import Bridge, DownLine, DownlinkSection
 from towline.bridge.plan import plan_of, render
 from towline.bridge.recovery import PERMANENT, begin_again, mapping_problem, read_checkpoint
 from towline.bridge.remap import Fate, Returner
@@ -355,7 +355,7 @@ def test_only_batches_of_its_own_are_counted_again(tmp_path: Path, query: str, m
     checkpoint(line, {"commands": {"0": 12}})
     (line.checkpoint / "sources" / "0").mkdir(parents=True)
     (line.checkpoint / "sources" / "0" / "0").write_text('\0v1\n{"commands":{"0":5}}')
-    mapping = _digest(_sections(line)[0]) if mapped else "other"
+    mapping = next(iter(_mappings(line))) if mapped else "other"
     Identity("commands", "plant-7.commands", query=query, mapping=mapping).save(line.gateway.state_dir)
     spark: Any = Spark()
     with pytest.raises(Asked) if asks else contextlib.nullcontext():
@@ -378,7 +378,74 @@ def test_a_batch_that_was_begun_before_there_was_that_policy_is_finished_without
     older = json.loads(before.model_dump_json())
     del older["control_characters"]
     text = json.dumps(older, separators=(",", ":"), ensure_ascii=False)
-    assert _digest(before) == hashlib.sha256(text.encode()).hexdigest()[:16] != _digest(now)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert _former_digest(before) == digest != _former_digest(now)
+    assert _mappings(line)[digest] == before
+    assert next(iter(_mappings(line).values())) == now
+
+
+#: What the version before wrote down, which made a digest of every key.
+WRITTEN = [
+    ("", "922570d4e6b8712d"),
+    ('dead_letter_topic = "dead"\n', "1f12755956d731bf"),
+    ('dead_letter_topic = "dead"\n', "62bc035599322d61"),
+    (
+        'dead_letter_topic = "dead"\nqos = 2\nwhere = "length(value) > 0"\nretain = { sql = "true" }\n',
+        "dd55615ade524498",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "digest"), WRITTEN)
+def test_a_batch_that_the_version_before_has_begun_is_finished(tmp_path: Path, more: str, digest: str) -> None:
+    assert digest in _mappings(the_line(GOOD + more, tmp_path))
+
+
+def test_a_version_with_another_setting_finds_the_same_mapping(tmp_path: Path) -> None:
+    class Later(DownlinkSection):
+        compression: str | None = None
+
+    section = the_line(GOOD + 'where = "length(value) > 0"\n', tmp_path).section
+    later = Later.model_validate(section.model_dump(by_alias=True))
+    assert _digest(later) == _digest(section)
+    assert _digest(later.model_copy(update={"compression": "zstd"})) != _digest(section)
+
+
+@pytest.mark.parametrize(
+    ("more", "same"),
+    [
+        ("max_messages_per_trigger = 7\n", True),
+        ("trigger_interval_s = 3\n", True),
+        ('confirm = "broker"\n', True),
+        ('starting_offsets = "latest"\n', True),
+        ('name = "orders"\n', True),
+        ("parallelism = 2\n", False),
+        ('where = "true"\n', False),
+        ("qos = 2\n", False),
+        ('from = "others"\n', False),
+    ],
+)
+def test_what_decides_which_record_becomes_which_row(tmp_path: Path, more: str, same: bool) -> None:
+    head, _, own = GOOD.partition("[[downlink]]")
+    key = more.partition(" ")[0]
+    kept = head + "[[downlink]]" + "".join(f"{said}\n" for said in own.split("\n") if not said.startswith(f"{key} ="))
+    now, before = the_line(kept + more, tmp_path), the_line(GOOD, tmp_path)
+    assert (next(iter(_mappings(now))) == next(iter(_mappings(before)))) is same
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ('"commands"', {"commands": {"0": 12, "1": -2, "2": -2}}),
+        ('["commands", "new"]', {"commands": {"0": 12, "1": -2, "2": -2}, "new": {"0": -2}}),
+        ('{ pattern = ".*" }', {"commands": {"0": 12, "1": -2, "2": -2}, "new": {"0": -2}, "__mine": {"0": -2}}),
+    ],
+)
+def test_it_begins_again_with_every_partition_there_is(tmp_path: Path, source: str, wanted: dict[str, Any]) -> None:
+    section = the_line(GOOD.replace('from = "commands"', f"from = {source}"), tmp_path).section
+    known = {"commands": {"0": 12}, "gone": {"0": 3}}
+    topics = {"commands": 3, "new": 1, "__mine": 1, "__consumer_offsets": 50}
+    assert covering(known, topics, section) == wanted
 
 
 def test_a_letter_goes_back_where_it_came_from() -> None:
@@ -415,12 +482,27 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
         jars.equipped(bare)
 
 
+@pytest.mark.parametrize(
+    ("guarantee", "end"), [("exactly_once", "adds up ✓, but is not exactly once ✗"), ("at_least_once", "adds up ✓")]
+)
+def test_qos_2_that_a_broker_took_as_qos_1_is_in_the_account(guarantee: str, end: str) -> None:
+    """It said ``adds up`` and nothing else; only --json had ``degraded: 21000``."""
+    outbox = {**OUTBOX, "accepted": 21_000, "delivered": 21_000, "expired": 0, "refused": 0, "degraded": 21_000}
+    known = down_account({"outbox": outbox, "guarantee": guarantee}, DownCounts())
+    told = "taken 21,000 (21,000 of them uncounted) = delivered 21,000 (21,000 of them at QoS 1, not 2) + waiting 0"
+    assert known.sentence() == f"{told}   {end}"
+    shown: dict[str, Any] = {"lines": {"l": {"account": known.as_json(), "query": "running"}}}
+    assert status.code_of(shown) == (1 if guarantee == "exactly_once" else 0)
+
+
 def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
     board = Board("b", tmp_path, {"line": "down"})
     view = board.lines["line"]
     view.status = {"state": "online", "client_id": "b-line", "guarantee": "at_least_once", "outbox": OUTBOX}
     view.counts, view.query = DownCounts().add(batch(0, 91, kept=91, dead_lettered=1)), "running"
-    assert "taken 91   delivered 70   waiting 15   dead letters 1" in summary(view, "running")
+    assert "taken 91 = delivered 70 + dead-lettered 1 + expired 2 + refused 3 + waiting 15   in 0/s" in summary(
+        view, "running"
+    )
     board.save()
     assert Board("b", tmp_path, {"line": "down"}).lines["line"].counts == view.counts
     told = status.render(status.collect(tmp_path))
@@ -429,7 +511,7 @@ def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
         "account   unknown: no gateway answers",
         ": taken 91 = delivered 70 + dead-lettered 1 + expired 2 + refused 3 + waiting 15\n",
         "nothing is delivered; what is in Kafka and in the outbox waits",
-        "the broker refused 3 messages for good",
+        "refused by the broker for good: 3 messages.",
     ):
         assert part in told
     view.status = {**view.status, "gateway_running": True}

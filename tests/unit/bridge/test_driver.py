@@ -109,3 +109,16 @@ def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path, m
     monkeypatch.setattr(driver, "apply", lambda *_, letters, **__: made.append(letters))
     driver.records(None, read(text, tmp_path).uplinks[0], "plant.telemetry")  # type: ignore[arg-type] # nothing reads it
     assert made == [Letters("dead", "plant.telemetry")]
+
+
+def test_a_disk_that_has_room_again_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """A minute's pause after a disk that was full for seconds costs more than asking it every other second."""
+    out = io.StringIO()
+    going = SimpleNamespace(is_set=lambda: False)
+    made: Any = SimpleNamespace(counts={}, reports=Reports(out), stopping=going, jvm_gone=lambda: False)
+    line: Any = SimpleNamespace(name="line")
+    runner = driver._Runner(made, line)
+    for _ in range(8):
+        runner._failed(RuntimeError("java.io.IOException: No space left on device"))
+    assert all(json.loads(text)["again_in"] <= 2 for text in out.getvalue().splitlines())
+    assert "No space left" in capsys.readouterr().err  # the log has all of it

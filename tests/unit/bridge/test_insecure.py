@@ -45,7 +45,7 @@ def test_every_status_tells(tmp_path: Path, loose: bool) -> None:
     assert ("kafka reachable (insecure)" in text) is loose
     assert (f"! {TOLD}" in text) is loose
     shown = io.StringIO()
-    Console(file=shown, width=200).print(_table(board))
+    Console(file=shown, width=200).print(_table(board, 160))
     assert ("kafka reachable (insecure)" in shown.getvalue()) is loose
 
 

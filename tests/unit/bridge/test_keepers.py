@@ -1,11 +1,13 @@
-"""What keeps the children running must not end itself: on a machine that is out of something for a while."""
+"""What keeps the children running must not end itself, whatever goes wrong, and is watched all the same."""
 
 from __future__ import annotations
 
+import ast
 import errno
 import io
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +16,13 @@ from typing import Any, Self
 import pytest
 
 from tests.helpers import wait_until
+from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge import keepers
 from towline.bridge.board import Board
-from towline.bridge.keepers import DriverKeeper, GatewayKeeper
+from towline.bridge.keepers import DriverKeeper, GatewayKeeper, KafkaKeeper
+from towline.bridge.model import Bridge
+from towline.bridge.screen import PlainScreen
+from towline.bridge.supervisor import Supervisor
 
 
 @pytest.fixture
@@ -29,21 +35,32 @@ def board(tmp_path: Path) -> Board:
     return Board("plant", tmp_path, {"line": "up"})
 
 
-def refusing(times: int, then: Any) -> Any:
-    """A call that fails for want of a process so many times."""
+NO_PROCESS = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+#: What nobody thought of, and the machine's refusals beside OSError.
+UNFORESEEN = [KeyError("received"), RuntimeError("can't start new thread"), MemoryError()]
+
+
+def refusing(times: int, then: Any, error: Exception = NO_PROCESS) -> Any:
+    """A call that fails so many times."""
     left = [times]
 
     def call(*_: object, **__: object) -> Any:
         if left[0]:
             left[0] -= 1
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            raise error
         return then()
 
     return call
 
 
+@pytest.mark.parametrize(("error", "code"), [(NO_PROCESS, "TL-B32"), *((error, "TL-B55") for error in UNFORESEEN)])
 def test_a_gateway_that_can_not_be_started_is_tried_again(
-    board: Board, stopping: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: Board,
+    stopping: threading.Event,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    code: str,
 ) -> None:
     line: Any = SimpleNamespace(name="line", gateway=SimpleNamespace(state_dir=tmp_path))
     keeper = GatewayKeeper(line, tmp_path / "bridge.toml", board, tmp_path / "log", stopping)
@@ -52,12 +69,50 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
         stopping.set()
         return Closing()
 
-    monkeypatch.setattr(keepers, "ensure", refusing(1, ended))
+    monkeypatch.setattr(keepers, "ensure", refusing(1, ended, error))
     keeper.start()
     keeper.join(20)
     assert not keeper.is_alive()
     assert keeper.up.is_set()
-    assert any("[TL-B32]" in text for text in board.heard())
+    assert any(f"[{code}]" in text for text in board.heard())
+
+
+@pytest.mark.parametrize("error", UNFORESEEN)
+def test_kafka_is_asked_again_whatever_went_wrong(
+    board: Board, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    bridge: Any = SimpleNamespace(kafka=SimpleNamespace(bootstrap_servers="k:9092"))
+    keeper = KafkaKeeper(bridge, board, stopping)
+    monkeypatch.setattr(keeper, "_look", refusing(1, keeper.ready.set, error))
+    keeper.start()
+    keeper.join(20)
+    assert keeper.ready.is_set()
+    assert any("[TL-B55]" in text for text in board.heard())
+
+
+def test_a_report_that_can_not_be_read_ends_nothing(board: Board, stopping: threading.Event) -> None:
+    nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
+    keeper = DriverKeeper(nothing, board, nothing, stopping)
+    for report in ('{"kind": "started", "line": "nobody"}', '{"kind": "progress", "line": "line"}', "[]", "{"):
+        keeper._take(report)
+    keeper._take('{"kind": "started", "line": "line"}')
+    assert board.lines["line"].query == "running"
+    assert sum("[TL-B55]" in text for text in board.heard()) == 3
+
+
+def test_a_keeper_that_ended_is_no_secret(tmp_path: Path) -> None:
+    """Whatever ends a thread that should go on ends the bridge with a word and a code: a service manager starts it."""
+    supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
+    ended: Any = SimpleNamespace(fatal=None, is_alive=lambda: False, wanted=True, where="gateway line", given_up={})
+    living: Any = SimpleNamespace(fatal=None, is_alive=lambda: True, wanted=True, where="x", given_up={})
+    supervisor._kafka = supervisor._driver = living
+    supervisor._gateways = [living]
+    assert supervisor._fatal() is None
+    supervisor._gateways = [ended, living]
+    told = supervisor._fatal()
+    assert told is not None
+    assert told.code == "TL-B55"
+    assert "gateway line" in str(told)
 
 
 class Closing:
@@ -77,14 +132,14 @@ def test_a_driver_that_can_not_be_started_is_tried_again(
         lines=(SimpleNamespace(name="line"),),
         logs=tmp_path,
         state_dir=tmp_path,
-        spark=SimpleNamespace(master="spark://x"),
-        model_copy=lambda update: SimpleNamespace(model_dump_json=lambda **_: str(update)),
+        spark=SimpleNamespace(master="spark://x", conf={}),
+        model_copy=lambda update: SimpleNamespace(model_dump=lambda **_: str(update)),
     )
     kafka: Any = SimpleNamespace(ready=threading.Event())
     monkeypatch.setattr(subprocess, "Popen", refusing(1, Driver))
     keeper = DriverKeeper(bridge, board, kafka, stopping)
     keeper.start()
-    told = wait_until(lambda: [text for text in board.heard() if "ended by signal 9" in text], what="a driver")
+    told = wait_until(lambda: [text for text in board.heard() if "was ended by signal 9" in text], what="a driver")
     stopping.set()
     keeper.join(20)
     assert told
@@ -111,3 +166,19 @@ class Driver:
 
     def wait(self) -> int:
         return -9
+
+
+def test_what_the_driver_is_told_is_ascii(board: Board, stopping: threading.Event, tmp_path: Path) -> None:
+    """``PYTHONIOENCODING=latin-1`` garbled the routes on the way."""
+    bridge = read(GOOD.replace('"telemetry/{device}/#"', '"tél/温度/{device}/#"'), tmp_path)
+    bridge.state_dir.mkdir()
+    kafka: Any = SimpleNamespace(ready=threading.Event())
+    keeper = DriverKeeper(bridge, Board("plant", tmp_path, {"telemetry": "up"}), kafka, stopping)
+    echo = "import sys; print(ascii(sys.stdin.readline()))"
+    keeper.command = (sys.executable, "-c", echo)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONIOENCODING", "latin-1")
+        with keeper._start()[0] as process:
+            assert process.stdout is not None
+            told = Bridge.model_validate_json(ast.literal_eval(process.stdout.read()))
+    assert told.uplinks[0].routes == bridge.uplinks[0].routes

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.unit.bridge.test_config import GOOD, read
+from towline.bridge.account import Counts
 from towline.bridge.downaccount import DownCounts
-from towline.bridge.recount import recounted, untold
+from towline.bridge.identity import Identity
+from towline.bridge.recount import letters_told, recounted, untold, up_to_now
 from towline.bridge.recovery import read_checkpoint
+from towline.checkpoint import Checkpoint
+from towline.kafka.tally import noted
 
 
 def checkpoint(path: Path, ends: list[dict[str, Any]], done: int) -> Path:
@@ -78,3 +83,32 @@ def test_every_partition_is_named_at_both_ends(tmp_path: Path) -> None:
         "endingOffsets": {"t": {"0": 20, "1": 3}},
         "failOnDataLoss": True,
     }
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])
+def test_the_way_up_tells_of_letters_that_nobody_heard_of(tmp_path: Path, guarantee: str) -> None:
+    """The bridge was killed after batch 1 was committed, in the middle of batch 2."""
+    text = GOOD.replace(
+        'name = "telemetry"', f'name = "telemetry"\nguarantee = "{guarantee}"\ndead_letter_topic = "dead"'
+    )
+    (line,) = read(text, tmp_path).uplinks
+    place = checkpoint(line.checkpoint, [{"gateways": {"g": {"journal": "j", "offset": n}}} for n in (10, 20, 30)], 2)
+    Identity("telemetry", "plant-7.telemetry", query="q").save(line.gateway.state_dir)
+    for batch, letters in enumerate((1, 2, 4)):
+        noted(Checkpoint(str(place)), batch, letters)
+    heard = {
+        "journal": "j",
+        "batch": 0,
+        "start": 0,
+        "end": 10,
+        "query": "q",
+        "observed": {"rows": 10, "dead_lettered": 1},
+    }
+    counts = Counts().add(letters_told(line, heard))
+    for told in (*up_to_now(line), *up_to_now(line)):
+        counts = counts.add(told)
+    own = 3 if guarantee == "at_least_once" else 1  # at_most_once gives up what Kafka refuses
+    assert (counts.upto, counts.rows, counts.missed, counts.dead_lettered) == (20, 10, 10, own)
+    assert counts.agree
+    Identity("telemetry", "plant-7.telemetry", query="another").save(line.gateway.state_dir)
+    assert list(up_to_now(line)) == []

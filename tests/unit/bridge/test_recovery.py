@@ -13,7 +13,7 @@ from tests.unit.bridge.test_config import GOOD, changed, read
 from towline.bridge.failures import reason
 from towline.bridge.identity import Identity, settle
 from towline.bridge.model import Line
-from towline.bridge.recovery import PERMANENT, Evidence, begin_again, examine, refused, starting
+from towline.bridge.recovery import PERMANENT, Asked, Evidence, Step, begin_again, examine, refused, starting, step
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES
 
@@ -21,8 +21,12 @@ KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
 FINE = Evidence("q1", 7, 7, "j1", 700, 700, "j1", 700, 900)
 
 
-def line(directory: Path, parallelism: int = 1) -> Line:
-    text = changed('name = "telemetry"', f'name = "telemetry"\nguarantee = "exactly_once"\nparallelism = {parallelism}')
+DEDUPE = 'dedupe = { key = "{mqtt.user.id}" }\n'
+
+
+def line(directory: Path, parallelism: int = 1, guarantee: str = "exactly_once", more: str = "") -> Line:
+    own = f'guarantee = "{guarantee}"\nparallelism = {parallelism}\n{more}'
+    text = changed('name = "telemetry"', f'name = "telemetry"\n{own}')
     return read(text, directory).uplinks[0]
 
 
@@ -90,6 +94,69 @@ def test_another_parallelism_waits_for_the_end_of_a_batch(tmp_path: Path) -> Non
         examine(line(tmp_path, 4), tmp_path / "b", KNOWN, replace(FINE, planned=8, planned_end=800))
 
 
+UNDECIDED = replace(FINE, planned=8, planned_end=800)
+NEW = replace(FINE, planned=0, done=None, done_end=None)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "seen", "how"),
+    [
+        (1, Asked(1), FINE, Step.GO),
+        (1, Asked(2), FINE, Step.CUT),
+        (0, Asked(2), FINE, Step.GO),
+        (1, Asked(1, dedupe=False), FINE, Step.GO),
+        (1, Asked(1, dedupe=True), replace(FINE, stateful=True), Step.GO),
+        (1, Asked(1, dedupe=True), FINE, Step.CUT),
+        (1, Asked(1, dedupe=False), replace(FINE, stateful=True), Step.CUT),
+        (1, Asked(1, dedupe=None), replace(FINE, stateful=True), Step.GO),  # a transform of the way down may keep state
+        (1, Asked(2, dedupe=True), replace(FINE, stateful=True), Step.MARK),
+        (1, Asked(2, dedupe=False), replace(FINE, stateful=True), Step.CUT),
+        (1, Asked(1, dedupe=True), NEW, Step.GO),
+        (1, Asked(1, dedupe=False), replace(NEW, stateful=True), Step.CUT),
+    ],
+)
+def test_what_a_changed_setting_takes(was: int, now: Asked, seen: Evidence, how: Step) -> None:
+    assert step(replace(KNOWN, parallelism=was), seen, now) is how
+
+
+@pytest.mark.parametrize(("stateful", "more", "told"), [(False, DEDUPE, "without"), (True, "", "with")])
+def test_dedupe_added_or_taken_away_is_seen_before_the_start(
+    tmp_path: Path, stateful: bool, more: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = line(tmp_path, more=more)
+    batch(one, 7, 700)
+    with pytest.raises(
+        TowlineError, match=rf"batch 8 was begun {told} dedupe.*Set dedupe back.*begin-again.*TL-B50"
+    ) as caught:
+        examine(one, tmp_path / "b", KNOWN, replace(UNDECIDED, stateful=stateful))
+    assert reason(caught.value, "x").permanent
+    assert one.checkpoint.exists()
+    fresh = examine(one, tmp_path / "b", KNOWN, replace(FINE, stateful=stateful))
+    assert (fresh.sink, fresh.start, fresh.query) == ("plant-7.telemetry.2", 700, "")
+    assert not one.checkpoint.exists()
+    assert "dedupe was changed: the line begins a new checkpoint behind the last batch" in capsys.readouterr().err
+
+
+def test_what_may_double_does_not_wait_for_the_batch(tmp_path: Path) -> None:
+    one = line(tmp_path, guarantee="at_least_once", more=DEDUPE)
+    batch(one, 7, 700)
+    assert examine(one, tmp_path / "b", replace(KNOWN, parallelism=0), UNDECIDED).start == 700
+
+
+def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:
+    one = line(tmp_path, 2, more=DEDUPE)
+    batch(one, 7, 700)
+    marked: list[tuple[str, int]] = []
+    fresh = examine(
+        one, tmp_path / "b", KNOWN, replace(FINE, stateful=True), lambda who, upto: marked.append((who.sink, upto))
+    )
+    assert fresh == replace(KNOWN, sink="plant-7.telemetry.2", generation=2, parallelism=2)
+    assert marked == [("plant-7.telemetry.2", 7)]
+    assert one.checkpoint.exists()
+    assert Identity.read(one.gateway.state_dir) == fresh
+    assert examine(one, tmp_path / "b", fresh, replace(FINE, stateful=True)) == fresh
+
+
 def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     bridge = read(GOOD, tmp_path)
     settle(bridge)
@@ -114,6 +181,16 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     unknown = Evidence(gateway_journal="j1", committed=90, tip=300, first=100)
     assert starting(one, fresh, unknown) == "100", "a version from before incarnations removed the row"
     assert starting(one, replace(fresh, incarnation=""), older) == "100", "an identity from before incarnations"
+
+
+def test_checkpoints_that_were_put_aside_do_not_pile_up(tmp_path: Path) -> None:
+    one = line(tmp_path)
+    for generation in range(1, 6):
+        batch(one, 7, 700)
+        (one.checkpoint / "metadata").write_text('{"id":"q1"}')
+        Identity("telemetry", "plant-7.telemetry", query="q1", generation=generation).save(one.gateway.state_dir)
+        begin_again(one)
+    assert {path.name for path in one.checkpoint.parent.glob("checkpoint*")} == {f"checkpoint.{n}" for n in (3, 4, 5)}
 
 
 def test_the_gateway_of_a_line_is_told_its_checkpoint(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
+import pytest
+
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.dlq import Entry, Wanted, _marks, shelves
 from towline.bridge.remap import Fate, Mapper, row_of
@@ -31,6 +33,7 @@ MQTT: tuple[Header, ...] = (
     ("mqtt.user.k", b"2"),
     ("mqtt.gateway", b"g"),
     ("mqtt.offset", b"7"),
+    ("mqtt.duplicate", b"true"),
 )
 
 
@@ -55,7 +58,7 @@ def test_a_row_comes_back_as_it_was() -> None:
         "payload": b"payload",
         "qos": 2,
         "retain": True,
-        "duplicate": False,
+        "duplicate": True,
         "content_type": "text/plain",
         "payload_is_utf8": True,
         "response_topic": "re",
@@ -108,6 +111,38 @@ def test_letters_belong_to_the_line_that_signed_them(tmp_path: Path) -> None:
     assert set(shelf.lines) == {"telemetry", "plant-7.telemetry"}
     assert shelf.line_of(letter()) is shelf.lines["telemetry"]
     assert not shelf._chosen(Entry(0, 0, 0, Letter(Reason.UNROUTED, None, None, None, source="other")), Wanted())
+
+
+@pytest.mark.parametrize(
+    "route", ['key = "{mqtt.gateway}-{mqtt.offset}"', 'where = "OFFSET > 6"', 'headers = { from = "{mqtt.gateway}" }']
+)
+def test_what_a_route_names_and_an_older_letter_lacks(tmp_path: Path, route: str) -> None:
+    """Versions before left gateway and offset out of what Kafka refused: it goes as it was mapped then."""
+    (line,) = bridge(tmp_path, route + "\n").uplinks
+    old = letter(Reason.TOPIC_MISSING, MQTT[:-3])
+    (made,) = Mapper(line, no_spark).outcomes([old])
+    assert made.record == ("x", b"payload", b"k", 9, None, None, 5, list(MQTT[:-3]))
+    if "where" not in route:
+        (made,) = Mapper(line, no_spark).outcomes([letter(Reason.TOPIC_MISSING)])
+        assert made.record is not None
+        assert made.record[0] == "telemetry"
+        assert made.record[2] == (b"g-7" if "key" in route else None)
+
+
+HUGE = b"9" * 30
+
+
+@pytest.mark.parametrize("value", [HUGE, b"9" * 5000, b"-1", b"\xff", "١".encode(), b"", None])
+def test_no_number_of_a_letter_ends_a_replay(tmp_path: Path, value: bytes | None) -> None:
+    """Whoever may write to the topic may write any."""
+    (line,) = bridge(tmp_path, 'key = "{mqtt.qos}-{mqtt.offset}"\n').uplinks
+    numbers = ("qos", "message-expiry", "subscription-id", "received-at", "offset")
+    forged = (("mqtt.topic", b"telemetry/d1/x"), *((f"mqtt.{name}", value) for name in numbers))
+    (made,) = Mapper(line, no_spark).outcomes([letter(headers=forged)])
+    assert made.fate in (Fate.MENDED, Fate.DEAD)
+    row = row_of(letter(headers=forged))
+    assert row is not None
+    assert all(row[name] is None or row[name] < 2**63 for name in ("qos", "offset"))
 
 
 def test_marks_name_offsets_in_ranges() -> None:

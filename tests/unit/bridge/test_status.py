@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from towline.bridge.status import advice
+from pathlib import Path
+
+from towline.bridge.board import Board
+from towline.bridge.status import NOT_KNOWN, advice, code_of, collect, render
 
 
 def test_messages_that_were_not_taken_in_whole_are_told() -> None:
@@ -11,12 +14,33 @@ def test_messages_that_were_not_taken_in_whole_are_told() -> None:
         "direction": "up",
         "gateway": gateway,
         "gateway_running": True,
+        "query": "running",
         "gateway_error": None,
         "query_error": None,
         "account": None,
         "fallback": 0,
     }
     large, crowded = advice(line, running=True)
-    assert large.startswith("1,200 messages were larger than max_packet_bytes")
-    assert crowded.startswith("3 messages had more than 1,000 properties")
+    assert large.startswith("larger than max_packet_bytes: 1,200 messages.")
+    assert crowded.startswith("with more than 1,000 properties: 3 messages.")
     assert not list(advice({**line, "gateway": {}}, running=True))
+
+
+def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "bridge.toml"
+    file.write_text('name = "plant"')
+    Board("plant", tmp_path, {"telemetry": "up"}, file=file).save()
+    same = collect(tmp_path, ["telemetry"])
+    assert not same["file_changed"]
+    assert "has changed" not in render(same)
+    file.write_text('name = "other"')
+    known = collect(tmp_path, ["telemetryX"])
+    assert known["file_changed"]
+    assert code_of(known) == NOT_KNOWN
+    told = render(known)
+    assert f"! {file} has changed since the start: what runs is what it said then. Start towline run again." in told
+    assert 'line "telemetryX"      query not in the running bridge' in told
+    assert "Start towline run." not in told
+    assert not collect(tmp_path, None)["lines"].keys() - {"telemetry"}
+    Board("plant", tmp_path, {"telemetry": "up"}, file=file).save(ended=True)
+    assert not collect(tmp_path, ["telemetry"])["file_changed"], "nothing runs"

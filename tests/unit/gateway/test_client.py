@@ -249,7 +249,7 @@ def test_an_end_without_a_word_names_the_log(state_dir: Path, gateway_program: C
     with pytest.raises(GatewayError) as caught:
         ensure(settings(state_dir), owner_pid=4711)
     assert str(caught.value) == (
-        f"{state_dir}: the gateway ended with code 9 before it listened. See gateway.log in that directory.   [TL-G02]"
+        f"{state_dir}: the gateway ended with code 9 before it listened. See {state_dir}/gateway.log.   [TL-G02]"
     )
 
 
@@ -258,7 +258,7 @@ def test_a_gateway_that_hangs_is_given_up(
 ) -> None:
     monkeypatch.setattr(client_module, "START_S", 0.3)
     gateway_program("import time\ntime.sleep(1)\n")
-    with pytest.raises(GatewayError, match=r"has been starting for 0 s\. See gateway\.log.*TL-G02"):
+    with pytest.raises(GatewayError, match=r"has been starting for 0 s\. See .*/gateway\.log.*TL-G02"):
         ensure(settings(state_dir), owner_pid=4711)
 
 

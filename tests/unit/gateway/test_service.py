@@ -429,15 +429,21 @@ def test_a_backward_range_is_no_range(server: Served, client: GatewayClient) -> 
         list(client.read(server.journal.journal_id, 4, 2))
 
 
-def test_what_nobody_foresaw_stays_inside(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_foresaw_is_told_with_its_cause_and_the_log(
+    server: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def fail() -> dict[str, object]:
-        raise ZeroDivisionError("/etc/secret")
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte \x1b[2J\nsecond line")
 
     monkeypatch.setattr(server.service, "_status", fail)
+    log = tmp_path / "gateway-telemetry.log"
+    monkeypatch.setattr("towline.gateway.service.own_log", lambda: log)
     with pytest.raises(flight.FlightServerError) as caught:
         raw(server, "status")
-    assert told(caught.value).code == "TL-G09"
-    assert "secret" not in str(caught.value)
+    line = str(told(caught.value))
+    assert line.endswith(f"please report it with the traceback in {log}.   [TL-G09]")
+    cause = "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte \\x1b[2J"
+    assert f"failed in an unexpected way ({cause})" in line
 
 
 # -- endpoint --------------------------------------------------------------------------------------------------------
@@ -465,6 +471,14 @@ def test_a_long_path_gets_a_private_socket_elsewhere(tmp_path: Path) -> None:
         assert client.status()["name"] == "plant"
     assert not socket.parent.exists()
     assert not (deep / ENDPOINT_FILE).exists()
+
+
+@pytest.mark.parametrize("name", ["My Data", "brücke", "温度", "a[b]", "a#b", "a?b", "a%41b", "a%zz"])
+def test_a_gateway_serves_in_a_directory_of_any_name(tmp_path: Path, name: str) -> None:
+    """Arrow takes a URI: it received, and nobody could ever reach it."""
+    with served(tmp_path / name) as server, GatewayClient(server.location) as client:
+        server.add(3)
+        assert client.status()["end"] == 3
 
 
 def test_close_withdraws_only_its_own_endpoint(tmp_path: Path) -> None:

@@ -11,12 +11,20 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
+from towline.kafka import guard
 from towline.kafka.datasource import KafkaTransactional, Written, account
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce
 from towline.kafka.exactly_once import ExactlyOnce
+from towline.kafka.tally import sum_at
 
 OPTIONS = {"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once", "topic": "t"}
 SCHEMA = StructType([StructField("value", StringType())])
+
+
+@pytest.fixture(autouse=True)
+def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers at k1; what is asked there is tested on a real Kafka."""
+    monkeypatch.setattr(guard, "require_topics", lambda _: None)
 
 
 def written(batch: int | None = 7, rows: int = 10, lost: int = 0, why: str = "") -> Written:
@@ -59,6 +67,16 @@ def test_an_answer_that_is_missing_or_of_another_batch(strange: Written | None) 
     with pytest.raises(KafkaError, match="1 of 2 tasks did not answer for batch 7") as caught:
         account([written(), strange], 7)
     assert caught.value.code == "TL-K08"
+
+
+def test_dead_letters_of_a_batch_are_noted_once(tmp_path: Path) -> None:
+    sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
+    sink._location = str(tmp_path)
+    one = written()
+    one.dead_lettered = 3
+    for batch in (7, 7):  # Spark was killed before it noted the commit
+        sink.commit([one, written()], batch)
+    assert sum_at(Checkpoint(str(tmp_path)), 7) == 3
 
 
 def test_committing_twice_and_aborting_do_no_harm() -> None:

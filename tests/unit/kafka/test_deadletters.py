@@ -126,3 +126,21 @@ def test_a_blob_cut_anywhere_is_noticed_or_shorter() -> None:
         except ValueError:
             continue
         assert len(headers) < 2
+
+
+@pytest.mark.parametrize("name", ["partition", "timestamp"])
+@pytest.mark.parametrize("value", [b"9" * 30, b"9" * 5000, b"x"])
+def test_a_number_that_kafka_has_no_room_for_is_no_letter(name: str, value: bytes) -> None:
+    ours = [("towline.dlq.reason", b"unrouted"), (f"towline.dlq.{name}", value), ("towline.dlq.headers", b"0")]
+    with pytest.raises(ValueError, match="no dead letter"):
+        from_record(None, None, ours)
+
+
+def test_chunks_without_a_beginning_are_not_kept() -> None:
+    """Retention took the first of them away."""
+    collector = Collector()
+    _, *rest = to_records(Letter(Reason.TOO_LARGE, "t", b"k", b"v" * 20_000), 4096)
+    for record in rest:
+        with pytest.raises(ValueError, match="does not follow"):
+            collector.add(*record)
+    assert collector.waiting == {}

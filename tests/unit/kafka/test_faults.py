@@ -45,6 +45,13 @@ def test_silence_is_told_with_counts_and_seconds() -> None:
     assert faults.undelivered("k", 1, 1, 1.5, []).code == "TL-K02"
 
 
+@pytest.mark.parametrize(("waited", "told"), [(0.01, ""), (5.2, " for 5 s"), (60.02, " for 60 s")])
+def test_a_silence_is_told_as_long_as_it_was(waited: float, told: str) -> None:
+    """It said "within 60 s", the limit, after a cut of 5 s."""
+    for error in (faults.unanswered("k:1", waited, "refused"), faults.unreachable("k:1", waited, "refused")):
+        assert error.what == f"Kafka did not answer{told}: refused"
+
+
 def test_a_refusal_is_told_with_its_topic_and_remedy() -> None:
     error = faults.undelivered("k1:9092", 2, 10, 60, [("t", TIMED_OUT), ("big", TOO_LARGE)])
     assert error.code == "TL-K03"

@@ -132,6 +132,34 @@ def test_a_bad_record_becomes_a_letter_and_the_others_go_on() -> None:
     assert (letter.headers, letter.source) == ((("a", b"1"), ("a", None)), "s")
 
 
+@pytest.mark.parametrize(
+    ("facts", "code", "told"),
+    [
+        (TopicFacts(1, 10_000, None, None, "compact,delete"), "TL-K71", "is compacted"),
+        (TopicFacts(1, 1_000, None, None, "delete"), "TL-K72", "takes 1,000 bytes"),
+    ],
+)
+def test_a_topic_that_is_no_place_for_letters(
+    monkeypatch: pytest.MonkeyPatch, facts: TopicFacts, code: str, told: str
+) -> None:
+    monkeypatch.setitem(TOPICS, "dlq", facts)
+    looked = screen(*ALL)
+    with pytest.raises(KafkaError, match=told) as caught:
+        looked.look([everything(value=[b"1"], topic=["nowhere"])])
+    assert caught.value.code == code
+
+
+def test_rows_that_were_given_up_before_are_counted_too() -> None:
+    """A letter that is too large as it is stays one letter."""
+    for size, suspicious in ((1, False), (10_000, True)):
+        batch = everything(value=[b"1", b"x" * size], topic=["t", "dlq"], timestamp=[dt.datetime.now(dt.UTC)] * 2)
+        looked = screen(*ALL)
+        looked.look([batch])
+        assert looked._suspicious(batch) is suspicious
+        list(looked.rows(batch).records)
+        assert looked.letters == 1
+
+
 def test_a_batch_without_fault_is_not_read_twice() -> None:
     batch = everything(value=[b"1"], topic=["t"], timestamp=[dt.datetime.now(dt.UTC)])
     looked = screen(*ALL)

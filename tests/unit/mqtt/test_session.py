@@ -106,6 +106,18 @@ def online(
     return session
 
 
+def subscribing(session: Session) -> SubscribePacket:
+    """The SUBSCRIBE that follows CONNACK."""
+    session.handle(Opened(), 0.0)
+    return only_subscribe(receive(session, ConnAckPacket()))
+
+
+def only_subscribe(actions: list[Action]) -> SubscribePacket:
+    (packet,) = sent(actions)
+    assert isinstance(packet, SubscribePacket)
+    return packet
+
+
 # Connecting
 
 
@@ -291,6 +303,51 @@ def test_subscriptions_change_by_difference() -> None:
     actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [UnsubAckReasonCode.SUCCESS]))
     assert only(actions, Remember).record == KNOWN
     assert session.state is State.ONLINE
+
+
+def test_a_packet_id_in_use_is_no_refusal() -> None:
+    """0x91 is about the id, not about the filter: it is asked for again with another one."""
+    session = Session(CONFIG)
+    asked = subscribing(session)
+    in_use = [SubAckReasonCode.PACKET_ID_IN_USE] * len(asked.topic_filters)
+    (again,) = sent(receive(session, SubAckPacket(asked.packet_id, in_use)))
+    assert isinstance(again, SubscribePacket)
+    assert again.packet_id != asked.packet_id
+    assert again.topic_filters == asked.topic_filters
+    (online,) = [action for action in receive(session, granted(again.packet_id)) if isinstance(action, Online)]
+    assert not online.resumed
+
+
+def test_a_broker_that_calls_every_packet_id_in_use_is_told() -> None:
+    session = Session(CONFIG)
+    asked = subscribing(session)
+    for _ in range(100):
+        actions = receive(session, SubAckPacket(asked.packet_id, [SubAckReasonCode.PACKET_ID_IN_USE] * 2))
+        if session.state is State.OFFLINE:
+            break
+        asked = only_subscribe(actions)
+    closed = only(actions, Close)
+    assert isinstance(closed.error, Refused)
+    assert "packet identifier in use (0x91)" in str(closed.error)
+    assert "right" not in str(closed.error)
+    assert not closed.fatal, "another connection may find the ids free"
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (SubAckReasonCode.NOT_AUTHORIZED, "Grant this client the right to read it"),
+        (SubAckReasonCode.TOPIC_FILTER_INVALID, "Change the filter"),
+        (SubAckReasonCode.QUOTA_EXCEEDED, "Raise the broker's limit"),
+        (SubAckReasonCode.UNSPECIFIED_ERROR, "see the broker's log"),
+    ],
+)
+def test_a_refused_subscription_says_what_to_change(code: SubAckReasonCode, advice: str) -> None:
+    session = Session(CONFIG)
+    asked = subscribing(session)
+    closed = only(receive(session, SubAckPacket(asked.packet_id, [code] * 2)), Close)
+    assert closed.fatal
+    assert advice in str(closed.error)
 
 
 def test_a_filter_given_up_and_wanted_again_is_subscribed_again_if_its_unsuback_never_came() -> None:

@@ -22,7 +22,7 @@ __all__ = ["Served", "main", "mark", "rows", "served"]
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b"") -> pa.RecordBatch:
+def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b"", at: datetime = _AT) -> pa.RecordBatch:
     """Rows as a broker with 50 devices would give them; every tenth has MQTT 5 properties."""
     numbers = range(start, start + count)
     rich = [n % 10 == 0 for n in numbers]
@@ -39,7 +39,7 @@ def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b""
         [[{"key": "a", "value": "1"}, {"key": "a", "value": None}] if r else None for r in rich],
         [3600 if r else None for r in rich],
         [[1, 2] if r else None for r in rich],
-        [_AT] * count,
+        [at] * count,
         [gateway] * count,
         list(numbers),
     ]
@@ -64,13 +64,15 @@ class Served:
         self.name = name
         self.failures: list[JournalFailed] = []
         self.commits: list[int] = []
+        #: What the MQTT side says of itself.
+        self.told: dict[str, object] = {"connected": True}
         limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
         self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
         self.service = InboxService(
             self.journal,
             name=name,
             state_dir=state_dir,
-            status=lambda: {"connected": True},
+            status=lambda: self.told,
             settings=settings,
             owner_pid=owner_pid,
             on_commit=lambda: self.commits.append(self.journal.committed),
@@ -81,9 +83,9 @@ class Served:
     def location(self) -> str:
         return self.service.endpoint.location
 
-    def add(self, count: int, *, payload: bytes = b"") -> int:
+    def add(self, count: int, *, payload: bytes = b"", at: datetime = _AT) -> int:
         """Append rows, durable, and tell the waiting readers; the new end."""
-        end = self.journal.append(rows(self.journal.end, count, gateway=self.name, payload=payload))
+        end = self.journal.append(rows(self.journal.end, count, gateway=self.name, payload=payload, at=at))
         self.service.notify()
         return end
 

@@ -101,6 +101,8 @@ def test_the_source_options_arrive() -> None:
     assert (options.consumer, options.max_rows, options.max_bytes) == ("archive", DEFAULT_MAX_ROWS, 64 << 20)
     assert (options.starting, options.ending, options.poll_ms) == (17, 20, 250)
     assert parse(startingOffset="LATEST").starting == "latest"
+    assert parse(eventTime="true", checkpointLocation="/ck").event_time
+    assert not parse(checkpointLocation="/ck").event_time
     both = parse(maxMessagesPerTrigger="5", maxBytesPerTrigger="1m")
     assert (both.max_rows, both.max_bytes) == (5, 1 << 20)
 
@@ -324,6 +326,13 @@ MISTAKES = [
         (
             'option "broker": it belongs to the gateway, and the option gateway names one that runs already. '
             "Give one of the two.   [TL-C23]"
+        ),
+    ),
+    (
+        {"eventTime": "true"},
+        (
+            'option "eventTime": it follows the query\'s watermark, and without checkpointLocation nobody knows it. '
+            "Give checkpointLocation, the same as the writer's, on a file system of this machine.   [TL-C23]"
         ),
     ),
 ]

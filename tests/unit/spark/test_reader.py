@@ -186,6 +186,31 @@ def test_a_busy_query_does_not_tick(server: Served, stream: MqttStreamReader, mo
     assert stream.latestOffset(stream.initialOffset(), ALL)["tick"] == 0
 
 
+def planned(checkpoint: Path, batch: int, end: dict[str, Any], watermark_ms: int) -> None:
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    facts = json.dumps({"batchWatermarkMs": watermark_ms, "batchTimestampMs": 0})
+    (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{facts}\n{json.dumps(end)}")
+
+
+def test_no_row_is_late_and_a_replay_has_the_same_times(server: Served, plan: ReadPlan, tmp_path: Path) -> None:
+    made = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "ck"), event_time=True))
+    at = made.initialOffset()
+    early, right = 1_700_000_000_000, 1_800_000_000_000  # ms, around the rows' 2026-01-01
+    for batch, watermark_ms in enumerate((0, early, right)):
+        server.add(3)
+        at, start = made.latestOffset(at, ALL), at
+        with pytest.raises(ConfigError, match=r"watermark of this batch can't be read.*TL-C24"):
+            made.partitions(start, at)
+        planned(tmp_path / "ck", batch, at, watermark_ms)
+        for part in (*made.partitions(start, at), *made.partitions(start, at)):
+            (got,) = made.read(part)
+            received = got.column("received_at").cast(pa.int64()).to_pylist()
+            assert got.column("event_time").cast(pa.int64()).to_pylist() == [
+                max(one, watermark_ms * 1000 + 1000) for one in received
+            ]
+    made.stop()
+
+
 # -- AvailableNow ----------------------------------------------------------------------------------------------------
 
 
@@ -393,6 +418,30 @@ def test_the_report_is_json_with_the_queue(server: Served, stream: MqttStreamRea
     assert report is not None
     assert (report["tip"], report["queued"], report["connected"]) == (10, 6, True)
     assert json.loads(json.dumps(report)) == report
+
+
+def test_a_broker_that_is_down_is_in_the_report_and_told_once(
+    server: Served, stream: MqttStreamReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = stream.initialOffset()
+
+    def report() -> dict[str, Any]:
+        stream.latestOffset(here, ReadAllAvailable())
+        made = stream.reportLatestOffset()
+        assert made is not None
+        return made
+
+    assert "last_error" not in report()
+    for text in ("no connection to a:1883   [TL-M01]", "no connection to b:1883   [TL-M01]"):
+        server.told = {"state": "offline", "last_error": {"code": "TL-M01", "text": text, "at": 1.5}}
+        for _ in range(2):
+            assert report()["last_error"] == text
+    server.told = {"state": "online", "last_error": None}
+    assert "last_error" not in report()
+    server.told = {"state": "offline", "last_error": {"code": "TL-M05", "text": "cut off   [TL-M05]", "at": 2.5}}
+    report()
+    told = [record.getMessage() for record in caplog.records if record.name == "towline.spark"]
+    assert told == ["no connection to a:1883   [TL-M01]", "cut off   [TL-M05]"]
 
 
 def test_the_report_never_fails(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""How many rows of a stream went to the dead-letter topic, kept in the checkpoint: exactly once, as its batches are.
+
+Spark takes nothing back from a Python sink, and a row that Kafka refuses is known to the sink alone. So the sink notes
+the sum beside each batch before Spark commits it: a batch that is run again replaces what was noted of it, and who
+reads the note for a committed batch has counted that batch and all before it, whether anybody listened or not [I11].
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from towline.checkpoint import Checkpoint
+
+__all__ = ["noted", "sum_at"]
+
+_NAME: Final = "towline.letters"
+#: Batches remembered: more than whoever listens can be behind.
+_KEPT: Final = 100
+
+
+def noted(checkpoint: Checkpoint, batch: int, letters: int) -> None:
+    """Note the dead letters of a batch, before it is committed; a batch without any costs no write.
+
+    Raises:
+        JournalError: TL-J20, the disk did not take it.
+    """
+    known = _read(checkpoint)
+    before = [entry for entry in known if entry[0] < batch]
+    total = (before[-1][1] if before else 0) + letters
+    now = [*before, (batch, total)][-_KEPT:] if letters else before
+    if now != known:
+        checkpoint.keep_note(_NAME, json.dumps({"v": 1, "sums": now}, separators=(",", ":")))
+
+
+def sum_at(checkpoint: Checkpoint, batch: int) -> int:
+    """Dead letters of all batches up to one; 0 where none were noted, or the checkpoint is not local."""
+    try:
+        known = _read(checkpoint)
+    except OSError:
+        return 0  # whoever counts takes the largest sum
+    return next((total for number, total in reversed(known) if number <= batch), 0)
+
+
+def _read(checkpoint: Checkpoint) -> list[tuple[int, int]]:
+    """Batch and sum up to it, in order; a note that is none of ours is one that was never written."""
+    try:
+        told = json.loads(checkpoint.note(_NAME) or "{}").get("sums", [])
+        return [(int(batch), int(total)) for batch, total in told]
+    except (ValueError, TypeError, AttributeError):
+        return []

@@ -1,0 +1,87 @@
+"""The logs of Towline's processes: files that a process and those it starts append to, and that stay small.
+
+Spark's JVM and its Python workers inherit the file, so it can't be renamed under them: it is copied aside and cut to
+nothing, where everybody goes on appending. A line written in between is lost, as with any rotation of this kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Final, TextIO
+
+__all__ = ["KEPT", "MOST_BYTES", "LogStream", "own_log", "trim"]
+
+#: A log that is larger is put aside. With two older ones it takes 30 MB at most.
+MOST_BYTES: Final = 10 << 20
+#: Older logs beside it: ``NAME.1`` is the newest.
+KEPT: Final = 2
+
+
+def trim(log: Path, most: int = MOST_BYTES, kept: int = KEPT) -> None:
+    """Put a log aside that has grown too large; one that can't be, for want of room, stays as it is.
+
+    Args:
+        log: Opened for appending by whoever writes it.
+        most: Bytes it may have.
+        kept: Older ones that stay.
+    """
+    with contextlib.suppress(OSError):
+        if log.stat().st_size <= most:
+            return
+        aside = [log.with_name(f"{log.name}.{number}") for number in range(1, kept + 1)]
+        for newer, older in zip(aside[-2::-1], aside[:0:-1], strict=True):
+            if newer.exists():
+                newer.replace(older)
+        try:
+            shutil.copyfile(log, aside[0])
+            aside[0].chmod(0o600)
+        except OSError:
+            aside[0].unlink(missing_ok=True)
+            raise
+        os.truncate(log, 0)
+
+
+def own_log() -> Path | None:
+    """The file that this process's standard error goes to; None for a terminal or a pipe."""
+    try:
+        return Path("/proc/self/fd/2").readlink() if stat.S_ISREG(os.fstat(2).st_mode) else None
+    except OSError:
+        return None
+
+
+def _appended() -> bool:
+    """Whether standard error is opened for appending: only then a file that was cut has no gap."""
+    return bool(fcntl.fcntl(2, fcntl.F_GETFL) & os.O_APPEND)
+
+
+class LogStream:
+    """Standard error as a log that never ends the process: a full disk costs lines, not messages.
+
+    Args:
+        stream: Where the lines go.
+        most: Bytes the file may have, if it is one that is appended to; None leaves that to others.
+    """
+
+    def __init__(self, stream: TextIO, most: int | None = None) -> None:
+        self._stream = stream
+        self._most = most
+
+    def write(self, text: str) -> int:
+        """Write and flush."""
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()
+            if self._most is not None and (log := own_log()) is not None and _appended():
+                trim(log, self._most)
+        return len(text)
+
+    def flush(self) -> None:
+        """Every write does it."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)

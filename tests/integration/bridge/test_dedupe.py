@@ -1,0 +1,123 @@
+"""A line that drops repeats, on a real Spark and a real journal whose clock the test sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.conftest import NewTopic
+from tests.helpers import wait_until
+from tests.integration.bridge.running import in_kafka
+from tests.unit.bridge.test_config import GOOD, changed, read
+from tests.unit.spark.serving import Served, served
+from towline.bridge import sql
+from towline.bridge.driver import CONSUMER, facts, records, source, start_query
+from towline.bridge.identity import Identity
+from towline.bridge.model import Line
+from towline.devstack import Kafka
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LONG = 150
+
+
+@pytest.fixture
+def one_partition(spark: SparkSession) -> Iterator[SparkSession]:
+    """As the driver sets it for a line that drops repeats."""
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "1")
+    yield spark
+    spark.conf.set(name, str(before))
+
+
+class Carried:
+    """A line's query into a list; `carry` is one run of it, a batch for each moment."""
+
+    def __init__(self, spark: SparkSession, line: Line, server: Served) -> None:
+        self._spark, self._line, self._server = spark, line, server
+        self.values: list[int] = []
+        self.observed: list[dict[str, int]] = []
+
+    def _keep(self, frame: DataFrame, _: int) -> None:
+        self.values += sorted(int(bytes(row.value)) for row in frame.collect())
+
+    def carry(self, *moments: datetime) -> None:
+        line, server = self._line, self._server
+        frame = records(source(self._spark, line, "earliest"), line, "plant-7.telemetry").writeStream
+        query = frame.foreachBatch(self._keep).option("checkpointLocation", str(line.checkpoint)).start()
+        try:
+            for at in moments:
+                end = server.add(25, at=at)
+                wait_until(
+                    lambda: server.journal.consumers.get(CONSUMER) == end or not query.isActive,  # noqa: B023 - asked now
+                    LONG,
+                    f"the batch up to {end}",
+                )
+                assert query.isActive, query.exception()
+            self.observed += [facts(json.loads(progress.json))["observed"] for progress in query.recentProgress]
+        finally:
+            query.stop()
+
+
+def test_a_clock_that_was_ahead_for_one_batch_costs_none_of_the_next(
+    one_partition: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a checkpoint whose watermark the version before has driven ahead; and what that one knew is known."""
+    text = changed('name = "telemetry"', 'name = "telemetry"\ndedupe = { key = "CAST(offset % 100 AS STRING)" }')
+    (line,) = read(text, tmp_path).uplinks
+    with served(line.gateway.state_dir, name="telemetry") as server:
+        made = Carried(one_partition, line, server)
+        with monkeypatch.context() as before:
+            before.setattr(sql, "EVENT_TIME", "received_at")
+            made.carry(NOW, NOW + timedelta(hours=1), NOW + timedelta(hours=1))
+        assert made.values == list(range(75))
+        made.carry(NOW + timedelta(seconds=1), NOW + timedelta(seconds=2), NOW + timedelta(hours=5), NOW)
+    assert made.values[:100] == list(range(100)), "what is new goes on"
+    assert made.values[100:] == list(range(100, 125)), "of what comes again only what the jump made forget"
+    assert sum(one.get("late", 0) for one in made.observed) == 0
+    assert sum(one.get("deduplicated", 0) for one in made.observed) == 50
+
+
+def test_dedupe_and_parallelism_of_a_line_with_a_checkpoint(
+    one_partition: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
+) -> None:
+    """Begun anew behind the last batch where Spark needs it; what repeats are recognised by is kept where it can be."""
+    name = topic()
+    head = GOOD.replace("k1:9092", kafka.bootstrap).replace(
+        'topic = "telemetry"', f'topic = "{name}"\nkey = "{{device}}"'
+    )
+    dedupe = 'dedupe = { key = "CAST(offset % 100 AS STRING)" }\n'
+    steps = [
+        ("", 25, 25),
+        (dedupe, 100, 125),
+        (dedupe + "parallelism = 2\n", 100, 125),
+        ("parallelism = 2\n", 100, 225),
+    ]
+    sinks = []
+    with served(tmp_path / "state" / "telemetry", name="telemetry") as server:
+        for own, count, total in steps:
+            text = head.replace('name = "telemetry"', f'name = "telemetry"\nguarantee = "exactly_once"\n{own}', 1)
+            bridge = read(text, tmp_path)
+            query = start_query(one_partition, bridge, bridge.lines[0])
+            try:
+                end = server.add(count)
+                wait_until(
+                    lambda: server.journal.consumers.get(CONSUMER) == end or not query.isActive,  # noqa: B023 - asked now
+                    LONG,
+                    f"the batch up to {end}",
+                )
+                assert query.isActive, query.exception()
+            finally:
+                query.stop()
+            known = Identity.read(tmp_path / "state" / "telemetry")
+            assert known is not None
+            sinks.append(known.sink)
+            assert len(in_kafka(kafka.bootstrap, name)) == total, own
+    assert sinks == ["plant-7.telemetry", *(f"plant-7.telemetry.{n}" for n in (2, 3, 4))]

@@ -1,0 +1,529 @@
+"""What an operator is told, whole and as he sees it: console, status and log for each thing that can happen to him.
+
+The states are true ones: the keepers take what gateways and Spark's driver say, the screen and `towline status` render it.
+Errors are made where they are made in life. To change a word, change it here too, and read the whole screen again.
+"""
+
+# ruff: noqa: E501 - a screen's line is as long as it is
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.helpers import wait_until
+from tests.unit.bridge.test_config import GOOD, read
+from tests.unit.bridge.watched import Watched
+from towline.bridge import screen
+from towline.bridge.failures import reason
+from towline.bridge.keepers import _no_start
+from towline.bridge.screen import _table
+from towline.bridge.status import collect, render
+from towline.errors import GatewayUnreachable, JournalFull, Refused, Unreachable
+from towline.gateway.client import GatewayClient
+from towline.gateway.rows import ROW_SCHEMA
+from towline.gateway.service import InboxService
+from towline.journal import Journal, Limits
+from towline.kafka import faults
+
+NOW = 1_800_000_000.0
+REFUSED = Unreachable(
+    "TL-M01",
+    "mqtt://broker.example:1883",
+    "no connection (connection refused)",
+    "Is the broker up, and the port right?",
+)
+
+
+@pytest.fixture(autouse=True)
+def _a_moment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "nowhere" not in request.fixturenames:
+        monkeypatch.setattr(time, "time", lambda: NOW)
+    monkeypatch.setattr(screen, "PLAIN_S", 0.0)
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+@pytest.fixture
+def down(tmp_path: Path) -> Watched:
+    return Watched(tmp_path, "down", "exactly_once")
+
+
+@pytest.fixture
+def gateways() -> Iterator[list[tuple[InboxService, Journal]]]:
+    made: list[tuple[InboxService, Journal]] = []
+    yield made
+    for service, journal in made:
+        service.close()
+        journal.close()
+
+
+def serve(seen: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+    """Let the line's gateway answer `towline status` what it has told the bridge."""
+    place = seen.line.gateway.state_dir
+    place.mkdir(exist_ok=True)
+    journal = Journal.open(place / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0))
+    service = InboxService(journal, name=seen.line.name, state_dir=place, status=lambda: seen.facts)
+    gateways.append((service, journal))
+
+
+def status(seen: Watched, *, ended: bool = False, killed: bool = False) -> list[str]:
+    """The screen of `towline status`."""
+    seen.board.save(ended=ended)
+    file = seen.bridge.state_dir / "bridge.json"
+    if killed:
+        file.write_text(file.read_text().replace(f'"pid": {os.getpid()}', '"pid": 4194305'))  # above any pid
+    text = re.sub(r"\d\d:\d\d:\d\d", "12:31:07", render(collect(seen.bridge.state_dir)))
+    return re.sub(r"\(pid \d+\)", "(pid 4711)", text).replace("2027-01-15 ", "").splitlines()
+
+
+def runs(seen: Watched) -> None:
+    """Everything is up, and the console was read."""
+    seen.tell("ready", spark="4.3.0", seconds=6.2)
+    seen.board.kafka = "reachable"
+    seen.answer()
+    seen.tell("started")
+    seen.seen()
+
+
+def test_a_start_with_messages_waiting(up: Watched) -> None:
+    up.answer(received=100, end=100, oldest=NOW - 3600)
+    assert up.seen() == [
+        'line "telemetry": connected to mqtt://broker.example:1883',
+        'line "telemetry"   received 100 = in Kafka 0 + waiting 100   in 0/s   out 0/s   lag 3,600 s   receiving, spark starting',
+    ]
+    up.tell("ready", spark="4.3.0", seconds=6.2)
+    up.tell("started")
+    up.batch(0, 0, 100, filtered=7, deduplicated=3, kept=90)
+    up.answer(committed=100, oldest=None)
+    assert up.seen() == [
+        "spark: 4.3.0 is up after 6.2 s",
+        'line "telemetry"   received 100 = in Kafka 90 + filtered 7 + deduplicated 3 + waiting 0   in 0/s   out 0/s   lag 0.0 s   running',
+    ]
+
+
+def test_the_table_on_a_terminal_adds_up(up: Watched) -> None:
+    runs(up)
+    up.answer(received=1_105, end=1_100, oldest=NOW - 0.2)
+    up.batch(0, 0, 1_000, filtered=7, unrouted=1, deduplicated=3, dead_lettered=2, kept=987)
+    fails(up, "java.io.IOException: No space left on device")
+    told = 'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]'
+    wide = table(up, 160)
+    assert wide[:3] == [
+        "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly",
+        "line       received  delivered  left out  dead  waiting  in/s  out/s    lag  batch  state",
+        "telemetry     1,105        987        11     2      105     0      0  0.2 s  41 ms  receiving, query waiting to retry",
+    ]
+    assert " ".join(wide[3:]) == told
+    assert table(up, 80)[:4] == [
+        "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly",
+        "line       received  delivered  left out  dead  waiting  in/s  out/s    lag",
+        "telemetry     1,105        987        11     2      105     0      0  0.2 s",
+        "telemetry: receiving, query waiting to retry",
+    ]
+    assert 1_105 == 987 + 11 + 2 + 105
+
+
+def table(seen: Watched, width: int) -> list[str]:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(_table(seen.board, width))
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def test_the_end(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+    runs(up)
+    up.answer(received=110, end=110)
+    up.batch(0, 0, 104, dead_lettered=1, kept=103)
+    up.batch(1, 104, 105)
+    up.answer(committed=105, oldest=NOW - 1)
+    assert up.seen() == [
+        'line "telemetry": 1 message went to the dead-letter topic; towline dlq show tells why',
+        'line "telemetry"   received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   in 0/s   out 0/s   lag 1.0 s   running',
+    ]
+    serve(up, gateways)
+    assert status(up) == [
+        'bridge "plant-7"   running (pid 4711)   spark running   kafka reachable   last word 12:31:07',
+        '▸ line "telemetry"   at_least_once   query running',
+        "  account   received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   adds up ✓",
+        "  session   plant-7-telemetry at mqtt://broker.example:1883   online   unacknowledged 0   acks after journal",
+        "  journal   1.2 MB on disk   offsets 0 to 110",
+        "  pace      in 0/s   out 0/s   lag 1.0 s",
+        "  ! in the dead-letter topic: 1 message. towline dlq show tells why, towline dlq replay carries them on.",
+    ]
+    up.farewell()
+    assert up.seen() == [
+        'line "telemetry": received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   adds up ✓',
+        'line "telemetry": 5 messages wait on disk; the next start carries them on',
+        'line "telemetry": the broker keeps the session plant-7-telemetry',
+    ]
+
+
+def test_a_broker_that_is_never_reached(up: Watched) -> None:
+    up.answer(state="offline", broker=None, connects=0, last_error={"text": str(REFUSED)})
+    assert up.seen() == [
+        'line "telemetry": mqtt://broker.example:1883: no connection (connection refused). Is the broker up, and the port right?   [TL-M01]',
+        'line "telemetry"   received 0 = in Kafka 0 + waiting 0   in 0/s   out 0/s   lag 0.0 s   broker offline',
+    ]
+    up.farewell()
+    assert up.seen() == [
+        'line "telemetry": received 0 = in Kafka 0 + waiting 0   adds up ✓',
+        'line "telemetry": no broker was reached',
+    ]
+    assert status(up, ended=True) == [
+        'bridge "plant-7"   not running   last word 12:31:07',
+        '▸ line "telemetry"   at_least_once   query not running',
+        "  account   unknown: no gateway answers",
+        "  last word 12:31:07: received 0 = in Kafka 0 + waiting 0",
+        "  ! no gateway runs: nothing is received; the broker keeps what it can for this client's session. Start towline run.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"session_kept_s": 7 * 86_400}, "the broker keeps the session plant-7-telemetry for 7 days"),
+        ({"session_kept_s": 3_600}, "the broker keeps the session plant-7-telemetry for 1 hour"),
+        ({"session_kept_s": 90, "protocol": "3.1.1"}, "the broker keeps the session plant-7-telemetry"),
+        (
+            {"session_kept_s": 90, "state": "offline"},
+            "the broker is not reachable now; it was asked to keep the session plant-7-telemetry for 1 minute",
+        ),
+        ({"session_kept_s": 0}, "the broker keeps no session: what is published before the next start is not received"),
+    ],
+)
+def test_what_is_said_of_a_session(up: Watched, facts: dict[str, object], told: str) -> None:
+    runs(up)
+    up.answer(**facts)
+    up.seen()
+    up.farewell()
+    assert up.seen()[1] == f'line "telemetry": {told}'
+
+
+def test_a_bridge_that_was_killed(up: Watched) -> None:
+    """It told ``spark running  kafka reachable``, exit 0."""
+    runs(up)
+    up.answer(received=10, end=10)
+    up.batch(0, 0, 10)
+    up.tell("failed", code="TL-B01", text=reason("java.lang.X: y", 'line "telemetry"').text, again_in=1.0)
+    assert status(up, killed=True) == [
+        'bridge "plant-7"   not running, it was killed (pid 4711)   last word 12:31:07',
+        '▸ line "telemetry"   at_least_once   query not running',
+        "  account   unknown: no gateway answers",
+        "  last word 12:31:07: received 10 = in Kafka 10 + waiting 0",
+        "  ! no gateway runs: nothing is received; the broker keeps what it can for this client's session. Start towline run.",
+        '  ! before the bridge ended: line "telemetry": the query failed: java.lang.X: y. The details are in the driver\'s log.   [TL-B01]',
+    ]
+
+
+def test_a_machine_without_processes(up: Watched) -> None:
+    refused = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    up.gateway._failed(_no_start(up.gateway.where, up.gateway.what, refused))
+    up.spark._backoff._first = up.spark._backoff._most = 0.0
+    up.spark._failed(_no_start(up.spark.where, up.spark.what, refused))
+    do = "It is tried again by itself: free disk, memory, processes or open files (ulimit).   [TL-B32]"
+    spark = f"spark: Spark's driver can't be started (Resource temporarily unavailable). {do}; starting again in 0.0 s"
+    assert up.seen() == [
+        f'line "telemetry": the gateway can\'t be started (Resource temporarily unavailable). {do}',
+        f"{spark}, messages go on being received (log: STATE/logs/driver.log)",
+    ]
+
+
+def test_kafka_is_away_and_comes_back(up: Watched) -> None:
+    up.answer()
+    up.kafka._failed(faults.unreachable("k1:9092", 5.1, "connection refused"))
+    up.kafka._failed(faults.unreachable("k1:9092", 5.1, "connection refused"))
+    up.answer(received=12, end=12, oldest=NOW - 5)
+    assert up.seen() == [
+        'line "telemetry": connected to mqtt://broker.example:1883',
+        "k1:9092: Kafka did not answer for 5 s: connection refused. Check kafka.bootstrap.servers, the network and, if Kafka asks for them, user and password.   [TL-K01]",
+        "kafka: messages go on being received and wait on disk; trying again",
+        'line "telemetry"   received 12 = in Kafka 0 + waiting 12   in 0/s   out 0/s   lag 5.0 s   receiving, spark starting',
+    ]
+
+
+def test_kafka_answers_again(up: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    up.kafka._failed(faults.unreachable("k1:9092", 0.1, "unknown host"))
+    monkeypatch.setattr("towline.kafka.admin.missing_topics", lambda *_, **__: [])
+    up.kafka.run()
+    assert up.seen()[2:] == ["kafka: k1:9092 answers"]
+
+
+def test_a_gateway_is_killed(up: Watched) -> None:
+    class Gone(GatewayClient):
+        def status(self, *, timeout_s: float = 0.0) -> dict[str, object]:
+            raise GatewayUnreachable("TL-G01", self.location, f"no gateway answers within {timeout_s:g} s")
+
+    runs(up)
+    up.gateway._online()
+    up.gateway._ask(Gone("grpc+unix:///none"))
+    up.gateway._online()
+    assert up.seen() == [
+        'line "telemetry": the gateway has ended; starting it again',
+        'line "telemetry": the gateway is back; what it had acknowledged is on disk',
+    ]
+
+
+def test_spark_is_killed(up: Watched) -> None:
+    runs(up)
+    up.spark._backoff._first = up.spark._backoff._most = 0.0
+    up.spark._ended("its driver was ended by signal 9")
+    up.answer(received=3, end=3, oldest=NOW - 2)
+    assert up.seen() == [
+        "spark: its driver was ended by signal 9; starting again in 0.0 s, messages go on being received (log: STATE/logs/driver.log)",
+        'line "telemetry"   received 3 = in Kafka 0 + waiting 3   in 0/s   out 0/s   lag 2.0 s   receiving, spark starting again',
+    ]
+
+
+def test_spark_does_not_start_again_and_again(up: Watched) -> None:
+    runs(up)
+    up.spark._backoff._first = up.spark._backoff._most = 0.0
+    why = reason("[JAVA_GATEWAY_EXITED] Java gateway process exited", "spark", "the session did not start")
+    for _ in range(2):
+        up.spark._ended(why.text.removeprefix("spark: "))
+    again = "starting again in 0.0 s, messages go on being received (log: STATE/logs/driver.log)"
+    assert up.seen()[:2] == [
+        f"spark: the session did not start: Spark's JVM ended before it was ready. The details are in the driver's log.   [TL-B01]; {again}",
+        f"spark: the same; {again}",
+    ]
+
+
+def fails(seen: Watched, error: BaseException | str, again: float | None = 1.0) -> None:
+    why = reason(error, f'line "{seen.line.name}"')
+    seen.tell("failed", code=why.code, text=why.text, again_in=None if why.permanent else again)
+
+
+def test_the_process_of_a_source_is_killed(up: Watched) -> None:
+    """A part of Spark's plan was told as the reason."""
+    runs(up)
+    fails(
+        up,
+        "[STREAM_FAILED] Query [id = 1] terminated with exception:  SQLSTATE: XXKST (no cause message)\n=== Streaming Query ===\n x [TL-B02]",
+    )
+    up.batch(0, 0, 0)
+    assert up.seen()[:3] == [
+        "line \"telemetry\": the query failed: a Python process of Spark's has ended (it was killed, or there was no memory left). The details are in the driver's log.   [TL-B01]",
+        'line "telemetry": messages wait on disk; trying again',
+        'line "telemetry": goes on',
+    ]
+
+
+def test_a_disk_that_is_full_for_a_moment(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+    """The console said "ended with code 1", never "disk"."""
+    runs(up)
+    up.answer(received=10, end=10, oldest=NOW - 5)
+    fails(up, "java.io.IOException: No space left on device\n=== Streaming Query ===\nx")
+    full = JournalFull(
+        "TL-J02", "STATE/telemetry/inbox", "0 bytes are free on this disk, 536,870,912 must stay free", "Make room."
+    )
+    up.answer(held_back="journal full", last_error={"text": str(full)})
+    assert up.seen() == [
+        'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]',
+        'line "telemetry": messages wait on disk; trying again',
+        'line "telemetry": STATE/telemetry/inbox: 0 bytes are free on this disk, 536,870,912 must stay free. Make room.   [TL-J02]',
+        'line "telemetry"   received 10 = in Kafka 0 + waiting 10   in 0/s   out 0/s   lag 5.0 s   held back: journal full',
+    ]
+    serve(up, gateways)
+    assert status(up)[-3:] == [
+        '  ! line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]',
+        "  ! STATE/telemetry/inbox: 0 bytes are free on this disk, 536,870,912 must stay free. Make room.   [TL-J02]",
+        "  ! the broker is held back (journal full). Nothing is lost; make room, or bring Kafka back.",
+    ]
+    up.batch(0, 0, 10)
+    up.answer(held_back=None, last_error=None, committed=10, oldest=None)
+    assert up.seen() == [
+        'line "telemetry": goes on',
+        'line "telemetry": there is room again, and messages are received',
+        'line "telemetry"   received 10 = in Kafka 10 + waiting 0   in 0/s   out 0/s   lag 0.0 s   running',
+    ]
+
+
+def test_the_broker_loses_the_session(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+    """It stood in the gateway's log only."""
+    runs(up)
+    up.answer(sessions_lost=1)
+    up.answer(sessions_lost=1)
+    what = "the broker lost this client's session, and every message that only the session held"
+    do = "Let the broker keep sessions on disk.   [TL-M22]"
+    assert up.seen() == [f'line "telemetry": {what}. {do}']
+    serve(up, gateways)
+    assert status(up)[-1] == f"  ! {what.replace('session,', 'session (once),')}. {do}"
+    up.board.save()
+    again = Watched(up.bridge.file.parent)  # the next start knows what was told
+    again.answer(sessions_lost=1)
+    assert not [line for line in again.seen() if "TL-M22" in line]
+    again.answer(sessions_lost=2)
+    assert again.seen() == [f'line "telemetry": {what}. {do}']
+
+
+def test_a_broker_that_answers_qos_2_as_qos_1(down: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+    """It said ``adds up ✓``; only --json had ``degraded: 21000``."""
+    runs(down)
+    down.answer(accepted=21_000, delivered=20_990, queued=10, degraded=20_990, oldest=NOW - 1)
+    down.batch(0, 0, 21_000)
+    account = "taken 21,000 = delivered 20,990 (20,990 of them at QoS 1, not 2) + waiting 10"
+    assert down.seen() == [
+        'line "commands": the broker answers QoS 2 as if it were QoS 1: from now on a message may be doubled. Take a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]',
+        f'line "commands"   {account}   in 0/s   out 0/s   lag 1.0 s   running',
+    ]
+    serve(down, gateways)
+    assert status(down) == [
+        'bridge "plant-7"   running (pid 4711)   spark running   kafka reachable   last word 12:31:07',
+        '▸ line "commands"   exactly_once   query running',
+        f"  account   {account}   adds up ✓, but is not exactly once ✗",
+        "  session   plant-7-commands at mqtt://broker.example:1883   online",
+        "  outbox    queued 10   in flight 0   0.0 MB on disk   0 offsets behind in Kafka",
+        "  pace      in 0/s   out 0/s   lag 1.0 s",
+        "  ! published with QoS 2 and taken by the broker as QoS 1, so perhaps doubled: 20,990 messages.   [TL-B58]",
+    ]
+
+
+def test_a_mistake_in_the_sql(up: Watched) -> None:
+    runs(up)
+
+    class AnalysisException(Exception):
+        pass
+
+    said = "[UNRESOLVED_ROUTINE] Cannot resolve routine `lenght` on search path [`system`.`builtin`]. SQLSTATE: 42883; line 1 pos 0;"
+    fails(up, AnalysisException(said))
+    assert up.seen() == [
+        "line \"telemetry\": Spark does not understand the line's SQL: Cannot resolve routine `lenght` on search path [`system`.`builtin`]. Correct it in the bridge file; the columns are those of the line's source.   [TL-C74]",
+        'line "telemetry": this line stops',
+        'line "telemetry"   received 0 = in Kafka 0 + waiting 0   in 0/s   out 0/s   lag 0.0 s   receiving, query stopped',
+    ]
+
+
+def test_a_gateway_that_does_not_start(up: Watched) -> None:
+    up.gateway._failed(
+        Refused("TL-M10", "mqtt://broker.example:1883", "not authorized (0x87)", "Check user and password.")
+    )
+    assert up.gateway.fatal is not None
+    assert up.seen() == [
+        'line "telemetry": mqtt://broker.example:1883: not authorized (0x87). Check user and password.   [TL-M10]'
+    ]
+    assert status(up)[2:] == [
+        "  account   unknown: no gateway answers",
+        "  ! no gateway runs: nothing is received; the broker keeps what it can for this client's session. towline run starts it again.",
+        "  ! mqtt://broker.example:1883: not authorized (0x87). Check user and password.   [TL-M10]",
+    ]
+
+
+def test_messages_that_went_another_way(down: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
+    runs(down)
+    down.answer(accepted=9, delivered=5, expired=1, refused=2, queued=1, oldest=NOW - 61)
+    down.batch(0, 0, 12, filtered=2, dead_lettered=1, kept=12)
+    assert down.seen() == [
+        'line "commands": 1 message went to the dead-letter topic; towline dlq show tells why',
+        'line "commands"   taken 12 = delivered 5 + dead-lettered 1 + filtered 2 + expired 1 + refused 2 + waiting 1   in 0/s   out 0/s   lag 61.0 s   running',
+    ]
+    serve(down, gateways)
+    assert status(down)[-2:] == [
+        "  ! refused by the broker for good: 2 messages. See towline refused show, and towline refused replay.",
+        "  ! in the dead-letter topic: 1 message. towline dlq show tells why, towline dlq replay carries them on.",
+    ]
+
+
+def test_a_line_that_was_renamed_in_the_file(up: Watched) -> None:
+    """It told ``query not started … Start towline run`` while that was running."""
+    runs(up)
+    up.board.save()
+    told = render(collect(up.bridge.state_dir, ["telemetryX"])).splitlines()
+    assert [line.rstrip() for line in told[1:]] == [
+        '▸ line "telemetryX"      query not in the running bridge',
+        "  account   unknown: no gateway answers",
+        "  ! the file has changed since towline run was started. Start it again to run this line.",
+    ]
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A bridge for which there is no broker, no Kafka, and a Java that does not start; and its environment."""
+    text = GOOD.replace("mqtt://a:1883", "mqtt://127.0.0.1:1").replace("k1:9092", "127.0.0.1:1")
+    file = read(text, tmp_path).file
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").symlink_to("/bin/false")
+    environ = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    return file, {**environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+
+
+def real(nowhere: tuple[Path, dict[str, str]], *command: str) -> subprocess.Popen[str]:
+    """A real process, its console in ``out``."""
+    file, environ = nowhere
+    with (file.parent / "out").open("w") as out:
+        towline = [*command[:-1], sys.executable, "-m", "towline.cli", command[-1], str(file)]
+        return subprocess.Popen(towline, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=environ, text=True)
+
+
+def console(nowhere: tuple[Path, dict[str, str]], *awaited: str) -> list[str]:
+    """Its lines, once they hold what is awaited; each once, times and places aside."""
+    out = nowhere[0].parent / "out"
+    wait_until(lambda: all(text in out.read_text() for text in awaited), what=f"{awaited}")
+    text = out.read_text().replace(str(nowhere[0].parent), "HERE")
+    text = re.sub(r"\d\d:\d\d:\d\d", "12:31:07", re.sub(r"in \d+\.\d s", "in N s", text))
+    return list(dict.fromkeys(re.sub(r"for \d+ s", "for N s", re.sub(r"pid \d+", "pid 4711", text)).splitlines()))
+
+
+def test_a_real_one_that_reaches_nothing(nowhere: tuple[Path, dict[str, str]]) -> None:
+    """`nohup`, so that a log-out does not end it; SIGTERM does."""
+    process = real(nowhere, "nohup", "run")
+    try:
+        console(nowhere, "[TL-K01]", "the same", "broker offline")
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert int(re.findall(r"SigIgn:\s*(\w+)", status)[0], 16) & 1 << (signal.SIGHUP - 1)
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+    again = "starting again in N s, messages go on being received (log: HERE/state/logs/driver.log)"
+    assert sorted(console(nowhere)) == sorted(
+        [
+            'line "telemetry": mqtt://127.0.0.1:1: no connection (connection refused). Is the broker up, and the port right?   [TL-M01]',
+            'line "telemetry"   received 0 = in Kafka 0 + waiting 0   in 0/s   out 0/s   lag 0.0 s   broker offline',
+            f"spark: the session did not start: Spark's JVM ended before it was ready. The details are in the driver's log.   [TL-B01]; {again}",
+            f"spark: the same; {again}",
+            "127.0.0.1:1: Kafka did not answer for N s: 127.0.0.1:1: Connect to ipv4#127.0.0.1:1 failed: Connection refused. Check kafka.bootstrap.servers, the network and, if Kafka asks for them, user and password.   [TL-K01]",
+            "kafka: messages go on being received and wait on disk; trying again",
+            'line "telemetry": received 0 = in Kafka 0 + waiting 0   adds up ✓',
+            'line "telemetry": no broker was reached',
+        ]
+    )
+
+
+def test_a_real_one_that_is_killed(nowhere: tuple[Path, dict[str, str]]) -> None:
+    process = real(nowhere, "run")
+    console(nowhere, "broker offline")
+    state_dir = nowhere[0].parent / "state"
+    wait_until(lambda: '"state": "offline"' in (state_dir / "bridge.json").read_text(), what="its board")
+    process.kill()
+    process.wait()
+    endpoint = state_dir / "telemetry" / "endpoint.json"
+    wait_until(lambda: not endpoint.exists(), what="the end of its gateway")
+    assert real(nowhere, "status").wait(60) == 3
+    assert console(nowhere) == [
+        'bridge "plant-7"   not running, it was killed (pid 4711)   last word 12:31:07',
+        '▸ line "telemetry"   at_least_once   query not running',
+        "  account   unknown: no gateway answers",
+        "  last word 12:31:07: received 0 = in Kafka 0 + waiting 0",
+        "  ! no gateway runs: nothing is received; the broker keeps what it can for this client's session. Start towline run.",
+    ]
+    log = (state_dir / "logs" / "gateway-telemetry.log").read_text().splitlines()
+    told = [(line["event"], line.get("code"), line.get("reason")) for line in map(json.loads, log)]
+    assert list(dict.fromkeys(told)) == [
+        ("no connection", "TL-M01", f"telemetry at {REFUSED}".replace("broker.example:1883", "127.0.0.1:1")),
+        ("serving", None, None),
+        ("owner ended, ending too", None, None),
+        ("ended", None, "as asked"),
+    ]

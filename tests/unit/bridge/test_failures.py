@@ -1,0 +1,164 @@
+"""One line out of Spark's failures; the texts are Spark 4.3's own, shortened."""
+
+from __future__ import annotations
+
+import pytest
+
+from towline.bridge.failures import NO_JVM, reason
+from towline.errors import KafkaError
+
+#: What follows the exception of a query that ended: its plan names what the line's SQL could raise.
+PLAN = """
+=== Streaming Query ===
+Identifier: [id = 1980f8e1, runId = 9d8ba282]
+Current Available Offsets: {PythonMicroBatchStreamWithAdmissionControl@34234b29: {"o": 1}}
+
+Current State: ACTIVE
+Thread State: RUNNABLE
+
+Logical Plan:
+WriteToMicroBatchDataSource noop-table
++- ~Project [if ((a#0 = 1)) cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage, concat(line "x": topic ,
+cast(a#0 as string),  that is not legal. Give.   [TL-B02])), NullType) as int) else a#0 AS z#1]
++- raise line "x": a topic that is not legal.   [TL-B02]
+"""
+
+
+class AnalysisException(Exception):
+    """PySpark's, as far as its name counts."""
+
+
+def test_our_own_line_is_found_in_sparks_traces() -> None:
+    text = (
+        "[STREAM_FAILED] Query [id = 1] terminated: Job aborted\n  File x\n"
+        "towline.errors.KafkaError: k1:9092: no server answered. Trying again.   [TL-K01]\n\tat org.apache"
+    )
+    why = reason(RuntimeError(text), "x")
+    assert (why.code, why.text, why.permanent) == (
+        "TL-K01",
+        "k1:9092: no server answered. Trying again.   [TL-K01]",
+        False,
+    )
+
+
+def test_our_own_error_stays_itself() -> None:
+    why = reason(KafkaError("TL-K01", "k", "gone"), "x")
+    assert (why.code, why.text) == ("TL-K01", "k: gone.   [TL-K01]")
+
+
+def test_configuration_is_permanent() -> None:
+    assert reason("x: y. z   [TL-C44]", "x").permanent
+
+
+def test_sparks_errors_keep_their_first_sentence() -> None:
+    why = reason(
+        AnalysisException(
+            "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `x` cannot be resolved. SQLSTATE: 42703;\nplan"
+        ),
+        "l",
+    )
+    assert why.permanent
+    assert why.code == "TL-C74"
+    assert "`x` cannot be resolved" in why.text
+    other = reason(RuntimeError("java.lang.OutOfMemoryError: heap\n\tat x"), 'line "l"')
+    assert other.text.startswith('line "l": the query failed: java.lang.OutOfMemoryError: heap.')
+    assert not other.permanent
+    assert "\n" not in reason(RuntimeError(""), "l").text
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "[STREAM_FAILED] Query [id = 19, runId = 9d] terminated with exception:  SQLSTATE: X (no cause message)",
+            "a Python process of Spark's has ended (it was killed, or there was no memory left). The details",
+        ),
+        (
+            (
+                "Job aborted due to stage failure: Lost task 0.0 in stage 2.0 (TID 2) (h executor driver): "
+                "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)."
+            ),
+            "a Python process of Spark's has ended (it was killed, or there was no memory left). The details",
+        ),
+        ("An error occurred while calling o1.start.\n: java.lang.X: y\n\tat z", "java.lang.X: y. The details"),
+    ],
+)
+def test_the_reason_is_an_exception_and_never_the_plan(text: str, told: str) -> None:
+    why = reason(RuntimeError(text + PLAN), 'line "x"')
+    assert why.code == "TL-B01"
+    assert why.text.startswith(f'line "x": the query failed: {told}')
+    assert not why.permanent
+
+
+def test_a_jvm_that_does_not_start_is_told_in_words() -> None:
+    text = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
+    why = reason(RuntimeError(text), "spark", "the session did not start")
+    assert why.text.startswith(f"spark: the session did not start: {NO_JVM}. The details are in the driver's log.")
+
+
+@pytest.mark.parametrize("before", ["", "Job aborted: Lost task 0.0: org.apache.spark.SparkRuntimeException: "])
+def test_what_the_sql_of_a_line_raises_is_the_reason(before: str) -> None:
+    said = 'line "x": topic [USER_RAISED_EXCEPTION] y [TL-C01] is not legal. Give one.   [TL-B02]'
+    why = reason(RuntimeError(f"{before}[USER_RAISED_EXCEPTION] {said} SQLSTATE: P0001{PLAN}"), "x")
+    assert (why.code, why.text, why.permanent) == ("TL-B02", said, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[UNRESOLVED_ROUTINE] Cannot resolve routine `lenght` on search path. SQLSTATE: 42883; line 1 pos 0",
+        "[PARSE_SYNTAX_ERROR] Syntax error at or near end of input. SQLSTATE: 42601 (line 1, pos 3)",
+        '[DATATYPE_MISMATCH.BINARY_OP_DIFF_TYPES] Cannot resolve "(a + array(1))" types. SQLSTATE: 42K09; line 1',
+        "[WRONG_NUM_ARGS.WITHOUT_SUGGESTION] The `substring` requires [2, 3] parameters. SQLSTATE: 42605; line 1",
+        "[TABLE_OR_VIEW_NOT_FOUND] The table or view `t` cannot be found. SQLSTATE: 42P01; line 1 pos 20",
+        "[INVALID_WHERE_CONDITION] The WHERE condition contains invalid expressions: sum(a). SQLSTATE: 42903; line 1",
+        "[UNSUPPORTED_GENERATOR.OUTSIDE_SELECT] The generator is not supported: outside the SELECT. SQLSTATE: 42K0E",
+        '[UNSUPPORTED_DATATYPE] Unsupported data type "NOSUCH". SQLSTATE: 0A000',
+    ],
+)
+def test_only_what_the_sql_of_a_line_causes_is_final(text: str) -> None:
+    why = reason(AnalysisException(text), 'line "x"')
+    assert (why.code, why.permanent) == ("TL-C74", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (
+            "[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source mqtt: BlockingIOError: x SQLSTATE: 38000",
+            "TL-B01",
+        ),
+        (
+            (
+                "[PYTHON_DATA_SOURCE_ERROR] Failed to plan Python data source mqtt: Traceback:\n"
+                "OSError: [Errno 28] No space left on device SQLSTATE: 38000"
+            ),
+            "TL-B56",
+        ),
+        ("[PATH_NOT_FOUND] Path does not exist: file:/ck. SQLSTATE: 42K03", "TL-B01"),
+        ("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: mqtt. SQLSTATE: 42K02", "TL-B01"),
+        ("[STATE_STORE_INVALID_PROVIDER] The given State Store Provider x. SQLSTATE: 42K06", "TL-B01"),
+        ("Unable to instantiate: java.net.ConnectException", "TL-B01"),
+    ],
+)
+def test_what_the_machine_causes_is_tried_again(text: str, code: str) -> None:
+    """[ran] one with a full disk behind it was "correct the SQL"."""
+    why = reason(AnalysisException(text), 'line "x"')
+    assert (why.code, why.permanent) == (code, False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "java.io.IOException: No space left on device" + PLAN,
+        (
+            "An error occurred while calling o150.start.\n: org.apache.hadoop.fs.FSError: java.io.IOException: "
+            "No space left on device\n\tat x"
+        ),
+        "[Errno 122] Disk quota exceeded: '/x'",
+    ],
+)
+def test_a_full_disk_is_called_one(text: str) -> None:
+    why = reason(RuntimeError(text), 'line "x"')
+    assert (why.code, why.permanent) == ("TL-B56", False)
+    assert "no space is left on the disk" in why.text

@@ -1,0 +1,148 @@
+"""What the driver finds around it: Java, an environment it can live in, and a directory that does not grow."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bridge.test_config import GOOD, read
+from towline.bridge.surroundings import check_java, environment, scratch, short_sockets
+from towline.errors import SetupError
+from towline.gateway.endpoint import MAX_SOCKET_BYTES
+
+
+def java(place: Path, version: str) -> Path:
+    """A program that says which version it is."""
+    made = place / "bin" / "java"
+    made.parent.mkdir(parents=True)
+    made.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    made.chmod(0o755)
+    return made
+
+
+def told(environ: dict[str, str], *, version: bool = False) -> str:
+    with pytest.raises(SetupError) as caught:
+        check_java(environ, version=version)
+    return str(caught.value)
+
+
+def test_without_java_the_first_word_is_to_install_it(tmp_path: Path) -> None:
+    do = "Install Java 17 (Debian: apt install openjdk-17-jre-headless), or set JAVA_HOME.   [TL-S21]"
+    head = "java: Spark needs Java 17 or newer, and"
+    assert told({"PATH": str(tmp_path)}) == f"{head} there is none on PATH. {do}"
+    assert told({"PATH": str(tmp_path), "JAVA_HOME": "/nowhere"}) == (
+        f"{head} JAVA_HOME is /nowhere, which has no bin/java. {do}"
+    )
+    old = java(tmp_path / "old", "11.0.2")
+    assert told({"PATH": str(old.parent)}, version=True) == f"{head} {old} is version 11. {do}"
+
+
+def test_a_java_that_will_do_is_no_matter(tmp_path: Path) -> None:
+    good, older = java(tmp_path / "good", "21.0.1"), java(tmp_path / "older", "1.8.0_402")
+    check_java({"PATH": str(older.parent), "JAVA_HOME": str(good.parent.parent)}, version=True)
+    check_java({"PATH": str(older.parent)})  # its version is asked only after it has failed
+    check_java({"PATH": "", "SPARK_HOME": "/opt/spark"}, version=True)  # its own files may name one
+
+
+def test_no_java_ends_the_bridge_at_once(tmp_path: Path) -> None:
+    read(GOOD, tmp_path)
+    environ = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    done = subprocess.run(
+        [sys.executable, "-m", "towline.cli", "run", str(tmp_path / "bridge.toml")],
+        env={**environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("java: Spark needs Java 17 or newer, and there is none on PATH. Install Java 17")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "locale"),
+    [
+        ({"LC_ALL": "C", "LANG": "de_DE.UTF-8"}, "C.UTF-8"),
+        ({"LANG": "de_DE"}, "C.UTF-8"),
+        ({}, "C.UTF-8"),
+        ({"LC_ALL": "", "LC_CTYPE": "C", "LANG": "en_US.UTF-8"}, "C.UTF-8"),
+        ({"LANG": "en_US.utf8"}, None),
+        ({"LC_ALL": "tr_TR.UTF-8", "LANG": "C"}, "tr_TR.UTF-8"),
+    ],
+)
+def test_spark_can_name_any_file(tmp_path: Path, given: dict[str, str], locale: str | None) -> None:
+    """A JVM whose locale is C can't open the checkpoint in a directory such as this."""
+    assert environment(read(GOOD, tmp_path), tmp_path, given).get("LC_ALL") == locale
+
+
+def test_sparks_folders_lie_in_the_state_directory(tmp_path: Path) -> None:
+    place = tmp_path / 'a "b" c'
+    place.mkdir()
+    made = environment(read(GOOD, tmp_path), place, {"SPARK_SUBMIT_OPTS": "-Xlog:gc"})
+    assert made["SPARK_LOCAL_DIRS"] == str(place)
+    assert shlex.split(made["SPARK_SUBMIT_OPTS"]) == ["-Xlog:gc", f"-Djava.io.tmpdir={place}"]
+    users = read(GOOD + "\n[spark]\nconf = { 'spark.local.dir' = '/fast' }\n", tmp_path)
+    assert "SPARK_LOCAL_DIRS" not in environment(users, place, {})
+    assert environment(users, place, {"SPARK_LOCAL_DIRS": "/f"})["SPARK_LOCAL_DIRS"] == "/f"
+
+
+def test_the_folders_of_those_who_have_ended_go(tmp_path: Path) -> None:
+    left = tmp_path / "tmp" / "spark-left"
+    (left / "blockmgr-1").mkdir(parents=True)
+    (left / "blockmgr-1" / "x").touch()
+    first, lock = scratch(tmp_path)
+    assert not left.exists()
+    holder = subprocess.Popen(["sleep", "60"], pass_fds=(lock,))
+    os.close(lock)
+    second, other = scratch(tmp_path)
+    os.close(other)
+    assert first.exists()  # its process lives
+    holder.kill()
+    holder.wait()
+    third, lock = scratch(tmp_path)
+    assert [path.name for path in (tmp_path / "tmp").iterdir()] == [third.name]
+    assert not second.exists()
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
+
+
+def test_a_long_path_is_no_place_for_sockets() -> None:
+    assert short_sockets("/var/lib/towline/plant-7/tmp/spark-abcdefgh") == {}
+    assert short_sockets(None) == {}
+    assert short_sockets("/" + "x" * MAX_SOCKET_BYTES) == {"spark.python.unix.domain.socket.dir": "/tmp"}  # noqa: S108
+
+
+PROGRAM = """
+import os, signal, sys, time
+from towline.bridge import supervisor
+from towline.bridge.config import load
+from towline.bridge.screen import PlainScreen
+from towline.cli import main
+def equipped(bridge):
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+supervisor.equipped = equipped
+supervisor.check_java = lambda: None
+main(["run", sys.argv[1]])
+"""
+
+
+def test_a_second_ctrl_c_before_anything_runs(tmp_path: Path) -> None:
+    """Maven may be at work for minutes; it used to end in an AttributeError."""
+    read(GOOD, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "bridge.toml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr) == (130, "")

@@ -1,0 +1,127 @@
+"""What an operator sees of a bridge whose children tell what they tell: the real keepers, board, screen and status."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from towline.bridge.board import Board
+from towline.bridge.config import parse
+from towline.bridge.keepers import DriverKeeper, GatewayKeeper, KafkaKeeper
+from towline.bridge.screen import PlainScreen
+from towline.bridge.supervisor import Supervisor
+
+__all__ = ["Watched"]
+
+_FILE = """
+name = "plant-7"
+state_dir = "state"
+mqtt = {{ brokers = "mqtt://broker.example" }}
+kafka = {{ bootstrap_servers = "k1:9092" }}
+{}
+"""
+_LINES = {
+    "up": '[[uplink]]\nname = "telemetry"\nguarantee = "{}"\nroute = [{{ from = "telemetry/#", topic = "telemetry" }}]',
+    "down": '[[downlink]]\nname = "commands"\nguarantee = "{}"\nfrom = "commands"\ntopic = "c/{{key}}"',
+}
+
+
+class Hurried(threading.Event):
+    """Nobody waits for another try."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        del timeout
+        return self.is_set()
+
+
+class Watched:
+    """A bridge of one line without processes.
+
+    Args:
+        directory: For its files.
+        direction: Of its line.
+        guarantee: Of its line.
+    """
+
+    def __init__(self, directory: Path, direction: str = "up", guarantee: str = "at_least_once") -> None:
+        text = _FILE.format(_LINES[direction].format(guarantee))
+        self.bridge = parse(text, directory / "bridge.toml", {})
+        (self.line,) = self.bridge.lines
+        self.bridge.state_dir.mkdir(exist_ok=True)
+        self.out = io.StringIO()
+        self.screen = PlainScreen(self.out)
+        self.ending = Hurried()
+        self.board = Board("plant-7", self.bridge.state_dir, {self.line.name: direction})
+        log = self.bridge.logs / f"gateway-{self.line.name}.log"
+        self.gateway = GatewayKeeper(self.line, self.bridge.file, self.board, log, self.ending)
+        self.kafka = KafkaKeeper(self.bridge, self.board, self.ending)
+        self.spark = DriverKeeper(self.bridge, self.board, self.kafka, self.ending)
+        self.facts: dict[str, Any] = {
+            "state": "online",
+            "broker": "mqtt://broker.example:1883",
+            "client_id": f"plant-7-{self.line.name}",
+            "protocol": "5",
+            "guarantee": guarantee,
+            "connects": 1,
+            "session_kept_s": 0xFFFFFFFF,
+            "received": 0,
+            "end": 0,
+            "committed": 0,
+            "first": 0,
+            "unacknowledged": 0,
+            "ack_after": "journal",
+            "bytes_on_disk": 1_250_000,
+            "last_error": None,
+            "outbox": None,
+        }
+        if direction == "down":
+            names = ("accepted", "queued", "in_flight", "delivered", "expired", "refused", "bytes_on_disk")
+            self.facts["outbox"] = dict.fromkeys(names, 0)
+
+    def answer(self, **facts: Any) -> None:
+        """The gateway's next answer."""
+        outbox = self.facts["outbox"]
+        if outbox is not None:
+            outbox = {
+                **outbox,
+                **{name: facts.pop(name) for name in list(facts) if name in outbox or name == "degraded"},
+            }
+        self.facts |= {**facts, "outbox": outbox}
+        self.gateway._take(dict(self.facts))
+
+    def tell(self, kind: str, **facts: Any) -> None:
+        """A report of the driver."""
+        self.spark._take(json.dumps({"kind": kind, "at": 0.0, "line": self.line.name, **facts}))
+
+    def batch(self, number: int, start: int, end: int, **observed: int) -> None:
+        """A committed batch."""
+        rows = end - start
+        facts = {"journal": "j", "start": start, "end": end} if self.line.direction == "up" else {"query": "q"}
+        observed = {"rows": rows, "kept": rows, "filtered": 0, "unrouted": 0, **observed}
+        self.tell(
+            "progress", batch=number, rows=rows, observed=observed, behind=0, millis={"triggerExecution": 41}, **facts
+        )
+
+    def look(self) -> None:
+        """What the supervisor does a few times a second."""
+        for text in self.board.heard():
+            self.screen.say(text)
+        self.screen.show(self.board)
+
+    def farewell(self) -> None:
+        """The last lines."""
+        supervisor = Supervisor(self.bridge, self.screen)
+        supervisor._board = self.board
+        for text in supervisor._farewell():
+            self.screen.say(text)
+
+    def seen(self) -> list[str]:
+        """The console since the last call; the state directory is called STATE."""
+        self.look()
+        text = self.out.getvalue().replace(str(self.bridge.state_dir), "STATE").replace(str(self.bridge.file), "FILE")
+        self.out.seek(0)
+        self.out.truncate()
+        return text.splitlines()

@@ -1,0 +1,74 @@
+"""Logs stay small, and never end whoever writes them."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from towline.logfile import LogStream, own_log, trim
+
+PROGRAM = """
+import sys
+from towline.logfile import LogStream, own_log
+log = LogStream(sys.stderr, most=1000)
+for number in range(100):
+    print(f"line {number:03} " + "x" * 40, file=log, flush=True)
+print(own_log())
+"""
+
+
+def test_a_log_that_grows_is_put_aside_while_it_is_written(tmp_path: Path) -> None:
+    log = tmp_path / "gateway-telemetry.log"
+    with log.open("ab") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], stderr=file, stdout=subprocess.PIPE, text=True, check=True
+        )
+    assert done.stdout == f"{log}\n"  # its true name
+    assert {path.name for path in tmp_path.iterdir()} == {log.name, f"{log.name}.1", f"{log.name}.2"}
+    assert all(path.stat().st_size < 1100 for path in tmp_path.iterdir())
+    kept = "".join((tmp_path / f"{log.name}{end}").read_text() for end in (".2", ".1", ""))
+    numbers = [int(line.split()[1]) for line in kept.splitlines()]
+    assert numbers == list(range(numbers[0], 100))  # the newest lines, none missing
+    assert stat.S_IMODE((tmp_path / f"{log.name}.1").stat().st_mode) == 0o600
+
+
+def test_a_file_that_is_not_appended_to_is_left_alone(tmp_path: Path) -> None:
+    """``2> FILE`` of a user's: cut, it would have a gap of zeros."""
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        subprocess.run([sys.executable, "-c", PROGRAM], stderr=file, stdout=subprocess.PIPE, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+    assert len(log.read_text().splitlines()) == 100
+
+
+def test_a_log_that_can_not_be_put_aside_stays(tmp_path: Path) -> None:
+    log = tmp_path / "driver.log"
+    log.write_text("x" * 100)
+    (tmp_path / "driver.log.1").mkdir()
+    (tmp_path / "driver.log.2").mkdir()
+    (tmp_path / "driver.log.2" / "y").touch()
+    trim(log, most=10)
+    assert log.read_text() == "x" * 100
+    trim(tmp_path / "gone", most=10)
+
+
+def test_a_full_disk_ends_nobody() -> None:
+    full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - what its buffer holds can't be written either
+    with pytest.raises(OSError, match="No space"):
+        print("x", file=full, flush=True)
+    print("x", file=LogStream(full), flush=True)
+    with pytest.raises(OSError, match="No space"):
+        full.close()
+
+
+def test_standard_error_may_be_no_file() -> None:
+    program = "from towline.logfile import own_log; print(own_log())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], stderr=subprocess.PIPE, capture_output=False, stdout=-1, check=True
+    )
+    assert done.stdout == b"None\n"
+    assert own_log() is None or own_log() != Path()
