@@ -129,7 +129,10 @@ class RabbitMQ(OnErlang):
 
 
 class Ejabberd(OnErlang):
-    """ejabberd with ``mod_mqtt`` and nothing else, for every user. `settings` are options of ``mod_mqtt``."""
+    """ejabberd with ``mod_mqtt`` and nothing else, for every user who gives a name and any password.
+
+    `settings` are options of ``mod_mqtt``.
+    """
 
     name: ClassVar[str] = "ejabberd"
     installed: ClassVar[tuple[str, str]] = ("/usr/lib", "*/ejabberd-*/ebin/mod_mqtt.beam")

@@ -422,10 +422,10 @@ class Outbound:
             yield Acknowledged(message.token, QUOTA_EXCEEDED)
 
     def _received(self, packet: Answer, message: _Message) -> Iterator[Action]:
+        self._unproven = False
         if int(packet.reason_code) >= 0x80:
             yield from self._finish(packet, message)  # a negative answer is final [MQTT-4.4.0-2]
             return
-        self._unproven = False
         if self._durable and message.phase is Phase.PUBLISHED:
             self._untold.append(packet.packet_id)
         message.phase = Phase.RELEASED

@@ -61,3 +61,33 @@ def test_exactly_once_downlink_stands_still_at_the_first_message(rabbitmq: Rabbi
     assert (outbox["delivered"], outbox["degraded"]) == (1, 1)
     assert outbox["queued"] + outbox["in_flight"] == 49
     assert "exactly once" in outbox["held_back"]
+
+
+def test_a_downlink_of_qos_1_loses_nothing_when_the_gateway_is_killed(
+    rabbitmq: RabbitMQ, new_gateway: NewGateway
+) -> None:
+    """It keeps no session without subscriptions: nothing of that is told as a loss."""
+    ear = new_gateway(rabbitmq.uri, "ear-1", subscriptions=[{"filter": "down/#", "qos": 1}], protocol="3.1.1")
+    ear.start()
+    ear.until(state="online")
+    gateway = new_gateway(rabbitmq.uri, "down-1", subscriptions=[], outbox={}, protocol="3.1.1")
+    client = gateway.start()
+    rows = rows_of([{"topic": "down/x", "payload": b"%d" % n, "qos": 1} for n in range(500)])
+    client.send("q/0", 0, [rows], MESSAGE_SCHEMA)
+    wait_until(lambda: ear.status()["journaled"] >= 50, what="some of them")
+    gateway.stop(signal.SIGKILL)
+    client = gateway.start()
+    stored = client.send("q/0", 0, [rows], MESSAGE_SCHEMA)
+    assert client.sent(stored.end, timeout_s=60)
+    wait_until(lambda: set(ear.seen()) == set(range(500)), what="all of them")
+    assert gateway.status()["sessions_lost"] == 0
+
+
+def test_a_shared_subscription_is_refused_on_the_way_down(rabbitmq: RabbitMQ, new_gateway: NewGateway) -> None:
+    """To 3.1.1 it is a filter as any other: it is granted, and nothing would ever arrive."""
+    gateway = new_gateway(
+        rabbitmq.uri, "shared", subscriptions=[{"filter": "$share/g/up/#", "qos": 1}], protocol="auto"
+    )
+    gateway.start()
+    error = wait_until(lambda: gateway.status()["last_error"], what="an error")
+    assert "MQTT 3.1.1 can't be used: a shared subscription" in error["text"]

@@ -150,6 +150,41 @@ def test_a_version_the_broker_does_not_speak_is_one_sentence(protocol: str, kind
     assert "\n" not in str(caught.value)
 
 
+def hangs_up(line: Line) -> None:
+    line.expect(ConnectPacket)
+
+
+def answers_311(line: Line) -> None:
+    old = Line(line.sock, 4)
+    old.expect(ConnectPacket)
+    old.send(ConnAckPacket())
+    assert isinstance(old.receive(), DisconnectPacket), "it was only to see whether the broker answers"
+
+
+def takes_one(line: Line) -> None:
+    line.welcome()
+    line.send(PubAckPacket(line.expect(PublishPacket).packet_id or 0))
+    assert isinstance(line.receive(), DisconnectPacket)
+
+
+def takes_one_311(line: Line) -> None:
+    takes_one(Line(line.sock, 4))
+
+
+@pytest.mark.parametrize(
+    "scripts",
+    [
+        pytest.param([hangs_up, answers_311, takes_one], id="it was restarting, and speaks version 5"),
+        pytest.param([hangs_up, answers_311, hangs_up, takes_one_311], id="it speaks 3.1.1 only"),
+    ],
+)
+def test_an_end_in_place_of_connack_is_a_guess_at_the_version_that_is_confirmed(
+    scripts: list[Callable[[Line], None]],
+) -> None:
+    with Scripted(*scripts) as server, Client(server.uri, client_id="x", protocol="auto") as client:
+        assert client.publish("t", b"x").wait(60).reason == 0
+
+
 def test_a_message_over_a_limit_that_3_1_1_has_no_word_for_stops_no_other(new_mosquitto: NewMosquitto) -> None:
     """The broker ends the connection at it each time it is sent; version 5 would have named a Maximum Packet Size."""
     broker = new_mosquitto(max_packet_size="2000")

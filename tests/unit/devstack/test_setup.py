@@ -194,3 +194,14 @@ def test_no_host_is_named_in_the_script() -> None:
 
 def test_this_python_will_do(script: ModuleType) -> None:
     assert script.python() == sys.executable
+
+
+def test_brokers_that_only_tests_need_may_be_missing(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*packages: str) -> None:
+        raise script.Problem(f"no apt-get here. Install by hand: {' '.join(packages)}")
+
+    monkeypatch.setattr(script, "run", lambda *command, **_: subprocess.CompletedProcess(command, 1, "", ""))
+    monkeypatch.setattr(script, "apt_install", refuse)
+    name, warning = script.other_brokers()
+    assert name == "not both here"
+    assert "tests that need them skip: no apt-get here" in warning

@@ -710,7 +710,20 @@ def test_a_subscribe_without_answer_is_an_error() -> None:
     assert session.deadline() == 16.0
     session.handle(Received([]), 12.0)
     assert session.handle(Tick(), 16.0) == [], "a large message may be arriving"
-    assert "no answer to SUBSCRIBE within 10 s" in str(only(session.handle(Tick(), 22.0), Close).error)
+    close = only(session.handle(Tick(), 22.0), Close)
+    assert "no answer to SUBSCRIBE within 10 s. Trying again." in str(close.error)
+    assert not close.unanswered
+
+
+def test_only_before_connack_is_it_asked_whether_this_is_an_mqtt_listener() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 0.0)
+    before = session.broke("mqtt://b:1883")
+    receive(session, ConnAckPacket())
+    after = session.broke("mqtt://b:1883")
+    assert (before.unanswered, after.unanswered) == (True, False)
+    assert "mqtt://b:1883: the connection ended in place of CONNACK." in str(before.error)
+    assert str(after.error) == "mqtt://b:1883: the connection broke. Trying again.   [TL-M05]"
 
 
 def test_a_suback_is_not_missed_while_we_do_not_read() -> None:

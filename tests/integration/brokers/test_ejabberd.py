@@ -1,0 +1,106 @@
+"""ejabberd 23.01 with mod_mqtt: it speaks MQTT 5, has a window of 1, and keeps sessions in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, payloads
+from towline.devstack import Ejabberd
+from towline.gateway.outrows import MESSAGE_SCHEMA, rows_of
+from towline.mqtt.client import Client
+
+__all__ = ["new_gateway"]
+
+USER = "towline@localhost"
+
+
+def at(broker: Ejabberd, new_gateway: NewGateway, name: str, **settings: object) -> Gateway:
+    secret = broker.directory / "any-password"
+    secret.touch(mode=0o600)
+    secret.write_text("any")
+    return new_gateway(broker.uri, name, username=USER, password_file=secret, **settings)
+
+
+def publish(broker: Ejabberd, numbers: range, topic: str, qos: int) -> None:
+    with Client(broker.uri, client_id="device", username=USER, password="any") as client:
+        for receipt in [client.publish(topic, b"%d" % n, qos=qos) for n in numbers]:
+            receipt.wait(30)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_an_uplink_session_outlives_a_kill_of_the_gateway(
+    ejabberd: Ejabberd, new_gateway: NewGateway, qos: int
+) -> None:
+    guarantee = "exactly_once" if qos == 2 else "at_least_once"
+    filters = [{"filter": f"up{qos}/#", "qos": qos}]
+    gateway = at(ejabberd, new_gateway, f"up-{qos}", subscriptions=filters, guarantee=guarantee)
+    gateway.start()
+    gateway.until(state="online", protocol="5")
+    publish(ejabberd, range(40), f"up{qos}/x", qos)
+    gateway.until(journaled=40)
+    gateway.stop(signal.SIGKILL)
+    publish(ejabberd, range(40, 80), f"up{qos}/x", qos)
+    gateway.start()
+    gateway.until(journaled=80, sessions_lost=0)
+    gateway.stop()
+    assert payloads(gateway) == list(range(80))
+
+
+def seen_by(ear: Gateway, count: int) -> list[int]:
+    wait_until(lambda: ear.status()["journaled"] >= count, what=f"{count} messages")
+    return ear.seen()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_downlink_loses_nothing_when_the_gateway_is_killed(
+    ejabberd: Ejabberd, new_gateway: NewGateway, qos: int
+) -> None:
+    ear = at(ejabberd, new_gateway, f"ear-{qos}", subscriptions=[{"filter": f"down{qos}/#", "qos": qos}])
+    ear.start()
+    ear.until(state="online")
+    guarantee = "exactly_once" if qos == 2 else "at_least_once"
+    gateway = at(ejabberd, new_gateway, f"down-{qos}", subscriptions=[], outbox={}, guarantee=guarantee)
+    client = gateway.start()
+    gateway.until(state="online")
+    rows = rows_of([{"topic": f"down{qos}/x", "payload": b"%d" % n, "qos": qos} for n in range(200)])
+    client.send("q/0", 0, [rows], MESSAGE_SCHEMA)
+    seen_by(ear, 50)
+    gateway.stop(signal.SIGKILL)
+    client = gateway.start()
+    stored = client.send("q/0", 0, [rows], MESSAGE_SCHEMA)
+    assert stored.already
+    assert client.sent(stored.end, timeout_s=60)
+    numbers = seen_by(ear, 200)
+    assert set(numbers) == set(range(200))
+    if qos == 2:
+        assert len(numbers) == 200
+    status = gateway.status()
+    assert (status["outbox"]["delivered"], status["sessions_lost"]) == (200, 0)
+
+
+def test_a_shared_subscription_it_does_not_offer_is_refused(ejabberd: Ejabberd, new_gateway: NewGateway) -> None:
+    line = at(ejabberd, new_gateway, "shared", subscriptions=[{"filter": "$share/g/up/#", "qos": 1}]).fail()
+    assert "no shared subscriptions" in line
+    assert "TL-M17" in line
+
+
+def test_two_stand_side_by_side_and_leave_no_process(ejabberd: Ejabberd, tmp_path: Path) -> None:
+    """Erlang's epmd, one for a machine, would outlive both."""
+    with Ejabberd(tmp_path / "other") as other:
+        assert other.running
+        assert ejabberd.running
+        assert other.port != ejabberd.port
+    left = [process.name() for process in psutil.process_iter() if str(other.directory) in environment(process)]
+    assert left == []
+
+
+def environment(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return str(process.environ())
+    return ""
