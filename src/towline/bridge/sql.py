@@ -374,20 +374,25 @@ def _with_letters(
         "topic": f"CASE WHEN {dead} THEN {literal(letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
         "headers": f"CASE WHEN {dead} THEN {_letter_headers(letters)} ELSE {made['headers']} END",
-        ORIGIN: f"CASE WHEN {REASON} IS NULL THEN {_origin(routes)} END",
+        **_origin(routes),
     }
 
 
-def _origin(routes: Sequence[Route]) -> str:
-    """What the sink needs to make a letter of a record that Kafka would refuse."""
+def _origin(routes: Sequence[Route]) -> dict[str, str]:
+    """What the sink needs to make a letter of a record that Kafka would refuse: the columns of `ORIGIN`."""
+    own = _switch(routes, lambda route: str(2 * len(route.headers)), "0")
     none = f"CAST(NULL AS {HEADER_TYPE})"
-    parts = {
-        **{name: name for name in ("gateway", "offset", "duplicate")},
-        # A field that is never null would make Arrow refuse the struct where it is.
-        "own": f"CASE WHEN {REASON} IS NULL THEN {_switch(routes, lambda route: str(len(route.headers)), '0')} END",
-        "headers": _switch(routes, lambda route: none if route.properties else _property_headers(), none),
-    }
-    return f"named_struct({', '.join(f'{literal(name)}, {value}' for name, value in parts.items())})"
+    message = _switch(routes, lambda route: none if route.properties else _property_headers(), none)
+    values = (
+        "gateway",
+        f"CASE WHEN {REASON} IS NULL THEN offset END",
+        f"CAST({own} + CAST(coalesce(duplicate, false) AS INT) AS INT)",
+        f"CASE WHEN {REASON} IS NULL THEN {message} END",
+    )
+    made = dict(zip(ORIGIN, values, strict=True))
+    if all(route.properties for route in routes):
+        made.popitem()  # no record lacks them
+    return made
 
 
 def _sameness(routes: Sequence[Route]) -> dict[str, str]:

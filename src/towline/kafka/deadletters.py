@@ -48,8 +48,7 @@ _DETAIL_LIMIT: Final = 500
 #: Bytes a Kafka record needs beside key, value and headers: batch header 61, record header at most 21 (KIP-98), and
 #: room for the varints of eight headers of ours.
 _FRAME: Final = 200
-#: As long as a number of 64 bits: int() refuses one of 5,000 digits with words of its own.
-_INT64: Final = re.compile(r"-?[0-9]{1,19}")
+_NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
 #: Longest name kept; Kafka's own limit is 249 (org.apache.kafka.common.internals.Topic), a wrong one may be longer.
 _NAME_LIMIT: Final = 1000
 
@@ -279,8 +278,8 @@ def _number(ours: dict[str, str], name: str) -> int | None:
     text = ours.get(name)
     if text is None:
         return None
-    if not _INT64.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
-        raise ValueError(f'no dead letter: header "{name}" is no number')
+    if not _NUMBER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
+        raise ValueError(f'no dead letter: header "{name}" is no number of 64 bits')
     return int(text)
 
 
