@@ -13,6 +13,7 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.identity import IDENTITY_FILE, Identity, settle
 from towline.bridge.model import Bridge
+from towline.bridge.recovery import begin_again
 from towline.errors import ConfigError
 
 
@@ -89,6 +90,31 @@ def test_beginning_again_takes_another_sink_id_each_time(tmp_path: Path) -> None
     assert second.again().sink == "plant-7.a.3"
     second.save(tmp_path)
     assert json.loads((tmp_path / IDENTITY_FILE).read_text())["sink"] == "plant-7.a.2"
+
+
+def test_a_line_that_is_called_as_another_one_that_began_again_is_refused_with_the_truth(tmp_path: Path) -> None:
+    """Sink ids are names with dots between: "plant-7.a" begun again, and a line "a.2" that is new."""
+    settle(bridge(tmp_path, "a"))
+    Identity("a", "plant-7.a.2", generation=2, query="q").save(tmp_path / "state" / "a")
+    with pytest.raises(ConfigError) as caught:
+        settle(bridge(tmp_path, "a", "a.2"))
+    told = str(caught.value).replace(f"{tmp_path}/", "")
+    assert told == (
+        'state: the new line "a.2" would be sink "plant-7.a.2", which is that of line "a" since it began again. '
+        "Give it another name.   [TL-B51]"
+    )
+    assert not (tmp_path / "state" / "a.2").exists()
+
+
+def test_beginning_again_leaves_the_sink_id_of_another_line_alone(tmp_path: Path) -> None:
+    settle(bridge(tmp_path, "a", "a.2", "a.3"))
+    (one, *_) = bridge(tmp_path, "a", "a.2", "a.3").uplinks
+    Identity("a", "plant-7.a", query="q").save(one.gateway.state_dir)
+    begin_again(one)
+    fresh = Identity.read(one.gateway.state_dir)
+    assert fresh is not None
+    assert (fresh.sink, fresh.generation) == ("plant-7.a.4", 4)
+    assert fresh.rescaled(2).sink == "plant-7.a.5"
 
 
 def test_a_query_that_can_not_be_noted_is_stopped(tmp_path: Path) -> None:
