@@ -45,7 +45,8 @@ class Identity:
         incarnation: Which opening of that journal wrote the row below `start`; "" where that is not known.
         packet_limit: Largest packet of the broker in those batches, in bytes; 0 for no limit.
         guarantee: Its promise when it ran last; "" from a Towline that did not say.
-        split: Digest of what decides which part of a batch a row is in; "" where that does not matter.
+        split: Digest of what the rows of a batch are made of, where that has several transactions; else "".
+        brokers: Where its MQTT session may be.
     """
 
     line: str
@@ -61,6 +62,7 @@ class Identity:
     incarnation: str = ""
     guarantee: str = ""
     split: str = ""
+    brokers: tuple[str, ...] = ()
 
     @classmethod
     def new(cls, bridge: str, line: str) -> Identity:
@@ -91,6 +93,7 @@ class Identity:
                 str(values.get("incarnation", "")),
                 str(values.get("guarantee", "")),
                 str(values.get("split", "")),
+                tuple(map(str, values.get("brokers", ()))),
             )
         except FileNotFoundError:
             return None
@@ -135,7 +138,16 @@ class Identity:
             taken: Sink ids of other lines (`sinks`).
         """
         sink, number = self._next(taken)
-        return Identity(self.line, sink, number, journal=journal, start=start, offsets=offsets, incarnation=incarnation)
+        return Identity(
+            self.line,
+            sink,
+            number,
+            journal=journal,
+            start=start,
+            offsets=offsets,
+            incarnation=incarnation,
+            brokers=self.brokers,
+        )
 
     def rescaled(self, parallelism: int, taken: Container[str] = ()) -> Identity:
         """The same line and checkpoint with a new sink id, for another number of transactions of a batch."""
@@ -176,6 +188,11 @@ def settle(bridge: Bridge) -> list[str]:
         if mine.line != line.name:
             said.append(f'line "{line.name}" was "{mine.line}": it goes on where that stood, as sink "{mine.sink}"')
             mine = replace(mine, line=line.name)
+        brokers = tuple(map(str, line.gateway.brokers))
+        if left := sorted(set(mine.brokers) - set(brokers)):
+            what = f'what waits at {", ".join(left)} in the session "{line.gateway.mqtt_client_id}"'
+            said.append(f'line "{line.name}": {what} is fetched only while that is among its brokers')
+        mine = replace(mine, brokers=brokers)
         kept[line.name] = mine
         if mine != known:
             mine.save(line.gateway.state_dir)

@@ -224,7 +224,7 @@ class Asked(NamedTuple):
         dedupe: Whether repeats are dropped, for which Spark keeps state; None where that is not ours to know.
         whole: Whether a batch that was begun must be finished as it was begun (``exactly_once``, then and now).
         promoted: Whether batches are transactions now and were none, so that there is no marker of the last one.
-        split: Digest of what decides which transaction of a batch a row is in; "" where there is one.
+        split: Digest of what the rows are made of, where a batch has several transactions; else "".
     """
 
     parallelism: int
@@ -252,9 +252,9 @@ def _former(line: AnyLine, identity: Identity) -> Guarantee:
 
 
 def _split(line: Line) -> str:
-    """Rows are split by key, and the route gives the key."""
-    said = [[section.from_, section.key] for section in line.sections]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    """Changes with whatever a batch's rows are made of; of what differs from the defaults: later versions have more."""
+    said = [one.model_dump_json(exclude_defaults=True) for one in (*line.sections, line.dedupe) if one]
+    return hashlib.sha256(json.dumps([said, line.dead_letter_topic]).encode()).hexdigest()[:16]
 
 
 _Rule = Callable[[Identity, Evidence, Asked], str]
@@ -331,9 +331,9 @@ def _restated(identity: Identity, seen: Evidence, asked: Asked) -> str:
 
 
 def _resplit(identity: Identity, seen: Evidence, asked: Asked) -> str:
-    """A row that went to another part than the one in Kafka would be lost, or doubled."""
+    """The parts that are in Kafka are compared with what comes now; by another key a row would be in another part."""
     if asked.whole and identity.split not in ("", asked.split) and not seen.decided:
-        return f"batch {seen.planned} was begun with other routes or keys, which split it: parts of it may be in Kafka"
+        return f"batch {seen.planned} was begun when the line said something else: parts of it may be in Kafka"
     return ""
 
 
@@ -369,7 +369,7 @@ RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
     ("TL-B23", _old_checkpoint, "Bring back the newest checkpoint"),
     ("TL-B25", _rescaled, "Set parallelism back until this batch is done, then change it"),
     ("TL-B50", _restated, "Set dedupe back until this batch is done, then change it"),
-    ("TL-B52", _resplit, "Set from and key of the routes back until this batch is done, then change them"),
+    ("TL-B52", _resplit, "Set routes, dedupe and dead_letter_topic back until this batch is done, then change them"),
 )
 #: Another try finds the same.
 PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27", *UNFIT})

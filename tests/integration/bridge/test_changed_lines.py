@@ -93,10 +93,11 @@ def test_a_clock_that_was_ahead_for_one_batch_costs_none_of_the_next(
 RUNS = [
     (EXACTLY, "", 25, 25),
     (EXACTLY + DEDUPE, "", 100, 125),
-    (EXACTLY + DEDUPE + "parallelism = 2\n", "", 100, 125),
-    (EXACTLY + "parallelism = 2\n", 'where = "offset >= 275"\n', 100, 175),
-    ("", 'from = "telemetry/+"\nkey = "{mqtt.offset}"\n', 25, 200),
-    (EXACTLY, "", 25, 225),
+    (EXACTLY + DEDUPE.replace(" }", ', within = "20 minutes" }') + "parallelism = 2\n", "", 100, 125),
+    (EXACTLY + DEDUPE.replace("CAST", "'x' || CAST") + "parallelism = 2\n", "", 25, 150),
+    (EXACTLY + "parallelism = 2\n", 'where = "offset >= 300"\n', 100, 200),
+    ("", 'from = "telemetry/+"\nkey = "{mqtt.offset}"\n', 25, 225),
+    (EXACTLY, "", 25, 250),
 ]
 
 
@@ -128,7 +129,7 @@ def test_settings_changed_between_two_runs(
             assert known is not None
             sinks.append(known.sink.removeprefix("plant-7.telemetry"))
             assert len(in_kafka(kafka.bootstrap, name)) == total, own
-    assert sinks == ["", ".2", ".3", ".4", ".4", ".5"]
+    assert sinks == ["", ".2", ".3", ".3", ".4", ".4", ".5"]
     keys = [key for key, _, _ in in_kafka(kafka.bootstrap, name)]
-    assert keys[175:200] == [str(n).encode() for n in range(325, 350)]
-    assert keys[200] == b"d0"
+    assert keys[200:225] == [str(n).encode() for n in range(350, 375)]
+    assert keys[225] == b"d25"
