@@ -248,7 +248,7 @@ class Asked(NamedTuple):
 
 
 def _former(line: AnyLine, identity: Identity) -> Guarantee:
-    return Guarantee(identity.guarantee) if identity.guarantee else line.guarantee
+    return next((known for known in Guarantee if known.value == identity.guarantee), line.guarantee)
 
 
 def _split(line: Line) -> str:
