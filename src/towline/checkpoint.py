@@ -189,6 +189,14 @@ class Checkpoint:
             raise _undurable(error, self._location) from error
 
     @property
+    def form(self) -> str:
+        """First line of the newest entry of the offset log, its version as Spark writes it; "" where there is none."""
+        path, batch = self._path, self.last_offsets_batch()
+        if path is None or batch is None:
+            return ""
+        return _content(path / _OFFSETS / str(batch)).decode(errors="replace").partition("\n")[0]
+
+    @property
     def stateful(self) -> bool:
         """Whether it holds the state of a stateful query; False where the checkpoint is not local."""
         path = self._path

@@ -64,3 +64,23 @@ def test_the_readmes_bridge_file_is_valid(tmp_path: Path) -> None:
 def test_nothing_names_this_machine() -> None:
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")):
         assert str(ROOT) not in path.read_text(), path
+
+
+def test_every_cell_of_what_may_be_changed_is_a_test() -> None:
+    page = (
+        (ROOT / "docs" / "guarantees.md")
+        .read_text()
+        .partition("## What may be changed on a line")[2]
+        .partition("\n## ")[0]
+    )
+    rows = [
+        row.strip("| ").split(" | ") for row in page.splitlines() if row.startswith("| ") and "what happens" not in row
+    ]
+    wanted = "name filters routes where key parallelism dedupe guarantee broker client checkpoint journal Towline Spark"
+    said = " ".join(row[0] for row in rows)
+    assert [word for word in wanted.split() if word not in said] == []
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", row[-1])
+        assert named, row[0]
+        for file, test in named:
+            assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), f"{row[0]}: {file}::{test}"

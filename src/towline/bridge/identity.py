@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from towline.bridge.model import AnyLine, Bridge
 
-__all__ = ["IDENTITY_FILE", "Identity", "settle"]
+__all__ = ["IDENTITY_FILE", "Identity", "settle", "sinks"]
 
 IDENTITY_FILE: Final = "identity.json"
 
@@ -43,6 +44,9 @@ class Identity:
         mapping: Digest of what a downlink makes of a record in batches that were begun.
         incarnation: Which opening of that journal wrote the row below `start`; "" where that is not known.
         packet_limit: Largest packet of the broker in those batches, in bytes; 0 for no limit.
+        guarantee: Its promise when it ran last; "" from a Towline that did not say.
+        split: Digest of what the rows of a batch are made of, where that has several transactions; else "".
+        brokers: Where its MQTT session may be.
     """
 
     line: str
@@ -56,6 +60,9 @@ class Identity:
     mapping: str = ""
     packet_limit: int = 0
     incarnation: str = ""
+    guarantee: str = ""
+    split: str = ""
+    brokers: tuple[str, ...] = ()
 
     @classmethod
     def new(cls, bridge: str, line: str) -> Identity:
@@ -84,6 +91,9 @@ class Identity:
                 str(values.get("mapping", "")),
                 int(values.get("packet_limit", 0)),
                 str(values.get("incarnation", "")),
+                str(values.get("guarantee", "")),
+                str(values.get("split", "")),
+                tuple(map(str, values.get("brokers", ()))),
             )
         except FileNotFoundError:
             return None
@@ -110,19 +120,53 @@ class Identity:
             query.stop()
             raise
 
-    def again(self, journal: str = "", start: int = -1, offsets: str = "", incarnation: str = "") -> Identity:
-        """The same line with a new sink id and without a checkpoint, to begin at an offset of a journal or in Kafka."""
-        sink, number = self._next()
-        return Identity(self.line, sink, number, journal=journal, start=start, offsets=offsets, incarnation=incarnation)
+    def again(
+        self,
+        journal: str = "",
+        start: int = -1,
+        offsets: str = "",
+        incarnation: str = "",
+        taken: Container[str] = (),
+    ) -> Identity:
+        """The same line with a new sink id and without a checkpoint, to begin at an offset of a journal or in Kafka.
 
-    def rescaled(self, parallelism: int) -> Identity:
+        Args:
+            journal: Journal of `start`.
+            start: Offset in it.
+            offsets: Offsets in Kafka, of a downlink.
+            incarnation: Which opening of the journal wrote the row below `start`.
+            taken: Sink ids of other lines (`sinks`).
+        """
+        sink, number = self._next(taken)
+        return Identity(
+            self.line,
+            sink,
+            number,
+            journal=journal,
+            start=start,
+            offsets=offsets,
+            incarnation=incarnation,
+            brokers=self.brokers,
+        )
+
+    def rescaled(self, parallelism: int, taken: Container[str] = ()) -> Identity:
         """The same line and checkpoint with a new sink id, for another number of transactions of a batch."""
-        sink, number = self._next()
+        sink, number = self._next(taken)
         return replace(self, sink=sink, generation=number, parallelism=parallelism)
 
-    def _next(self) -> tuple[str, int]:
+    def _next(self, taken: Container[str]) -> tuple[str, int]:
+        """Names may have dots and digits too: a line "a.2" beside a line "a" that begins again."""
         base = self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
-        return f"{base}.{self.generation + 1}", self.generation + 1
+        return next((sink, n) for n in count(self.generation + 1) if (sink := f"{base}.{n}") not in taken)
+
+
+def sinks(state_dir: Path) -> set[str]:
+    """The sink ids of a line and of those beside it.
+
+    Args:
+        state_dir: Of the line.
+    """
+    return {known.sink for known in _kept(state_dir.parent).values()}
 
 
 def settle(bridge: Bridge) -> list[str]:
@@ -132,17 +176,23 @@ def settle(bridge: Bridge) -> list[str]:
         What the person should know, one line each.
 
     Raises:
-        ConfigError: TL-B20 a line may have been renamed; TL-B21 two directories are the same line.
+        ConfigError: TL-B20 a line may have been renamed; TL-B21 two directories are the same line; TL-B51 a new line
+            would have the sink id of another.
     """
     kept = _kept(bridge.state_dir)
     _renamed(bridge, kept)
     said = []
     for line in bridge.lines:
         known = kept.get(line.name)
-        mine = known or Identity.new(bridge.name, line.name)
+        mine = known or _fresh(bridge, line.name, kept)
         if mine.line != line.name:
             said.append(f'line "{line.name}" was "{mine.line}": it goes on where that stood, as sink "{mine.sink}"')
             mine = replace(mine, line=line.name)
+        brokers = tuple(map(str, line.gateway.brokers))
+        if left := sorted(set(mine.brokers) - set(brokers)):
+            what = f'what waits at {", ".join(left)} in the session "{line.gateway.mqtt_client_id}"'
+            said.append(f'line "{line.name}": {what} is fetched only while that is among its brokers')
+        mine = replace(mine, brokers=brokers)
         kept[line.name] = mine
         if mine != known:
             mine.save(line.gateway.state_dir)
@@ -181,6 +231,17 @@ def _ambiguous(bridge: Bridge, fresh: AnyLine, gone: str) -> ConfigError:
         f"Is it another line? Then move {place / gone} out of {place}."
     )
     return ConfigError("TL-B20", str(bridge.file), what, do)
+
+
+def _fresh(bridge: Bridge, name: str, kept: Mapping[str, Identity]) -> Identity:
+    """The identity of a new line, which must not be that of another that began again."""
+    made = Identity.new(bridge.name, name)
+    for other in (line.name for line in bridge.lines if line.name in kept):
+        if kept[other].sink == made.sink:
+            theirs = f'which is that of line "{other}" since it began again'
+            what = f'the new line "{name}" would be sink "{made.sink}", {theirs}'
+            raise ConfigError("TL-B51", str(bridge.state_dir), what, "Give it another name.")
+    return made
 
 
 def _copied(place: Path, names: Iterable[str], kept: Mapping[str, Identity]) -> None:

@@ -7,6 +7,7 @@ is recognised by comparing what the three say, and told in one message with the 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 import sys
@@ -17,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from towline.bridge.identity import Identity
+from towline.bridge.identity import Identity, sinks
 from towline.bridge.model import Line
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable, TowlineError
@@ -25,6 +26,7 @@ from towline.gateway.belonging import MISMATCHES, is_other
 from towline.gateway.client import discover
 from towline.gateway.guarantees import knobs
 from towline.gateway.remembered import UNFIT
+from towline.gateway.settings import Guarantee
 
 if TYPE_CHECKING:
     from towline.bridge.model import AnyLine
@@ -54,6 +56,9 @@ _PATIENCE_S: Final = 20.0
 #: Checkpoints put aside that are kept.
 _ASIDE: Final = 3
 
+#: The form of the offset log that Spark 4 writes unless told otherwise, and that is read here (OffsetSeqLog.VERSION).
+_FORM: Final = "v1"
+
 _T = TypeVar("_T")
 
 
@@ -78,6 +83,7 @@ class Evidence:
         found: Which opening wrote the row below `planned_end` as the gateway has it; below where the line begins, for a
             query without a checkpoint.
         stateful: Whether the checkpoint holds state, which is what repeats are recognised by.
+        form: First line of the newest planned batch in the offset log; "" when there is none.
     """
 
     query: str = ""
@@ -94,6 +100,7 @@ class Evidence:
     first: int = 0
     found: str = ""
     stateful: bool = False
+    form: str = ""
 
     @property
     def decided(self) -> bool:
@@ -136,6 +143,7 @@ def read_checkpoint(checkpoint: Path) -> Evidence:
         incarnation=newest.incarnation,
         done_incarnation="" if last is None else last.incarnation,
         stateful=logs.stateful,
+        form=logs.form,
     )
 
 
@@ -217,19 +225,39 @@ class Asked(NamedTuple):
     Attributes:
         parallelism: Transactions of a batch.
         dedupe: Whether repeats are dropped, for which Spark keeps state; None where that is not ours to know.
-        whole: Whether a batch that was begun must be finished as it was begun (``exactly_once``).
+        whole: Whether a batch that was begun must be finished as it was begun (``exactly_once``, then and now).
+        promoted: Whether batches are transactions now and were none, so that there is no marker of the last one.
+        split: Digest of what the rows are made of, where a batch has several transactions; else "".
     """
 
     parallelism: int
     dedupe: bool | None = None
     whole: bool = True
+    promoted: bool = False
+    split: str = ""
 
     @classmethod
     def of(cls, line: AnyLine, identity: Identity) -> Asked:
         """As the file says it now; without transactions the number of writers stands nowhere."""
-        dedupe = line.within is not None if isinstance(line, Line) else None
-        whole = knobs(line.guarantee).transactions
-        return cls(line.parallelism if whole else identity.parallelism, dedupe, whole)
+        now, before = knobs(line.guarantee).transactions, knobs(_former(line, identity)).transactions
+        up = line if isinstance(line, Line) else None
+        return cls(
+            line.parallelism if now and before else identity.parallelism,
+            None if up is None else up.within is not None,
+            now and before,
+            now and not before,
+            _split(up) if up and now and line.parallelism > 1 else "",
+        )
+
+
+def _former(line: AnyLine, identity: Identity) -> Guarantee:
+    return next((known for known in Guarantee if known.value == identity.guarantee), line.guarantee)
+
+
+def _split(line: Line) -> str:
+    """Changes with whatever a batch's rows are made of; of what differs from the defaults: later versions have more."""
+    said = [one.model_dump_json(exclude_defaults=True) for one in (*line.sections, line.dedupe) if one]
+    return hashlib.sha256(json.dumps([said, line.dead_letter_topic]).encode()).hexdigest()[:16]
 
 
 _Rule = Callable[[Identity, Evidence, Asked], str]
@@ -305,6 +333,20 @@ def _restated(identity: Identity, seen: Evidence, asked: Asked) -> str:
     return ""
 
 
+def _resplit(identity: Identity, seen: Evidence, asked: Asked) -> str:
+    """The parts that are in Kafka are compared with what comes now; by another key a row would be in another part."""
+    if asked.whole and identity.split not in ("", asked.split) and not seen.decided:
+        return f"batch {seen.planned} was begun when the line said something else: parts of it may be in Kafka"
+    return ""
+
+
+def _unread(identity: Identity, seen: Evidence, asked: Asked) -> str:
+    del identity, asked
+    if seen.form not in ("", _FORM):
+        return f"the checkpoint's offset log is of form {seen.form}, and this Towline reads {_FORM}"
+    return ""
+
+
 def _scale_changed(identity: Identity, asked: Asked) -> bool:
     return identity.parallelism not in (0, asked.parallelism)
 
@@ -321,6 +363,7 @@ _THE_OTHER: Final = "Bring back the state directory of that journal"
 _NEWEST: Final = "Bring back the newest state directory"
 #: In this order: what makes the later questions meaningless comes first. Code, rule, first way out.
 RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
+    ("TL-B53", _unread, "Take the version of PySpark that wrote it"),
     ("TL-B22", _gone, "Bring the checkpoint back"),
     ("TL-B22", _other, "Bring the line's own checkpoint back"),
     ("TL-B24", _swapped, _THE_OTHER),
@@ -329,6 +372,7 @@ RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
     ("TL-B23", _old_checkpoint, "Bring back the newest checkpoint"),
     ("TL-B25", _rescaled, "Set parallelism back until this batch is done, then change it"),
     ("TL-B50", _restated, "Set dedupe back until this batch is done, then change it"),
+    ("TL-B52", _resplit, "Set routes, dedupe and dead_letter_topic back until this batch is done, then change them"),
 )
 #: Another try finds the same.
 PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27", *UNFIT})
@@ -357,8 +401,9 @@ def step(identity: Identity, seen: Evidence, asked: Asked) -> Step:
     """What a changed setting takes, when `problem` has found none."""
     if _state_changed(seen, asked):
         return Step.CUT
-    if _scale_changed(identity, asked):
-        return Step.MARK if seen.stateful and seen.done is not None else Step.CUT
+    if _scale_changed(identity, asked) or (asked.promoted and seen.planned is not None):
+        keeps = asked.dedupe and seen.decided and seen.done is not None
+        return Step.MARK if keeps else Step.CUT
     return Step.GO
 
 
@@ -380,23 +425,27 @@ def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mark:
         The identity to start with: a new one where a changed setting takes one (`step`).
 
     Raises:
-        TowlineError: TL-B22 to TL-B25 and TL-B50, with both ways out; what `mark` raises.
+        TowlineError: TL-B22 to TL-B25, TL-B50, TL-B52, TL-B53, with both ways out; what `mark` raises.
     """
     asked = Asked.of(line, identity)
     if found := problem(identity, seen, asked):
         raise _told(line, file, *found)
     how = step(identity, seen, asked)
-    if how is Step.GO:
-        return identity
-    sys.stderr.write(f"--- line {line.name}\nparallelism or dedupe was changed: the line {how.value}\n")
+    if how is not Step.GO:
+        sys.stderr.write(f"--- line {line.name}\na changed setting: the line {how.value}\n")
+    made = identity
     if how is Step.CUT:
-        return _begin(line, identity)
-    assert mark is not None
-    assert seen.done is not None
-    fresh = identity.rescaled(line.parallelism)
-    mark(fresh, seen.done)  # before the identity: a crash in between sets the same markers again
-    fresh.save(line.gateway.state_dir)
-    return fresh
+        made = _begin(line, identity)
+    elif how is Step.MARK:
+        assert mark is not None
+        assert seen.done is not None
+        made = identity.rescaled(line.parallelism, sinks(line.gateway.state_dir))
+        mark(made, seen.done)  # before the identity: a crash in between sets the same markers again
+    split = made.split if how is Step.GO and not seen.decided else asked.split
+    noted = replace(made, guarantee=line.guarantee.value, split=split)
+    if noted != identity:
+        noted.save(line.gateway.state_dir)  # before there is a batch that was begun so
+    return noted
 
 
 def mapping_problem(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mapping: str) -> None:
@@ -467,14 +516,16 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     A crash after the move shows as a checkpoint that is gone [TL-B22], and beginning again is one of its ways out.
     """
     old = read_checkpoint(line.checkpoint)
-    again = knobs(line.guarantee).serves_again
+    # A batch that was begun with at_most_once is given up, whatever the line promises now.
+    again = knobs(line.guarantee).serves_again and knobs(_former(line, identity)).serves_again
     cut = old.done_end if again else old.planned_end
     batch = old.done if again else old.planned
     # Without a batch it begins where it began before.
     found = kafka_offsets(line.checkpoint, batch)
     offsets = json.dumps(found) if found else identity.offsets
     incarnation = old.done_incarnation if again else old.incarnation
-    fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation)
+    taken = sinks(line.gateway.state_dir)
+    fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation, taken)
     if line.checkpoint.exists():
         line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
         _remove_oldest(line.checkpoint)

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.identity import IDENTITY_FILE, Identity, settle
+from towline.bridge.identity import IDENTITY_FILE, Identity, settle, sinks
 from towline.bridge.model import Bridge
+from towline.bridge.recovery import begin_again
 from towline.errors import ConfigError
+
+BROKERS = ("mqtt://a:1883",)
 
 
 def bridge(directory: Path, *lines: str) -> Bridge:
@@ -23,7 +26,7 @@ def bridge(directory: Path, *lines: str) -> Bridge:
 
 def test_a_new_line_is_named_after_bridge_and_line(tmp_path: Path) -> None:
     assert settle(bridge(tmp_path, "a")) == []
-    assert Identity.read(tmp_path / "state" / "a") == Identity("a", "plant-7.a")
+    assert Identity.read(tmp_path / "state" / "a") == Identity("a", "plant-7.a", brokers=BROKERS)
     assert (tmp_path / "state" / "a" / IDENTITY_FILE).stat().st_mode & 0o777 == 0o600
 
 
@@ -32,7 +35,7 @@ def test_a_lost_file_comes_back_the_same(tmp_path: Path) -> None:
     (tmp_path / "state" / "a" / IDENTITY_FILE).unlink()
     (tmp_path / "state" / "a" / "inbox").mkdir()
     settle(bridge(tmp_path, "a"))
-    assert Identity.read(tmp_path / "state" / "a") == Identity("a", "plant-7.a")
+    assert Identity.read(tmp_path / "state" / "a") == Identity("a", "plant-7.a", brokers=BROKERS)
 
 
 def test_a_renamed_line_is_asked_about_with_both_ways_out(tmp_path: Path) -> None:
@@ -52,7 +55,7 @@ def test_the_way_out_keeps_the_sink_id(tmp_path: Path) -> None:
     settle(bridge(tmp_path, "a"))
     (tmp_path / "state" / "a").rename(tmp_path / "state" / "c")
     assert settle(bridge(tmp_path, "c")) == ['line "c" was "a": it goes on where that stood, as sink "plant-7.a"']
-    assert Identity.read(tmp_path / "state" / "c") == Identity("c", "plant-7.a")
+    assert Identity.read(tmp_path / "state" / "c") == Identity("c", "plant-7.a", brokers=BROKERS)
     assert settle(bridge(tmp_path, "c")) == []
 
 
@@ -60,7 +63,25 @@ def test_the_other_way_out_is_a_new_line(tmp_path: Path) -> None:
     settle(bridge(tmp_path, "a"))
     (tmp_path / "state" / "a").rename(tmp_path / "elsewhere")
     assert settle(bridge(tmp_path, "c")) == []
-    assert Identity.read(tmp_path / "state" / "c") == Identity("c", "plant-7.c")
+    assert Identity.read(tmp_path / "state" / "c") == Identity("c", "plant-7.c", brokers=BROKERS)
+
+
+def test_a_bridge_that_is_called_otherwise_keeps_its_sinks(tmp_path: Path) -> None:
+    settle(bridge(tmp_path, "a"))
+    assert settle(bridge(tmp_path, "a").model_copy(update={"name": "plant-8"})) == []
+    assert sinks(tmp_path / "state" / "a") == {"plant-7.a"}
+
+
+def test_a_broker_that_is_named_no_more_is_told_once(tmp_path: Path) -> None:
+    """Nothing else would tell of what waits there."""
+    settle(bridge(tmp_path, "a"))
+    text = (tmp_path / "bridge.toml").read_text()
+    moved = read(text.replace("mqtt://a:1883", "mqtt://b:1883"), tmp_path)
+    (told,) = settle(moved)
+    assert told.startswith('line "a": what waits at mqtt://a:1883 in the session "plant-7-a" is fetched only while')
+    assert settle(moved) == []
+    more = text.replace('["mqtt://a:1883"]', '["mqtt://b:1883", "mqtt://a:1883"]')
+    assert settle(read(more, tmp_path)) == []
 
 
 def test_a_line_that_was_only_removed_is_no_matter(tmp_path: Path) -> None:
@@ -89,6 +110,31 @@ def test_beginning_again_takes_another_sink_id_each_time(tmp_path: Path) -> None
     assert second.again().sink == "plant-7.a.3"
     second.save(tmp_path)
     assert json.loads((tmp_path / IDENTITY_FILE).read_text())["sink"] == "plant-7.a.2"
+
+
+def test_a_line_that_is_called_as_another_one_that_began_again_is_refused_with_the_truth(tmp_path: Path) -> None:
+    """Sink ids are names with dots between: "plant-7.a" begun again, and a line "a.2" that is new."""
+    settle(bridge(tmp_path, "a"))
+    Identity("a", "plant-7.a.2", generation=2, query="q").save(tmp_path / "state" / "a")
+    with pytest.raises(ConfigError) as caught:
+        settle(bridge(tmp_path, "a", "a.2"))
+    told = str(caught.value).replace(f"{tmp_path}/", "")
+    assert told == (
+        'state: the new line "a.2" would be sink "plant-7.a.2", which is that of line "a" since it began again. '
+        "Give it another name.   [TL-B51]"
+    )
+    assert not (tmp_path / "state" / "a.2").exists()
+
+
+def test_beginning_again_leaves_the_sink_id_of_another_line_alone(tmp_path: Path) -> None:
+    settle(bridge(tmp_path, "a", "a.2", "a.3"))
+    (one, *_) = bridge(tmp_path, "a", "a.2", "a.3").uplinks
+    Identity("a", "plant-7.a", query="q").save(one.gateway.state_dir)
+    begin_again(one)
+    fresh = Identity.read(one.gateway.state_dir)
+    assert fresh is not None
+    assert (fresh.sink, fresh.generation) == ("plant-7.a.4", 4)
+    assert fresh.rescaled(2).sink == "plant-7.a.5"
 
 
 def test_a_query_that_can_not_be_noted_is_stopped(tmp_path: Path) -> None:

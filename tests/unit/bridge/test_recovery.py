@@ -11,9 +11,20 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, changed, read
 from towline.bridge.failures import reason
-from towline.bridge.identity import Identity, settle
+from towline.bridge.identity import IDENTITY_FILE, Identity, settle
 from towline.bridge.model import Line
-from towline.bridge.recovery import PERMANENT, Asked, Evidence, Step, begin_again, examine, refused, starting, step
+from towline.bridge.recovery import (
+    PERMANENT,
+    Asked,
+    Evidence,
+    Step,
+    begin_again,
+    examine,
+    read_checkpoint,
+    refused,
+    starting,
+    step,
+)
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES
 
@@ -88,7 +99,9 @@ def test_another_parallelism_waits_for_the_end_of_a_batch(tmp_path: Path) -> Non
     one = line(tmp_path, 4)
     batch(one, 7, 700)
     fresh = examine(one, tmp_path / "b", KNOWN, FINE)
-    assert fresh == Identity("telemetry", "plant-7.telemetry.2", 2, journal="j1", start=700)
+    assert fresh == Identity(
+        "telemetry", "plant-7.telemetry.2", 2, journal="j1", start=700, guarantee="exactly_once", split=fresh.split
+    )
     assert not one.checkpoint.exists()
     with pytest.raises(TowlineError, match=r"batch 8 was begun with parallelism 1, and it is 4 now.*TL-B25"):
         examine(line(tmp_path, 4), tmp_path / "b", KNOWN, replace(FINE, planned=8, planned_end=800))
@@ -134,7 +147,7 @@ def test_dedupe_added_or_taken_away_is_seen_before_the_start(
     fresh = examine(one, tmp_path / "b", KNOWN, replace(FINE, stateful=stateful))
     assert (fresh.sink, fresh.start, fresh.query) == ("plant-7.telemetry.2", 700, "")
     assert not one.checkpoint.exists()
-    assert "dedupe was changed: the line begins a new checkpoint behind the last batch" in capsys.readouterr().err
+    assert "a changed setting: the line begins a new checkpoint behind the last batch" in capsys.readouterr().err
 
 
 def test_what_may_double_does_not_wait_for_the_batch(tmp_path: Path) -> None:
@@ -150,11 +163,87 @@ def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:
     fresh = examine(
         one, tmp_path / "b", KNOWN, replace(FINE, stateful=True), lambda who, upto: marked.append((who.sink, upto))
     )
-    assert fresh == replace(KNOWN, sink="plant-7.telemetry.2", generation=2, parallelism=2)
+    assert fresh == replace(
+        KNOWN, sink="plant-7.telemetry.2", generation=2, parallelism=2, guarantee="exactly_once", split=fresh.split
+    )
     assert marked == [("plant-7.telemetry.2", 7)]
     assert one.checkpoint.exists()
     assert Identity.read(one.gateway.state_dir) == fresh
     assert examine(one, tmp_path / "b", fresh, replace(FINE, stateful=True)) == fresh
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "seen", "how"),
+    [
+        ("at_least_once", "exactly_once", FINE, Step.CUT),  # there is no marker of the last batch
+        ("at_most_once", "exactly_once", UNDECIDED, Step.CUT),
+        ("exactly_once", "exactly_once", FINE, Step.GO),
+        ("", "exactly_once", FINE, Step.GO),  # an identity from before it was noted
+        ("exactly_once", "at_least_once", UNDECIDED, Step.GO),
+        ("exactly_once", "at_most_once", UNDECIDED, Step.GO),
+        ("at_least_once", "at_most_once", FINE, Step.GO),
+        ("at_least_once", "exactly_once", Evidence(gateway_journal="j1"), Step.GO),
+    ],
+)
+def test_what_another_guarantee_takes(tmp_path: Path, was: str, now: str, seen: Evidence, how: Step) -> None:
+    identity = replace(KNOWN, guarantee=was)
+    assert step(identity, seen, Asked.of(line(tmp_path, guarantee=now), identity)) is how
+
+
+def test_another_guarantee_keeps_keys_and_is_noted_before_the_start(tmp_path: Path) -> None:
+    one = line(tmp_path, more=DEDUPE)
+    batch(one, 7, 700)
+    marked: list[int] = []
+    identity = replace(KNOWN, guarantee="at_least_once")
+    fresh = examine(one, tmp_path / "b", identity, replace(FINE, stateful=True), lambda _, upto: marked.append(upto))
+    assert (fresh.guarantee, fresh.sink, marked) == ("exactly_once", "plant-7.telemetry.2", [7])
+    assert Identity.read(one.gateway.state_dir) == fresh
+    assert one.checkpoint.exists()
+
+
+@pytest.mark.parametrize(("was", "start"), [("at_least_once", 700), ("at_most_once", 800)])
+def test_a_batch_begun_with_at_most_once_is_given_up_by_its_successor(tmp_path: Path, was: str, start: int) -> None:
+    one = line(tmp_path)
+    batch(one, 7, 700)
+    batch(one, 8, 800)
+    (one.checkpoint / "commits" / "8").unlink()
+    assert examine(one, tmp_path / "b", replace(KNOWN, guarantee=was), UNDECIDED).start == start
+
+
+def test_routes_of_a_batch_in_several_parts_wait_for_its_end(tmp_path: Path) -> None:
+    """Parts that are in Kafka are compared with what comes [TL-K16]; a row may be in another part by another key."""
+    before = line(tmp_path, 2)
+    known = examine(before, tmp_path / "b", replace(KNOWN, parallelism=2), FINE)
+    assert known.split
+    route = before.sections[0]
+    for change in ({"key": "{device}"}, {"where": "qos > 0"}, {"headers": {"a": "b"}}):
+        other = before.model_copy(update={"sections": (route.model_copy(update=change),)})
+        with pytest.raises(
+            TowlineError, match=r"batch 8 was begun when the line said something else.*TL-B52"
+        ) as caught:
+            examine(other, tmp_path / "b", known, UNDECIDED)
+        assert reason(caught.value, "x").permanent
+    assert examine(before, tmp_path / "b", known, UNDECIDED) == known
+    assert examine(other, tmp_path / "b", known, FINE).split not in ("", known.split)
+    assert Asked.of(line(tmp_path), KNOWN).split == "", "one transaction has the whole batch"
+
+
+def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:
+    one = line(tmp_path)
+    batch(one, 7, 700)
+    entry = one.checkpoint / "offsets" / "7"
+    entry.write_text(entry.read_text().replace("v1", "v2"))
+    seen = replace(read_checkpoint(one.checkpoint), query="q1", gateway_journal="j1", committed=700, tip=900)
+    with pytest.raises(TowlineError, match=r"offset log is of form v2, and this Towline reads v1.*PySpark.*TL-B53"):
+        examine(one, tmp_path / "b", KNOWN, seen)
+
+
+def test_a_later_versions_identity_is_read(tmp_path: Path) -> None:
+    """So that an older version can be taken back."""
+    KNOWN.save(tmp_path)
+    file = tmp_path / IDENTITY_FILE
+    file.write_text(json.dumps({**json.loads(file.read_text()), "mood": "fine"}))
+    assert Identity.read(tmp_path) == KNOWN
 
 
 def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:

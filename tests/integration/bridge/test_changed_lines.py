@@ -1,4 +1,4 @@
-"""A line that drops repeats, on a real Spark and a real journal whose clock the test sets."""
+"""A line whose clock or settings change, on a real Spark, a real Kafka and a real journal that the test fills."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LONG = 150
+
+EXACTLY = 'guarantee = "exactly_once"\n'
+DEDUPE = 'dedupe = { key = "CAST(offset % 100 AS STRING)" }\n'
 
 
 @pytest.fixture
@@ -70,7 +73,7 @@ def test_a_clock_that_was_ahead_for_one_batch_costs_none_of_the_next(
     one_partition: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does a checkpoint whose watermark the version before has driven ahead; and what that one knew is known."""
-    text = changed('name = "telemetry"', 'name = "telemetry"\ndedupe = { key = "CAST(offset % 100 AS STRING)" }')
+    text = changed('name = "telemetry"\n', f'name = "telemetry"\n{DEDUPE}')
     (line,) = read(text, tmp_path).uplinks
     with served(line.gateway.state_dir, name="telemetry") as server:
         made = Carried(one_partition, line, server)
@@ -85,29 +88,35 @@ def test_a_clock_that_was_ahead_for_one_batch_costs_none_of_the_next(
     assert sum(one.get("deduplicated", 0) for one in made.observed) == 50
 
 
-def test_dedupe_and_parallelism_of_a_line_with_a_checkpoint(
+#: What the line says from one run to the next: its own settings, its route's; rows that come before it starts, records
+#: that are in Kafka by the end.
+RUNS = [
+    (EXACTLY, "", 25, 25),
+    (EXACTLY + DEDUPE, "", 100, 125),
+    (EXACTLY + DEDUPE.replace(" }", ', within = "20 minutes" }') + "parallelism = 2\n", "", 100, 125),
+    (EXACTLY + DEDUPE.replace("CAST", "'x' || CAST") + "parallelism = 2\n", "", 25, 150),
+    (EXACTLY + "parallelism = 2\n", 'where = "offset >= 300"\n', 100, 200),
+    ("", 'from = "telemetry/+"\nkey = "{mqtt.offset}"\n', 25, 225),
+    (EXACTLY, "", 25, 250),
+]
+
+
+def test_settings_changed_between_two_runs(
     one_partition: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
 ) -> None:
-    """Begun anew behind the last batch where Spark needs it; what repeats are recognised by is kept where it can be."""
+    """Begun anew behind the last batch where Spark or the markers need it; what repeats are recognised by is kept."""
     name = topic()
-    head = GOOD.replace("k1:9092", kafka.bootstrap).replace(
-        'topic = "telemetry"', f'topic = "{name}"\nkey = "{{device}}"'
-    )
-    dedupe = 'dedupe = { key = "CAST(offset % 100 AS STRING)" }\n'
-    steps = [
-        ("", 25, 25),
-        (dedupe, 100, 125),
-        (dedupe + "parallelism = 2\n", 100, 125),
-        ("parallelism = 2\n", 100, 225),
-    ]
     sinks = []
     with served(tmp_path / "state" / "telemetry", name="telemetry") as server:
-        for own, count, total in steps:
-            text = head.replace('name = "telemetry"', f'name = "telemetry"\nguarantee = "exactly_once"\n{own}', 1)
-            bridge = read(text, tmp_path)
+        for own, routed, count, total in RUNS:
+            said = {"from": '"telemetry/{device}/#"', "key": '"{device}"', "topic": f'"{name}"'}
+            said |= dict(text.split(" = ", 1) for text in routed.splitlines())
+            route = "".join(f"{key} = {value}\n" for key, value in said.items())
+            head = GOOD.partition("[[uplink.route]]")[0].replace("k1:9092", kafka.bootstrap)
+            bridge = read(f"{head}{own}[[uplink.route]]\n{route}", tmp_path)
+            end = server.add(count)
             query = start_query(one_partition, bridge, bridge.lines[0])
             try:
-                end = server.add(count)
                 wait_until(
                     lambda: server.journal.consumers.get(CONSUMER) == end or not query.isActive,  # noqa: B023 - asked now
                     LONG,
@@ -118,6 +127,9 @@ def test_dedupe_and_parallelism_of_a_line_with_a_checkpoint(
                 query.stop()
             known = Identity.read(tmp_path / "state" / "telemetry")
             assert known is not None
-            sinks.append(known.sink)
+            sinks.append(known.sink.removeprefix("plant-7.telemetry"))
             assert len(in_kafka(kafka.bootstrap, name)) == total, own
-    assert sinks == ["plant-7.telemetry", *(f"plant-7.telemetry.{n}" for n in (2, 3, 4))]
+    assert sinks == ["", ".2", ".3", ".3", ".4", ".4", ".5"]
+    keys = [key for key, _, _ in in_kafka(kafka.bootstrap, name)]
+    assert keys[200:225] == [str(n).encode() for n in range(350, 375)]
+    assert keys[225] == b"d25"
