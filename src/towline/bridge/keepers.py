@@ -190,8 +190,10 @@ class GatewayKeeper(_Keeper):
         if error.code in PERMANENT or (isinstance(error, _FATAL) and not self.up.is_set()):
             self.fatal = error
         with self._board.lock:
+            fresh = self._view.gateway_error != str(error)
             self._view.gateway_error = str(error)
-        self._say(str(error))
+        if fresh:
+            self._say(str(error))
         if self.fatal is None:
             self._stopping.wait(self._backoff.next())
 

@@ -535,7 +535,7 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
 
 def _remove_oldest(checkpoint: Path) -> None:
     """Of the checkpoints that were put aside only the newest are of use: a person may bring one back."""
-    aside = sorted(checkpoint.parent.glob(f"{checkpoint.name}.*"), key=lambda path: path.stat().st_mtime)
+    aside = sorted(checkpoint.parent.glob(f"{checkpoint.name}.[0-9]*"), key=lambda path: path.stat().st_mtime)
     for path in aside[:-_ASIDE]:
         shutil.rmtree(path, ignore_errors=True)
 

@@ -141,7 +141,8 @@ def _table(board: Board, width: int) -> Group:
             below.append(Text(f"{view.name}: {state}"))
         if wrong := view.gateway_error or view.query_error:
             below.append(Text(printable(wrong), style="red"))
-    return Group(Text(printable(title), style="table.title"), table, *below)
+    head = Text(printable(title), style="table.title", no_wrap=True, overflow="ellipsis")
+    return Group(head, table, *below)
 
 
 def _cells(view: LineView, spark: str) -> list[str]:

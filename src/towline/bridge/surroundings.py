@@ -23,7 +23,10 @@ from towline.spark.home import light_home
 if TYPE_CHECKING:
     from towline.bridge.model import Bridge
 
-__all__ = ["check_java", "environment", "scratch", "short_sockets"]
+__all__ = ["SCRATCH", "check_java", "environment", "scratch", "short_sockets"]
+
+#: In the bridge's state directory; no line can have this name.
+SCRATCH: Final = ".tmp"
 
 #: Of ``/.UUID.sock``, as Spark names the sockets of its Python processes.
 _SOCKET_NAME: Final = 43
@@ -60,9 +63,9 @@ def scratch(state_dir: Path) -> tuple[Path, int]:
     Returns:
         The directory, and a descriptor that locks it for as long as the process that inherits it lives.
     """
-    root = state_dir / "tmp"
+    root = state_dir / SCRATCH
     root.mkdir(mode=0o700, exist_ok=True)
-    for left in root.iterdir():
+    for left in root.glob("spark-*"):
         handle = os.open(left, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,6 +18,7 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, publish
 from tests.integration.bridge.test_bridge import write
+from towline.bridge.surroundings import SCRATCH
 from towline.devstack import Kafka, Mosquitto
 
 pytestmark = [
@@ -85,7 +86,7 @@ def test_another_user_reads_and_reaches_nothing(
     listening = [c.laddr for one in family for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
-    sparks = bridge.directory / "state" / "tmp"
+    sparks = bridge.directory / "state" / SCRATCH
     mine = {sparks, *sparks.glob("*"), *sparks.glob("*/*/")}
     names = {path.name.partition("-")[0] for path in sparks.glob("*/*/")}
     assert {"blockmgr", "spark"} <= names, "what Spark leaves when it is killed lies in the state directory"

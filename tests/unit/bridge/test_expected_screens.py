@@ -232,7 +232,8 @@ def test_a_bridge_that_was_killed(up: Watched) -> None:
 
 def test_a_machine_without_processes(up: Watched) -> None:
     refused = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    up.gateway._failed(_no_start(up.gateway.where, up.gateway.what, refused))
+    for _ in range(3):  # told once
+        up.gateway._failed(_no_start(up.gateway.where, up.gateway.what, refused))
     up.spark._backoff._first = up.spark._backoff._most = 0.0
     up.spark._failed(_no_start(up.spark.where, up.spark.what, refused))
     do = "It is tried again by itself: free disk, memory, processes or open files (ulimit).   [TL-B32]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.surroundings import check_java, environment, scratch, short_sockets
+from towline.bridge.section import NAME
+from towline.bridge.surroundings import SCRATCH, check_java, environment, scratch, short_sockets
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES
 
@@ -94,7 +96,7 @@ def test_sparks_folders_lie_in_the_state_directory(tmp_path: Path) -> None:
 
 
 def test_the_folders_of_those_who_have_ended_go(tmp_path: Path) -> None:
-    left = tmp_path / "tmp" / "spark-left"
+    left = tmp_path / SCRATCH / "spark-left"
     (left / "blockmgr-1").mkdir(parents=True)
     (left / "blockmgr-1" / "x").touch()
     first, lock = scratch(tmp_path)
@@ -107,14 +109,19 @@ def test_the_folders_of_those_who_have_ended_go(tmp_path: Path) -> None:
     holder.kill()
     holder.wait()
     third, lock = scratch(tmp_path)
-    assert [path.name for path in (tmp_path / "tmp").iterdir()] == [third.name]
+    assert [path.name for path in (tmp_path / SCRATCH).iterdir()] == [third.name]
     assert not second.exists()
     fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)
 
 
+def test_no_line_lives_where_spark_drops_files() -> None:
+    assert re.match(NAME, "tmp")
+    assert not re.match(NAME, SCRATCH)
+
+
 def test_a_long_path_is_no_place_for_sockets() -> None:
-    assert short_sockets("/var/lib/towline/plant-7/tmp/spark-abcdefgh") == {}
+    assert short_sockets("/var/lib/towline/plant-7/.tmp/spark-abcdefgh") == {}
     assert short_sockets(None) == {}
     assert short_sockets("/" + "x" * MAX_SOCKET_BYTES) == {"spark.python.unix.domain.socket.dir": "/tmp"}  # noqa: S108
 
