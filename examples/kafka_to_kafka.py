@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, from_json, struct, to_json
 
 import towline
-from towline.devstack.connector import spark_kafka_jars
+from towline.devstack.connector import spark_kafka_conf
 
 
 def main() -> None:
@@ -51,11 +51,10 @@ def main() -> None:
 
 def session() -> SparkSession:
     """A local Spark with the settings that matter, and the jars of Spark's Kafka source."""
-    jars = ",".join(map(str, spark_kafka_jars(pyspark.__version__)))
     builder = SparkSession.builder.appName("kafka-to-kafka").master("local[2]")
-    for key, value in towline.spark_conf().items():
+    for key, value in {**towline.spark_conf(), **spark_kafka_conf(pyspark.__version__)}.items():
         builder = builder.config(key, value)
-    spark = builder.config("spark.jars", jars).config("spark.ui.enabled", "false").getOrCreate()
+    spark = builder.config("spark.ui.enabled", "false").getOrCreate()
     towline.register(spark)
     return spark
 

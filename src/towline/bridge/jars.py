@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.javaclient import java_client
-from towline.devstack.connector import known_spark_kafka_jars, spark_kafka_jars
+from towline.devstack.connector import known_spark_kafka_jars, spark_kafka_jars, spark_kafka_package
 from towline.errors import ConfigError, SetupError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["equipped", "told"]
 
+_PACKAGES: Final = "spark.jars.packages"
 _CONNECTOR: Final = re.compile(r"^(spark-(?:sql|token-provider)-kafka-[\d-]+_[\d.]+)-(.+)\.jar$")
 
 
@@ -29,13 +30,16 @@ def equipped(bridge: Bridge) -> Bridge:
     if not bridge.downlinks:
         return bridge
     java_client(bridge.kafka.client(), {})
-    if bridge.spark.kafka_jars:
+    if bridge.spark.kafka_jars or _PACKAGES in bridge.spark.conf:
         return bridge
     try:
         jars = spark_kafka_jars(version("pyspark"))
     except SetupError as error:
         what = f"a downlink reads with Spark's Kafka source, whose jars can't be had ({error.what})"
-        do = 'Name them with kafka_jars = ["FILE.jar", ...] in [spark], or let Maven reach its repository.'
+        do = (
+            'Name them with kafka_jars = ["FILE.jar", ...] in [spark], let Maven reach its repository, or let Spark '
+            f'fetch them: in [spark.conf] "{_PACKAGES}" = "{spark_kafka_package()}".'
+        )
         raise ConfigError("TL-B07", str(bridge.file), what, do) from error
     return bridge.model_copy(update={"spark": bridge.spark.model_copy(update={"kafka_jars": tuple(jars)})})
 
@@ -45,6 +49,8 @@ def told(bridge: Bridge) -> str:
     if not bridge.downlinks:
         return ""
     ours = version("pyspark")
+    if packages := bridge.spark.conf.get(_PACKAGES):
+        return f"Spark's Kafka source for PySpark {ours}: Spark fetches {packages}"
     jars: Sequence[Path] | None = bridge.spark.kafka_jars or known_spark_kafka_jars(ours)
     if not jars:
         return f"Spark's Kafka source for PySpark {ours}: Maven brings its jars at the first start"

@@ -478,8 +478,13 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(jars, "known_spark_kafka_jars", lambda _: [])
     bare = read(GOOD, tmp_path)
     assert "Maven brings its jars at the first start" in jars.told(bare)
-    with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be had .* \[TL-B07\]"):
+    with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be had .* \[TL-B07\]") as caught:
         jars.equipped(bare)
+    way = '"spark.jars.packages" = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"'
+    assert way in caught.value.do  # of who has no Maven
+    packages = read(f"{GOOD}[spark.conf]\n{way}\n", tmp_path)
+    assert jars.equipped(packages) is packages
+    assert jars.told(packages).endswith("Spark fetches org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0")
 
 
 @pytest.mark.parametrize(

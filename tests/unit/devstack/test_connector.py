@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from towline.devstack.connector import spark_kafka_jars
+from towline.devstack.connector import spark_kafka_conf, spark_kafka_jars
 from towline.errors import SetupError
 
 #: A Maven that knows some versions of the connector only, writes down what it is asked, and brings one jar.
@@ -45,6 +45,20 @@ def test_the_tested_pair_is_next_and_is_remembered(maven: Path) -> None:
     asked = maven.with_name("asked").read_text()
     assert spark_kafka_jars("9.9.9") == first
     assert maven.with_name("asked").read_text() == asked
+
+
+def test_a_session_gets_the_jars_that_maven_brings(maven: Path) -> None:
+    knows(maven, "4.2.0")
+    (jar,) = spark_kafka_jars("9.9.9")
+    assert spark_kafka_conf("9.9.9") == {"spark.jars": str(jar)}
+
+
+def test_without_maven_spark_brings_them_itself(maven: Path) -> None:
+    """Who installed with pip has Java and no Maven, and `make setup` is of a checkout."""
+    assert spark_kafka_conf("9.9.9") == {
+        "spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+        "spark.jars.excludes": "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-client-runtime",
+    }
 
 
 def test_neither_is_one_line(maven: Path) -> None:
