@@ -18,7 +18,8 @@ def test_a_batch_that_is_run_again_is_counted_once(tmp_path: Path) -> None:
     assert [sum_at(place, batch) for batch in range(5)] == [2, 2, 7, 7, 7]
 
 
-def test_only_the_newest_batches_are_remembered(tmp_path: Path) -> None:
+def test_only_the_newest_batches_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tally, "_KEPT", 4)
     place = Checkpoint(str(tmp_path))
     for batch in range(tally._KEPT + 5):
         noted(place, batch, 2)
