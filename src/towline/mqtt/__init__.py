@@ -13,10 +13,10 @@ from towline.mqtt.events import Authenticator, Filter, SessionConfig, SessionRec
 from towline.mqtt.session import Session, State
 
 if TYPE_CHECKING:
-    from mqtt5 import Will
+    from mqtt5 import QoS
 
     from towline.mqtt.client import Client
-    from towline.mqtt.messages import Memory, Message, Receipt, Store
+    from towline.mqtt.messages import Memory, Message, Receipt, Store, Will
     from towline.mqtt.transport import Proxy, Tls
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Message",
     "Proxy",
     "PublishRun",
+    "QoS",
     "Receipt",
     "Session",
     "SessionConfig",
@@ -41,9 +42,9 @@ __all__ = [
 
 _HOMES = {
     "Client": "towline.mqtt.client",
-    **dict.fromkeys(("Memory", "Message", "Receipt", "Store"), "towline.mqtt.messages"),
+    **dict.fromkeys(("Memory", "Message", "Receipt", "Store", "Will"), "towline.mqtt.messages"),
     **dict.fromkeys(("Proxy", "Tls"), "towline.mqtt.transport"),
-    "Will": "mqtt5",
+    "QoS": "mqtt5",
 }
 
 

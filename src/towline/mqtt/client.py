@@ -20,12 +20,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self
 
-from mqtt5 import PublishPacket, QoS, Will
+from mqtt5 import PublishPacket, QoS
+from mqtt5 import Will as AnyWill
 
 from towline.errors import BrokerError, ConfigError, Unreachable
 from towline.mqtt import fence
@@ -47,7 +48,7 @@ from towline.mqtt.events import (
     Stored,
 )
 from towline.mqtt.messages import Memory, Message, Receipt, Store
-from towline.mqtt.rules import NO_QOS_2, filter_problem, message_problem
+from towline.mqtt.rules import NO_QOS_2, filter_problem, message_problem, whole_number_problem
 from towline.mqtt.session import Session
 from towline.mqtt.stubs import Published
 from towline.mqtt.suspects import Culprits
@@ -66,6 +67,8 @@ _MOST_WAITING: Final = 10_000
 _MOST_BYTES: Final = 64 << 20
 #: Bytes that a message takes beside what it carries.
 _OVERHEAD: Final = 1000
+#: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
+_LARGEST_PACKET: Final = 268_435_455 + 5
 #: Patience in seconds with the goodbye.
 _GOODBYE: Final = 2.0
 
@@ -77,7 +80,7 @@ class Client:
         uri: The broker, ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://``, ``wss://`` or ``unix:///PATH``; or several,
             in order of preference.
         client_id: Stable and nobody else's: it names the session.
-        subscribe: Topic filters; a plain text means QoS 1.
+        subscribe: Topic filters, or one; a plain text means QoS 1.
         protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 where the broker does not speak 5.
         clean_start: Begin without the session of before, at every connection.
         session_expiry_s: Seconds the broker keeps the session while we are away, 0xFFFFFFFF for ever; default 3,600, or
@@ -111,12 +114,12 @@ class Client:
         uri: str | Sequence[str],
         *,
         client_id: str,
-        subscribe: Sequence[str | Filter] = (),
+        subscribe: str | Filter | Sequence[str | Filter] = (),
         protocol: Literal["5", "3.1.1", "3.1", "auto"] = "5",
         clean_start: bool = False,
         session_expiry_s: int | None = None,
         unknown_session: Literal["adopt", "discard", "refuse"] = "adopt",
-        will: Will | None = None,
+        will: AnyWill | None = None,
         username: str | None = None,
         password: bytes | str | None = None,
         tls: Tls | None = None,
@@ -144,19 +147,21 @@ class Client:
             _filters(subscribe, self._where),
             username=username,
             password=password.encode() if isinstance(password, str) else password,
-            session_expiry_s=_within(expiry, 0, 0xFFFFFFFF, "session_expiry_s"),
-            receive_maximum=_within(receive_maximum, 1, 0xFFFF, "receive_maximum"),
-            keep_alive_s=_within(keep_alive_s, 0, 0xFFFF, "keep_alive_s"),
+            session_expiry_s=expiry,
+            receive_maximum=receive_maximum,
+            keep_alive_s=keep_alive_s,
             connect_timeout_s=connect_timeout_s,
             unknown_session=unknown_session,
-            durable=expiry > 0 and not clean_start,
+            durable=bool(expiry) and not clean_start,
             clean_start=clean_start,
-            topic_alias_maximum=_within(topic_alias_maximum, 0, 0xFFFF, "topic_alias_maximum"),
-            topic_aliases=_within(topic_aliases, 0, 0xFFFF, "topic_aliases"),
+            topic_alias_maximum=topic_alias_maximum,
+            topic_aliases=topic_aliases,
             problem_information=problem_information,
             will=will,
             authenticator=authenticator,
         )
+        if problem := whole_number_problem(max_packet_bytes, 1, _LARGEST_PACKET):
+            _wrong("max_packet_bytes", problem)
         self._pid = os.getpid()
         self._store = store or Memory()
         way = Way(endpoints, tls, proxy, connect_timeout_s, max_packet_bytes, follow_redirects, brokers_share_sessions)
@@ -275,9 +280,10 @@ class Client:
             timeout_s: Seconds, None for as long as it takes.
 
         Raises:
+            Unreachable: The client is not opened (TL-M50).
             BrokerError: The client has given up: a refusal, or its client id was taken over twice in a minute.
         """
-        self._check()
+        self._check_open()
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing or self._ended, timeout_s)
             if self._closing:
@@ -328,7 +334,7 @@ class Client:
 
         Raises:
             ConfigError: A message that can't be (TL-C51).
-            Unreachable: No room in time (TL-M33), or the client is closed (TL-M32).
+            Unreachable: No room in time (TL-M33), the client is closed (TL-M32), or not opened and 1,000 wait (TL-M50).
             BrokerError: Why the client has ended.
         """
         if qos == 2 and self._several_sessions:
@@ -343,9 +349,11 @@ class Client:
             response_topic=response_topic,
             correlation_data=correlation_data,
             message_expiry_interval=expiry_s,
-            user_properties=list(user_properties),
+            user_properties=user_properties,
         )
         self._check()
+        if len(self._receipts) >= _AHEAD:
+            self._check_open()
         with self._changed:
             self._changed.wait_for(lambda: len(self._receipts) < _AHEAD or self._ended or self._closing, timeout_s)
             if self._ended or self._closing:
@@ -354,7 +362,8 @@ class Client:
                 what = f"{_AHEAD:,} messages are not confirmed after {timeout_s:g} s"
                 raise Unreachable("TL-M33", self._where, what, "Is the broker alive? This message was not taken.")
             self._token += 1
-            receipt = self._receipts[self._token] = Receipt(topic, self._changed, self._check, self._missing_answer)
+            receipt = Receipt(topic, self._changed, self._check_open, self._missing_answer)
+            self._receipts[self._token] = receipt
             self._order(Publish(self._token, packet))
         return receipt
 
@@ -399,6 +408,13 @@ class Client:
         if self._holding_back:
             return f"{len(self._waiting):,} messages wait to be taken, and the answer lies behind them. Receive them."
         return "It is sent again by itself when the broker is back."
+
+    def _check_open(self) -> None:
+        """Refuse to wait for what nobody brings."""
+        self._check()
+        if self._thread is None and self._ended is None:
+            what = "the client is not opened, so nothing is sent or received"
+            raise Unreachable("TL-M50", self._where, what, 'Use it as "with client:", or call open() first.')
 
     def _acknowledge(self, message: Message) -> None:
         self._check()
@@ -567,12 +583,6 @@ def _wrong(where: str, what: str) -> NoReturn:
     raise ConfigError("TL-C51", where, what, "Change it.")
 
 
-def _within(value: int, low: int, high: int, name: str) -> int:
-    if not low <= value <= high:
-        _wrong(name, f"{value:,} is not between {low:,} and {high:,}")
-    return value
-
-
 def _endpoints(uri: str | Sequence[str]) -> tuple[Endpoint, ...]:
     uris = (uri,) if isinstance(uri, str) else tuple(uri)
     if not uris:
@@ -583,14 +593,17 @@ def _endpoints(uri: str | Sequence[str]) -> tuple[Endpoint, ...]:
         _wrong("uri", str(error))
 
 
-def _filters(given: Sequence[str | Filter], where: str) -> tuple[Filter, ...]:
-    filters = tuple(Filter(one) if isinstance(one, str) else one for one in given)
+def _filters(given: str | Filter | Sequence[str | Filter], where: str) -> tuple[Filter, ...]:
+    several: Any = (given,) if isinstance(given, str | Filter) else given
+    if not isinstance(several, Iterable) or not all(isinstance(one, str | Filter) for one in several):
+        _wrong("subscribe", 'it is a topic filter, or a list of them, each a text or a Filter("telemetry/#", qos=2)')
+    filters = tuple(Filter(one) if isinstance(one, str) else one for one in several)
     if len({one.pattern for one in filters}) != len(filters):
         _wrong(where, "a topic filter is subscribed twice")
     for one in filters:
         problem = filter_problem(one.pattern) if one.pattern else "a topic filter is not empty"
         if problem or one.qos not in range(3) or one.retain_handling not in (None, 0, 1, 2):
-            _wrong(f'subscription "{one.pattern}"', problem or "qos and retain_handling are 0, 1 or 2")
+            _wrong(f'subscription "{one.pattern}"', problem or f"{_LEVEL}, not {one.qos!r} and {one.retain_handling!r}")
     return filters
 
 
@@ -599,6 +612,7 @@ def _size(message: Message) -> int:
     return _OVERHEAD + len(message.topic) + len(message.payload or b"") + len(message.correlation_data or b"") + pairs
 
 
+_LEVEL: Final = "qos and retain_handling are 0, 1 or 2"
 _FLAGS: Final = ("payload_format_indicator", "retain")
 
 
@@ -609,6 +623,7 @@ def _packet(topic: str, payload: bytes | str, qos: int, **properties: Any) -> Pu
         _wrong(f"message to {str(topic)[:80]!r}", problem)
     try:
         data = payload.encode() if isinstance(payload, str) else payload
+        properties["user_properties"] = list(properties["user_properties"])
         made = PublishPacket(topic, data, qos=QoS(qos), packet_id=1 if qos else None, **properties)
         fence.check_size(made)
     except (ValueError, TypeError, OverflowError) as error:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
-from towline.errors import Refused, Unreachable
+import mqtt5
+from mqtt5 import QoS
+
+from towline.errors import ConfigError, Refused, Unreachable
 from towline.mqtt.events import Held, SessionRecord
 from towline.mqtt.reasons import reason_words
+from towline.mqtt.rules import message_problem
 
-__all__ = ["Memory", "Message", "Receipt", "Store"]
+__all__ = ["Memory", "Message", "Receipt", "Store", "Will"]
 
 
 class Store(Protocol):
@@ -49,6 +53,34 @@ class Memory:
 
     def release(self, packet_ids: Sequence[int]) -> None:
         """The session has it."""
+
+
+class Will(mqtt5.Will):
+    """What the broker publishes when the connection ends without our goodbye [MQTT 5 section 3.1.2.5].
+
+    Args:
+        topic: Topic name.
+        payload: Bytes, or text for UTF-8.
+        qos: 0, 1 or 2.
+        properties: As `mqtt5.Will` has them: ``retain``, ``will_delay_interval`` in seconds, ``content_type``, ...
+
+    Raises:
+        ConfigError: A message that can't be (TL-C51).
+    """
+
+    def __new__(cls, topic: str, *, payload: bytes | str = b"", qos: int | QoS = 0, **properties: Any) -> Self:
+        """Take numbers for QoS, and text."""
+        level = int(qos) if isinstance(qos, QoS) else qos
+        if problem := message_problem(topic, payload, level):
+            raise ConfigError("TL-C51", f"will to {str(topic)[:80]!r}", problem, "Change it.")
+        data = payload.encode() if isinstance(payload, str) else payload
+        make: Any = super().__new__
+        return cast("Self", make(cls, topic, payload=data, qos=QoS(level), **properties))
+
+    if TYPE_CHECKING:
+
+        def __init__(self, topic: str, *, payload: bytes | str = b"", qos: int | QoS = 0, **properties: Any) -> None:
+            """The arguments of `__new__`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,10 +168,12 @@ class Receipt:
 
         Raises:
             Refused: The broker dropped it (TL-M31).
-            Unreachable: No answer in time (TL-M33), or the client was closed before (TL-M32): publish it again.
+            Unreachable: No answer in time (TL-M33), the client is not opened (TL-M50), or was closed before (TL-M32):
+                publish it again.
             BrokerError: Why the client has ended.
         """
-        self._check()
+        if not self.done:
+            self._check()
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout_s):
                 what = f"no answer within {timeout_s:g} s to a message"

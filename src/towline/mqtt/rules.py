@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from mqtt5 import ConnAckPacket
@@ -19,8 +19,20 @@ __all__ = [
     "topic_problem",
     "unsupported",
     "version_problem",
+    "whole_number_problem",
 ]
 
+#: Settings of a `SessionConfig` that are whole numbers: the least and the most [MQTT 5 sections 3.1.2.10, 3.1.2.11].
+_WHOLE_NUMBERS: Final = {
+    "session_expiry_s": (0, 0xFFFFFFFF),
+    "receive_maximum": (1, 0xFFFF),
+    "keep_alive_s": (0, 0xFFFF),
+    "topic_alias_maximum": (0, 0xFFFF),
+    "topic_aliases": (0, 0xFFFF),
+}
+#: Seconds for a broker's answer: more is a mistake in the unit.
+_LONGEST_PATIENCE: Final = 86_400
+_UNKNOWN_SESSION: Final = ("adopt", "discard", "refuse")
 #: A variable byte integer, 0 excluded [MQTT 5 section 3.8.2.1.2].
 _LARGEST_IDENTIFIER = 268_435_455
 #: The remaining length of a packet is a variable byte integer of four bytes [MQTT 5 section 2.1.4].
@@ -63,7 +75,7 @@ def filter_problem(value: str) -> str | None:
 def topic_problem(value: str) -> str | None:
     """Say what is wrong with a topic name, or None [MQTT-3.3.2-2, MQTT-4.7.3-1, -2, -3]."""
     if not value or (len(value) > _SURELY_SHORT and len(value.encode(errors="replace")) > 0xFFFF):
-        return "a topic has 1 to 65535 bytes"
+        return "a topic has 1 to 65,535 bytes"
     if "+" in value or "#" in value or "\0" in value:
         return "a topic has no +, no # and no U+0000"
     return None
@@ -80,10 +92,10 @@ def message_problem(topic: object, payload: object, qos: object, room: int = 0, 
         properties: ``content_type``, ``response_topic``, ``correlation_data``, ``expiry_s``, and ``user_properties``
             as pairs; None, or missing, for none.
     """
-    if not isinstance(topic, str) or not isinstance(payload, bytes | bytearray | memoryview | str):
-        return "a topic is text, a payload bytes or text"
-    if not _is_whole(qos) or qos not in (0, 1, 2):
-        return "QoS is 0, 1 or 2"
+    if problem := _kind_problem(topic, payload, qos):
+        return problem
+    assert isinstance(topic, str)
+    assert isinstance(payload, bytes | bytearray | memoryview | str)
     if problem := topic_problem(topic) or _text_problem("the topic", topic):
         return problem
     if isinstance(payload, str) and not _is_utf8(payload):
@@ -92,6 +104,18 @@ def message_problem(topic: object, payload: object, qos: object, room: int = 0, 
         if value is not None and (problem := _property_problem(name, value)):
             return problem
     return _size_problem(topic, payload, properties, room)
+
+
+def _kind_problem(topic: object, payload: object, qos: object) -> str | None:
+    if not isinstance(topic, str):
+        return f"a topic is text, not {_kind(topic)}"
+    if not isinstance(payload, bytes | bytearray | memoryview | str):
+        return f"a payload is bytes or text, not {_kind(payload)}; json.dumps() makes text of most"
+    return None if _is_whole(qos) and qos in (0, 1, 2) else f"QoS is 0, 1 or 2, not {qos!r}"
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 def _is_whole(value: object) -> bool:
@@ -108,7 +132,7 @@ def _is_utf8(text: str) -> bool:
 
 def _text_problem(name: str, value: object) -> str | None:
     if not isinstance(value, str):
-        return f"{name} is text"
+        return f"{name} is text, not {_kind(value)}"
     if value.isascii() and len(value) <= _SURELY_SHORT and "\0" not in value:
         return None
     if not _is_utf8(value) or "\0" in value:
@@ -122,19 +146,21 @@ def _property_problem(name: str, value: object) -> str | None:
         return _pairs_problem(value)
     if name == "expiry_s":
         fine = isinstance(value, int) and _is_whole(value) and 0 <= value <= _LONGEST_EXPIRY
-        return None if fine else f"an expiry is a whole number of seconds from 0 to {_LONGEST_EXPIRY:,}"
+        return None if fine else f"an expiry is a whole number of seconds from 0 to {_LONGEST_EXPIRY:,}, not {value!r}"
     if name == "correlation_data":
         fine = isinstance(value, bytes) and len(value) <= 0xFFFF
-        return None if fine else "correlation data are bytes, at most 65,535"
+        return None if fine else f"correlation data are bytes, at most 65,535, not {_kind(value)}"
     if name == "response_topic" and isinstance(value, str) and topic_problem(value):
         return "a response topic has 1 to 65,535 bytes, no +, no # and no U+0000 [MQTT-3.3.2-14]"
     return _text_problem(name, value)
 
 
 def _pairs_problem(value: object) -> str | None:
+    if isinstance(value, Mapping):
+        return "user properties are a list of pairs, not a dict, as a name may come twice; list(d.items()) makes one"
     for pair in value if isinstance(value, list | tuple) else (None,):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            return "user properties are pairs of text"
+            return 'user properties are a list of pairs of text: [("name", "value")]'
         if problem := _text_problem("a user property", pair[0]) or _text_problem("a user property", pair[1]):
             return problem
     return None
@@ -162,8 +188,10 @@ def check_config(config: SessionConfig) -> None:
     """Refuse what the standard, or the protocol version, has no way to say.
 
     Raises:
-        ConfigError: TL-C50, with the setting's name.
+        ConfigError: TL-C51 for a value by itself, TL-C50 for what the version can't say.
     """
+    if found := _setting_problem(config):
+        raise ConfigError("TL-C51", *found, "Change it.")
     if rule := version_problem(config):
         raise ConfigError("TL-C50", config.where, f"not possible with this protocol version: {rule}", "Change one.")
 
@@ -172,6 +200,32 @@ def version_problem(config: SessionConfig) -> str | None:
     """Say what of a configuration its protocol version has no way to say, or None."""
     rules = [*_always(config), *(_before_5(config) if config.protocol < 5 else ())]
     return next((rule for broken, rule in rules if broken), None)
+
+
+def _setting_problem(config: SessionConfig) -> tuple[str, str] | None:
+    """The setting that has a value it can't have, and what is wrong with it."""
+    for name, (least, most) in _WHOLE_NUMBERS.items():
+        if problem := whole_number_problem(getattr(config, name), least, most):
+            return name, problem
+    seconds: object = config.connect_timeout_s
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST_PATIENCE:
+        return "connect_timeout_s", f"{seconds!r} is no number of seconds above 0 and up to {_LONGEST_PATIENCE:,}"
+    for name in ("client_id", "username"):
+        text = getattr(config, name)
+        if text is not None and (problem := _text_problem("it", text)):
+            return name, problem
+    password: object = config.password
+    if password is not None and not (isinstance(password, bytes) and len(password) <= 0xFFFF):
+        return "password", "it is bytes or text, at most 65,535 bytes"
+    if config.unknown_session not in _UNKNOWN_SESSION:
+        return "unknown_session", f"{config.unknown_session!r} is none of {', '.join(_UNKNOWN_SESSION)}"
+    return None
+
+
+def whole_number_problem(value: object, least: int, most: int) -> str | None:
+    """Say that a setting is no whole number within these bounds, or None."""
+    fine = isinstance(value, int) and _is_whole(value) and least <= value <= most
+    return None if fine else f"{value!r} is no whole number from {least:,} to {most:,}"
 
 
 def _always(config: SessionConfig) -> Iterable[tuple[bool, str]]:

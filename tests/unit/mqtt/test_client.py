@@ -11,13 +11,16 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from mqtt5 import ConnectPacket
+from mqtt5 import Will as PlainWill
 
 import towline.mqtt
 from towline.errors import ConfigError, Refused, Unreachable
-from towline.mqtt import Client, Filter, Memory, Receipt, SessionRecord
+from towline.mqtt import Client, Filter, Memory, QoS, Receipt, SessionRecord, Will
 from towline.mqtt.events import Acknowledged, Held
 
 URI = "mqtt://127.0.0.1:1"
+ONE = QoS.AT_LEAST_ONCE
 
 
 @pytest.mark.parametrize(
@@ -38,9 +41,22 @@ URI = "mqtt://127.0.0.1:1"
         ({"subscribe": [Filter("a", identifier=1)], "protocol": "3.1"}, "needs MQTT 5"),
         ({"password": "x", "protocol": "3.1.1"}, "a password needs a username"),
         ({"clean_start": True, "session_expiry_s": 1, "protocol": "3.1.1"}, "a clean start ends with the connection"),
-        ({"receive_maximum": 0}, "0 is not between 1 and 65,535"),
-        ({"topic_aliases": 65_536}, "65,536 is not between 0 and 65,535"),
-        ({"session_expiry_s": -1}, "-1 is not between 0 and 4,294,967,295"),
+        ({"receive_maximum": 0}, "receive_maximum: 0 is no whole number from 1 to 65,535"),
+        ({"receive_maximum": 1.5}, "receive_maximum: 1.5 is no whole number"),
+        ({"topic_aliases": 65_536}, "topic_aliases: 65536 is no whole number from 0 to 65,535"),
+        ({"session_expiry_s": -1}, "session_expiry_s: -1 is no whole number from 0 to 4,294,967,295"),
+        ({"session_expiry_s": "1h"}, "session_expiry_s: '1h' is no whole number"),
+        ({"keep_alive_s": "x"}, "keep_alive_s: 'x' is no whole number"),
+        ({"max_packet_bytes": -5}, "max_packet_bytes: -5 is no whole number"),
+        ({"connect_timeout_s": -1}, "connect_timeout_s: -1 is no number of seconds above 0"),
+        ({"connect_timeout_s": float("nan")}, "connect_timeout_s: nan is no number of seconds above 0"),
+        ({"client_id": "a\0b"}, "client_id: it has a surrogate or U+0000 [MQTT-1.5.4-1, -2]"),
+        ({"client_id": 5}, "client_id: it is text, not int"),
+        ({"username": "a" * 65_536}, "username: it has more than 65,535 bytes"),
+        ({"password": 5}, "password: it is bytes or text"),
+        ({"unknown_session": "x"}, "unknown_session: 'x' is none of adopt, discard, refuse"),
+        ({"subscribe": 5}, "subscribe: it is a topic filter, or a list of them"),
+        ({"subscribe": [5]}, "subscribe: it is a topic filter, or a list of them"),
     ],
 )
 def test_what_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
@@ -56,11 +72,16 @@ def test_what_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
     ("given", "words"),
     [
         ({"topic": "a/+"}, "a topic has no +, no # and no U+0000"),
-        ({"topic": ""}, "1 to 65535 bytes"),
-        ({"topic": "a" * 65_536}, "1 to 65535 bytes"),
-        ({"topic": "a", "qos": 3}, "QoS is 0, 1 or 2"),
-        ({"topic": "a", "expiry_s": -1}, "TL-C51"),
-        ({"topic": "a", "payload": 7}, "TL-C51"),
+        ({"topic": ""}, "1 to 65,535 bytes"),
+        ({"topic": "a" * 65_536}, "1 to 65,535 bytes"),
+        ({"topic": 5}, "a topic is text, not int"),
+        ({"topic": "a", "qos": 3}, "QoS is 0, 1 or 2, not 3"),
+        ({"topic": "a", "expiry_s": -1}, "from 0 to 4,294,967,295, not -1. Change it.   [TL-C51]"),
+        ({"topic": "a", "payload": {"t": 1}}, "a payload is bytes or text, not dict; json.dumps() makes text of most"),
+        ({"topic": "a", "payload": None}, "a payload is bytes or text, not None"),
+        ({"topic": "a", "user_properties": {"a": "b"}}, "a list of pairs, not a dict"),
+        ({"topic": "a", "user_properties": ["ab"]}, "a list of pairs of text"),
+        ({"topic": "a", "correlation_data": "x"}, "correlation data are bytes, at most 65,535, not str"),
     ],
 )
 def test_a_message_that_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
@@ -88,6 +109,48 @@ def test_qos_2_to_several_brokers_needs_a_word(given: dict[str, Any], refused: b
     client.close(0)
 
 
+def opened() -> Client:
+    """A client that is open as far as its callers see, with a thread that does nothing."""
+    client = Client(URI, client_id="x")
+    client._thread = threading.Thread()
+    client._thread.start()
+    return client
+
+
+def test_a_text_is_one_filter() -> None:
+    client = Client(URI, client_id="x", subscribe="telemetry/#")
+    assert [f.pattern for f in client._config.filters] == ["telemetry/#"]
+
+
+def test_a_will_takes_numbers_and_text() -> None:
+    will = Will("state", payload="größer", qos=1, will_delay_interval=5)
+    assert (will.topic, will.payload, will.qos, will.will_delay_interval) == ("state", "größer".encode(), ONE, 5)
+    assert (
+        ConnectPacket("c", will=will).write()
+        == ConnectPacket(
+            "c", will=PlainWill("state", payload="größer".encode(), qos=ONE, will_delay_interval=5)
+        ).write()
+    )
+    with pytest.raises(ConfigError, match=r"will to 'state': QoS is 0, 1 or 2, not 3.*TL-C51"):
+        Will("state", qos=3)
+
+
+@pytest.mark.parametrize("timeout", [0.01, None])
+def test_a_client_that_was_never_opened_says_so(timeout: float | None) -> None:
+    """With no time-out it would wait for ever: nothing is sent or received before open()."""
+    client = Client(URI, client_id="x", subscribe="t")
+    receipt = client.publish("t", b"sent once it is opened")
+    with pytest.raises(Unreachable, match=r"the client is not opened.*open\(\) first.*TL-M50"):
+        receipt.wait(timeout)
+    with pytest.raises(Unreachable, match="TL-M50"):
+        client.receive(timeout)
+    for _ in range(999):
+        client.publish("t")
+    with pytest.raises(Unreachable, match="TL-M50"):
+        client.publish("t", timeout_s=timeout)
+    client.close(0)
+
+
 def test_a_closed_client_says_so() -> None:
     client = Client(URI, client_id="x")
     waiting = client.publish("t", b"never sent")
@@ -104,7 +167,7 @@ def test_a_closed_client_says_so() -> None:
 
 
 def test_too_many_unconfirmed_messages_make_publish_wait() -> None:
-    client = Client(URI, client_id="x")
+    client = opened()
     for _ in range(1000):
         client.publish("t")
     with pytest.raises(Unreachable, match=r"1,000 messages are not confirmed after 0.05 s.*TL-M33"):
@@ -123,15 +186,15 @@ def test_receipts() -> None:
         dropped.wait()
     assert weaker.wait().degraded
     assert not nobody.done
-    with pytest.raises(Unreachable, match="no answer within 0 s"):
-        nobody.wait(0)
     client.close(0)
     assert nobody.done
 
 
 def test_a_receipt_wakes_who_waits() -> None:
-    client = Client(URI, client_id="x")
+    client = opened()
     receipt = client.publish("t")
+    with pytest.raises(Unreachable, match="no answer within 0 s.*sent again by itself"):
+        receipt.wait(0)
     got: list[Receipt] = []
     thread = threading.Thread(target=lambda: got.append(receipt.wait(60)))
     thread.start()
