@@ -11,7 +11,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Final
 
-__all__ = ["printable", "printable_lines"]
+__all__ = ["counted", "printable", "printable_lines"]
 
 #: Unicode's general categories of what has no shape of its own, or another place than where it stands: control
 #: characters (C0, DEL, C1), format characters (bidi overrides, zero width), lone surrogates, line and paragraph
@@ -30,6 +30,11 @@ def printable(text: str, limit: int | None = None) -> str:
     """
     shown = text if text.isprintable() else "".join(map(_shown, text if limit is None else text[: limit + 1]))
     return shown if limit is None or len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def counted(number: int, noun: str = "message") -> str:
+    """``1 message``, ``1,000 messages``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def printable_lines(text: str) -> str:

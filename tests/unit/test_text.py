@@ -29,7 +29,7 @@ from towline.kafka.deadletters import Letter, Reason
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.publisher.words import Log
-from towline.text import printable, printable_lines
+from towline.text import counted, printable, printable_lines
 
 #: Move the cursor, set title and clipboard, a link, markup, a forged line, C1, bidi, separators, a lone surrogate.
 HOSTILE = (
@@ -235,3 +235,8 @@ def test_a_publishers_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         Log().warning("refused", topic=HOSTILE)
     assert_harmless(caplog.messages[0])
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 messages"), (1, "1 message"), (2000, "2,000 messages")])
+def test_one_is_not_several(number: int, said: str) -> None:
+    assert counted(number) == said

@@ -15,7 +15,7 @@ from towline.bridge.screen import lag_text
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.client import discover
 from towline.gateway.endpoint import ProcessMark
-from towline.text import printable
+from towline.text import counted, printable
 
 __all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]
 
@@ -175,8 +175,7 @@ def _told_of(words: Mapping[str, str], facts: Mapping[str, Any]) -> Iterator[str
     for name, text in words.items():
         if value := facts.get(name):
             number = value if isinstance(value, int) else 0
-            messages = f"{number:,} message{'s' if number != 1 else ''}"
-            yield text.format(n=messages, times="once" if number == 1 else f"{number:,} times", why=value)
+            yield text.format(n=counted(number), times="once" if number == 1 else f"{number:,} times", why=value)
 
 
 def _publishers(receipts: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +184,7 @@ def _publishers(receipts: Mapping[str, Any]) -> dict[str, Any]:
 
 def render(status: dict[str, Any]) -> str:
     """The status as text; times are local."""
-    head = f'bridge "{status["bridge"] or "?"}"   '
+    head = f'bridge "{status["bridge"]}"   ' if status["bridge"] else "bridge   "
     last = f"last word {_moment(status['updated'])}"
     if status["running"]:
         kafka = f"{status['kafka']}{' (insecure)' if status['kafka_insecure'] else ''}"

@@ -25,6 +25,7 @@ from towline.bridge.surroundings import check_java
 from towline.errors import ConfigError, TowlineError
 from towline.kafka.clientconfig import insecurities
 from towline.logfile import trim
+from towline.text import counted
 
 if TYPE_CHECKING:
     from towline.bridge.model import Bridge
@@ -209,7 +210,7 @@ class Supervisor:
             yield f'line "{name}": {known.sentence()}'
             left = known.waiting + known.arriving
             if left:
-                yield f'line "{name}": {left:,} messages wait on disk; the next start carries them on'
+                yield f'line "{name}": {counted(left)} on disk; the next start carries on'
             yield f'line "{name}": {kept_by_broker(view.status)}'
 
 

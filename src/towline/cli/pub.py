@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from towline.text import counted
+
 if TYPE_CHECKING:
     from mqtt5 import PublishPacket
 
@@ -119,27 +121,28 @@ def _pub_durably(
             last = publisher.publish(name, payload, qos=qos, retain=retain, user_properties=properties, wait=bool(rate))
         if last is not None:
             last.on_disk.result()
-        typer.echo(f"{count:,} messages on disk in {state_dir} in {time.monotonic() - started:.1f} s", err=True)
+        typer.echo(f"{counted(count)} on disk in {state_dir} in {time.monotonic() - started:.1f} s", err=True)
     except BaseException:
         publisher.close(0)
         raise
     left = publisher.close(timeout)
     before = f", {waited:,} of them from before" if waited else ""
-    typer.echo(f"{outcomes['delivered']:,} messages {'acknowledged by' if qos else 'sent to'} {broker}{before}")
+    typer.echo(f"{counted(outcomes['delivered'])} {'acknowledged by' if qos else 'sent to'} {broker}{before}")
     if login["receipts"]:
-        typer.echo(f"{outcomes['arrived']:,} messages in Kafka")
+        typer.echo(f"{counted(outcomes['arrived'])} in Kafka")
     if outcomes["refused"] or outcomes["expired"]:
         typer.echo(f"{outcomes['refused']:,} refused, {outcomes['expired']:,} expired", err=True)
     if left:
         without = "without a receipt " if login["receipts"] else ""
-        typer.echo(f"{left:,} messages {without}wait in {state_dir}; the next start sends them", err=True)
+        verb, what = ("waits", "it") if left == 1 else ("wait", "them")
+        typer.echo(f"{counted(left)} {without}{verb} in {state_dir}; the next start sends {what}", err=True)
     if left or outcomes["refused"]:
         raise typer.Exit(1)
 
 
 def _account(count: int, refused: list[int], seconds: float, *, place: str, qos: int) -> None:
     word = "acknowledged by" if qos else "sent to"
-    typer.echo(f"{count - len(refused):,} of {count:,} messages {word} {place} in {seconds:.1f} s")
+    typer.echo(f"{count - len(refused):,} of {counted(count)} {word} {place} in {seconds:.1f} s")
     if refused:
         from towline.mqtt.reasons import reason_words  # noqa: PLC0415
 

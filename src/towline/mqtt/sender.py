@@ -18,6 +18,7 @@ from towline.mqtt.connection import Connection, Way
 from towline.mqtt.events import Acknowledged, Action, Online, Publish, SessionConfig
 from towline.mqtt.session import Session
 from towline.mqtt.transport import Endpoint, Proxy, Tls
+from towline.text import counted
 
 __all__ = ["Sender"]
 
@@ -143,7 +144,7 @@ class Sender:
         if time.monotonic() - self._progress_at > self._patience:
             if not self._connection.connected and self._connection.error is not None:
                 raise self._connection.error
-            what = f"no acknowledgement for {self._patience:g} s, {self.waiting:,} messages are open"
+            what = f"no acknowledgement for {self._patience:g} s, {counted(self.waiting)} without an answer"
             raise Unreachable("TL-M33", self._where, what, "Is the broker alive? Publish again what was not confirmed.")
 
     def _perform(self, action: Action) -> None:

@@ -7,9 +7,10 @@ and logs [I12].
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.guarantees import knobs, low_subscription, sharing_problem
 from towline.gateway.settings import GatewaySettings, Guarantee
+from towline.text import printable
 
 __all__ = [
     "DEFAULT_MAX_BYTES",
@@ -246,6 +248,11 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             each other.
     """
     options = _spelled(given)
+    with value_told(options):
+        return _parse(options)
+
+
+def _parse(options: Mapping[str, str]) -> SourceOptions:
     guarantee = _guarantee(options)
     state_dir, location = _place(options)
     max_rows, max_bytes = _limits(options)
@@ -263,6 +270,18 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         checkpoint=options.get("checkpointLocation", ""),
         event_time=_event_time(options),
     )
+
+
+@contextlib.contextmanager
+def value_told(options: Mapping[str, str]) -> Iterator[None]:
+    """Add to the error of a value what the value was, but for one that may hold a password, as an address may."""
+    try:
+        yield
+    except ConfigError as error:
+        value = options.get(error.where.removeprefix(f'{_WHERE} option "').rstrip('"'))
+        if error.code == "TL-C21" and value and "@" not in value:
+            error.where += f' = "{printable(value, 60)}"'
+        raise
 
 
 def _spelled(given: Mapping[str, str]) -> dict[str, str]:

@@ -141,6 +141,11 @@ def parse_sink_options(given: Mapping[str, str], checkpoint: str = "") -> SinkOp
             value that can't be, TL-C22 an option that is refused, TL-C23 two that contradict each other.
     """
     options = _spelled(given)
+    with shared.value_told(options):
+        return _parse(options, checkpoint)
+
+
+def _parse(options: Mapping[str, str], checkpoint: str) -> SinkOptions:
     guarantee, qos = _promise(options)
     state_dir, location = shared._place(options)  # noqa: SLF001 - the same two ways to a gateway
     settings = None if "gateway" in options else _settings(options, guarantee, qos, checkpoint)

@@ -90,7 +90,7 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     assert other.returncode == 2
     assert f"a bridge runs here (pid {bridge.process.pid})" in other.stderr
     assert bridge.interrupt() == 0
-    assert "100 messages wait on disk; the next start carries them on" in bridge.out
+    assert "100 messages on disk; the next start carries on" in bridge.out
     known = bridge.line()
     assert (known["gateway_running"], known["account"], known["last"]["account"]["waiting"]) == (False, None, 100)
 

@@ -168,7 +168,7 @@ def test_the_end(up: Watched, gateways: list[tuple[InboxService, Journal]]) -> N
     up.farewell()
     assert up.seen() == [
         'line "telemetry": received 110 = in Kafka 104 + dead-lettered 1 + waiting 5   adds up ✓',
-        'line "telemetry": 5 messages wait on disk; the next start carries them on',
+        'line "telemetry": 5 messages on disk; the next start carries on',
         'line "telemetry": the broker keeps the session plant-7-telemetry',
     ]
 

@@ -16,6 +16,7 @@ from tests.helpers import wait_until
 from tests.unit.cli.test_main import ran
 from towline.bridge.board import Board
 from towline.bridge.downaccount import DownCounts
+from towline.bridge.status import render
 from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
@@ -87,6 +88,12 @@ def test_a_gateway_that_crashes_again_and_again_leaves_the_account_unknown(
     assert "adds up" not in out
     assert "pace" not in out
     assert "TL-G02" in out
+
+
+def test_a_bridge_whose_name_is_not_known_has_none(capsys: pytest.CaptureFixture[str], line: Line) -> None:
+    line.board.save()
+    _, out, _ = ran(capsys, "status", "--json", "--state-dir", str(line.state_dir))
+    assert render({**json.loads(out), "bridge": None}).startswith("bridge   running (pid")
 
 
 def test_a_line_that_runs_adds_up(capsys: pytest.CaptureFixture[str], line: Line) -> None:

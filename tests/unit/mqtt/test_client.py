@@ -193,7 +193,7 @@ def test_receipts() -> None:
 def test_a_receipt_wakes_who_waits() -> None:
     client = opened()
     receipt = client.publish("t")
-    with pytest.raises(Unreachable, match="no answer within 0 s.*sent again by itself"):
+    with pytest.raises(Unreachable, match=r"no answer within 0 s.*sent again by itself"):
         receipt.wait(0)
     got: list[Receipt] = []
     thread = threading.Thread(target=lambda: got.append(receipt.wait(60)))

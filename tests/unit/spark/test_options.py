@@ -208,7 +208,7 @@ MISTAKES = [
     ),
     (
         {"guarantee": "often"},
-        'option "guarantee": it is at_most_once, at_least_once or exactly_once.   [TL-C21]',
+        'option "guarantee" = "often": it is at_most_once, at_least_once or exactly_once.   [TL-C21]',
     ),
     (
         {"subscribe": "a:0"},
@@ -240,13 +240,13 @@ MISTAKES = [
     ),
     (
         {"broker": ","},
-        'option "broker": it is mqtt://HOST[:PORT], several with a comma between them.   [TL-C21]',
+        'option "broker" = ",": it is mqtt://HOST[:PORT], several with a comma between them.   [TL-C21]',
     ),
     (
         {"broker": "http://b"},
         (
-            'option "broker": "http://" is not a broker scheme; use mqtt://, mqtts://, ws://, wss:// or unix://.   '
-            "[TL-C21]"
+            'option "broker" = "http://b": "http://" is not a broker scheme; use mqtt://, mqtts://, ws://, wss:// or '
+            "unix://.   [TL-C21]"
         ),
     ),
     (
@@ -255,33 +255,33 @@ MISTAKES = [
     ),
     (
         {"broker": "mqtt://b:99999"},
-        'option "broker": the port of a broker URI is a number from 1 to 65535.   [TL-C21]',
+        'option "broker" = "mqtt://b:99999": the port of a broker URI is a number from 1 to 65535.   [TL-C21]',
     ),
     (
         {"subscribe": "a/#/b"},
-        'option "subscribe": # stands alone and last in a topic filter.   [TL-C21]',
+        'option "subscribe" = "a/#/b": # stands alone and last in a topic filter.   [TL-C21]',
     ),
-    ({"subscribe": "a:7"}, 'option "subscribe": it should be less than or equal to 2.   [TL-C21]'),
-    ({"subscribe": ","}, 'option "subscribe": it has no topic filter.   [TL-C21]'),
+    ({"subscribe": "a:7"}, 'option "subscribe" = "a:7": it should be less than or equal to 2.   [TL-C21]'),
+    ({"subscribe": ","}, 'option "subscribe" = ",": it has no topic filter.   [TL-C21]'),
     (
         {"subscribe": "[1]"},
         (
-            'option "subscribe": it is filters with a comma between them, or a JSON list of texts such as '
+            'option "subscribe" = "[1]": it is filters with a comma between them, or a JSON list of texts such as '
             '["a,b/#:1"].   [TL-C21]'
         ),
     ),
-    ({"keepAlive": "1m"}, 'option "keepAlive": it is a whole number from 0.   [TL-C21]'),
-    ({"keepAlive": "1"}, 'option "keepAlive": it should be greater than or equal to 5.   [TL-C21]'),
-    ({"lingerMs": "soon"}, 'option "lingerMs": it is a number of milliseconds.   [TL-C21]'),
-    ({"lingerMs": "nan"}, 'option "lingerMs": it should be less than or equal to 1000.   [TL-C21]'),
-    ({"tlsInsecure": "yes"}, 'option "tlsInsecure": it is true or false.   [TL-C21]'),
+    ({"keepAlive": "1m"}, 'option "keepAlive" = "1m": it is a whole number from 0.   [TL-C21]'),
+    ({"keepAlive": "1"}, 'option "keepAlive" = "1": it should be greater than or equal to 5.   [TL-C21]'),
+    ({"lingerMs": "soon"}, 'option "lingerMs" = "soon": it is a number of milliseconds.   [TL-C21]'),
+    ({"lingerMs": "nan"}, 'option "lingerMs" = "nan": it should be less than or equal to 1000.   [TL-C21]'),
+    ({"tlsInsecure": "yes"}, 'option "tlsInsecure" = "yes": it is true or false.   [TL-C21]'),
     (
         {"journalMaxBytes": "lots"},
-        'option "journalMaxBytes": it is a size such as 1048576, 512m or 2g.   [TL-C21]',
+        'option "journalMaxBytes" = "lots": it is a size such as 1048576, 512m or 2g.   [TL-C21]',
     ),
     (
         {"journalMaxBytes": "5"},
-        'option "journalMaxBytes": it should be greater than or equal to 1048576.   [TL-C21]',
+        'option "journalMaxBytes" = "5": it should be greater than or equal to 1048576.   [TL-C21]',
     ),
     (
         {"broker": "a, b", "subscribe": "t:2", "guarantee": "exactly_once"},
@@ -291,35 +291,38 @@ MISTAKES = [
             "one address; or take guarantee at_least_once.   [TL-C90]"
         ),
     ),
-    ({"passwordFile": "~0"}, 'option "passwordFile": it names the home of a user who is not known here.   [TL-C21]'),
+    (
+        {"passwordFile": "~0"},
+        'option "passwordFile" = "~0": it names the home of a user who is not known here.   [TL-C21]',
+    ),
     (
         {"unknownSession": "x"},
-        "option \"unknownSession\": it should be 'refuse', 'adopt' or 'discard'.   [TL-C21]",
+        "option \"unknownSession\" = \"x\": it should be 'refuse', 'adopt' or 'discard'.   [TL-C21]",
     ),
     (
         {"name": "-"},
         (
-            'option "name": it is 1 to 64 letters, digits, dots, dashes or underscores, the first a letter '
+            'option "name" = "-": it is 1 to 64 letters, digits, dots, dashes or underscores, the first a letter '
             "or digit.   [TL-C21]"
         ),
     ),
     (
         {"consumer": "a b"},
         (
-            'option "consumer": it is 1 to 64 letters, digits, dots, dashes or underscores, the first a '
+            'option "consumer" = "a b": it is 1 to 64 letters, digits, dots, dashes or underscores, the first a '
             "letter or digit.   [TL-C21]"
         ),
     ),
-    ({"maxMessagesPerTrigger": "0"}, 'option "maxMessagesPerTrigger": it is at least 1.   [TL-C21]'),
-    ({"maxBytesPerTrigger": "0"}, 'option "maxBytesPerTrigger": it is at least 1.   [TL-C21]'),
+    ({"maxMessagesPerTrigger": "0"}, 'option "maxMessagesPerTrigger" = "0": it is at least 1.   [TL-C21]'),
+    ({"maxBytesPerTrigger": "0"}, 'option "maxBytesPerTrigger" = "0": it is at least 1.   [TL-C21]'),
     (
         {"startingOffset": "-1"},
-        'option "startingOffset": it is committed, earliest, latest or an offset from 0.   [TL-C21]',
+        'option "startingOffset" = "-1": it is committed, earliest, latest or an offset from 0.   [TL-C21]',
     ),
-    ({"endingOffset": "latest"}, 'option "endingOffset": it is a whole number from 0.   [TL-C21]'),
+    ({"endingOffset": "latest"}, 'option "endingOffset" = "latest": it is a whole number from 0.   [TL-C21]'),
     (
         {"pollMs": "60000"},
-        'option "pollMs": it is at most 30000, or Spark\'s idle Python workers end meanwhile.   [TL-C21]',
+        'option "pollMs" = "60000": it is at most 30000, or Spark\'s idle Python workers end meanwhile.   [TL-C21]',
     ),
     (
         {"gateway": "/x"},
