@@ -129,7 +129,7 @@ class Receipt:
         return f"Receipt({self.topic!r}, {state})"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Message:
     """What `publish` was given, on its way to the disk.
 

@@ -26,6 +26,7 @@ __all__ = [
     "given_up",
     "left_behind",
     "not_sent",
+    "not_taken",
     "outbox_full",
     "own_thread",
     "without_key",
@@ -149,6 +150,13 @@ def left_behind(directory: Path) -> PublisherError:
     """The error of a stage that this publisher will not see reached."""
     what, do = "the publisher was closed before", "The message stays on disk, and the next start sends it."
     return PublisherError("TL-O03", str(directory), what, do)
+
+
+def not_taken(directory: Path, full: JournalFull | None) -> PublisherError:
+    """The error of a message that found no room in time."""
+    why = f"no room: {full.what}" if full else "the disk can't keep up"
+    what = f"the message was not taken within its timeout ({why})"
+    return PublisherError("TL-O30", str(directory), what, full.do if full else "Publish it again later.")
 
 
 def outbox_full(directory: Path, error: JournalFull) -> PublisherError:
