@@ -85,8 +85,8 @@ class Intake:
         """Queue a message; `deadline` as `time.monotonic` has it, None for never.
 
         Raises:
-            PublisherError: TL-O01 no room, TL-O30 none until the deadline, TL-O02 closed, TL-O08 another process, TL-O10 it would have to wait on the
-                publisher's own thread.
+            PublisherError: TL-O01 no room, TL-O30 none until the deadline, TL-O02 closed, TL-O08 another process,
+                TL-O10 it would have to wait on the publisher's own thread.
             TowlineError: Why the publisher has ended.
         """
         home = self._home

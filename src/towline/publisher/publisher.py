@@ -50,6 +50,7 @@ from towline.publisher.intake import Intake
 from towline.publisher.receipt import Callbacks, Message, Receipt, Stage, call_all, guarded, settle
 from towline.publisher.words import (
     Log,
+    check_settings,
     endpoints_of,
     fields_of,
     given_up,
@@ -141,6 +142,15 @@ class Publisher:
             raise wrong("protocol is 5, 3.1.1, 3.1 or auto, overflow is block or refuse")
         if receipts and protocol != "5":
             raise wrong('receipts need protocol "5"')
+        check_settings(
+            client_id,
+            keep_alive_s=keep_alive_s,
+            session_expiry_s=session_expiry_s,
+            min_free_bytes=min_free_bytes,
+            max_bytes=max_bytes,
+            max_age_s=max_age_s,
+            receipt_patience_s=receipt_patience_s,
+        )
         self._where = str(endpoints[0])
         self._way = Way(endpoints, tls, proxy, brokers_share_sessions=brokers_share_sessions)
         self._told = on_outcome

@@ -17,6 +17,7 @@ from towline.text import printable
 __all__ = [
     "LOG",
     "Log",
+    "check_settings",
     "closed",
     "died",
     "elsewhere",
@@ -96,6 +97,32 @@ def fields_of(
         "message_expiry_seconds": message_expiry_seconds,
         **texts,
     }
+
+
+#: Setting → its type, least and most.
+_SETTINGS: Final[Mapping[str, tuple[type, float, float]]] = {
+    "keep_alive_s": (int, 0, 0xFFFF),
+    "session_expiry_s": (int, 0, 0xFFFFFFFF),
+    "min_free_bytes": (int, 0, 1 << 62),
+    "max_bytes": (int, 1, 1 << 62),
+    "max_age_s": (float, 0, 1e12),
+    "receipt_patience_s": (float, 0.001, 1e9),
+}
+
+
+def check_settings(client_id: str, **settings: float | None) -> None:
+    """Refuse what can't be, before the directory is touched.
+
+    Raises:
+        ConfigError: TL-C52.
+    """
+    if problem := message_problem("t", b"", 0, client_id=client_id):
+        raise wrong(problem)
+    for name, value in settings.items():
+        kind, low, high = _SETTINGS[name]
+        fits = isinstance(value, (int, kind)) and not isinstance(value, bool)
+        if value is not None and not (fits and low <= value <= high):
+            raise wrong(f"{name} is {value!r}, and goes from {low:,} to {high:,}")
 
 
 def closed(directory: Path) -> PublisherError:
