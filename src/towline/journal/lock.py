@@ -22,6 +22,8 @@ NAME = "lock"
 _LENGTH = 63
 #: A lock file can be removed between its opening and the lock on it; this often in a row is no coincidence.
 _TRIES = 100
+#: Lock files that are held here, and by which process: a fork inherits the table, and containers repeat pids.
+_HELD: dict[tuple[int, int], int] = {}
 
 
 class Lock:
@@ -46,6 +48,7 @@ class Lock:
                 self._take(directory)
                 self._file = _file(os.fstat(self._descriptor))
                 self.check()
+                _HELD[self._file] = os.getpid()
             except JournalFailed:
                 self.release()  # the file has another name, or none, since it was opened: it locks nobody out
             except BaseException:
@@ -62,8 +65,12 @@ class Lock:
             text = f"{os.getpid()} {datetime.now().astimezone().isoformat()}"
             os.pwrite(self._descriptor, text.ljust(_LENGTH).encode() + b"\n", 0)  # over the last holder's, all of it
         except BlockingIOError as error:
+            if _HELD.get(_file(os.fstat(self._descriptor))) == os.getpid():
+                what = "another Publisher of this process has it"
+                advice = "Close it first, or give each a directory of its own."
+                raise JournalLocked("TL-J03", str(directory), what, advice) from error
             holder = _holder(os.pread(self._descriptor, 100, 0).decode("ascii", "replace"))
-            advice = "One gateway per state directory: stop that one, or give this one another directory."
+            advice = "One gateway or Publisher per directory: stop that one, or give this one another directory."
             raise JournalLocked("TL-J03", str(directory), f"locked by {holder}", advice) from error
         except OSError as error:
             raise _unusable(directory, error) from error
@@ -92,6 +99,9 @@ class Lock:
     def release(self) -> None:
         """Let the next one in; a second call does nothing."""
         if self._descriptor >= 0:
+            held = os.fstat(self._descriptor)
+            if _HELD.get(_file(held)) == os.getpid() and getattr(self, "_file", None) == _file(held):
+                del _HELD[_file(held)]
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -93,6 +93,8 @@ class AsyncPublisher:
     ) -> AsyncReceipt:
         """Hand over a message; see `Publisher.publish` for arguments and errors."""
         publisher = self.publisher
+        if properties.get("timeout") is not None:  # it takes the message back when it runs out
+            return AsyncReceipt(await asyncio.to_thread(publisher.publish, topic, payload, wait=wait, **properties))
         if publisher.crowded:  # it would wait, and the loop must not
             receipt = await asyncio.to_thread(publisher.publish, topic, payload, wait=False, **properties)
         else:

@@ -15,7 +15,7 @@ from towline.gateway.outrows import arrived, rows_of
 from towline.journal import Outbox
 from towline.publisher.home import Home
 from towline.publisher.receipt import Message
-from towline.publisher.words import closed, outbox_full
+from towline.publisher.words import Log, closed, not_taken, outbox_full
 
 __all__ = ["Intake"]
 
@@ -63,6 +63,9 @@ class Intake:
         self._bytes = 0
         #: what the disk thread is at work on
         self._group: list[Message] = []
+        #: that work waits for room, and a message may be taken out of it
+        self._held = False
+        self._log = Log()
         self.full_since: JournalFull | None = None
 
     def __len__(self) -> int:
@@ -78,12 +81,12 @@ class Intake:
 
     # -- any thread --
 
-    def put(self, message: Message) -> None:
-        """Queue a message.
+    def put(self, message: Message, deadline: float | None = None) -> None:
+        """Queue a message; `deadline` as `time.monotonic` has it, None for never.
 
         Raises:
-            PublisherError: TL-O01 no room, TL-O02 closed, TL-O08 another process, TL-O10 it would have to wait on the
-                publisher's own thread.
+            PublisherError: TL-O01 no room, TL-O30 none until the deadline, TL-O02 closed, TL-O08 another process,
+                TL-O10 it would have to wait on the publisher's own thread.
             TowlineError: Why the publisher has ended.
         """
         home = self._home
@@ -95,7 +98,10 @@ class Intake:
                 if self._room():
                     break
                 home.may_wait()
-                home.changed.wait()
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise not_taken(home.directory, self.full_since)
+                home.changed.wait(left)
             if home.dead is not None:
                 raise home.dead
             if home.closing:
@@ -104,6 +110,34 @@ class Intake:
             self._bytes += message.size
             if not self._group:
                 home.changed.notify_all()
+
+    def stored(self, message: Message, deadline: float) -> None:
+        """Wait until a queued message is durable; at the deadline take it back, unless it is being written.
+
+        Raises:
+            PublisherError: TL-O30, it was taken back.
+            TowlineError: Why it is not stored.
+        """
+        home, stage = self._home, message.receipt.on_disk
+        with home.changed:
+            while not stage.done():
+                left = deadline - time.monotonic()
+                if left <= 0 and self._take_back(message):
+                    message.receipt._fail(not_taken(home.directory, self.full_since))  # noqa: SLF001 - ours
+                    home.changed.notify_all()
+                    break
+                home.changed.wait(left if left > 0 else None)
+        stage.result()
+
+    def _take_back(self, message: Message) -> bool:
+        if message in self._queue:
+            self._queue.remove(message)
+            self._bytes -= message.size
+        elif self._held and message in self._group:
+            self._group.remove(message)
+        else:
+            return False
+        return True
 
     # -- the disk thread --
 
@@ -129,21 +163,25 @@ class Intake:
             return group
 
     def _store(self, group: list[Message]) -> None:
-        rows = arrived(rows_of([message.fields for message in group]), time.time_ns() // 1000)
-        while True:
+        while group:  # less of it, or nothing, after a wait for room
+            rows = arrived(rows_of([message.fields for message in group]), time.time_ns() // 1000)
             try:
                 end = self._outbox.append(rows).end
             except JournalFull as error:
                 if not self._hold_back(group, error):
                     return
             else:
-                break
-        self.full_since = None
-        self._on_stored(group, end - len(group))
+                if self.full_since is not None:
+                    self.full_since = None
+                    self._log.info("there is room again; messages are taken")
+                self._on_stored(group, end - len(group))
+                return
 
     def _hold_back(self, group: list[Message], error: JournalFull) -> bool:
         """Wait for room, or refuse the group; whether to try again."""
         home = self._home
+        if self.full_since is None and not self._refuses:
+            self._log.warning("no room; publish waits", directory=home.directory, why=error.what, code="TL-O01")
         with home.changed:
             self.full_since = error
             if self._refuses or home.closing:
@@ -151,8 +189,10 @@ class Intake:
                 self.full_since = None
                 home.changed.notify_all()
                 return False
+            self._held = True
             home.changed.notify_all()
             home.changed.wait(_ROOM_RETRY)
+            self._held = False
         return True
 
     def fail(self, error: BaseException, *, group: bool) -> None:

@@ -50,6 +50,7 @@ from towline.publisher.intake import Intake
 from towline.publisher.receipt import Callbacks, Message, Receipt, Stage, call_all, guarded, settle
 from towline.publisher.words import (
     Log,
+    check_settings,
     endpoints_of,
     fields_of,
     given_up,
@@ -141,6 +142,15 @@ class Publisher:
             raise wrong("protocol is 5, 3.1.1, 3.1 or auto, overflow is block or refuse")
         if receipts and protocol != "5":
             raise wrong('receipts need protocol "5"')
+        check_settings(
+            client_id,
+            keep_alive_s=keep_alive_s,
+            session_expiry_s=session_expiry_s,
+            min_free_bytes=min_free_bytes,
+            max_bytes=max_bytes,
+            max_age_s=max_age_s,
+            receipt_patience_s=receipt_patience_s,
+        )
         self._where = str(endpoints[0])
         self._way = Way(endpoints, tls, proxy, brokers_share_sessions=brokers_share_sessions)
         self._told = on_outcome
@@ -251,6 +261,7 @@ class Publisher:
         user_properties: Iterable[tuple[str, str]] = (),
         message_expiry_s: int | None = None,
         wait: bool = True,
+        timeout: float | None = None,
     ) -> Receipt:
         """Hand over a message; on return it is durable.
 
@@ -266,10 +277,13 @@ class Publisher:
             user_properties: Pairs, in order, repetitions kept.
             message_expiry_s: Seconds from now after which nobody needs it any more.
             wait: Return when the message is durable; False returns at once: see `Receipt.on_disk`.
+            timeout: Seconds to wait for room, and with `wait` for the disk; None for ever. A write under way is waited
+                for.
 
         Raises:
             ConfigError: TL-C52, MQTT has no way to say this message.
-            PublisherError: TL-O01, the outbox is full and `overflow` is ``refuse``. TL-O02, the publisher is closed.
+            PublisherError: TL-O01, the outbox is full and `overflow` is ``refuse``. TL-O30, not taken within `timeout`.
+                TL-O02, the publisher is closed.
                 TL-O08, it belongs to the process that was forked. TL-O09, it has ended by a fault. TL-O10, this is a
                 callback, and only ``wait=False`` can be done there.
             JournalFailed: TL-J04, the disk failed: what was not durable before is not promised.
@@ -290,8 +304,12 @@ class Publisher:
         if wait:
             self._home.may_wait()
         receipt = Receipt(topic, self._home, self._no_end)
-        self._intake.put(Message(fields, receipt))
-        if wait:
+        message = Message(fields, receipt)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._intake.put(message, deadline)
+        if wait and deadline is not None:
+            self._intake.stored(message, deadline)
+        elif wait:
             receipt.on_disk.result()
         return receipt
 

@@ -40,6 +40,10 @@ class Stage(Generic[T]):
         """Whether it has happened, or failed."""
         return self._done
 
+    @property
+    def _reached(self) -> bool:
+        return self._done and self._failure is None
+
     def result(self, timeout: float | None = None) -> T:
         """Wait until it has happened.
 
@@ -125,11 +129,12 @@ class Receipt:
         return self.on_disk.result()
 
     def __repr__(self) -> str:
-        state = "at broker" if self.at_broker.done() else "on disk" if self.on_disk.done() else "queued"
+        stages = (("end to end", self.end_to_end), ("at broker", self.at_broker), ("on disk", self.on_disk))
+        state = next((name for name, stage in stages if stage._reached), "queued")  # noqa: SLF001 - ours
         return f"Receipt({self.topic!r}, {state})"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Message:
     """What `publish` was given, on its way to the disk.
 

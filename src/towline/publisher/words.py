@@ -17,6 +17,7 @@ from towline.text import printable
 __all__ = [
     "LOG",
     "Log",
+    "check_settings",
     "closed",
     "died",
     "elsewhere",
@@ -26,6 +27,7 @@ __all__ = [
     "given_up",
     "left_behind",
     "not_sent",
+    "not_taken",
     "outbox_full",
     "own_thread",
     "without_key",
@@ -97,6 +99,32 @@ def fields_of(
     }
 
 
+#: Setting → its type, least and most.
+_SETTINGS: Final[Mapping[str, tuple[type, float, float]]] = {
+    "keep_alive_s": (int, 0, 0xFFFF),
+    "session_expiry_s": (int, 0, 0xFFFFFFFF),
+    "min_free_bytes": (int, 0, 1 << 62),
+    "max_bytes": (int, 1, 1 << 62),
+    "max_age_s": (float, 0, 1e12),
+    "receipt_patience_s": (float, 0.001, 1e9),
+}
+
+
+def check_settings(client_id: str, **settings: float | None) -> None:
+    """Refuse what can't be, before the directory is touched.
+
+    Raises:
+        ConfigError: TL-C52.
+    """
+    if problem := message_problem("t", b"", 0, client_id=client_id):
+        raise wrong(problem)
+    for name, value in settings.items():
+        kind, low, high = _SETTINGS[name]
+        fits = isinstance(value, (int, kind)) and not isinstance(value, bool)
+        if value is not None and not (fits and low <= value <= high):
+            raise wrong(f"{name} is {value!r}, and goes from {low:,} to {high:,}")
+
+
 def closed(directory: Path) -> PublisherError:
     """The error of a call that comes too late."""
     return PublisherError("TL-O02", str(directory), "the publisher is closed", "Make a new one.")
@@ -149,6 +177,13 @@ def left_behind(directory: Path) -> PublisherError:
     """The error of a stage that this publisher will not see reached."""
     what, do = "the publisher was closed before", "The message stays on disk, and the next start sends it."
     return PublisherError("TL-O03", str(directory), what, do)
+
+
+def not_taken(directory: Path, full: JournalFull | None) -> PublisherError:
+    """The error of a message that found no room in time."""
+    why = f"no room: {full.what}" if full else "the disk can't keep up"
+    what = f"the message was not taken within its timeout ({why})"
+    return PublisherError("TL-O30", str(directory), what, full.do if full else "Publish it again later.")
 
 
 def outbox_full(directory: Path, error: JournalFull) -> PublisherError:

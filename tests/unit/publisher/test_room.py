@@ -1,0 +1,81 @@
+"""A publisher that has no room says so, and waits no longer than it is told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from towline import Publisher
+from towline.errors import ConfigError, JournalFull, JournalLocked, PublisherError
+
+NOWHERE = "mqtt://127.0.0.1:9"
+
+
+def test_no_room_is_told_once_and_a_message_that_waited_too_long_is_not_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "towline.publisher")
+    with Publisher(NOWHERE, state_dir=tmp_path / "p") as publisher:
+        full = threading.Event()
+        full.set()
+        append = publisher._outbox.append
+
+        def limited(rows: Any) -> Any:
+            if full.is_set():
+                raise JournalFull("TL-J05", str(tmp_path), "the disk is full", "Make room.")
+            return append(rows)
+
+        monkeypatch.setattr(publisher._outbox, "append", limited)
+        for _ in range(2):
+            with pytest.raises(PublisherError, match=r"was not taken.*TL-O30"):
+                publisher.publish("t", "lost", timeout=0.5)
+        kept = publisher.publish("t", "kept", wait=False)
+        full.clear()
+        assert kept.on_disk.result(20) == 0  # nothing of the others was stored
+        publisher.publish("t", "next", timeout=20)
+        told = [r.levelname for r in caplog.records if "room" in r.getMessage()]
+        assert told == ["WARNING", "INFO"]
+        publisher.close(0)
+
+
+def test_a_receipt_tells_the_furthest_stage(tmp_path: Path) -> None:
+    publisher = Publisher(NOWHERE, state_dir=tmp_path / "p")
+    receipt = publisher.publish("t")
+    assert repr(receipt) == "Receipt('t', on disk)"  # without receipts its end has failed, and is not reached
+    receipt.at_broker._settle()
+    assert repr(receipt) == "Receipt('t', at broker)"
+    receipt.end_to_end._done, receipt.end_to_end._failure = True, None
+    assert repr(receipt) == "Receipt('t', end to end)"
+    publisher.close(0)
+
+
+def test_a_second_publisher_of_this_process_is_told_so(tmp_path: Path) -> None:
+    publisher = Publisher(NOWHERE, state_dir=tmp_path / "p")
+    with pytest.raises(JournalLocked, match=r"another Publisher of this process has it.*TL-J03") as told:
+        Publisher(NOWHERE, state_dir=tmp_path / "p")
+    assert "gateway" not in str(told.value)
+    publisher.close(0)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"client_id": "a\0b"},
+        {"keep_alive_s": -1},
+        {"session_expiry_s": -1},
+        {"min_free_bytes": -1},
+        {"max_bytes": 0},
+        {"max_age_s": -1},
+        {"receipt_patience_s": 0},
+        {"receipt_patience_s": float("nan")},
+    ],
+    ids=str,
+)
+def test_a_setting_that_cannot_be_leaves_the_directory_alone(tmp_path: Path, setting: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=rf"{next(iter(setting))}.*TL-C52"):
+        Publisher(NOWHERE, state_dir=tmp_path / "p", **setting)  # type: ignore[arg-type]
+    assert not (tmp_path / "p").exists()
