@@ -131,8 +131,6 @@ class Downlink:
         self._largest = 0
         #: Calls of other threads, for this one.
         self._asked: deque[tuple[Callable[[Refused], Any], Future[Any]]] = deque()
-        #: Outcomes not in the ledger yet.
-        self._counted: dict[str, int] = {}
         self._unflushed = 0
         #: Numbers that a life before this one had set aside; the outbox learns of it now.
         self._aside_before: set[int] = set()
@@ -316,7 +314,6 @@ class Downlink:
         Raises:
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
-        self._count()
         self._outbox.flush()
         self._unflushed, self._flush_at = 0, None
 
@@ -333,10 +330,8 @@ class Downlink:
 
         Rows of a batch that is not whole are not accepted yet; those that were brought anew never are.
         """
-        ledger, counted = self._outbox.ledger, dict(self._counted)
-        expired, refused = (
-            ledger.get(o.value, 0) + counted.get(o.value, 0) for o in (Outcome.EXPIRED, Outcome.REFUSED)
-        )
+        ledger = self._outbox.ledger
+        expired, refused = (ledger.get(outcome.value, 0) for outcome in (Outcome.EXPIRED, Outcome.REFUSED))
         replayed = ledger.get(REPLAYED, 0)  # accepted a second time, and refused no more
         waiting, incomplete, dropped = self._outbox.waiting, self._outbox.incomplete, self._outbox.dropped
         accepted, refused = self._outbox.end - incomplete - dropped - replayed, refused - replayed
@@ -408,7 +403,6 @@ class Downlink:
             return
         for number in at_most_once:
             self._done(number, Outcome.DELIVERED)
-        self._count()
         try:
             self._outbox.flush(durable=True)
         except JournalFull as error:
@@ -483,9 +477,8 @@ class Downlink:
 
     def _done(self, number: int, outcome: Outcome, freed: Any = ()) -> None:
         again = outcome is Outcome.DELIVERED and number in self._outbox.done
-        self._outbox.finish((number,), freed)
-        if outcome is not Outcome.DELIVERED:  # of those there are as many as are done otherwise
-            self._counted[outcome.value] = self._counted.get(outcome.value, 0) + 1
+        # Of what is delivered there is as much as is not done otherwise.
+        self._outbox.finish((number,), freed, outcome=None if outcome is Outcome.DELIVERED else outcome.value)
         self._noted()
         if self._on_outcome is not None and not again:
             self._on_outcome(number, outcome)
@@ -496,12 +489,6 @@ class Downlink:
         self._news = True
         if self._flush_at is None:
             self._flush_at = time.monotonic() + _FLUSH_S
-
-    def _count(self) -> None:
-        """Bring counters to the ledger; what they count has to become durable in the same frame."""
-        counted, self._counted = self._counted, {}
-        if counted:
-            self._outbox.count(**counted)
 
     def _fly(self, action: Flying) -> None:
         held = self._outbox.journal.held

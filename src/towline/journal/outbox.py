@@ -9,6 +9,8 @@ packet ids of that journal's frames, so that each becomes durable together with 
               written, not synced, for QoS 1: what a power failure takes costs a repeat, as QoS 1 may
     done      ranges of rows that need no more sending; not synced by itself: after a crash a few rows may be done a
               second time. A packet id is freed in the frame that says its row is done, or a crash would send it anew
+    outcomes  how many of them are done in which way, in each frame that says which are done: after a crash both are
+              known or none [I11]
 
 Any thread may append; the marks belong to one thread, the one that sends.
 """
@@ -43,6 +45,7 @@ PUBLISHED, RELEASED, SENT = 0, 1, 2
 _NO_LIMITS: Final = Limits()
 _SENDER = "sender"
 _DONE = "done"
+_OUTCOMES = "outcomes"
 _MARKER = "batch:"
 _DROPPED = "dropped"
 _OVER = "over:"
@@ -88,6 +91,8 @@ class Outbox:
         self.done = Ranges(watermark)
         for start, end in (*journal.notes.get(_DONE, ()), *self._dropped[1]):
             self.done.add(start, end)
+        #: by outcome, rows that are done; the ledger has what a version before this one counted
+        self._outcomes: Mapping[str, int] = dict(journal.notes.get(_OUTCOMES, {}))
         #: packet ids that are free again and whose frame does not say so yet
         self._freed: set[int] = set()
         #: as the disk has them; the journal changes it
@@ -361,16 +366,24 @@ class Outbox:
         if not durable and self._freed.isdisjoint(held):
             self.journal.append(self.journal.no_rows, held=held, durable=False)
             return
-        done = {_DONE: self._ranges()} if self._freed else {}
-        self.journal.append(self.journal.no_rows, held=held, released=tuple(self._freed), notes=done, durable=durable)
+        notes = self._finished() if self._freed else {}
+        self.journal.append(self.journal.no_rows, held=held, released=tuple(self._freed), notes=notes, durable=durable)
         self._freed = set()
 
-    def finish(self, numbers: Iterable[int], freed: Sequence[int] = ()) -> None:
-        """Note in memory that rows are done, and which packet ids that frees; `flush` brings it to the disk."""
+    def finish(self, numbers: Iterable[int], freed: Sequence[int] = (), *, outcome: str | None = None) -> None:
+        """Note in memory that rows are done, and which packet ids that frees; `flush` brings it to the disk.
+
+        Args:
+            numbers: Of the rows.
+            freed: Packet ids.
+            outcome: Counter of the ledger that grows by one, in the frame that says that they are done [I11].
+        """
         with self._partial.lock:  # `reached` looks from other threads
             for number in numbers:
                 self.done.add(number)
         self._freed.update(freed)
+        if outcome is not None:
+            self._outcomes = {**self._outcomes, outcome: self._outcomes.get(outcome, 0) + 1}
 
     def flush(self, *, durable: bool = False) -> None:
         """Write what is done; segments whose rows are all done are removed.
@@ -382,8 +395,8 @@ class Outbox:
             JournalFull: TL-J02, with `durable` and a disk that took no more.
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
-        notes = {_DONE: self._ranges()}
-        written = self.journal.note(_SENDER, self.done.watermark, released=tuple(self._freed), notes=notes)
+        freed = tuple(self._freed)
+        written = self.journal.note(_SENDER, self.done.watermark, released=freed, notes=self._finished())
         if written:
             self._freed = set()
         if durable:
@@ -391,8 +404,8 @@ class Outbox:
                 raise full(self.journal.directory, "no room to note what is done")
             self.journal.sync()
 
-    def _ranges(self) -> list[list[int]]:
-        return [[0, self.done.watermark], *self.done.above()]
+    def _finished(self) -> dict[str, Any]:
+        return {_DONE: [[0, self.done.watermark], *self.done.above()], _OUTCOMES: self._outcomes}
 
     def count(self, **increments: int) -> None:
         """Add to counters of the ledger; their totals reach the disk with the next frame [I11]."""
@@ -400,8 +413,11 @@ class Outbox:
 
     @property
     def ledger(self) -> Mapping[str, int]:
-        """The counters' totals."""
-        return self.journal.ledger
+        """The counters' totals, with what is not on the disk yet."""
+        ledger = dict(self.journal.ledger)
+        for outcome, count in self._outcomes.items():
+            ledger[outcome] = ledger.get(outcome, 0) + count
+        return ledger
 
     @property
     def recovery(self) -> Recovery:

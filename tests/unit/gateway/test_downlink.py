@@ -310,3 +310,23 @@ def test_a_lost_session_is_told_only_where_it_held_something(
     line.end(Lost())
     line.connect(present=False)
     assert line.lost == told
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_what_expired_stays_counted_whatever_frame_says_that_it_is_done(tmp_path: Path, *, flushed: bool) -> None:
+    """Packet ids that are free again become durable with what is done, and so does how it was done [I11]."""
+    line = Line(tmp_path, 0)
+    expiring = [{"topic": "d", "payload": b"%d" % n, "qos": 1, "message_expiry_seconds": 0} for n in range(2)]
+    lasting = [{"topic": "d", "payload": b"%d" % n, "qos": 1} for n in range(2, 5)]
+    line.outbox.append(arrived(rows_of(expiring + lasting), 0))
+    line.connect(window=1)
+    line.session.outbound._last_id = 0  # the next message takes the id that was freed last
+    line.answer()
+    assert line.outbox.done.watermark == 3
+    if flushed:
+        line.downlink.flush()
+    line.outbox.journal.close()
+
+    after = Line(tmp_path, 0)
+    told = after.downlink.status()
+    assert (told["expired"], told["delivered"], told["accepted"]) == (2, 1, 5)
