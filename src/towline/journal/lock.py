@@ -22,7 +22,8 @@ NAME = "lock"
 _LENGTH = 63
 #: A lock file can be removed between its opening and the lock on it; this often in a row is no coincidence.
 _TRIES = 100
-#: Lock files that are held here, and by which process: a fork inherits the table, and containers repeat pids.
+#: Lock files that are held here, and by which process: a fork inherits the table, and containers repeat the pids that
+#: stand in the files.
 _HELD: dict[tuple[int, int], int] = {}
 
 
@@ -39,6 +40,8 @@ class Lock:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory.absolute() / NAME
+        #: What is locked, once it is; None before.
+        self._file: tuple[int, int] | None = None
         for _ in range(_TRIES):
             try:
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -66,8 +69,8 @@ class Lock:
             os.pwrite(self._descriptor, text.ljust(_LENGTH).encode() + b"\n", 0)  # over the last holder's, all of it
         except BlockingIOError as error:
             if _HELD.get(_file(os.fstat(self._descriptor))) == os.getpid():
-                what = "another Publisher of this process has it"
-                advice = "Close it first, or give each a directory of its own."
+                what = "this process has it open already, in another Publisher or gateway"
+                advice = "Close that one first, or give each a directory of its own."
                 raise JournalLocked("TL-J03", str(directory), what, advice) from error
             holder = _holder(os.pread(self._descriptor, 100, 0).decode("ascii", "replace"))
             advice = "One gateway or Publisher per directory: stop that one, or give this one another directory."
@@ -99,9 +102,8 @@ class Lock:
     def release(self) -> None:
         """Let the next one in; a second call does nothing."""
         if self._descriptor >= 0:
-            held = os.fstat(self._descriptor)
-            if _HELD.get(_file(held)) == os.getpid() and getattr(self, "_file", None) == _file(held):
-                del _HELD[_file(held)]
+            if self._file is not None:
+                _HELD.pop(self._file, None)
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -32,7 +32,7 @@ while True:
 def test_a_second_one_in_this_process_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path), pytest.raises(JournalLocked) as caught:
         opened(tmp_path)
-    pattern = rf"{tmp_path}: another Publisher of this process has it\. .*\[TL-J03\]"
+    pattern = rf"{tmp_path}: this process has it open already, .*\[TL-J03\]"
     assert re.match(pattern, str(caught.value))
     opened(tmp_path).close()
 
@@ -71,14 +71,14 @@ def test_a_child_holds_it_until_it_is_killed(tmp_path: Path) -> None:
     ],
     ids=["nothing", "no time", "rubbish", "today", "the day before yesterday"],
 )
-def test_who_holds_it(tmp_path: Path, content: str, holder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "towline.journal.lock._HELD", type("None_", (dict,), {"get": lambda *_: None})()
-    )  # as of another process
+def test_who_holds_it(tmp_path: Path, content: str, holder: str) -> None:
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as another process does
+        file.write(content)
+        file.flush()
+        with pytest.raises(JournalLocked, match=f"locked by .*{holder}"):
+            Lock(tmp_path)
     lock = Lock(tmp_path)
-    (tmp_path / "lock").write_text(content)
-    with pytest.raises(JournalLocked, match=f"locked by .*{holder}"):
-        Lock(tmp_path)
     lock.release()
     lock.release()
     Lock(tmp_path).release()

@@ -55,9 +55,8 @@ def test_a_receipt_tells_the_furthest_stage(tmp_path: Path) -> None:
 
 def test_a_second_publisher_of_this_process_is_told_so(tmp_path: Path) -> None:
     publisher = Publisher(NOWHERE, state_dir=tmp_path / "p")
-    with pytest.raises(JournalLocked, match=r"another Publisher of this process has it.*TL-J03") as told:
+    with pytest.raises(JournalLocked, match=r"this process has it open already, in another Publisher.*TL-J03"):
         Publisher(NOWHERE, state_dir=tmp_path / "p")
-    assert "gateway" not in str(told.value)
     publisher.close(0)
 
 
