@@ -125,17 +125,13 @@ def _pub_durably(
     except BaseException:
         publisher.close(0)
         raise
-    left = publisher.close(timeout)
+    left = publisher.close(timeout)  # what is left is told by the publisher
     before = f", {waited:,} of them from before" if waited else ""
     typer.echo(f"{counted(outcomes['delivered'])} {'acknowledged by' if qos else 'sent to'} {broker}{before}")
     if login["receipts"]:
         typer.echo(f"{counted(outcomes['arrived'])} in Kafka")
     if outcomes["refused"] or outcomes["expired"]:
         typer.echo(f"{outcomes['refused']:,} refused, {outcomes['expired']:,} expired", err=True)
-    if left:
-        without = "without a receipt " if login["receipts"] else ""
-        verb, what = ("waits", "it") if left == 1 else ("wait", "them")
-        typer.echo(f"{counted(left)} {without}{verb} in {state_dir}; the next start sends {what}", err=True)
     if left or outcomes["refused"]:
         raise typer.Exit(1)
 

@@ -55,6 +55,7 @@ from towline.publisher.words import (
     fields_of,
     given_up,
     left_behind,
+    left_on_disk,
     not_sent,
     without_receipts,
     wrong,
@@ -393,12 +394,9 @@ class Publisher:
                 self._end()
         left = self._unsent(end_to_end=end_to_end is not False)
         if left and first:
-            self._log.warning(
-                "closed with messages unsent; they stay on disk and are sent at the next start",
-                messages=left,
-                directory=str(self._directory),
-                code="TL-O03",
-            )
+            receipts = self._awaited.status(self._outbox.end) if self._awaited is not None else None
+            told = left_on_disk(left, self._directory, None if self._unsent() else receipts)
+            self._log.warning(told, code="TL-O03")
         return left
 
     # -- inside: coming in --
@@ -613,4 +611,4 @@ class Publisher:
         """The interpreter ends without `close`: give the broker a moment, and say what stays."""
         left = self.close(_AT_EXIT, end_to_end=False)  # nothing, in a process that has inherited it
         if left:
-            sys.stderr.write(f"{left:,} messages stay in {self._directory}; the next start sends them.   [TL-O03]\n")
+            sys.stderr.write(f"{left_on_disk(left, self._directory)}   [TL-O03]\n")

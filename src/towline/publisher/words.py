@@ -12,7 +12,7 @@ from towline.gateway.downlink import Outcome
 from towline.gateway.receipts_wire import MARK_BYTES
 from towline.mqtt.rules import NO_QOS_2, message_problem
 from towline.mqtt.transport import Endpoint
-from towline.text import printable
+from towline.text import counted, printable
 
 __all__ = [
     "LOG",
@@ -26,6 +26,7 @@ __all__ = [
     "foreign_key",
     "given_up",
     "left_behind",
+    "left_on_disk",
     "not_sent",
     "not_taken",
     "outbox_full",
@@ -99,6 +100,8 @@ def fields_of(
     }
 
 
+#: Settings for which None stands for no limit.
+_UNLIMITED: Final = ("max_bytes", "max_age_s")
 #: Setting → its type, least and most.
 _SETTINGS: Final[Mapping[str, tuple[type, float, float]]] = {
     "keep_alive_s": (int, 0, 0xFFFF),
@@ -110,7 +113,7 @@ _SETTINGS: Final[Mapping[str, tuple[type, float, float]]] = {
 }
 
 
-def check_settings(client_id: str, **settings: float | None) -> None:
+def check_settings(client_id: str, **settings: Any) -> None:
     """Refuse what can't be, before the directory is touched.
 
     Raises:
@@ -120,8 +123,10 @@ def check_settings(client_id: str, **settings: float | None) -> None:
         raise wrong(problem)
     for name, value in settings.items():
         kind, low, high = _SETTINGS[name]
-        fits = isinstance(value, (int, kind)) and not isinstance(value, bool)
-        if value is not None and not (fits and low <= value <= high):
+        if value is None and name in _UNLIMITED:
+            continue
+        number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
+        if not (number and low <= value <= high):
             raise wrong(f"{name} is {value!r}, and goes from {low:,} to {high:,}")
 
 
@@ -177,6 +182,31 @@ def left_behind(directory: Path) -> PublisherError:
     """The error of a stage that this publisher will not see reached."""
     what, do = "the publisher was closed before", "The message stays on disk, and the next start sends it."
     return PublisherError("TL-O03", str(directory), what, do)
+
+
+def left_on_disk(left: int, directory: Path, receipts: Mapping[str, int | bool] | None = None) -> str:
+    """What becomes of messages that a publisher leaves behind.
+
+    Args:
+        left: How many.
+        directory: Where they are.
+        receipts: The account of receipts, where nothing but these is missing.
+    """
+    if receipts is None:
+        return f"{counted(left)} not at the broker: kept in {directory}, and the next start sends what is there"
+    return f"{counted(left)} without a receipt: kept in {directory}, and the next start asks again{_why(receipts)}"
+
+
+def _why(receipts: Mapping[str, int | bool]) -> str:
+    """Why no receipt has come at all, as far as this side can tell."""
+    if receipts["watermark"]:
+        return ""
+    if receipts["not_believed"]:
+        return ". Receipts came that this publisher's key did not sign: is it made of the line's key (towline key)?"
+    return (
+        ". No receipt has ever come: the line that takes these messages up needs `receipts`, with the same prefix and "
+        "the key that this publisher's is made of, and has to reach Kafka"
+    )
 
 
 def not_taken(directory: Path, full: JournalFull | None) -> PublisherError:

@@ -187,7 +187,7 @@ def test_the_command_keeps_what_it_could_not_send(broker: Mosquitto, heard: list
     broker.stop()
     first = pub("--count", "5", "--timeout", "0")
     assert first.returncode == 1
-    assert "5 messages wait in" in first.stderr
+    assert "5 messages not at the broker: kept in" in first.stderr
     broker.start()
     second = pub("--count", "2", "--qos", "2")
     assert second.returncode == 0, second.stderr

@@ -265,7 +265,8 @@ def test_the_command_waits_for_kafka(gateway: Gateway, broker: Mosquitto, tmp_pa
     gateway.start()
     first = pub("--count", "5", "--timeout", "1")
     assert first.returncode == 1
-    assert "5 messages without a receipt wait in" in first.stderr
+    assert "5 messages without a receipt: kept in" in first.stderr
+    assert "No receipt has ever come: the line that takes these messages up needs `receipts`" in first.stderr
     commit(gateway)
     spark = Committer(gateway)
     second = pub("--count", "2")
