@@ -446,7 +446,10 @@ def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, 
             {"broker": "mqtt://b", "stateDir": "/x", "subscribe": "a:1", "guarantee": "exactly_once"},
             "exactly_once needs QoS 2",
         ),
-        ({"gateway": "/x", "maxMessagesPerTrigger": "many"}, 'option "maxMessagesPerTrigger": it is a whole number'),
+        (
+            {"gateway": "/x", "maxMessagesPerTrigger": "many"},
+            'option "maxMessagesPerTrigger" = "many": it is a whole number',
+        ),
     ],
 )
 def test_a_mistake_shows_at_load(spark: SparkSession, options: dict[str, str], line: str) -> None:
