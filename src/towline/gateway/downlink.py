@@ -456,10 +456,9 @@ class Downlink:
             self._outbox.finish((), freed)
             self._to_set_aside[action.token] = action.reason
         elif not sent_before:
-            if action.unsure or action.degraded:
-                self._outbox.count(**{"unsure_after_lost_session" if action.unsure else "degraded": 1})
+            doubt = "unsure_after_lost_session" if action.unsure else "degraded" if action.degraded else None
             self._largest = max(self._largest, size)
-            self._done(action.token, Outcome.DELIVERED, freed)
+            self._done(action.token, Outcome.DELIVERED, freed, doubt)
 
     def _break_off(self, action: Acknowledged) -> None:
         """Send nothing more: the broker would double what it takes, and has no way to keep what was promised."""
@@ -475,10 +474,12 @@ class Downlink:
         self.held_back = str(self.broken)
         self._log.warning("the promise can't hold", reason=self.held_back, number=action.token, code=self.broken.code)
 
-    def _done(self, number: int, outcome: Outcome, freed: Any = ()) -> None:
+    def _done(self, number: int, outcome: Outcome, freed: Any = (), doubt: str | None = None) -> None:
+        """Note what became of a message; `doubt` counts a delivery that is not as good as it was to be."""
         again = outcome is Outcome.DELIVERED and number in self._outbox.done
         # Of what is delivered there is as much as is not done otherwise.
-        self._outbox.finish((number,), freed, outcome=None if outcome is Outcome.DELIVERED else outcome.value)
+        counted = doubt if outcome is Outcome.DELIVERED else outcome.value
+        self._outbox.finish((number,), freed, outcomes=(counted,) if counted else ())
         self._noted()
         if self._on_outcome is not None and not again:
             self._on_outcome(number, outcome)

@@ -370,19 +370,19 @@ class Outbox:
         self.journal.append(self.journal.no_rows, held=held, released=tuple(self._freed), notes=notes, durable=durable)
         self._freed = set()
 
-    def finish(self, numbers: Iterable[int], freed: Sequence[int] = (), *, outcome: str | None = None) -> None:
+    def finish(self, numbers: Iterable[int], freed: Sequence[int] = (), *, outcomes: Sequence[str] = ()) -> None:
         """Note in memory that rows are done, and which packet ids that frees; `flush` brings it to the disk.
 
         Args:
             numbers: Of the rows.
             freed: Packet ids.
-            outcome: Counter of the ledger that grows by one, in the frame that says that they are done [I11].
+            outcomes: Counters of the ledger that grow by one, in the frame that says that they are done [I11].
         """
         with self._partial.lock:  # `reached` looks from other threads
             for number in numbers:
                 self.done.add(number)
         self._freed.update(freed)
-        if outcome is not None:
+        for outcome in outcomes:
             self._outcomes = {**self._outcomes, outcome: self._outcomes.get(outcome, 0) + 1}
 
     def flush(self, *, durable: bool = False) -> None:
