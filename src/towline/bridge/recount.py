@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.identity import Identity
 from towline.bridge.model import Line
-from towline.bridge.recovery import Evidence, kafka_offsets, read_checkpoint
+from towline.bridge.recovery import Evidence, first_offsets, kafka_offsets, read_checkpoint
 from towline.checkpoint import Checkpoint
 from towline.gateway.guarantees import knobs
 from towline.kafka.tally import sum_at
@@ -77,22 +77,10 @@ def untold(checkpoint: Path, seen: Evidence, counts: DownCounts) -> Iterator[tup
         return
     last = counts.batch if counts.query == seen.query else -1
     for batch in range(max(last + 1, seen.done + 1 - _MOST), seen.done + 1):
-        before = kafka_offsets(checkpoint, batch - 1) if batch else _first_offsets(checkpoint)
+        before = kafka_offsets(checkpoint, batch - 1) if batch else first_offsets(checkpoint)
         after = kafka_offsets(checkpoint, batch)
         if before and after:
             yield batch, before, after
-
-
-def _first_offsets(checkpoint: Path) -> Offsets:
-    """Where the query began, as Spark's Kafka source notes it; nothing where that can't be read."""
-    try:
-        content = (checkpoint / "sources" / "0" / "0").read_text()
-    except OSError:
-        return {}
-    # A zero byte, the version and the offsets (KafkaSourceInitialOffsetWriter).
-    offsets = content.lstrip("\0").partition("\n")[2]
-    found: Offsets = json.loads(offsets) if offsets else {}
-    return found
 
 
 def recounted(

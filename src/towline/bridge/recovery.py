@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import sys
 import time
@@ -55,6 +56,8 @@ __all__ = [
 _PATIENCE_S: Final = 20.0
 #: Checkpoints put aside that are kept.
 _ASIDE: Final = 3
+#: Their names: the generation, and nanoseconds where that was taken. Other names are a person's.
+_PUT_ASIDE: Final = re.compile(r"checkpoint\.(\d+)(?:\.(\d{15,}))?")
 
 #: The form of the offset log that Spark 4 writes unless told otherwise, and that is read here (OffsetSeqLog.VERSION).
 _FORM: Final = "v1"
@@ -217,6 +220,17 @@ def kafka_offsets(checkpoint: Path, batch: int | None) -> dict[str, dict[str, in
             if told and "gateways" not in told and all(isinstance(parts, dict) for parts in told.values()):
                 return told
     return {}
+
+
+def first_offsets(checkpoint: Path) -> dict[str, dict[str, int]]:
+    """Where a query of Spark's Kafka source began, by topic and partition; nothing where that can't be read."""
+    try:
+        content = (checkpoint / "sources" / "0" / "0").read_text()
+        # A zero byte, the version and the offsets (KafkaSourceInitialOffsetWriter).
+        found: dict[str, dict[str, int]] = json.loads(content.lstrip("\0").partition("\n")[2])
+    except (OSError, ValueError):
+        return {}
+    return found
 
 
 class Asked(NamedTuple):
@@ -520,8 +534,8 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     again = knobs(line.guarantee).serves_again and knobs(_former(line, identity)).serves_again
     cut = old.done_end if again else old.planned_end
     batch = old.done if again else old.planned
-    # Without a batch it begins where it began before.
-    found = kafka_offsets(line.checkpoint, batch)
+    # Without a batch it begins where it began before, which "latest" would not say.
+    found = kafka_offsets(line.checkpoint, batch) if batch is not None else first_offsets(line.checkpoint)
     offsets = json.dumps(found) if found else identity.offsets
     incarnation = old.done_incarnation if again else old.incarnation
     taken = sinks(line.gateway.state_dir)
@@ -535,8 +549,9 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
 
 def _remove_oldest(checkpoint: Path) -> None:
     """Of the checkpoints that were put aside only the newest are of use: a person may bring one back."""
-    aside = sorted(checkpoint.parent.glob(f"{checkpoint.name}.[0-9]*"), key=lambda path: path.stat().st_mtime)
-    for path in aside[:-_ASIDE]:
+    ours = [(match, path) for path in checkpoint.parent.iterdir() if (match := _PUT_ASIDE.fullmatch(path.name))]
+    aside = sorted(ours, key=lambda one: (int(one[0][1]), int(one[0][2] or 0)))
+    for _, path in aside[:-_ASIDE]:
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -272,16 +272,36 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert starting(one, replace(fresh, incarnation=""), older) == "100", "an identity from before incarnations"
 
 
+def test_a_downlink_that_finished_no_batch_begins_where_it_began(tmp_path: Path) -> None:
+    """With ``latest`` its successor would begin behind what it has not sent."""
+    text = (
+        GOOD + '\n[[downlink]]\nname = "commands"\nfrom = "commands"\ntopic = "a/{key}"\nstarting_offsets = "latest"\n'
+    )
+    (one,) = read(text, tmp_path).downlinks
+    for place, said in (
+        ("offsets/0", 'v1\n{}\n{"commands":{"0":200}}'),
+        ("sources/0/0", '\0v1\n{"commands":{"0":100}}'),
+    ):
+        (one.checkpoint / place).parent.mkdir(parents=True)
+        (one.checkpoint / place).write_text(said)
+    Identity("commands", "plant-7.commands", query="q1").save(one.gateway.state_dir)
+    begin_again(one)
+    fresh = Identity.read(one.gateway.state_dir)
+    assert fresh is not None
+    assert json.loads(fresh.offsets) == {"commands": {"0": 100}}
+
+
 def test_checkpoints_that_were_put_aside_do_not_pile_up(tmp_path: Path) -> None:
     one = line(tmp_path)
-    (one.checkpoint.parent / "checkpoint.mine").mkdir(parents=True)
+    for mine in ("checkpoint.mine", "checkpoint.2026-10-01"):
+        (one.checkpoint.parent / mine).mkdir(parents=True)
     for generation in range(1, 6):
         batch(one, 7, 700)
         (one.checkpoint / "metadata").write_text('{"id":"q1"}')
         Identity("telemetry", "plant-7.telemetry", query="q1", generation=generation).save(one.gateway.state_dir)
         begin_again(one)
     kept = {path.name for path in one.checkpoint.parent.glob("checkpoint*")}
-    assert kept == {"checkpoint.3", "checkpoint.4", "checkpoint.5", "checkpoint.mine"}
+    assert kept == {"checkpoint.3", "checkpoint.4", "checkpoint.5", "checkpoint.mine", "checkpoint.2026-10-01"}
 
 
 def test_the_gateway_of_a_line_is_told_its_checkpoint(tmp_path: Path) -> None:
