@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["equipped", "told"]
 
 _PACKAGES: Final = "spark.jars.packages"
+#: What the connector is called among those packages.
+_KAFKA: Final = "spark-sql-kafka-0-10"
 _CONNECTOR: Final = re.compile(r"^(spark-(?:sql|token-provider)-kafka-[\d-]+_[\d.]+)-(.+)\.jar$")
 
 
@@ -30,7 +32,7 @@ def equipped(bridge: Bridge) -> Bridge:
     if not bridge.downlinks:
         return bridge
     java_client(bridge.kafka.client(), {})
-    if bridge.spark.kafka_jars or _PACKAGES in bridge.spark.conf:
+    if bridge.spark.kafka_jars or _fetched(bridge):
         return bridge
     try:
         jars = spark_kafka_jars(version("pyspark"))
@@ -44,12 +46,18 @@ def equipped(bridge: Bridge) -> Bridge:
     return bridge.model_copy(update={"spark": bridge.spark.model_copy(update={"kafka_jars": tuple(jars)})})
 
 
+def _fetched(bridge: Bridge) -> str:
+    """The packages that Spark fetches by itself, if its Kafka source is among them; else ""."""
+    packages = str(bridge.spark.conf.get(_PACKAGES, ""))
+    return packages if _KAFKA in packages else ""
+
+
 def told(bridge: Bridge) -> str:
     """The pair in use in one line, without a network; "" for a bridge that needs none."""
     if not bridge.downlinks:
         return ""
     ours = version("pyspark")
-    if packages := bridge.spark.conf.get(_PACKAGES):
+    if packages := _fetched(bridge):
         return f"Spark's Kafka source for PySpark {ours}: Spark fetches {packages}"
     jars: Sequence[Path] | None = bridge.spark.kafka_jars or known_spark_kafka_jars(ours)
     if not jars:

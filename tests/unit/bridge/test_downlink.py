@@ -485,6 +485,10 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
     packages = read(f"{GOOD}[spark.conf]\n{way}\n", tmp_path)
     assert jars.equipped(packages) is packages
     assert jars.told(packages).endswith("Spark fetches org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0")
+    others = read(f"{GOOD}[spark.conf]\n{way.replace('sql-kafka-0-10', 'avro')}\n", tmp_path)
+    assert "Maven brings its jars" in jars.told(others)
+    with pytest.raises(ConfigError, match="TL-B07"):
+        jars.equipped(others)
 
 
 @pytest.mark.parametrize(
