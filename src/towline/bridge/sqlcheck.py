@@ -6,6 +6,7 @@ A session takes seven seconds and a checkpoint; Catalyst alone takes two, or not
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import tomllib
@@ -25,6 +26,7 @@ from towline.devstack.java import OLDEST_JAVA, find_java
 from towline.errors import ConfigError, SetupError, did_you_mean
 from towline.gateway.rows import SPARK_SCHEMA
 from towline.gateway.settings import Guarantee
+from towline.spark.home import is_light
 
 if TYPE_CHECKING:
     from towline.bridge.model import Bridge, Dedupe, DownLine, Line
@@ -50,9 +52,11 @@ _DOWN: Final = {
     "payload": "BINARY",
 }
 #: Settings that may bring functions and tables which only a session knows.
-_EXTENDED: Final = ("spark.sql.extensions", "spark.plugins", "spark.sql.catalog")
+_EXTENDED: Final = ("spark.sql.extensions", "spark.plugins", "spark.sql.catalog", "spark.jars")
+#: Variables that name a Spark, or settings of it, which are not ours to read.
+_ELSEWHERE: Final = ("SPARK_HOME", "SPARK_CONF_DIR")
 #: What Spark says where it lacks a name; with a transform or an extension the name may be there.
-_NAMES: Final = ("UNRESOLVED_", "UNSUPPORTED_CALL", "TABLE_OR_VIEW_NOT_FOUND")
+_NAMES: Final = re.compile(r"UNRESOLVED_|UNSUPPORTED_CALL|TABLE_OR_VIEW_NOT_FOUND|\w+_NOT_LOADED_")
 _SPARK: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s+(.*?)(?:\s+SQLSTATE: \w+|$)", re.DOTALL)
 _LONGEST: Final = 300
 _START_S: Final = 60
@@ -96,9 +100,15 @@ class Findings:
     warnings: list[str] = field(default_factory=list)
 
 
-def said(bridge: Bridge) -> list[Said]:
-    """Every expression of a bridge, in the order of its lines."""
-    plain = not any(name.startswith(_EXTENDED) for name in bridge.spark.conf)
+def said(bridge: Bridge, environ: Mapping[str, str] = os.environ) -> list[Said]:
+    """Every expression of a bridge, in the order of its lines.
+
+    Args:
+        bridge: What the file says.
+        environ: Of whoever judges.
+    """
+    elsewhere = any(name in environ and not is_light(environ[name]) for name in _ELSEWHERE)
+    plain = not elsewhere and not any(name.startswith(_EXTENDED) for name in bridge.spark.conf)
     ups = (_up(line, ("uplink", index), sure=plain) for index, line in enumerate(bridge.uplinks))
     downs = (_down(line, ("downlink", index), sure=plain) for index, line in enumerate(bridge.downlinks))
     return list(chain(*ups, *downs))
@@ -149,7 +159,10 @@ class _Catalyst:
         self._catalyst = catalyst = self._sql.catalyst
         known = self._sql.internal.SQLConf.get()
         for name, value in conf.items():
-            known.setConfString(name, str(value).lower() if isinstance(value, bool) else str(value))
+            try:
+                known.setConfString(name, str(value).lower() if isinstance(value, bool) else str(value))
+            except Exception as error:  # noqa: BLE001 - as below
+                raise ConfigError("TL-C74", "[spark.conf]", f"{name}: {_sentence(error)[1]}", "Correct it.") from None
         self._functions = _object(catalyst.analysis, "FunctionRegistry").builtin()
         hadoop = jvm.org.apache.hadoop.conf.Configuration(False)
         catalog = catalyst.catalog.InMemoryCatalog(jvm.org.apache.spark.SparkConf(False), hadoop)
@@ -212,14 +225,19 @@ def _object(package: Any, name: str) -> Any:
 
 def _problem(error: Exception, one: Said) -> ConfigError | None:
     """Spark's first sentence; None where only a session can know."""
+    name, sentence = _sentence(error)
+    if name == "UNSUPPORTED_CALL.WITHOUT_SUGGESTION" or (not one.sure and _NAMES.match(name)):
+        return None
+    return ConfigError("TL-C74", "", sentence, "Correct it.")
+
+
+def _sentence(error: Exception) -> tuple[str, str]:
+    """Spark's name for an error, "" for none, and its first sentence."""
     java = getattr(error, "java_exception", None)
     text = str(error if java is None else java.getMessage())
     found = _SPARK.search(text)
     name, sentence = (found[1], found[2]) if found else ("", text)
-    if name == "UNSUPPORTED_CALL.WITHOUT_SUGGESTION" or (not one.sure and name.startswith(_NAMES)):
-        return None
-    sentence = " ".join(sentence.split()).rstrip(".")
-    return ConfigError("TL-C74", "", sentence[:_LONGEST], "Correct it.")
+    return name, " ".join(sentence.split()).rstrip(".")[:_LONGEST]
 
 
 def judge(bridge: Bridge, jvm: Any, shown: Path | None = None) -> tuple[dict[str, Mistakes], list[str]]:
@@ -299,7 +317,12 @@ def examine(bridge: Bridge, shown: Path | None = None) -> Findings:
         return Findings()
     try:
         with _jvm() as jvm:
-            wrong, warnings = judge(bridge, jvm, shown)
+            try:
+                wrong, warnings = judge(bridge, jvm, shown)
+            except ConfigError:
+                raise
+            except Exception as error:  # noqa: BLE001 - of Java: it can be asked for its words only as long as that lives
+                return Findings(f"not checked: {_sentence(error)[1]}")
     except SetupError as error:
         return Findings(f"not checked: {error.what}")
     except (OSError, ValueError) as error:

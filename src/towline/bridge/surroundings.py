@@ -42,8 +42,8 @@ def check_java(environ: Mapping[str, str] = os.environ, *, version: bool = False
     Raises:
         SetupError: TL-S21, with what to do.
     """
-    if "SPARK_HOME" in environ:
-        return  # its conf/spark-env.sh may know one
+    if "SPARK_HOME" in environ or "SPARK_CONF_DIR" in environ:
+        return  # its spark-env.sh may know one
     home = environ.get("JAVA_HOME")
     place = f"{home}/bin" if home else environ.get("PATH")
     java = shutil.which("java", path=place)

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-__all__ = ["light_home"]
+__all__ = ["is_light", "light_home"]
 
 #: What a local master needs of its home; not ``python/lib``, where the zip is, which only YARN sends to its workers.
 _PARTS: Final = ("bin", "sbin", "jars", "data", "conf")
@@ -32,11 +32,20 @@ def light_home() -> Path | None:
     found = find_spec("pyspark")
     if "SPARK_HOME" in os.environ or found is None or found.origin is None:
         return None
-    home = Path(sys.prefix) / "share" / "towline" / f"spark-{version('pyspark')}"
+    home = _place()
     if not home.is_dir():
         with contextlib.suppress(OSError):  # another process was quicker, or nobody may write here
             _link(Path(found.origin).parent, home)
     return home if (home / "jars").is_dir() else None
+
+
+def is_light(home: str) -> bool:
+    """Whether a ``SPARK_HOME`` is the one that `light_home` makes, which adds nothing to the installed Spark."""
+    return Path(home) == _place()
+
+
+def _place() -> Path:
+    return Path(sys.prefix) / "share" / "towline" / f"spark-{version('pyspark')}"
 
 
 def _link(package: Path, home: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge import sqlcheck
 from towline.bridge.sqlcheck import Findings, examine, said
+from towline.bridge.surroundings import environment
 
 ROUTE = """
 [[uplink.route]]
@@ -110,3 +111,22 @@ def test_names_are_judged_where_only_spark_and_the_source_bring_them(tmp_path: P
     assert [one.sure for one in said(read(f'{text}transform = "a.b:c"\n', tmp_path))] == [True, False]
     conf = '[spark.conf]\n"spark.sql.extensions" = "x.Y"\n\n[[uplink]]'
     assert not any(one.sure for one in said(read(text.replace("[[uplink]]", conf, 1), tmp_path)))
+    bridge = read(text, tmp_path)
+    assert not any(one.sure for one in said(bridge, {"SPARK_CONF_DIR": "/etc/spark"})), "its defaults may bring some"
+    assert not any(one.sure for one in said(bridge, {"SPARK_HOME": "/opt/spark"}))
+    driver = environment(bridge, tmp_path, {"PATH": "/usr/bin"})
+    assert all(one.sure for one in said(bridge, driver)), "the home that a bridge gives its driver adds nothing"
+
+
+def test_functions_of_a_package_are_not_refused_before_it_is_there(tmp_path: Path) -> None:
+    conf = '[spark.conf]\n"spark.jars.packages" = "org.apache.spark:spark-avro_2.13:4.2.0"\n\n[[uplink]]'
+    where = """where = "from_avro(payload, '{}') IS NOT NULL"\n"""
+    assert checked(GOOD.replace("[[uplink]]", conf, 1) + where, tmp_path)[0] == 0
+
+
+def test_a_setting_of_spark_that_can_not_be_is_one_line(tmp_path: Path) -> None:
+    conf = '[spark.conf]\n"spark.sql.shuffle.partitions" = "many"\n\n[[uplink]]'
+    code, out, err = checked(GOOD.replace("[[uplink]]", conf, 1) + 'where = "qos > 0"\n', tmp_path)
+    assert (code, out) == (2, "")
+    assert err.startswith("[spark.conf]: spark.sql.shuffle.partitions: ")
+    assert err.count("\n") == 1

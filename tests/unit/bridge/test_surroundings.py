@@ -50,6 +50,7 @@ def test_a_java_that_will_do_is_no_matter(tmp_path: Path) -> None:
     check_java({"PATH": str(older.parent), "JAVA_HOME": str(good.parent.parent)}, version=True)
     check_java({"PATH": str(older.parent)})  # its version is asked only after it has failed
     check_java({"PATH": "", "SPARK_HOME": "/opt/spark"}, version=True)  # its own files may name one
+    check_java({"PATH": "", "SPARK_CONF_DIR": "/etc/spark"}, version=True)
 
 
 def test_no_java_ends_the_bridge_at_once(tmp_path: Path) -> None:
