@@ -15,7 +15,7 @@ from typing import Any
 
 from towline.bridge.account import Account, Counts, account
 from towline.bridge.downaccount import DownAccount, DownCounts, down_account
-from towline.gateway.endpoint import write_private
+from towline.gateway.endpoint import ProcessMark, write_private
 
 __all__ = ["BRIDGE_FILE", "Board", "LineView", "account_of", "counts_of", "digest_of", "read_board"]
 
@@ -184,6 +184,7 @@ class Board:
                 "bridge": self.name,
                 "file": self._read,
                 "pid": None if ended else os.getpid(),
+                "ticks": ProcessMark.of(os.getpid()).started,
                 "started": self._started,
                 "updated": time.time(),
                 "spark": "ended" if ended else self.spark,

@@ -41,11 +41,13 @@ def collect(state_dir: Path, lines: list[str] | None = None) -> dict[str, Any]:
     board = board or {"lines": {}}
     names = lines or list(board["lines"])
     updated = board.get("updated")
-    running = _alive(board)
+    there = _there(board)
+    running = there and time.time() - float(board.get("updated", 0)) < SILENT_S
     return {
         "bridge": board.get("bridge"),
         "state_dir": str(state_dir),
         "running": running,
+        "silent": there and not running,
         "pid": board.get("pid"),
         "updated": updated,
         "file": (read := board.get("file") or {}).get("path"),
@@ -67,10 +69,11 @@ def code_of(status: dict[str, Any]) -> int:
     return 0 if runs and all(accounts) else NOT_KNOWN
 
 
-def _alive(board: dict[str, Any]) -> bool:
+def _there(board: dict[str, Any]) -> bool:
+    """Whether the bridge's own process is there; a zombie has ended too."""
     pid = board.get("pid")
-    there = isinstance(pid, int) and ProcessMark.of(pid).started != 0  # a zombie has ended too
-    return there and time.time() - float(board.get("updated", 0)) < SILENT_S
+    ticks = ProcessMark.of(pid).started if isinstance(pid, int) else 0
+    return ticks != 0 and board.get("ticks", ticks) == ticks
 
 
 def _line(state_dir: Path, known: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
@@ -189,6 +192,8 @@ def render(status: dict[str, Any]) -> str:
     if status["running"]:
         kafka = f"{status['kafka']}{' (insecure)' if status['kafka_insecure'] else ''}"
         out = [f"{head}running (pid {status['pid']})   spark {status['spark']}   kafka {kafka}   {last}"]
+    elif status["silent"]:
+        out = [f"{head}there, and silent (pid {status['pid']}): is its disk full?   {last}"]
     else:  # what Spark and Kafka do then is not known
         how = f", it was killed (pid {status['pid']})" if status["pid"] else ""
         out = [f"{head}not running{how}   {last}"]

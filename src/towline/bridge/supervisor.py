@@ -175,12 +175,14 @@ class Supervisor:
         deadline = time.monotonic() + FINISH_S
         while self._driver.is_alive() and self._interrupts < 2 and time.monotonic() < deadline:
             self._driver.join(TICK_S)
+            self._save()
             self._refresh()
         self._driver.kill()
         self._driver.join(2.0)
         self._last_look()
         self._ending.set()
         for keeper in self._gateways:
+            self._save()
             keeper.end(at_once=self._interrupts > 1)
         self._refresh()
         self._save(ended=True)
