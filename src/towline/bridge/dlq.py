@@ -293,6 +293,7 @@ def _to_the_ends(
             deadline = time.monotonic() + patience
             if record.error() is None and record.offset() < end:
                 yield record
+                deadline = time.monotonic() + patience  # whoever took it may have taken his time
             last = end - 1 if record.error() is None else end
             if (record.error() is None or record.error().name() == "_PARTITION_EOF") and record.offset() >= last:
                 del left[record.partition()]

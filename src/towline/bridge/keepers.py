@@ -466,9 +466,10 @@ class DriverKeeper(_Keeper):
 
     def _on_progress(self, report: dict[str, Any]) -> None:
         view = self._board.lines[report["line"]]
-        letters = view.counts.dead_lettered
+        before = view.counts.dead_lettered
         view.counts = view.counts.add(report)
-        if new := view.counts.dead_lettered - letters:
+        letters = view.counts.dead_lettered
+        if new := letters - before if letters >= before else letters:  # another journal's count begins anew
             self._letters(view.name, new)
         view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
         if view.query_error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,15 @@ def test_a_partition_that_stands_still_is_noticed_beside_one_that_grows(monkeypa
     )
     with pytest.raises(KafkaError, match="can't be read to its end"):
         list(_to_the_ends(grown, {0: 2, 1: 5}, "k"))
+
+
+def test_whoever_takes_his_time_with_a_letter_is_not_told_of_a_silent_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dlq, "_SILENCE_S", 0.05)
+    found = []
+    for one in _to_the_ends(Growing(), {0: 1, 1: 3}, "k"):
+        found.append(one.offset())
+        time.sleep(0.1)
+    assert found == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("other", [False, True])

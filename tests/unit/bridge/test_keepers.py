@@ -90,6 +90,16 @@ def test_kafka_is_asked_again_whatever_went_wrong(
     assert any("[TL-B55]" in text for text in board.heard())
 
 
+def test_dead_letters_of_another_journal_are_counted_anew(board: Board, stopping: threading.Event) -> None:
+    nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
+    keeper = DriverKeeper(nothing, board, nothing, stopping)
+    view: Any = board.lines["line"]
+    for before, after, told in ((5, 0, 0), (0, 2, 1)):
+        view.counts = SimpleNamespace(dead_lettered=before, add=lambda _, n=after: SimpleNamespace(dead_lettered=n))
+        keeper._on_progress({"line": "line"})
+        assert sum("2 messages went to the dead-letter topic" in text for text in board.heard()) == told
+
+
 def test_a_report_that_can_not_be_read_ends_nothing(board: Board, stopping: threading.Event) -> None:
     nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
     keeper = DriverKeeper(nothing, board, nothing, stopping)
