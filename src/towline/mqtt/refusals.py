@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mqtt5 import ConnAckPacket, DisconnectPacket
 
 from towline.errors import BrokerError, Refused, TakenOver, Unreachable
@@ -9,6 +11,9 @@ from towline.mqtt.events import Close, Filter
 from towline.mqtt.reasons import CONNECT_ADVICE, MOVED, SUBSCRIBE_ADVICE, USE_ANOTHER, reason_words, shown
 
 __all__ = ["connection_ended", "connection_refused", "subscription_refused"]
+
+#: format("mqtt") has no such option.
+_FOLLOW: Final = "Name that server, or let a bridge or a Client go there by itself (follow_redirects)."
 
 
 def connection_refused(packet: ConnAckPacket, where: str) -> Close:
@@ -52,9 +57,9 @@ def _redirected(reason: int, reference: str | None, where: str) -> Close:
     verb = "says that it has moved to another server" if moved else "asks us to use another server for now"
     what = f"the broker {verb}{place} (0x{reason:02X})"
     if moved:
-        error: BrokerError = Refused("TL-M26", where, what, "Set the broker to it, or follow_redirects = true.")
+        error: BrokerError = Refused("TL-M26", where, what, _FOLLOW)
     else:
-        error = Unreachable("TL-M26", where, what, "Trying here again; follow_redirects = true would go there.")
+        error = Unreachable("TL-M26", where, what, f"It is asked again. {_FOLLOW}")
     return Close(error, fatal=moved, reference=reference or "", moved=moved)
 
 

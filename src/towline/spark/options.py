@@ -272,14 +272,19 @@ def _parse(options: Mapping[str, str]) -> SourceOptions:
     )
 
 
+#: What may hold a password: an address does, where a user put it in a place that is none.
+_ADDRESSES = ("broker", "gateway", "proxy", "username")
+
+
 @contextlib.contextmanager
 def value_told(options: Mapping[str, str]) -> Iterator[None]:
-    """Add to the error of a value what the value was, but for one that may hold a password, as an address may."""
+    """Add to the error of a value what the value was, but for one that may hold a password."""
     try:
         yield
     except ConfigError as error:
-        value = options.get(error.where.removeprefix(f'{_WHERE} option "').rstrip('"'))
-        if error.code == "TL-C21" and value and "@" not in value:
+        name = error.where.removeprefix(f'{_WHERE} option "').rstrip('"')
+        value = options.get(name)
+        if error.code == "TL-C21" and value and name not in _ADDRESSES:
             error.where += f' = "{printable(value, 60)}"'
         raise
 
@@ -422,7 +427,7 @@ def _translated(error: ValidationError) -> ConfigError:
     """Make pydantic's first finding a line about the option it came from."""
     first = error.errors(include_url=False)[0]
     place = tuple(part for part in first["loc"] if isinstance(part, str))
-    message = _in_options(_one_line(first["msg"].removeprefix("Value error, ")))
+    message = _named(_SETTINGS, _one_line(first["msg"].removeprefix("Value error, ")))
     for name, setting in _GATEWAY_OPTIONS.items():
         if place[: len(setting.path)] == setting.path:
             return _wrong(name, message.replace("Input should", "it should"))
@@ -434,20 +439,24 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:200]
 
 
-_SPOKEN = {setting.path[-1]: name for name, setting in _GATEWAY_OPTIONS.items() if "_" in setting.path[-1]}
-_SETTING = re.compile(rf'\b({"|".join(_SPOKEN)})\b(?: = "?(\w+)"?)?')
+def _settings_of(names: Mapping[str, str]) -> re.Pattern[str]:
+    """Settings as a message names them, with what they are set to; not such words in a path."""
+    return re.compile(rf'(?<![\w/.-])(?:tls\.|journal\.)?({"|".join(names)})(?![\w/-]|\.\w)(?: = (?:"([^"]*)"|(\w+)))?')
+
+
+_SPOKEN = {setting.path[-1]: name for name, setting in _GATEWAY_OPTIONS.items()}
+#: All of them, for a message that speaks of settings alone; and those that are no English word.
+_SETTINGS = _settings_of(_SPOKEN)
+_SETTING = _settings_of({setting: name for setting, name in _SPOKEN.items() if "_" in setting})
 
 
 def in_options(message: str) -> str:
     """Name a gateway's settings in its words as the options that hold them: ``x_y = "z"`` is ``xY=z`` here."""
-    return _SETTING.sub(lambda m: _SPOKEN[m[1]] + (f"={m[2]}" if m[2] else ""), message)
+    return _named(_SETTING, message)
 
 
-def _in_options(message: str) -> str:
-    """Name settings in a message as the options that hold them."""
-    for name, setting in _GATEWAY_OPTIONS.items():
-        message = re.sub(rf"\b{setting.path[-1]}\b", name, message)
-    return message
+def _named(settings: re.Pattern[str], message: str) -> str:
+    return settings.sub(lambda m: _SPOKEN[m[1]] + (f"={m[2] or m[3]}" if m[2] or m[3] else ""), message)
 
 
 def _consumer(options: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from towline.spark.options import (
     DEFAULT_MAX_ROWS,
     OPTIONS,
     SourceOptions,
+    in_options,
     parse_options,
     parse_subscriptions,
 )
@@ -240,12 +241,12 @@ MISTAKES = [
     ),
     (
         {"broker": ","},
-        'option "broker" = ",": it is mqtt://HOST[:PORT], several with a comma between them.   [TL-C21]',
+        'option "broker": it is mqtt://HOST[:PORT], several with a comma between them.   [TL-C21]',
     ),
     (
         {"broker": "http://b"},
         (
-            'option "broker" = "http://b": "http://" is not a broker scheme; use mqtt://, mqtts://, ws://, wss:// or '
+            'option "broker": "http://" is not a broker scheme; use mqtt://, mqtts://, ws://, wss:// or '
             "unix://.   [TL-C21]"
         ),
     ),
@@ -255,7 +256,7 @@ MISTAKES = [
     ),
     (
         {"broker": "mqtt://b:99999"},
-        'option "broker" = "mqtt://b:99999": the port of a broker URI is a number from 1 to 65535.   [TL-C21]',
+        'option "broker": the port of a broker URI is a number from 1 to 65535.   [TL-C21]',
     ),
     (
         {"subscribe": "a/#/b"},
@@ -357,10 +358,28 @@ def test_a_gateway_that_cannot_be(gateway: str) -> None:
 
 
 def test_no_error_shows_a_secret() -> None:
-    for options in ({"password": "hunter2"}, {"broker": "mqtt://u:hunter2@b"}, {"passwort": "hunter2"}):
+    signed = "wss://iot.example/mqtt?X-Amz-Security-Token=hunter2"
+    brokers = ("mqtt://u:hunter2@b", "mqtt://u:hunter2", "mqtt//u:hunter2%40b", signed)
+    said = [{"password": "hunter2"}, {"passwort": "hunter2"}, {"proxy": "http://u:hunter2"}, {"gateway": signed}]
+    for options in (*said, *({"broker": broker} for broker in brokers)):
         with pytest.raises(ConfigError) as caught:
             parse(**options)
         assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "here"),
+    [
+        ("Set tls.ca_file to the authority's certificate.", "Set tlsCaFile to the authority's certificate."),
+        ("Set tls.server_name, or session_expiry_s.", "Set tlsServerName, or sessionExpiry."),
+        ('name its file: password_file = "kafka.pw".', "name its file: passwordFile=kafka.pw."),
+        ('guarantee or unknown_session = "adopt"', "guarantee or unknownSession=adopt"),
+        ("/srv/client_id/ca_file is not there", "/srv/client_id/ca_file is not there"),
+        ("the brokers share no sessions; brokers_share_sessions = true", None),
+    ],
+)
+def test_settings_are_named_as_options_are(message: str, here: str | None) -> None:
+    assert in_options(message) == (here or "the brokers share no sessions; brokersShareSessions=true")
 
 
 @given(st.dictionaries(st.sampled_from(OPTIONS) | st.text(max_size=12), st.text(max_size=20), max_size=6))
