@@ -64,14 +64,16 @@ _WHAT: Final[Mapping[Situation, str]] = MappingProxyType(
     }
 )
 _RESET: Final = "`towline kafka marker reset {command} --to-batch {to} --yes`"
+#: Where no marker says how many there were.
+_RESET_ALL: Final = "`towline kafka marker reset {command} --to-batch {to} --parallelism {n} --yes`"
 #: In the words of both places where it is read: a program with format("kafka_transactional"), and a bridge file.
-_ANEW: Final = "a new sinkId (in a bridge file: another name for the line)"
+_ANEW: Final = "a new sinkId (for a bridge: towline run FILE --begin-again LINE)"
 #: Two ways out of each: one that starts anew, one that goes on.
 _DO: Final[Mapping[Situation, str]] = MappingProxyType(
     {
         Situation.MISSING: (
-            f"If batch {{b}} is not in Kafka, {_RESET} goes on and writes it; if it is, the same with --to-batch {{b}} "
-            "leaves it out."
+            f"If batch {{b}} is not in Kafka, {_RESET_ALL} goes on and writes it; if it is, the same with "
+            "--to-batch {b} leaves it out."
         ),
         Situation.BEHIND: (
             f"If batch {{b}} is not in Kafka, {_RESET} goes on and writes it; else start with a new "

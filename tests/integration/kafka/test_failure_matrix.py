@@ -298,7 +298,7 @@ def test_the_marker_is_lost(kafka: Kafka, sink_id: str) -> None:
     settings = sink(kafka, sink_id).settings
     set_markers(settings, sink_id, None)
     assert MarkerStore(settings, sink_id).read(0) is None
-    assert "--to-batch 0 --yes" in refused(sink(kafka, sink_id), 1, "TL-K10").do
+    assert "--to-batch 0 --parallelism 1 --yes" in refused(sink(kafka, sink_id), 1, "TL-K10").do
     assert write(sink(kafka, sink_id, onMissingMarker="replay"), 1).rows == ROWS
     check(kafka, sink_id, 2)
     set_markers(settings, sink_id, None)

@@ -23,7 +23,7 @@ def test_a_line_with_a_way_out(found: Situation) -> None:
     assert any(word in error.do for word in ("`towline kafka marker reset --kafka k:9092 --sink s", ".coalesce(1)"))
     assert any(word in error.do for word in ("; or", "; else ", "; if it is"))
     assert "onMissingMarker" not in str(error)
-    assert ("sinkId" in str(error)) == ("in a bridge file: another name for the line" in str(error))  # it has no sinkId
+    assert ("sinkId" in str(error)) == ("towline run FILE --begin-again LINE" in str(error))  # it has no sinkId
 
 
 @pytest.mark.parametrize(
