@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
+from towline.errors import JournalError
+
 if TYPE_CHECKING:
     from towline.checkpoint import Checkpoint
 
@@ -24,9 +26,13 @@ def noted(checkpoint: Checkpoint, batch: int, letters: int) -> None:
     """Note the dead letters of a batch, before it is committed; a batch without any costs no write.
 
     Raises:
-        JournalError: TL-J20, the disk did not take it.
+        JournalError: TL-J20, the disk did not take it, or does not give what was noted before.
     """
-    known = _read(checkpoint)
+    try:
+        known = _read(checkpoint)
+    except OSError as error:  # as if nothing was noted, the sum would begin anew
+        what = f"the sum of dead letters can't be read ({error.strerror})"
+        raise JournalError("TL-J20", str(error.filename), what, "The batch is run again when it can be.") from error
     before = [entry for entry in known if entry[0] < batch]
     total = (before[-1][1] if before else 0) + letters
     now = [*before, (batch, total)][-_KEPT:] if letters else before

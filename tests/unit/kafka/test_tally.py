@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from towline.checkpoint import Checkpoint
+from towline.errors import JournalError
 from towline.kafka import tally
 from towline.kafka.tally import noted, sum_at
 
@@ -34,6 +35,12 @@ def test_a_note_of_somebody_else_counts_nothing(tmp_path: Path, text: str) -> No
     assert sum_at(place, 9) == 0
     noted(place, 4, 2)
     assert sum_at(place, 9) == 2
+
+
+def test_a_note_that_can_not_be_read_begins_no_new_sum(tmp_path: Path) -> None:
+    (tmp_path / tally._NAME).mkdir()
+    with pytest.raises(JournalError, match=r"towline.letters: the sum of dead letters can't be read .*TL-J20"):
+        noted(Checkpoint(str(tmp_path)), 4, 2)
 
 
 def test_where_the_checkpoint_is_elsewhere_nothing_is_noted() -> None:
