@@ -327,8 +327,8 @@ def helpers() -> tuple[str, str]:
 
 def other_brokers() -> tuple[str, str]:
     """RabbitMQ and ejabberd, which some tests meet; without them these tests are skipped."""
-    packages, erlang = ("rabbitmq-server", "ejabberd"), which("erl")
-    missing = [name for name in packages if run("dpkg", "-s", name, may_fail=True).returncode]
+    programs, erlang = {"rabbitmq-server": "rabbitmq-server", "ejabberd": "ejabberdctl"}, which("erl")
+    missing = [name for name, program in programs.items() if which(program) is None]
     if missing:
         try:
             apt_install(*missing)
@@ -337,7 +337,7 @@ def other_brokers() -> tuple[str, str]:
             return "not both here", f"{' and '.join(missing)} can't be installed, tests that need them skip: {why}"
         for service in (*missing, *(() if erlang else ("epmd.socket", "epmd"))):
             never_at_boot(service)
-    return ", ".join(packages), ""
+    return ", ".join(programs), ""
 
 
 def prepared(code: str) -> str:
