@@ -148,7 +148,8 @@ def test_a_bridge_that_was_killed_says_nothing_of_spark_and_kafka(
     try:
         line.board.save()
         board = json.loads((tmp_path / "bridge.json").read_text())
-        (tmp_path / "bridge.json").write_text(json.dumps({**board, "updated": time.time() - 86_400 * 2}))
+        ended = {**board, "ticks": 1, "updated": time.time() - 86_400 * 2}  # its pid is another process's now
+        (tmp_path / "bridge.json").write_text(json.dumps(ended))
         code, told = known(capsys, line)
         assert (code, told["account"]["received"], told["rate_in"], told["lag_s"]) == (3, 5, None, None)
         assert told["query"] == "not running"
