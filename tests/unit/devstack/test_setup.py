@@ -200,7 +200,7 @@ def test_brokers_that_only_tests_need_may_be_missing(script: ModuleType, monkeyp
     def refuse(*packages: str) -> None:
         raise script.Problem(f"no apt-get here. Install by hand: {' '.join(packages)}")
 
-    monkeypatch.setattr(script, "run", lambda *command, **_: subprocess.CompletedProcess(command, 1, "", ""))
+    monkeypatch.setattr(script, "which", lambda _: None)
     monkeypatch.setattr(script, "apt_install", refuse)
     name, warning = script.other_brokers()
     assert name == "not both here"

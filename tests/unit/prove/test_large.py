@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import tempfile
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from tests.helpers import wait_until
@@ -40,15 +40,27 @@ def test_a_line_names_no_machine_and_no_directory(tmp_path: Path) -> None:
     assert json.loads(lines[0])["gateway_peak_rss_mb"] == 300.0
 
 
+#: Takes memory and a file without a name when it is told to, and keeps both until its standard input ends.
+TAKER = """
+import sys, tempfile
+sys.stdin.readline()
+held, spool = bytearray(b"x") * (40 << 20), tempfile.TemporaryFile()
+spool.truncate(1 << 30)
+sys.stdin.read()
+"""
+
+
 def test_memory_and_spools_are_seen() -> None:
-    with Watch(os.getpid, lambda: [os.getpid()]) as watch, tempfile.TemporaryFile() as spool:
-        wait_until(lambda: watch.peaks.rss > 0)
-        before = watch.peaks.anonymous
-        held = bytearray(b"x") * (40 << 20)
-        spool.truncate(1 << 30)
-        wait_until(lambda: watch.peaks.anonymous > before + (30 << 20) and watch.peaks.spool >= 1 << 30)
-        assert watch.peaks.rss >= watch.peaks.mapped > 0
-        del held
+    """Of a process of its own: this one may give back what other tests took."""
+    with subprocess.Popen([sys.executable, "-c", TAKER], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        with Watch(lambda: child.pid, lambda: [child.pid]) as watch:
+            wait_until(lambda: watch.peaks.rss > 0)
+            before = watch.peaks.anonymous
+            child.stdin.write(b"\n")
+            child.stdin.flush()
+            wait_until(lambda: watch.peaks.anonymous > before + (30 << 20) and watch.peaks.spool >= 1 << 30)
+            assert watch.peaks.rss >= watch.peaks.mapped > 0
 
 
 def test_a_process_that_is_not_there_has_no_memory() -> None:
