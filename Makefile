@@ -47,7 +47,7 @@ bench: setup ## the benchmarks, with their ratios
 
 soak: setup ## kill -9 of every process at random moments of long runs
 	@$(BIN)/pytest -q -m long $(TESTS)
-	@$(BIN)/python -m towline.prove soak
+	@$(BIN)/python -m towline_prove soak
 
 fuzz: setup ## any bytes for the decoders, then long random lives of Session and journal; MINUTES=10 STEPS=10000000
 	@$(BIN)/python -m pip install --quiet --group fuzz

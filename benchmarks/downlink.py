@@ -17,11 +17,11 @@ from paho.mqtt.client import CallbackAPIVersion, Client
 
 from benchmarks import publisher
 from benchmarks.rig import UNLIMITED, Meter, Outcome, held, machine, wait
-from towline.devstack.kafka import Kafka
-from towline.devstack.mosquitto import Mosquitto
-from towline.prove import processes
-from towline.prove.processes import Role
-from towline.prove.subject import BridgeRun
+from towline_prove import processes
+from towline_prove.devstack.kafka import Kafka
+from towline_prove.devstack.mosquitto import Mosquitto
+from towline_prove.processes import Role
+from towline_prove.subject import BridgeRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

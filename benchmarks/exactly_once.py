@@ -21,9 +21,9 @@ from pyspark.sql import SparkSession
 import towline
 from benchmarks import latency, pipeline
 from benchmarks.rig import Meter, Outcome, machine, wait
-from towline.devstack.connector import spark_kafka_jars
-from towline.devstack.kafka import Kafka
-from towline.prove import processes
+from towline_prove import processes
+from towline_prove.devstack.connector import spark_kafka_jars
+from towline_prove.devstack.kafka import Kafka
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -15,10 +15,10 @@ from mqtt5 import ConnectPacket, DisconnectPacket
 
 from benchmarks.rig import UNLIMITED, Meter, Outcome, header, held, machine, publish, wait
 from benchmarks.stub_broker import StubBroker
-from towline.devstack.mosquitto import Mosquitto
 from towline.gateway.settings import GatewaySettings, Subscription
-from towline.prove.load import connect
-from towline.prove.subject import GatewayRun
+from towline_prove.devstack.mosquitto import Mosquitto
+from towline_prove.load import connect
+from towline_prove.subject import GatewayRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

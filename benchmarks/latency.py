@@ -10,10 +10,10 @@ from pathlib import Path
 from benchmarks.intake import gateway_at
 from benchmarks.rig import machine
 from benchmarks.stub_broker import StubBroker
-from towline.prove.load import run_load
-from towline.prove.numbered import decode
-from towline.prove.reader import Tail
-from towline.prove.rig import TOPIC, Rig
+from towline_prove.load import run_load
+from towline_prove.numbered import decode
+from towline_prove.reader import Tail
+from towline_prove.rig import TOPIC, Rig
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -14,9 +14,9 @@ from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.intake import forget
 from benchmarks.rig import Meter, Outcome, held, machine, publish, wait
-from towline.prove import processes
-from towline.prove.processes import Role
-from towline.prove.rig import TOPIC, Rig
+from towline_prove import processes
+from towline_prove.processes import Role
+from towline_prove.rig import TOPIC, Rig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

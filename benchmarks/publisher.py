@@ -15,8 +15,8 @@ from mqtt5 import PublishPacket, QoS
 from paho.mqtt.client import CallbackAPIVersion, Client
 
 from towline import Publisher
-from towline.devstack import Mosquitto
-from towline.mqtt.sender import Sender
+from towline.net.sender import Sender
+from towline_prove.devstack import Mosquitto
 
 PAYLOAD = b"x" * 150
 SETTINGS = {"max_inflight_messages": "0", "max_queued_messages": "0"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.intake import gateway_at
 from benchmarks.rig import machine
 from benchmarks.stub_broker import StubBroker
-from towline.prove import processes
+from towline_prove import processes
 
 
 def run(waiting: int = 1_000_000) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from towline.devstack.mosquitto import Mosquitto
-from towline.prove import processes
-from towline.prove.load import LoadPlan, LoadResult, run_load
+from towline_prove import processes
+from towline_prove.devstack.mosquitto import Mosquitto
+from towline_prove.load import LoadPlan, LoadResult, run_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mqtt5 import ConnAckPacket, PublishPacket, PubRelPacket, QoS, SubAckPacket, SubAckReasonCode
 
 from benchmarks.rig import machine
-from towline.gateway.intake import to_rows
+from towline.delivery.intake import to_rows
 from towline.gateway.process import GULPS_OF_GARBAGE
-from towline.gateway.rows import ROW_SCHEMA
 from towline.journal import Journal
 from towline.mqtt.codec import LEVEL_5, Decoder, PublishRun, encode
 from towline.mqtt.codec3 import LEVEL_311
@@ -37,6 +36,7 @@ from towline.mqtt.events import (
     Stored,
 )
 from towline.mqtt.session import Session
+from towline.schema import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from towline.mqtt import Client, Filter
+from towline import Client, Filter
 
 
 def serve(uri: str, client_id: str, count: int) -> int:

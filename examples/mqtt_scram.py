@@ -15,7 +15,7 @@ import hmac
 import secrets
 from pathlib import Path
 
-from towline.mqtt import Client
+from towline import Client
 
 
 class ScramSha256:

@@ -3,7 +3,7 @@
     python scripts/guarantees.py            write it
     python scripts/guarantees.py --check    exit code 1 if the page says something else
 
-The MQTT and Spark rows come from `towline.gateway.guarantees`, the producer's from `towline.kafka.options`.
+The MQTT and Spark rows come from `towline.guarantee`, the producer's from `towline.kafka.options`.
 """
 # ruff: noqa: INP001  a script, no package
 
@@ -14,8 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from towline.gateway.guarantees import KNOBS, Knobs
-from towline.gateway.settings import Guarantee
+from towline.guarantee import POLICIES, Guarantee, Policy
 from towline.kafka.options import PROMISES
 
 PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
@@ -23,50 +22,50 @@ BEGIN = "<!-- written by scripts/guarantees.py -->"
 END = "<!-- end -->"
 
 
-def qos(knobs: Knobs) -> str:
+def qos(policy: Policy) -> str:
     """The subscription a line may have."""
-    if knobs.least_qos == 0:
-        return f"QoS {knobs.qos}, any"
-    more = "" if knobs.least_qos == 2 else " or more"
-    keyed = "" if knobs.least_qos_keyed == knobs.least_qos else f" ({knobs.least_qos_keyed} with a `dedupe` key)"
-    return f"QoS {knobs.least_qos}{more}{keyed}"
+    if policy.least_qos == 0:
+        return f"QoS {policy.qos}, any"
+    more = "" if policy.least_qos == 2 else " or more"
+    keyed = "" if policy.least_qos_keyed == policy.least_qos else f" ({policy.least_qos_keyed} with a `dedupe` key)"
+    return f"QoS {policy.least_qos}{more}{keyed}"
 
 
-def producer(guarantee: Guarantee, knobs: Knobs) -> str:
+def producer(guarantee: Guarantee, policy: Policy) -> str:
     """The settings of Kafka's client."""
     client = PROMISES[guarantee.value].client
     shown = ", ".join(
         f"`{name}={client[name]}`" for name in ("acks", "enable.idempotence", "retries") if name in client
     )
-    return shown + (", a transaction per batch and partition, with a marker" if knobs.transactions else "")
+    return shown + (", a transaction per batch and partition, with a marker" if policy.transactions else "")
 
 
-def spark(knobs: Knobs) -> str:
+def spark(policy: Policy) -> str:
     """The settings that may not be changed."""
-    return ", ".join(f"`{name}={value}`" for name, value in knobs.spark.items()) or "any"
+    return ", ".join(f"`{name}={value}`" for name, value in policy.spark.items()) or "any"
 
 
-ROWS: dict[str, Callable[[Guarantee, Knobs], str]] = {
-    "MQTT subscription": lambda _, knobs: qos(knobs),
-    "MQTT session": lambda _, knobs: "persistent: Clean Start 0, expiry above 0" if knobs.persistent else "any",
-    "acknowledged to the broker after": lambda _, knobs: " or ".join(f"`{word}`" for word in knobs.acks),
-    "the batch that a crash interrupted is": lambda _, knobs: knobs.replay,
+ROWS: dict[str, Callable[[Guarantee, Policy], str]] = {
+    "MQTT subscription": lambda _, policy: qos(policy),
+    "MQTT session": lambda _, policy: "persistent: Clean Start 0, expiry above 0" if policy.persistent else "any",
+    "acknowledged to the broker after": lambda _, policy: " or ".join(f"`{word}`" for word in policy.acks),
+    "the batch that a crash interrupted is": lambda _, policy: policy.replay,
     "Kafka producer": producer,
-    "Spark": lambda _, knobs: spark(knobs),
-    "way back: Kafka consumer": lambda _, knobs: f"`{knobs.isolation}`",
+    "Spark": lambda _, policy: spark(policy),
+    "way back: Kafka consumer": lambda _, policy: f"`{policy.isolation}`",
     "way back: a batch enters the outbox": lambda _, __: "once",
-    "way back: MQTT publish": lambda _, knobs: f"QoS {' or '.join(map(str, knobs.publish_levels))}",
-    "can be lost": lambda _, knobs: knobs.lost,
-    "can be doubled": lambda _, knobs: knobs.doubled,
+    "way back: MQTT publish": lambda _, policy: f"QoS {' or '.join(map(str, policy.publish_levels))}",
+    "can be lost": lambda _, policy: policy.lost,
+    "can be doubled": lambda _, policy: policy.doubled,
 }
 
 
 def table() -> str:
     """The table in Markdown."""
-    names = [f"`{word}`{' (default)' if word is Guarantee.AT_LEAST_ONCE else ''}" for word in KNOBS]
+    names = [f"`{word}`{' (default)' if word is Guarantee.AT_LEAST_ONCE else ''}" for word in POLICIES]
     lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for title, cell in ROWS.items():
-        lines.append(f"| {title} | {' | '.join(cell(word, knobs) for word, knobs in KNOBS.items())} |")
+        lines.append(f"| {title} | {' | '.join(cell(word, policy) for word, policy in POLICIES.items())} |")
     return "\n".join(lines)
 
 

@@ -354,7 +354,7 @@ def prepared(code: str) -> str:
 def kafka() -> tuple[str, str]:
     """Kafka's jars and an archive of its classes, in the user's cache."""
     code = """
-from towline.devstack.kafka import KAFKA_VERSION, prepare_kafka
+from towline_prove.devstack.kafka import KAFKA_VERSION, prepare_kafka
 print(f"Kafka {KAFKA_VERSION} ({len(list(prepare_kafka().glob('*.jar')))} jars)")
 """
     return prepared(code), ""
@@ -364,7 +364,7 @@ def spark() -> tuple[str, str]:
     """An archive of the classes that Spark loads: tests and demo start it many times, each in half the time."""
     code = """
 import pyspark
-from towline.devstack.sparkstart import prepare_spark
+from towline_prove.devstack.sparkstart import prepare_spark
 prepare_spark()
 print(f"PySpark {pyspark.__version__}, its classes archived")
 """

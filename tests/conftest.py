@@ -15,12 +15,12 @@ import hypothesis
 import pytest
 
 from tests.helpers import lacking, ptrace_works
-from towline.devstack import Ejabberd, Kafka, Mosquitto, MosquittoTooOld, RabbitMQ
-from towline.devstack.java import find_java
-from towline.devstack.kafka import kafka_jars
-from towline.devstack.mosquitto import find_mosquitto, flaw
-from towline.devstack.sparkstart import start_quickly
 from towline.errors import SetupError
+from towline_prove.devstack import Ejabberd, Kafka, Mosquitto, MosquittoTooOld, RabbitMQ
+from towline_prove.devstack.java import find_java
+from towline_prove.devstack.kafka import kafka_jars
+from towline_prove.devstack.mosquitto import find_mosquitto, flaw
+from towline_prove.devstack.sparkstart import start_quickly
 
 MARKER_OF_FIXTURE = {
     "mosquitto": "broker",

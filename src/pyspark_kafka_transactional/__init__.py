@@ -11,4 +11,4 @@ import contextlib
 __all__ = ["DefaultSource"]
 
 with contextlib.suppress(Exception):
-    from towline.kafka.datasource import KafkaTransactional as DefaultSource
+    from towline.spark.kafka_sink import KafkaTransactional as DefaultSource

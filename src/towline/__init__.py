@@ -5,16 +5,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from towline.mqtt.events import Filter, SessionRecord
+    from towline.net.client import Client
+    from towline.net.messages import Memory, Message, Store, Will
+    from towline.net.transport import Proxy, Tls
     from towline.publisher import AsyncPublisher, Publisher
-    from towline.session import register
+    from towline.spark.registration import register
     from towline.spark.session import spark_conf
 
-__all__ = ["AsyncPublisher", "Publisher", "register", "spark_conf"]
+__all__ = [
+    "AsyncPublisher",
+    "Client",
+    "Filter",
+    "Memory",
+    "Message",
+    "Proxy",
+    "Publisher",
+    "SessionRecord",
+    "Store",
+    "Tls",
+    "Will",
+    "register",
+    "spark_conf",
+]
 
 _HOMES = {
-    "AsyncPublisher": "towline.publisher",
-    "Publisher": "towline.publisher",
-    "register": "towline.session",
+    **dict.fromkeys(("AsyncPublisher", "Publisher"), "towline.publisher"),
+    "Client": "towline.net.client",
+    **dict.fromkeys(("Filter", "SessionRecord"), "towline.mqtt.events"),
+    **dict.fromkeys(("Memory", "Message", "Store", "Will"), "towline.net.messages"),
+    **dict.fromkeys(("Proxy", "Tls"), "towline.net.transport"),
+    "register": "towline.spark.registration",
     "spark_conf": "towline.spark.session",
 }
 

@@ -50,7 +50,7 @@ def test_the_readme_names_commands_that_exist() -> None:
 
 
 def test_the_readmes_bridge_file_is_valid(tmp_path: Path) -> None:
-    from towline.bridge.config import load  # noqa: PLC0415
+    from towline.bridge.config.file import load  # noqa: PLC0415
 
     (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     secret = tmp_path / "secret"

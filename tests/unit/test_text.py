@@ -18,11 +18,11 @@ from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
-from towline.bridge import dlq
-from towline.bridge.board import Board
-from towline.bridge.failures import reason
-from towline.bridge.screen import LiveScreen, PlainScreen
-from towline.bridge.sqlcheck import Findings
+from towline.bridge.config.sqlcheck import Findings
+from towline.bridge.deadletters import dlq
+from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.failures import reason
+from towline.bridge.runtime.screen import LiveScreen, PlainScreen
 from towline.errors import KafkaError, TowlineError
 from towline.gateway.process import configure_logging
 from towline.kafka.deadletters import Letter, Reason
@@ -93,7 +93,7 @@ def test_the_command_line_tells_an_error_harmlessly(
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
     for raised in (TowlineError("TL-K01", HOSTILE, HOSTILE), ValueError(HOSTILE)):
-        monkeypatch.setattr("towline.bridge.dlq.shelves", _raising(raised))
+        monkeypatch.setattr("towline.bridge.deadletters.dlq.shelves", _raising(raised))
         _, out, err = ran(capsys, "dlq", "show", str(file))
         assert out == ""
         assert_harmless(err)
@@ -123,7 +123,7 @@ def test_dlq_show(
         entries=lambda _: [dlq.Entry(0, 7, 0, letter)],
         line_of=lambda _: SimpleNamespace(name=HOSTILE),
     )
-    monkeypatch.setattr("towline.bridge.dlq.shelves", lambda _: [shelf])
+    monkeypatch.setattr("towline.bridge.deadletters.dlq.shelves", lambda _: [shelf])
     code, out, _ = ran(capsys, "dlq", "show", str(file), *more)
     assert code == 0
     assert_harmless(out)
@@ -143,8 +143,8 @@ def test_dlq_replay(
     done.mended[HOSTILE] = 1
     done.dead[HOSTILE] = 1
     shelf = SimpleNamespace(topic=HOSTILE, absent=True, nobodys=Counter([HOSTILE]))
-    monkeypatch.setattr("towline.bridge.dlq.shelves", lambda _: [shelf])
-    monkeypatch.setattr("towline.bridge.dlq.replay", lambda *_, **__: done)
+    monkeypatch.setattr("towline.bridge.deadletters.dlq.shelves", lambda _: [shelf])
+    monkeypatch.setattr("towline.bridge.deadletters.dlq.replay", lambda *_, **__: done)
     assert_harmless(ran(capsys, "dlq", "replay", str(file), *more)[1])
 
 
@@ -174,7 +174,7 @@ def test_check(
     file = tmp_path / "bridge.toml"
     where = "where = \"topic = '\\u001b[2J\\u202e'\""
     file.write_text(GOOD.replace('topic = "telemetry"', f'topic = "telemetry"\n{where}'))
-    monkeypatch.setattr("towline.bridge.sqlcheck.examine", lambda *_: Findings(HOSTILE, [HOSTILE]))
+    monkeypatch.setattr("towline.bridge.config.sqlcheck.examine", lambda *_: Findings(HOSTILE, [HOSTILE]))
     code, out, _ = ran(capsys, "check", str(file), *more)
     assert code == 0
     assert "where" in out

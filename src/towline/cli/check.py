@@ -24,9 +24,9 @@ def check(
 
     No network and no Spark session; a JVM where something is said in SQL. Exit code 2 and a line for each mistake.
     """
-    from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.plan import plan_of, render  # noqa: PLC0415
-    from towline.bridge.sqlcheck import examine  # noqa: PLC0415
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.config.plan import plan_of, render  # noqa: PLC0415
+    from towline.bridge.config.sqlcheck import examine  # noqa: PLC0415
 
     bridge = load(file)
     plan = plan_of(bridge)

@@ -17,8 +17,8 @@ from rich.table import Table
 from towline.cli._screen import is_live, plain
 
 if TYPE_CHECKING:
-    from towline.prove.account import Account
-    from towline.prove.demo import Moment
+    from towline_prove.account import Account
+    from towline_prove.demo import Moment
 
 __all__ = ["demo"]
 
@@ -47,8 +47,8 @@ def demo(
 
     Example: towline demo --messages 50000 --keep /tmp/demo
     """
-    from towline.devstack.sparkstart import start_quickly  # noqa: PLC0415 - loaded when it is called
-    from towline.gateway.settings import Guarantee  # noqa: PLC0415
+    from towline.guarantee import Guarantee  # noqa: PLC0415
+    from towline_prove.devstack.sparkstart import start_quickly  # noqa: PLC0415 - loaded when it is called
 
     receipts = scene == "receipts"
     if scene not in ("kills", "receipts"):
@@ -67,7 +67,7 @@ def demo(
 def _kills(
     guarantee: str, messages: int | None, devices: int, rate: float | None, keep: Path | None, *, kills: bool
 ) -> bool:
-    from towline.prove.demo import Demo  # noqa: PLC0415
+    from towline_prove.demo import Demo  # noqa: PLC0415
 
     began = time.monotonic()
     with _Screen() as stage:
@@ -79,7 +79,7 @@ def _kills(
 def _receipts(
     guarantee: str, messages: int | None, _devices: int, rate: float | None, keep: Path | None, *, kills: bool
 ) -> bool:
-    from towline.prove.receipts import ReceiptsDemo  # noqa: PLC0415
+    from towline_prove.receipts import ReceiptsDemo  # noqa: PLC0415
 
     if not kills:
         raise typer.BadParameter("receipts are shown by kills", param_hint="--no-kills")

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from towline.cli._screen import AsJson
-from towline.devstack import Server, Stack
-from towline.devstack.stack import ServerStatus
 from towline.errors import SetupError
+from towline_prove.devstack import Server, Stack
+from towline_prove.devstack.stack import ServerStatus
 
 __all__ = ["app"]
 

@@ -16,8 +16,8 @@ from towline.cli._screen import AsJson, BridgeFile, command_app, json_text, line
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from towline.bridge.dlq import Entry, Ledger, Replay, Wanted
-    from towline.bridge.model import Bridge
+    from towline.bridge.config.model import Bridge
+    from towline.bridge.deadletters.dlq import Entry, Ledger, Replay, Wanted
 
 __all__ = ["app"]
 
@@ -44,8 +44,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Count the dead letters that wait, by line and reason, and list the first ones. No payload is shown."""
-    from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.dlq import shelves  # noqa: PLC0415
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.deadletters.dlq import shelves  # noqa: PLC0415
 
     bridge = load(file)
     counts: Counter[tuple[str, str, str]] = Counter()
@@ -76,8 +76,8 @@ def replay(
     Each letter is replayed at most once: records and the mark that says so are one transaction. Those that still can't
     be mapped stay. Exit code 1 when some stayed.
     """
-    from towline.bridge import dlq  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.deadletters import dlq  # noqa: PLC0415 - loaded when it is called
 
     bridge = load(file)
     wanted, total = _wanted(bridge, line, reason, limit), dlq.Replay()
@@ -91,7 +91,7 @@ def replay(
 
 
 def _wanted(bridge: Bridge, line: str | None, reason: str | None, limit: int | None) -> Wanted:
-    from towline.bridge.dlq import Wanted  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.deadletters.dlq import Wanted  # noqa: PLC0415 - loaded when it is called
     from towline.errors import ConfigError, did_you_mean  # noqa: PLC0415
     from towline.kafka.deadletters import Reason as Known  # noqa: PLC0415
 
@@ -104,7 +104,7 @@ def _session(bridge: Bridge) -> Callable[[], SparkSession]:
     """Makes the bridge's own session when a ``where`` has to be asked, once."""
 
     def make() -> SparkSession:
-        from towline.bridge.driver import session  # noqa: PLC0415 - Spark is loaded only where it is needed
+        from towline.bridge.runtime.driver import session  # noqa: PLC0415 - Spark is loaded only where it is needed
 
         return session(bridge)
 

@@ -24,7 +24,7 @@ def gateway(
     It receives, journals and acknowledges; messages wait in the journal until a bridge carries them on. Meanwhile
     `towline run` of the same file uses this gateway instead of starting one.
     """
-    from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.errors import ConfigError  # noqa: PLC0415
     from towline.gateway.process import configure_logging, run  # noqa: PLC0415
 

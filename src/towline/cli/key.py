@@ -20,9 +20,9 @@ def key(
     """
     import re  # noqa: PLC0415 - loaded when it is called
 
+    from towline.delivery.receipts_key import ReceiptKeys  # noqa: PLC0415
+    from towline.delivery.receipts_wire import NAME  # noqa: PLC0415
     from towline.errors import ConfigError  # noqa: PLC0415
-    from towline.gateway.receipts_key import ReceiptKeys  # noqa: PLC0415
-    from towline.gateway.receipts_wire import NAME  # noqa: PLC0415
 
     if not re.match(NAME, publisher):
         raise typer.BadParameter("not the id of a publisher", param_hint="PUBLISHER")

@@ -55,8 +55,8 @@ def pub(
     Example: towline pub mqtt://127.0.0.1:1883 'telemetry/d{n}' '21.5' --count 1000
     """
     from towline.gateway.settings import Broker  # noqa: PLC0415  # heavy modules load when they are needed
-    from towline.mqtt.sender import Sender  # noqa: PLC0415
-    from towline.mqtt.transport import Tls  # noqa: PLC0415
+    from towline.net.sender import Sender  # noqa: PLC0415
+    from towline.net.transport import Tls  # noqa: PLC0415
 
     try:
         place = Broker.parse(broker)

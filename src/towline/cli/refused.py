@@ -26,7 +26,7 @@ app = command_app(
 
 #: Characters of a topic on the screen; ``--json`` has all of it.
 _TOPIC = 120
-#: Does ``page``, ``replay`` or ``drop`` with an offset: see `towline.gateway.refused.Refused`.
+#: Does ``page``, ``replay`` or ``drop`` with an offset: see `towline.delivery.refused.Refused`.
 _Ask = Callable[[str, int], dict[str, Any]]
 
 Place = Annotated[Path, typer.Argument(help="The bridge file, or the state directory of a line or a Publisher.")]
@@ -130,7 +130,7 @@ def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
             raise ConfigError("TL-C93", str(place), what, do)
         yield place.resolve().name, place
         return
-    from towline.bridge.config import load  # noqa: PLC0415
+    from towline.bridge.config.file import load  # noqa: PLC0415
 
     bridge = load(place)
     for found in (bridge.line(line),) if line is not None else bridge.downlinks:
@@ -140,9 +140,9 @@ def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
 @contextlib.contextmanager
 def _reached(directory: Path) -> Iterator[_Ask]:
     """The refused messages of a state directory: through the gateway that runs there, or from the disk."""
+    from towline.delivery.outrows import OUTBOX_SCHEMA  # noqa: PLC0415
+    from towline.delivery.refused import Refused  # noqa: PLC0415
     from towline.gateway.client import discover  # noqa: PLC0415 - loaded when it is called
-    from towline.gateway.outrows import OUTBOX_SCHEMA  # noqa: PLC0415
-    from towline.gateway.refused import Refused  # noqa: PLC0415
     from towline.journal import Limits, Outbox  # noqa: PLC0415
 
     if client := discover(directory):

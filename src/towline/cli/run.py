@@ -33,9 +33,9 @@ def run(
     Ctrl-C ends it: the batch in work is finished, the broker keeps the session, what waits stays on disk. A second
     Ctrl-C ends at once and loses nothing either.
     """
-    from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.screen import make_screen  # noqa: PLC0415
-    from towline.bridge.supervisor import Supervisor  # noqa: PLC0415
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
+    from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
 
     bridge = load(file)
     again = [bridge.line(name).name for name in begin_again or ()]

@@ -39,14 +39,14 @@ def status(
         if not watch:
             break
         time.sleep(WATCH_S)
-    from towline.bridge.status import code_of  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.status import code_of  # noqa: PLC0415 - loaded when it is called
 
     if code := code_of(known):
         raise typer.Exit(code)
 
 
 def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, list[str] | None]:
-    from towline.bridge.config import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
 
     if state_dir is not None and file is None:
         return state_dir, None
@@ -55,7 +55,7 @@ def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, list[str] |
 
 
 def _look(place: Path, lines: list[str] | None, *, as_json: bool, clear: bool) -> dict[str, Any]:
-    from towline.bridge.status import collect, render  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.status import collect, render  # noqa: PLC0415 - loaded when it is called
 
     known = collect(place, lines)
     text = json_text(known, indent=None if clear else 2) if as_json else plain(render(known))

@@ -295,7 +295,7 @@ class GatewayClient:
         Args:
             writer: Who writes one batch after the other.
             batch: Number of the batch; grows.
-            rows: Rows of `towline.gateway.outrows.MESSAGE_SCHEMA`, in order.
+            rows: Rows of `towline.delivery.outrows.MESSAGE_SCHEMA`, in order.
             schema: That schema.
             start: Number of the first of them within the batch; what the outbox holds already is left out.
             whole: The batch ends with these rows.
@@ -364,7 +364,7 @@ class GatewayClient:
         return bool(self._action("sent", asked, timeout_s + CALL_S)["done"])
 
     def refused(self, do: str, at: int) -> dict[str, Any]:
-        """Look at the messages that the broker refused, or move them; see `towline.gateway.refused.Refused`.
+        """Look at the messages that the broker refused, or move them; see `towline.delivery.refused.Refused`.
 
         Args:
             do: ``page``, ``replay`` or ``drop``; each does a part and says where to go on.

@@ -24,18 +24,18 @@ from typing import Any
 import pyarrow as pa
 import structlog
 
+from towline.delivery.outrows import OUTBOX_SCHEMA
 from towline.errors import ConfigError, JournalError, TowlineError
 from towline.gateway.belonging import check_checkpoint
 from towline.gateway.endpoint import ERROR_FILE, ProcessMark, tell, write_private
-from towline.gateway.outbox_desk import OutboxDesk
-from towline.gateway.outrows import OUTBOX_SCHEMA
+from towline.gateway.outbox_handler import OutboxDesk
 from towline.gateway.pump import Pump
 from towline.gateway.remembered import check_outbox
-from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.service import InboxService, unforeseen
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream
+from towline.schema import ROW_SCHEMA
 from towline.text import printable
 
 __all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Oldest", "configure_logging", "run"]

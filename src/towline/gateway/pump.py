@@ -2,7 +2,7 @@
 
 One thread, one loop: read a gulp, let the session decide, store, sync, acknowledge, hand over what is to be sent. It
 holds no rule of MQTT (those are in the session) and no rule of storage (the two boxes); what comes in is the business
-of `towline.gateway.uplink`, what goes out that of `towline.gateway.downlink`. What the pump adds is time, sockets,
+of `towline.delivery.inbound`, what goes out that of `towline.delivery.outbound`. What the pump adds is time, sockets,
 and patience:
 
 - a connection that ends is made anew, through the list of brokers, with exponential backoff and full jitter;
@@ -26,19 +26,18 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from towline.delivery.inbound import Uplink
+from towline.delivery.inbox import Inbox
+from towline.delivery.outbound import Downlink
+from towline.delivery.receipts_sender import ReceiptDesk, ledger_of
+from towline.delivery.record import recall
+from towline.delivery.refused import Refused
 from towline.errors import BrokerError, ConfigError, JournalFull, TakenOver, TowlineError, Unreachable
 from towline.errors import Refused as RefusedByBroker
-from towline.gateway.downlink import Downlink
-from towline.gateway.inbox import Inbox
-from towline.gateway.receipts_desk import ReceiptDesk, ledger_of
-from towline.gateway.record import recall
-from towline.gateway.refused import Refused
-from towline.gateway.rows import NO_ROWS
 from towline.gateway.sessions import session_config
-from towline.gateway.settings import AckAfter, GatewaySettings, Guarantee
-from towline.gateway.uplink import Uplink
+from towline.gateway.settings import GatewaySettings
+from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Outbox
-from towline.mqtt.backoff import Backoff
 from towline.mqtt.codec import Decoder, MalformedPacket
 from towline.mqtt.events import (
     Acknowledged,
@@ -62,10 +61,12 @@ from towline.mqtt.events import (
     Written,
 )
 from towline.mqtt.reasons import CUT
-from towline.mqtt.redirect import Redirects
 from towline.mqtt.session import Session, State
-from towline.mqtt.transport import Tls, Transport, connect
 from towline.mqtt.versions import LEVELS, NAMES, Versions
+from towline.net.backoff import Backoff
+from towline.net.redirect import Redirects
+from towline.net.transport import Tls, Transport, connect
+from towline.schema import NO_ROWS
 
 __all__ = ["Pump"]
 

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 from pyarrow import flight
 
+from towline.delivery.refused import ACTIONS
 from towline.errors import Fenced, GatewayError, JournalFailed, TowlineError
 from towline.gateway.belonging import check_history, check_journal
 from towline.gateway.endpoint import ENDPOINT_FILE, Endpoint, ProcessMark, location_of, socket_path, tell
-from towline.gateway.refused import ACTIONS
-from towline.gateway.rows import ROW_SCHEMA
 from towline.journal import Batch
 from towline.logfile import own_log
+from towline.schema import ROW_SCHEMA
 from towline.text import printable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from towline.gateway.outbox_desk import OutboxDesk
+    from towline.gateway.outbox_handler import OutboxDesk
     from towline.journal import Journal
     from towline.journal.batches import Appended
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mqtt5 import QoS, Will
 
-from towline.gateway.settings import GatewaySettings, Guarantee, WillSettings
+from towline.gateway.settings import GatewaySettings, WillSettings
+from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter, SessionConfig
 
 __all__ = ["session_config"]

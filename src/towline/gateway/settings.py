@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from towline.gateway.receipts_wire import PREFIX
+from towline.delivery.receipts_wire import PREFIX
+from towline.guarantee import AckAfter, Guarantee
 from towline.mqtt.rules import filter_problem
-from towline.mqtt.transport.endpoint import Endpoint, Scheme
-from towline.mqtt.transport.proxy import Proxy
+from towline.net.transport.endpoint import Endpoint, Scheme
+from towline.net.transport.proxy import Proxy
 
 __all__ = [
-    "AckAfter",
     "Broker",
     "GatewaySettings",
-    "Guarantee",
     "JournalLimits",
     "OutboxSettings",
     "ReceiptSettings",
@@ -27,22 +25,6 @@ __all__ = [
     "TlsSettings",
     "filter_problem",
 ]
-
-
-class Guarantee(StrEnum):
-    """The promise of a line, as Kafka's delivery semantics use the words (design section 4)."""
-
-    AT_MOST_ONCE = "at_most_once"
-    AT_LEAST_ONCE = "at_least_once"
-    EXACTLY_ONCE = "exactly_once"
-
-
-class AckAfter(StrEnum):
-    """Which watermark drives PUBACK and PUBREC [I1]."""
-
-    RECEIVED = "received"
-    JOURNAL = "journal"
-    KAFKA = "kafka"
 
 
 class _Model(BaseModel):
@@ -69,7 +51,7 @@ class Broker(_Model):
         """Read a broker URI.
 
         Raises:
-            ValueError: As `towline.mqtt.transport.Endpoint.parse`.
+            ValueError: As `towline.net.transport.Endpoint.parse`.
         """
         return cls.model_validate(asdict(Endpoint.parse(uri)))
 

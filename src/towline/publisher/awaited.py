@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from towline.gateway.receipts_key import ReceiptKeys
-from towline.gateway.receipts_openings import same_messages
-from towline.gateway.receipts_wire import Content, Mark, Receipt
+from towline.delivery.receipts_key import ReceiptKeys
+from towline.delivery.receipts_openings import same_messages
+from towline.delivery.receipts_wire import Content, Mark, Receipt
 from towline.journal import Outbox
 from towline.journal.ranges import Ranges
 from towline.publisher.words import foreign_key, without_key

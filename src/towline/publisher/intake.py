@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from towline.delivery.outrows import arrived, rows_of
 from towline.errors import JournalFull
-from towline.gateway.outrows import arrived, rows_of
 from towline.journal import Outbox
 from towline.publisher.home import Home
 from towline.publisher.receipt import Message

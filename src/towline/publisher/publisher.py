@@ -22,14 +22,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self
 
+from towline.delivery.outbound import Downlink, Outcome
+from towline.delivery.outrows import OUTBOX_SCHEMA
+from towline.delivery.receipts_wire import PREFIX, receipt_topic
+from towline.delivery.receipts_wire import Receipt as Told
+from towline.delivery.record import recall
 from towline.errors import BrokerError, JournalError, JournalFull, PublisherError, Unreachable
-from towline.gateway.downlink import Downlink, Outcome
-from towline.gateway.outrows import OUTBOX_SCHEMA
-from towline.gateway.receipts_wire import PREFIX, receipt_topic
-from towline.gateway.receipts_wire import Receipt as Told
-from towline.gateway.record import recall
 from towline.journal import Limits, Outbox
-from towline.mqtt.connection import LEVELS, Connection, Way
 from towline.mqtt.events import (
     Action,
     Deliver,
@@ -43,7 +42,8 @@ from towline.mqtt.events import (
     Stored,
 )
 from towline.mqtt.session import Session
-from towline.mqtt.transport import Proxy, Tls
+from towline.net.connection import LEVELS, Connection, Way
+from towline.net.transport import Proxy, Tls
 from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep, keys_of
 from towline.publisher.home import Home
 from towline.publisher.intake import Intake

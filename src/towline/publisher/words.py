@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from towline.delivery.outbound import Outcome
+from towline.delivery.receipts_wire import MARK_BYTES
 from towline.errors import ConfigError, JournalFull, PublisherError
-from towline.gateway.downlink import Outcome
-from towline.gateway.receipts_wire import MARK_BYTES
 from towline.mqtt.rules import NO_QOS_2, message_problem
-from towline.mqtt.transport import Endpoint
+from towline.net.transport import Endpoint
 from towline.text import counted, printable
 
 __all__ = [

@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from towline.errors import ConfigError, did_you_mean
-from towline.gateway.guarantees import knobs, low_subscription, sharing_problem
-from towline.gateway.settings import GatewaySettings, Guarantee
+from towline.gateway.settings import GatewaySettings
+from towline.guarantee import Guarantee, low_subscription, policy, sharing_problem
 from towline.text import printable
 
 __all__ = [
@@ -57,7 +57,7 @@ class SourceOptions:
         state_dir: Directory whose running gateway is used.
         location: Flight location of a running gateway, when it was given as such.
         consumer: Name under which rows are committed.
-        guarantee: The promise (`towline.gateway.guarantees`); ``at_most_once`` serves replayed batches empty.
+        guarantee: The promise (`towline.guarantee`); ``at_most_once`` serves replayed batches empty.
         max_rows: Most rows of a micro-batch.
         max_bytes: Most bytes of a micro-batch, as the rows lie in the journal; more by one frame at most.
         starting: ``committed``, ``earliest``, ``latest`` or an offset: where a new checkpoint begins; None for
@@ -65,7 +65,7 @@ class SourceOptions:
         ending: Offset after the last one, batch reads only; None for all there is.
         poll_ms: Longest wait for a message, in milliseconds.
         checkpoint: Location of the query's checkpoint, as the writer has it; "" when it was not told.
-        event_time: Whether rows have the column `towline.gateway.rows.EVENT_TIME`.
+        event_time: Whether rows have the column `towline.schema.EVENT_TIME`.
     """
 
     settings: GatewaySettings | None
@@ -378,8 +378,8 @@ def _settings(options: Mapping[str, str], guarantee: Guarantee) -> GatewaySettin
 
 
 def _kept(settings: GatewaySettings) -> None:
-    """Refuse what is valid by itself and yet less than the guarantee needs (`towline.gateway.guarantees`)."""
-    guarantee, table = settings.guarantee, knobs(settings.guarantee)
+    """Refuse what is valid by itself and yet less than the guarantee needs (`towline.guarantee`)."""
+    guarantee, table = settings.guarantee, policy(settings.guarantee)
     if settings.acks not in table.acks:
         what = f"guarantee {guarantee} acknowledges after {' or '.join(table.acks)}, not {settings.acks}"
         raise ConfigError("TL-C12", f'{_WHERE} option "ackAfter"', what, "Leave it out.")
@@ -403,7 +403,7 @@ def shares(settings: GatewaySettings, where: str, publish_qos: int | None = None
 
 def _reader(name: str, setting: _Setting, guarantee: Guarantee) -> Callable[[str], object]:
     if name == "subscribe":
-        return lambda text: parse_subscriptions(text, knobs(guarantee).qos)
+        return lambda text: parse_subscriptions(text, policy(guarantee).qos)
     return setting.read
 
 

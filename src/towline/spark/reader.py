@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, one_line
-from towline.gateway.rows import EVENT_TIME, TIMED_SCHEMA
+from towline.schema import EVENT_TIME, TIMED_SCHEMA
 from towline.spark.cut import Cut
 from towline.spark.link import PATIENCE_S, Place, patiently
 from towline.spark.offsets import Position

@@ -20,8 +20,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from towline.checkpoint import Checkpoint
+from towline.delivery.outrows import MESSAGE_SCHEMA
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
-from towline.gateway.outrows import MESSAGE_SCHEMA
 from towline.gateway.remembered import Remembered
 from towline.spark.link import Place
 from towline.spark.sink_columns import SinkColumns

@@ -13,7 +13,8 @@ from typing import Final
 from pydantic import ValidationError
 
 from towline.errors import ConfigError, did_you_mean
-from towline.gateway.settings import GatewaySettings, Guarantee
+from towline.gateway.settings import GatewaySettings
+from towline.guarantee import Guarantee
 from towline.spark import options as shared
 
 __all__ = ["OPTIONS", "Retry", "SinkOptions", "parse_sink_options"]

@@ -59,7 +59,7 @@ class MqttDataSource(DataSource):
         """
         from towline.checkpoint import Checkpoint  # noqa: PLC0415 - see above
         from towline.gateway.client import usable  # noqa: PLC0415 - see above
-        from towline.gateway.rows import EVENT_TIME, SPARK_SCHEMA  # noqa: PLC0415 - see above
+        from towline.schema import EVENT_TIME, SPARK_SCHEMA  # noqa: PLC0415 - see above
 
         plan = self._plan
         if plan.place.settings:  # a gateway that runs has its directory
@@ -99,7 +99,7 @@ class MqttDataSource(DataSource):
 
 def _plan(options: SourceOptions) -> ReadPlan:
     """Turn validated options into the plain values that travel to the workers."""
-    from towline.gateway.guarantees import knobs  # noqa: PLC0415 - see above
+    from towline.guarantee import policy  # noqa: PLC0415 - see above
     from towline.spark.link import Place  # noqa: PLC0415 - see above
     from towline.spark.reader import ReadPlan  # noqa: PLC0415 - see above
 
@@ -108,7 +108,7 @@ def _plan(options: SourceOptions) -> ReadPlan:
     return ReadPlan(
         place=Place(str(options.state_dir or ""), options.location or "", settings),
         consumer=options.consumer,
-        at_most_once=not knobs(options.guarantee).serves_again,
+        at_most_once=not policy(options.guarantee).serves_again,
         max_rows=options.max_rows,
         max_bytes=options.max_bytes,
         starting=options.starting,
@@ -125,7 +125,7 @@ def _fitted(plan: ReadPlan, schema: StructType) -> ReadPlan:
 
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - see above
 
-    from towline.gateway.rows import ROW_SCHEMA, TIMED_SCHEMA  # noqa: PLC0415 - see above
+    from towline.schema import ROW_SCHEMA, TIMED_SCHEMA  # noqa: PLC0415 - see above
 
     own = TIMED_SCHEMA if plan.event_time else ROW_SCHEMA
     return replace(plan, own_schema=to_arrow_schema(schema, timezone="UTC").equals(own))

@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.integration.bridge.running import Running
-from towline.bridge.config import parse
-from towline.bridge.driver import session
+from towline.bridge.config.file import parse
+from towline.bridge.runtime.driver import session
 
 _BRIDGE = """
 name = "tests"

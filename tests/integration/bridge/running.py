@@ -22,9 +22,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from tests.helpers import wait_until
-from towline.bridge.status import collect
-from towline.devstack import Mosquitto
+from towline.bridge.runtime.status import collect
 from towline.kafka.admin import settled
+from towline_prove.devstack import Mosquitto
 
 __all__ = ["PATIENCE", "Running", "in_kafka", "publish"]
 

@@ -18,11 +18,11 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.gateway.test_outbox import KEEPING, Ear
 from tests.integration.kafka.reading import records
-from towline.bridge.status import collect
-from towline.devstack import Kafka, Mosquitto
+from towline.bridge.runtime.status import collect
 from towline.gateway.endpoint import Endpoint
 from towline.kafka.deadletters import Collector, Letter
-from towline.mqtt.sender import Sender
+from towline.net.sender import Sender
+from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
-from towline.devstack import Kafka, Mosquitto, free_port
+from towline_prove.devstack import Kafka, Mosquitto, free_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -53,7 +53,7 @@ def test_messages_arrive_whatever_is_killed(
     bridge.kill("towline.gateway")
     publish(broker, 500, 500)
     wait_until(lambda: bridge.account()["received"] >= 1007, PATIENCE, "the gateway again")
-    bridge.kill("towline.bridge.driver")
+    bridge.kill("towline.bridge.runtime.driver")
     publish(broker, 1000, 500)
     bridge.said("starting again in")
     bridge.kill("org.apache.spark.deploy.SparkSubmit")

@@ -15,11 +15,11 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import in_kafka
 from tests.unit.bridge.test_config import GOOD, changed, read
 from tests.unit.spark.serving import Served, served
-from towline.bridge import sql
-from towline.bridge.driver import CONSUMER, facts, records, source, start_query
-from towline.bridge.identity import Identity
-from towline.bridge.model import Line
-from towline.devstack import Kafka
+from towline.bridge.config.model import Line
+from towline.bridge.runtime.driver import CONSUMER, facts, records, source, start_query
+from towline.bridge.runtime.identity import Identity
+from towline.bridge.uplink import sql
+from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -18,13 +18,13 @@ from confluent_kafka import KafkaException, Producer
 
 from tests.conftest import NewTopic
 from tests.integration.bridge.running import PATIENCE, in_kafka
-from towline.bridge import dlq
-from towline.bridge.config import load
-from towline.bridge.model import Bridge
-from towline.bridge.remap import Mapper
-from towline.devstack import Kafka
+from towline.bridge.config.file import load
+from towline.bridge.config.model import Bridge
+from towline.bridge.deadletters import dlq
+from towline.bridge.deadletters.remap import Mapper
 from towline.errors import KafkaError
 from towline.kafka.deadletters import Letter, Reason, to_records
+from towline_prove.devstack import Kafka
 
 Make = Callable[..., tuple[Bridge, str, str]]
 

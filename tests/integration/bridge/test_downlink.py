@@ -27,10 +27,10 @@ from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until, wait_while_it_moves
 from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order, repeats, save
-from towline.bridge.status import collect
-from towline.devstack import Kafka, Mosquitto
-from towline.devstack.process import wait_for
+from towline.bridge.runtime.status import collect
 from towline.gateway.endpoint import Endpoint
+from towline_prove.devstack import Kafka, Mosquitto
+from towline_prove.devstack.process import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -282,7 +282,7 @@ def killed(bridge: Running, broker: Mosquitto, what: str, line: str = "") -> Non
             with contextlib.suppress(ProcessLookupError):  # killed a moment ago and not back yet
                 os.kill(endpoint.pid, signal.SIGKILL)
     else:
-        part = {"jvm": "org.apache.spark.deploy.SparkSubmit", "driver": "towline.bridge.driver"}[what]
+        part = {"jvm": "org.apache.spark.deploy.SparkSubmit", "driver": "towline.bridge.runtime.driver"}[what]
         if found := bridge.child(part):
             os.kill(found.pid, signal.SIGKILL)
 
@@ -337,7 +337,9 @@ def test_a_batch_that_was_committed_while_nobody_listened_is_counted(
     bridge.file.write_text(bridge.file.read_text().replace('master = "local[2]"', often))
     bridge.start()
     wait_until(lambda: running(bridge) and lines_of(bridge)["line"]["query"] == "running", PATIENCE, "the query")
-    driver, jvm = (bridge.child(part) for part in ("towline.bridge.driver", "org.apache.spark.deploy.SparkSubmit"))
+    driver, jvm = (
+        bridge.child(part) for part in ("towline.bridge.runtime.driver", "org.apache.spark.deploy.SparkSubmit")
+    )
     assert driver
     assert jvm
     put_mixed(kafka, source)

@@ -13,16 +13,17 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from towline.bridge import downsql, sql
-from towline.bridge.downsql import LETTER, PLACE, Way
-from towline.bridge.downway import DownlinkSection
-from towline.bridge.model import RouteSection
-from towline.bridge.sql import Letters
+from towline.bridge.config.downlink import DownlinkSection
+from towline.bridge.config.model import RouteSection
+from towline.bridge.downlink import sql as downsql
+from towline.bridge.downlink.sql import LETTER, PLACE, Way
+from towline.bridge.uplink import sql
+from towline.bridge.uplink.sql import Letters
+from towline.delivery.outrows import MESSAGE_SCHEMA, packet
 from towline.errors import ConfigError
-from towline.gateway.outrows import MESSAGE_SCHEMA, packet
-from towline.gateway.rows import SPARK_SCHEMA
-from towline.gateway.settings import Guarantee
+from towline.guarantee import Guarantee
 from towline.kafka.deadletters import Letter, Reason, from_record
+from towline.schema import SPARK_SCHEMA
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

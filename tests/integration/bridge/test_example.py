@@ -11,8 +11,8 @@ import pytest
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.bridge.test_dlq import told
-from towline.bridge.status import collect
-from towline.devstack import Kafka, Mosquitto
+from towline.bridge.runtime.status import collect
+from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -14,7 +14,7 @@ from tests.conftest import NewTopic
 from tests.helpers import lacking
 from tests.integration.bridge.running import Running, in_kafka, publish
 from tests.integration.bridge.test_bridge import write
-from towline.devstack import Kafka, Mosquitto
+from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -13,11 +13,11 @@ from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline.checkpoint import Checkpoint
-from towline.devstack import Kafka, Mosquitto
-from towline.prove.history import read_history
-from towline.prove.load import LoadPlan, run_load
-from towline.prove.reader import read_topic
-from towline.prove.referee import judge
+from towline_prove.devstack import Kafka, Mosquitto
+from towline_prove.history import read_history
+from towline_prove.load import LoadPlan, run_load
+from towline_prove.reader import read_topic
+from towline_prove.referee import judge
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -94,7 +94,7 @@ def test_at_most_once_doubles_nothing(
         wait_until(lambda: in_work(bridge), PATIENCE, "a batch in work")
         bridge.kill(JVM)
         wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
-        bridge.kill("towline.bridge.driver")
+        bridge.kill("towline.bridge.runtime.driver")
     wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
     nothing_waits(bridge, 2050)
     known = wait_until(lambda: (a := bridge.account())["skipped"] and a, PATIENCE, "an interrupted batch was given up")

@@ -15,7 +15,7 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, in_kafka
 from towline.checkpoint import Checkpoint
-from towline.devstack import Kafka
+from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

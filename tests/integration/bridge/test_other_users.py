@@ -18,8 +18,8 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, publish
 from tests.integration.bridge.test_bridge import write
-from towline.bridge.surroundings import SCRATCH
-from towline.devstack import Kafka, Mosquitto
+from towline.bridge.runtime.surroundings import SCRATCH
+from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = [
     pytest.mark.spark,

@@ -13,11 +13,11 @@ from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.bridge.test_guarantees import nothing_waits, online, write
-from towline.bridge.config import load
-from towline.bridge.identity import Identity
-from towline.bridge.recovery import Asked, problem
-from towline.bridge.recovery import read_checkpoint as read
-from towline.devstack import Kafka
+from towline.bridge.config.file import load
+from towline.bridge.runtime.identity import Identity
+from towline.bridge.runtime.recovery import Asked, problem
+from towline.bridge.runtime.recovery import read_checkpoint as read
+from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -9,11 +9,11 @@ import pytest
 from tests.integration.bridge.running import Running
 from tests.integration.bridge.test_guarantees import online, write
 from tests.unit.spark.serving import rows
-from towline.bridge.identity import Identity
-from towline.devstack import Mosquitto
-from towline.gateway.rows import ROW_SCHEMA
+from towline.bridge.runtime.identity import Identity
 from towline.journal import Journal, Limits
+from towline.schema import ROW_SCHEMA
 from towline.spark.offsets import Position
+from towline_prove.devstack import Mosquitto
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

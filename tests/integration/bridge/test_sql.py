@@ -12,18 +12,18 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
-from towline.bridge.model import RouteSection
-from towline.bridge.remap import row_of
-from towline.bridge.routes import Route, first_match
-from towline.bridge.sql import COUNTS, KEPT, SAME, Letters, Repeats, apply, expressions, literal
-from towline.gateway.rows import SPARK_SCHEMA
-from towline.gateway.settings import Guarantee
+from towline.bridge.config.model import RouteSection
+from towline.bridge.config.routes import Route, first_match
+from towline.bridge.deadletters.remap import row_of
+from towline.bridge.uplink.sql import COUNTS, KEPT, SAME, Letters, Repeats, apply, expressions, literal
+from towline.guarantee import Guarantee
 from towline.kafka import screening
 from towline.kafka.admin import TopicFacts
 from towline.kafka.columns import Columns
 from towline.kafka.deadletters import Letter, Reason, from_record
 from towline.kafka.options import SinkSettings
 from towline.kafka.screening import Screen
+from towline.schema import SPARK_SCHEMA
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

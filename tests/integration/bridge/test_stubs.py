@@ -12,8 +12,8 @@ from mqtt5 import PublishPacket, QoS
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
-from towline.devstack import Kafka
-from towline.mqtt.sender import Sender
+from towline.net.sender import Sender
+from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, payloads
-from towline.devstack import Ejabberd
-from towline.gateway.outrows import MESSAGE_SCHEMA, rows_of
-from towline.mqtt.client import Client
+from towline.delivery.outrows import MESSAGE_SCHEMA, rows_of
+from towline.net.client import Client
+from towline_prove.devstack import Ejabberd
 
 __all__ = ["new_gateway"]
 

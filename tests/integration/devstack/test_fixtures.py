@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
-from towline.devstack import Kafka, Mosquitto
+from towline_prove.devstack import Kafka, Mosquitto
 
 
 def test_every_test_gets_a_running_mosquitto_of_its_own(mosquitto: Mosquitto, new_mosquitto: NewMosquitto) -> None:

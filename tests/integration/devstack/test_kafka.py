@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.conftest import NewTopic
-from towline.devstack import Kafka
-from towline.devstack.kafka import ANSWER_SECONDS
 from towline.errors import KafkaError, SetupError
+from towline_prove.devstack import Kafka
+from towline_prove.devstack.kafka import ANSWER_SECONDS
 
 pytestmark = pytest.mark.kafka
 
@@ -96,7 +96,7 @@ def test_a_topic_setting_that_can_not_be_is_an_error(kafka: Kafka) -> None:
 
 def test_nobody_talks_on_standard_error(tmp_path: Path) -> None:
     code = (
-        "import pathlib, sys; from towline.devstack import Kafka\n"
+        "import pathlib, sys; from towline_prove.devstack import Kafka\n"
         "with Kafka(pathlib.Path(sys.argv[1])) as kafka:\n"
         "    kafka.create_topics({'t': 1}); kafka.kill(); kafka.start()\n"
     )

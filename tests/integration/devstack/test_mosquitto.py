@@ -18,9 +18,9 @@ import pytest
 
 from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
-from towline.devstack import Mosquitto, MosquittoTooOld
-from towline.devstack.mosquitto import find_mosquitto
 from towline.errors import SetupError
+from towline_prove.devstack import Mosquitto, MosquittoTooOld
+from towline_prove.devstack.mosquitto import find_mosquitto
 
 pytestmark = pytest.mark.broker
 
@@ -276,7 +276,7 @@ def test_an_old_mosquitto_runs_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_it_outlives_the_program_that_started_it(tmp_path: Path) -> None:
-    code = "import sys; from towline.devstack import Mosquitto; print(Mosquitto(sys.argv[1]).start().pid)"
+    code = "import sys; from towline_prove.devstack import Mosquitto; print(Mosquitto(sys.argv[1]).start().pid)"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     )

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from tests.helpers import lacking
 from towline.cli.devstack import app
-from towline.devstack import Kafka, Stack
-from towline.devstack.java import find_java
-from towline.devstack.kafka import kafka_jars
-from towline.devstack.mosquitto import find_mosquitto
-from towline.devstack.stack import default_directory
 from towline.errors import ConfigError, SetupError
 from towline.kafka.admin import reachable
+from towline_prove.devstack import Kafka, Stack
+from towline_prove.devstack.java import find_java
+from towline_prove.devstack.kafka import kafka_jars
+from towline_prove.devstack.mosquitto import find_mosquitto
+from towline_prove.devstack.stack import default_directory
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka]
 

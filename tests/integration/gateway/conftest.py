@@ -15,13 +15,13 @@ import pytest
 from mqtt5 import PublishPacket, QoS
 
 from tests.helpers import wait_until
-from towline.devstack import Mosquitto
 from towline.gateway.client import GatewayClient, discover
-from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal
-from towline.mqtt.sender import Sender
-from towline.mqtt.transport import Tls
+from towline.net.sender import Sender
+from towline.net.transport import Tls
+from towline.schema import ROW_SCHEMA
+from towline_prove.devstack import Mosquitto
 
 
 class Gateway:

@@ -13,10 +13,10 @@ from mqtt5 import PublishPacket, QoS
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, publish
-from towline.devstack import Mosquitto
-from towline.mqtt.sender import Sender
-from towline.prove.load import LoadPlan, run_load
-from towline.prove.proxy import Proxy
+from towline.net.sender import Sender
+from towline_prove.devstack import Mosquitto
+from towline_prove.load import LoadPlan, run_load
+from towline_prove.proxy import Proxy
 
 
 def online(gateway: Gateway) -> None:

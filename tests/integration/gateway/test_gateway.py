@@ -19,12 +19,12 @@ from mqtt5 import ConnectPacket, PublishPacket, QoS
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway, payloads, publish
-from towline.devstack import Mosquitto
 from towline.gateway.client import GatewayClient
 from towline.gateway.process import EXIT_CONFIG
-from towline.gateway.rows import NO_ROWS, ROW_SCHEMA
 from towline.journal import Journal
-from towline.mqtt.sender import Sender
+from towline.net.sender import Sender
+from towline.schema import NO_ROWS, ROW_SCHEMA
+from towline_prove.devstack import Mosquitto
 
 
 def test_messages_reach_the_disk_with_all_their_properties(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:

@@ -21,12 +21,12 @@ from paho.mqtt.properties import Properties
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway
-from towline.devstack import Mosquitto
+from towline.delivery.outrows import MESSAGE_SCHEMA, rows_of
+from towline.delivery.refused import Refused
 from towline.errors import GatewayError, JournalError, JournalFull
-from towline.gateway.outrows import MESSAGE_SCHEMA, rows_of
-from towline.gateway.refused import Refused
 from towline.gateway.remembered import Remembered
 from towline.gateway.settings import OutboxSettings
+from towline_prove.devstack import Mosquitto
 
 KEEPING = {
     "max_queued_messages": "0",

@@ -15,8 +15,8 @@ from tests.conftest import NewMosquitto
 from tests.integration.gateway.conftest import NewGateway
 from tests.integration.mqtt.scripted import Line, Scripted
 from tests.integration.mqtt.ways import Relay
-from towline.devstack import Mosquitto
-from towline.mqtt.sender import Sender
+from towline.net.sender import Sender
+from towline_prove.devstack import Mosquitto
 
 QOS_2 = [{"filter": "t/#", "qos": 2}]
 

@@ -14,9 +14,9 @@ from mqtt5 import PublishPacket, QoS
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway
-from towline.devstack import Mosquitto
-from towline.mqtt import Client
-from towline.mqtt.sender import Sender
+from towline import Client
+from towline.net.sender import Sender
+from towline_prove.devstack import Mosquitto
 
 LIMIT = 10_000
 #: An empty user property, as it is on the wire.

@@ -18,9 +18,9 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway
 from towline.cli import main
-from towline.devstack import Mosquitto
-from towline.gateway.outrows import MESSAGE_SCHEMA, rows_of
+from towline.delivery.outrows import MESSAGE_SCHEMA, rows_of
 from towline.mqtt.reasons import CUT
+from towline_prove.devstack import Mosquitto
 
 
 class Ear:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from towline.kafka.datasource import KafkaTransactional
+from towline.spark.kafka_sink import KafkaTransactional
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from towline.kafka.datasource import KafkaTransactional
+from towline.spark.kafka_sink import KafkaTransactional
 
 
 def main(bootstrap: str, topic: str, checkpoint: str) -> None:

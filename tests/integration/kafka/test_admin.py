@@ -9,12 +9,11 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.conftest import NewTopic
-from towline.devstack import Kafka
 from towline.errors import ConfigError, KafkaError
-from towline.kafka import create_topics, missing_topics, reachable
-from towline.kafka.admin import settled
+from towline.kafka.admin import create_topics, missing_topics, reachable, settled
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
+from towline_prove.devstack import Kafka
 
 
 def test_a_cluster_says_who_it_is(kafka: Kafka, topic: NewTopic) -> None:

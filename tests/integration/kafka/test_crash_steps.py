@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import NewTopic
 from tests.integration.kafka.dying import STEPS
 from tests.integration.kafka.writing import account, committed
-from towline.devstack import Kafka
+from towline_prove.devstack import Kafka
 
 ROWS = 500
 #: What a restart finds after a death at these steps; after every other one it finds nothing, and writes.

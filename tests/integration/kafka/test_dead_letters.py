@@ -13,13 +13,13 @@ import pytest
 from tests.conftest import NewTopic
 from tests.integration.kafka.reading import records
 from tests.integration.kafka.writing import QUERY, exactly_once
-from towline.devstack import Kafka
 from towline.errors import KafkaError
 from towline.kafka.columns import Columns
 from towline.kafka.deadletters import Collector, Letter, Reason
 from towline.kafka.delivery import Task
 from towline.kafka.options import SinkSettings
 from towline.kafka.strategies import delivery_for
+from towline_prove.devstack import Kafka
 
 #: Untyped in part.
 api: Any = confluent_kafka.admin

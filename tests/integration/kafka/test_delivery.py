@@ -12,13 +12,13 @@ import pytest
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.reading import committed_count, numbers, records
-from towline.devstack import Kafka
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import producers
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.delivery import Delivered, Delivery, Task
 from towline.kafka.options import SinkSettings
 from towline.kafka.strategies import delivery_for
+from towline_prove.devstack import Kafka
 
 FIRST = Task(partition=0)
 AGAIN = Task(partition=0, attempt=1)

@@ -16,11 +16,11 @@ from tests.helpers import wait_until
 from tests.integration.kafka.reading import records
 from tests.integration.kafka.test_sink import ROWS_A_BATCH, counting, failure, line, running
 from tests.integration.kafka.writing import account, committed
-from towline.devstack import Kafka
 from towline.kafka.deadletters import Letter, Reason, from_record
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
+from towline_prove.devstack import Kafka
 
 pytestmark = pytest.mark.timeout(300)
 

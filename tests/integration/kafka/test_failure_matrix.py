@@ -22,7 +22,6 @@ import pytest
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
-from towline.devstack import Kafka
 from towline.errors import KafkaError
 from towline.kafka import transactions
 from towline.kafka.columns import Columns
@@ -33,6 +32,7 @@ from towline.kafka.options import SinkSettings
 from towline.kafka.resetting import set_markers
 from towline.kafka.strategies import delivery_for
 from towline.kafka.transactions import Transactional
+from towline_prove.devstack import Kafka
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.writing import account, committed
-from towline.devstack import Kafka
+from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.long, pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -13,13 +13,13 @@ from tests.helpers import wait_until
 from tests.integration.bridge.test_dlq import put
 from tests.integration.kafka.holding import EndTxnHolder
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
-from towline.bridge import dlq
-from towline.bridge.remap import Fate, Outcome
-from towline.devstack import Kafka
+from towline.bridge.deadletters import dlq
+from towline.bridge.deadletters.remap import Fate, Outcome
 from towline.kafka.clientconfig import QUIET
 from towline.kafka.deadletters import Letter, Reason
 from towline.kafka.delivery import Task
 from towline.kafka.transactions import Transactional
+from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.faults]
 

@@ -11,8 +11,7 @@ from confluent_kafka import Producer
 
 from tests.conftest import NewTopic
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
-from towline.bridge import dlq
-from towline.devstack import Kafka
+from towline.bridge.deadletters import dlq
 from towline.errors import KafkaError
 from towline.kafka import markerstore
 from towline.kafka.admin import settled
@@ -20,6 +19,7 @@ from towline.kafka.delivery import Task
 from towline.kafka.exactly_once import ExactlyOnce
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
+from towline_prove.devstack import Kafka
 
 
 @pytest.fixture

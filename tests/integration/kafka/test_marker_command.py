@@ -9,8 +9,8 @@ import pytest
 from tests.conftest import NewTopic
 from tests.integration.kafka.writing import QUERY, counted, exactly_once
 from towline.cli import main
-from towline.devstack import Kafka
 from towline.kafka.delivery import Task
+from towline_prove.devstack import Kafka
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str]:

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from tests.helpers import wait_until
 from tests.integration.kafka.reading import committed_count, numbers
 from tests.integration.kafka.test_sink import ROWS_A_BATCH, counting, line, options, running, to_kafka
-from towline.devstack import Kafka
+from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 

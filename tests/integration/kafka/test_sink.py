@@ -20,9 +20,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.reading import committed_count, numbers, records
-from towline.devstack import Kafka
 from towline.errors import KafkaError
-from towline.kafka.datasource import KafkaTransactional, StreamWriter, Written
+from towline.spark.kafka_sink import KafkaTransactional, StreamWriter, Written
+from towline_prove.devstack import Kafka
 
 #: The first test of the room also waits for a Kafka and a Spark to start.
 pytestmark = pytest.mark.timeout(300)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from towline.devstack import Kafka
 from towline.kafka.admin import settled
 from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.exactly_once import ExactlyOnce, Origin
 from towline.kafka.options import SinkSettings
+from towline_prove.devstack import Kafka
 
 __all__ = ["QUERY", "committed", "counted", "exactly_once"]
 

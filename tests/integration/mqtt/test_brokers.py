@@ -17,8 +17,8 @@ from tests.helpers import lacking, wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
 from tests.integration.mqtt.scripted import Line, Scripted
 from tests.integration.mqtt.ways import Relay
-from towline.devstack import Mosquitto
-from towline.mqtt.client import Client
+from towline.net.client import Client
+from towline_prove.devstack import Mosquitto
 
 
 def test_failover_and_return(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:

@@ -29,10 +29,10 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
 from tests.integration.mqtt.scripted import Line, Scripted
-from tests.integration.mqtt.test_client import take
-from towline.devstack import Mosquitto
+from tests.integration.net.test_client import take
+from towline import Client, Filter
 from towline.errors import ConfigError, Refused
-from towline.mqtt import Client, Filter
+from towline_prove.devstack import Mosquitto
 
 AT_LEAST_ONCE, EXACTLY_ONCE = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
 

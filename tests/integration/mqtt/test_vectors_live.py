@@ -28,8 +28,8 @@ from tests.unit.mqtt.vectors import (
     load,
     probe_packet,
 )
+from towline import Client, Memory, SessionRecord
 from towline.errors import TowlineError
-from towline.mqtt import Client, Memory, SessionRecord
 from towline.mqtt.events import Held
 
 CASES = load()

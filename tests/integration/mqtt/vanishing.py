@@ -11,7 +11,7 @@ import struct
 import sys
 import time
 
-from towline.mqtt.transport import Endpoint, connect
+from towline.net.transport import Endpoint, connect
 
 SIOCSIFFLAGS, IFF_UP, IFF_RUNNING = 0x8914, 0x1, 0x40
 

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 import towline
-from towline.kafka.datasource import KafkaTransactional, StreamWriter, Written
+from towline.spark.kafka_sink import KafkaTransactional, StreamWriter, Written
 from towline.spark.offsets import Position
 from towline.spark.reader import MqttStreamReader
 from towline.spark.source import MqttDataSource

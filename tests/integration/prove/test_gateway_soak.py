@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import lacking
-from towline.devstack.mosquitto import find_mosquitto
 from towline.errors import SetupError
-from towline.prove.gateway_soak import GatewaySoak, GatewaySoakPlan
+from towline_prove.devstack.mosquitto import find_mosquitto
+from towline_prove.gateway_soak import GatewaySoak, GatewaySoakPlan
 
 LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
 pytestmark = [pytest.mark.broker, pytest.mark.faults, pytest.mark.timeout(300)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from towline.prove.large import LargePlan, run_large
+from towline_prove.large import LargePlan, run_large
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,12 +12,12 @@ import pytest
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from towline.devstack.mosquitto import Mosquitto
 from towline.errors import Unreachable
-from towline.prove.history import Claim, Claims, read_history
-from towline.prove.load import LoadPlan, connect, run_load
-from towline.prove.proxy import Proxy
-from towline.prove.referee import Arrival, Verdict, judge
+from towline_prove.devstack.mosquitto import Mosquitto
+from towline_prove.history import Claim, Claims, read_history
+from towline_prove.load import LoadPlan, connect, run_load
+from towline_prove.proxy import Proxy
+from towline_prove.referee import Arrival, Verdict, judge
 
 pytestmark = pytest.mark.broker
 
@@ -136,7 +136,7 @@ def test_cut_connections_are_made_anew(broker: Mosquitto, tmp_path: Path) -> Non
 def test_a_killed_load_can_still_be_judged(broker: Mosquitto, tmp_path: Path) -> None:
     collector = Collector(broker.port)
     claims = tmp_path / "claims"
-    command = [sys.executable, "-m", "towline.prove", "load", str(claims), "--port", str(broker.port)]
+    command = [sys.executable, "-m", "towline_prove", "load", str(claims), "--port", str(broker.port)]
     child = subprocess.Popen([*command, "--messages", "100000", "--rate", "5000"], stdout=subprocess.DEVNULL)
     wait_until(lambda: claims.exists() and read_history(claims).count(Claim.ACKED) > 500, what="500 acknowledged")
     child.kill()

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.helpers import lacking
-from towline.devstack.java import find_java
-from towline.devstack.kafka import kafka_jars
-from towline.devstack.mosquitto import find_mosquitto
 from towline.errors import SetupError
-from towline.prove.account import Account
-from towline.prove.outage import BREAKS, outage, steady_outage
-from towline.prove.rig import Rig
-from towline.prove.soak import KEEP_ALL
+from towline_prove.account import Account
+from towline_prove.devstack.java import find_java
+from towline_prove.devstack.kafka import kafka_jars
+from towline_prove.devstack.mosquitto import find_mosquitto
+from towline_prove.outage import BREAKS, outage, steady_outage
+from towline_prove.rig import Rig
+from towline_prove.soak import KEEP_ALL
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
 

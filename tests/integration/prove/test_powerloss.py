@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import NewMosquitto
-from towline.gateway.rows import ROW_SCHEMA
-from towline.gateway.settings import GatewaySettings, Guarantee, JournalLimits, Subscription
+from towline.gateway.settings import GatewaySettings, JournalLimits, Subscription
+from towline.guarantee import Guarantee
 from towline.journal import Journal, Limits
-from towline.prove.crash import CrashBench
-from towline.prove.load import LoadPlan, run_load
-from towline.prove.powerloss import NOTHING, Disk, Survives, some
-from towline.prove.strace import SENDS, Call, Injection, recorded, recording
-from towline.prove.subject import GatewayRun
+from towline.schema import ROW_SCHEMA
+from towline_prove.crash import CrashBench
+from towline_prove.load import LoadPlan, run_load
+from towline_prove.powerloss import NOTHING, Disk, Survives, some
+from towline_prove.strace import SENDS, Call, Injection, recorded, recording
+from towline_prove.subject import GatewayRun
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.usefixtures("ptrace")]
 

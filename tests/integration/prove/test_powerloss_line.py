@@ -17,19 +17,20 @@ from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
 from tests.integration.prove.stopping import STEPS
 from towline.checkpoint import Checkpoint
-from towline.devstack import Kafka, Mosquitto
-from towline.gateway.rows import ROW_SCHEMA
-from towline.gateway.settings import GatewaySettings, Guarantee, JournalLimits, Subscription
+from towline.gateway.settings import GatewaySettings, JournalLimits, Subscription
+from towline.guarantee import Guarantee
 from towline.journal import Journal
-from towline.prove import processes
-from towline.prove.history import read_history
-from towline.prove.load import LoadPlan, run_load
-from towline.prove.powerloss import NOTHING, Disk, Survives, some
-from towline.prove.reader import read_topic
-from towline.prove.referee import Verdict, judge
-from towline.prove.strace import recording
-from towline.prove.subject import GatewayRun
+from towline.schema import ROW_SCHEMA
 from towline.spark.offsets import Position
+from towline_prove import processes
+from towline_prove.devstack import Kafka, Mosquitto
+from towline_prove.history import read_history
+from towline_prove.load import LoadPlan, run_load
+from towline_prove.powerloss import NOTHING, Disk, Survives, some
+from towline_prove.reader import read_topic
+from towline_prove.referee import Verdict, judge
+from towline_prove.strace import recording
+from towline_prove.subject import GatewayRun
 
 ROOT = Path(__file__).parents[3]
 

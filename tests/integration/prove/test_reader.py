@@ -11,10 +11,10 @@ from confluent_kafka.admin import AdminClient
 
 from tests.conftest import NewTopic
 from tests.helpers import lacking, wait_until
-from towline.devstack import Kafka
 from towline.errors import KafkaError, SetupError
-from towline.prove.reader import Tail, read_topic
-from towline.prove.referee import Arrival
+from towline_prove.devstack import Kafka
+from towline_prove.reader import Tail, read_topic
+from towline_prove.referee import Arrival
 
 
 def send(kafka: Kafka, topic: str, values: list[bytes | None], *, partition: int = 0, txn: str = "") -> Producer:

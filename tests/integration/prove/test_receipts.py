@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import lacking
-from towline.devstack.java import find_java
-from towline.devstack.kafka import kafka_jars
-from towline.devstack.mosquitto import find_mosquitto
 from towline.errors import SetupError
-from towline.prove.demo import Moment
-from towline.prove.receipts import ReceiptsDemo
+from towline_prove.demo import Moment
+from towline_prove.devstack.java import find_java
+from towline_prove.devstack.kafka import kafka_jars
+from towline_prove.devstack.mosquitto import find_mosquitto
+from towline_prove.receipts import ReceiptsDemo
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import lacking
-from towline.devstack.java import find_java
-from towline.devstack.kafka import kafka_jars
-from towline.devstack.mosquitto import find_mosquitto
 from towline.errors import SetupError
-from towline.prove.soak import ROLES, Soak, SoakPlan
+from towline_prove.devstack.java import find_java
+from towline_prove.devstack.kafka import kafka_jars
+from towline_prove.devstack.mosquitto import find_mosquitto
+from towline_prove.soak import ROLES, Soak, SoakPlan
 
 pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(900)]
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests import extremes
 from tests.conftest import NewMosquitto
-from towline.gateway.outrows import OUTBOX_SCHEMA
+from towline.delivery.outrows import OUTBOX_SCHEMA
 from towline.journal import Limits, Outbox
 
 SEED = int(os.environ.get("TOWLINE_SEED", "20261122"))

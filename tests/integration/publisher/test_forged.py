@@ -18,9 +18,9 @@ from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, new_gateway
 from tests.integration.publisher.test_receipts import Committer, broker, commit, gateway, rows_of, spark, write_key
 from towline import Publisher
-from towline.devstack import Mosquitto
+from towline.delivery.receipts_key import ReceiptKeys
 from towline.errors import ConfigError
-from towline.gateway.receipts_key import ReceiptKeys
+from towline_prove.devstack import Mosquitto
 
 __all__ = ["broker", "gateway", "new_gateway", "spark"]
 

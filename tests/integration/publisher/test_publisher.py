@@ -19,11 +19,11 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from towline import AsyncPublisher, Publisher
 from towline.cli import main
-from towline.devstack import Mosquitto
 from towline.errors import ConfigError, JournalLocked, PublisherError
-from towline.mqtt.client import Client
 from towline.mqtt.events import Filter
-from towline.prove.strace import Injection, fired, wrapped
+from towline.net.client import Client
+from towline_prove.devstack import Mosquitto
+from towline_prove.strace import Injection, fired, wrapped
 
 KEEPING = {"max_queued_messages": "0", "persistence": "true", "autosave_interval": "1", "autosave_on_changes": "true"}
 

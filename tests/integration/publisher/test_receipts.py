@@ -19,12 +19,12 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
 from towline import AsyncPublisher, Publisher
-from towline.devstack import Mosquitto
 from towline.errors import ConfigError, GatewayError, PublisherError
 from towline.gateway.endpoint import write_private
 from towline.gateway.settings import GatewaySettings
-from towline.prove.strace import Injection, fired, wrapped
-from towline.prove.subject import GatewayRun
+from towline_prove.devstack import Mosquitto
+from towline_prove.strace import Injection, fired, wrapped
+from towline_prove.subject import GatewayRun
 
 __all__ = ["new_gateway"]
 

@@ -9,8 +9,8 @@ from mqtt5 import PublishPacket, QoS
 from tests.integration.gateway.conftest import Gateway, new_gateway
 from tests.integration.publisher.test_receipts import Committer, broker, gateway, rows_of, spark, write_key
 from towline import Publisher
-from towline.devstack import Mosquitto
-from towline.mqtt.sender import Sender
+from towline.net.sender import Sender
+from towline_prove.devstack import Mosquitto
 
 __all__ = ["broker", "gateway", "new_gateway", "spark"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from tests.conftest import NewMosquitto
 from tests.integration.publisher.test_receipts import write_key
 from towline import Publisher
-from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.delivery.outrows import OUTBOX_SCHEMA, arrived, rows_of
 from towline.journal import Outbox
 
 ROWS: list[dict[str, Any]] = [

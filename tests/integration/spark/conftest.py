@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 import towline
 from tests.helpers import lacking
 from tests.unit.spark.serving import Served, served
-from towline.devstack.java import find_java
 from towline.errors import SetupError
+from towline_prove.devstack.java import find_java
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,9 +12,9 @@ import pytest
 from mqtt5 import PublishPacket, QoS
 
 from tests.helpers import wait_until
-from towline.devstack import Mosquitto
 from towline.gateway.client import discover
-from towline.mqtt.sender import Sender
+from towline.net.sender import Sender
+from towline_prove.devstack import Mosquitto
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "plain_pyspark.py"
 

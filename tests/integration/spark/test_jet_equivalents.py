@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 
 from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
-from towline.devstack import Mosquitto
+from towline import Client
 from towline.gateway.client import discover
 from towline.gateway.endpoint import Endpoint
-from towline.mqtt import Client
-from towline.mqtt.messages import Message
-from towline.mqtt.sender import Sender
+from towline.net.messages import Message
+from towline.net.sender import Sender
 from towline.spark.sink_options import parse_sink_options
+from towline_prove.devstack import Mosquitto
 
 #: A Spark that starts on a busy machine.
 PATIENCE = 240.0

@@ -17,10 +17,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.helpers import wait_until
 from tests.integration.spark.test_source import LONG, Collected, begun, failure, until
-from towline.devstack import Mosquitto
 from towline.errors import SessionUnknown
 from towline.gateway.endpoint import Endpoint
 from towline.spark.source import MqttDataSource
+from towline_prove.devstack import Mosquitto
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from towline.devstack import Mosquitto
 from towline.gateway.client import discover
 from towline.gateway.endpoint import Endpoint
-from towline.mqtt.client import Client
-from towline.mqtt.messages import Message
+from towline.net.client import Client
+from towline.net.messages import Message
+from towline_prove.devstack import Mosquitto
 
 
 class Ear:

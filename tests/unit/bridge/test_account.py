@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from towline.bridge.account import Counts, account
-from towline.bridge.backoff import Backoff
-from towline.bridge.board import Board, LineView, read_board
-from towline.bridge.screen import PlainScreen, _table, line_state, make_screen, summary
+from towline.bridge.runtime.account import Counts, account
+from towline.bridge.runtime.backoff import Backoff
+from towline.bridge.runtime.board import Board, LineView, read_board
+from towline.bridge.runtime.screen import PlainScreen, _table, line_state, make_screen, summary
 
 
 def batch(number: int, start: int, end: int, **more: Any) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_the_sentence_names_what_is_there() -> None:
 
 def test_rates_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     view = LineView("l")
-    monkeypatch.setattr("towline.bridge.board.time.time", lambda: 1000.0)
+    monkeypatch.setattr("towline.bridge.runtime.board.time.time", lambda: 1000.0)
     for second in range(11):
         view.status = status(second * 10, second * 10, max(0, second * 10 - 30), oldest=997.0)
         view.sample(float(second))

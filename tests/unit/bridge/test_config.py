@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from towline.bridge.config import load, parse
-from towline.bridge.mistakes import ConfigMistakes
-from towline.bridge.model import Bridge
+from towline.bridge.config.file import load, parse
+from towline.bridge.config.mistakes import ConfigMistakes
+from towline.bridge.config.model import Bridge
 from towline.errors import ConfigError
-from towline.gateway.settings import AckAfter, Guarantee
+from towline.guarantee import AckAfter, Guarantee
 
 GOOD = """\
 name = "plant-7"

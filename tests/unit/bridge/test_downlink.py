@@ -16,24 +16,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from towline.bridge import jars, status
-from towline.bridge.board import Board
-from towline.bridge.config import parse
-from towline.bridge.downaccount import DownCounts, down_account
-from towline.bridge.downlink import _digest, _former_digest, _mappings, _sections, covering, facts, recount
-from towline.bridge.downsink import sorted_out
-from towline.bridge.downsql import LETTER, PLACE
-from towline.bridge.downway import template_of
-from towline.bridge.failures import reason
-from towline.bridge.identity import Identity
-from towline.bridge.javaclient import java_client
-from towline.bridge.mistakes import ConfigMistakes
-from towline.bridge.model import Bridge, DownLine, DownlinkSection
-from towline.bridge.plan import plan_of, render
-from towline.bridge.recovery import PERMANENT, begin_again, mapping_problem, read_checkpoint
-from towline.bridge.remap import Fate, Returner
-from towline.bridge.screen import summary
-from towline.bridge.spill import Spill
+from towline.bridge.config.downlink import template_of
+from towline.bridge.config.file import parse
+from towline.bridge.config.mistakes import ConfigMistakes
+from towline.bridge.config.model import Bridge, DownLine, DownlinkSection
+from towline.bridge.config.plan import plan_of, render
+from towline.bridge.deadletters.remap import Fate, Returner
+from towline.bridge.downlink.query import _digest, _former_digest, _mappings, _sections, covering, facts, recount
+from towline.bridge.downlink.sink import sorted_out
+from towline.bridge.downlink.spill import Spill
+from towline.bridge.downlink.sql import LETTER, PLACE
+from towline.bridge.runtime import jars, status
+from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.downaccount import DownCounts, down_account
+from towline.bridge.runtime.failures import reason
+from towline.bridge.runtime.identity import Identity
+from towline.bridge.runtime.javaclient import java_client
+from towline.bridge.runtime.recovery import PERMANENT, begin_again, mapping_problem, read_checkpoint
+from towline.bridge.runtime.screen import summary
 from towline.errors import ConfigError, KafkaError, SetupError, TowlineError
 from towline.gateway.settings import OutboxSettings
 from towline.kafka.deadletters import Letter, Reason

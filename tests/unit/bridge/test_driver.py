@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge import driver
-from towline.bridge.account import Counts
-from towline.bridge.driver import Reports, facts
-from towline.bridge.sql import Letters
-from towline.gateway.settings import Guarantee
+from towline.bridge.runtime import driver
+from towline.bridge.runtime.account import Counts
+from towline.bridge.runtime.driver import Reports, facts
+from towline.bridge.uplink.sql import Letters
+from towline.guarantee import Guarantee
 
 
 def place(offset: int) -> dict[str, Any]:

@@ -26,17 +26,17 @@ from rich.console import Console
 from tests.helpers import wait_until
 from tests.unit.bridge.test_config import GOOD, read
 from tests.unit.bridge.watched import Watched
-from towline.bridge import screen
-from towline.bridge.failures import reason
-from towline.bridge.keepers import _no_start
-from towline.bridge.screen import _table
-from towline.bridge.status import collect, render
+from towline.bridge.runtime import screen
+from towline.bridge.runtime.failures import reason
+from towline.bridge.runtime.screen import _table
+from towline.bridge.runtime.status import collect, render
+from towline.bridge.runtime.supervisors import _no_start
 from towline.errors import GatewayUnreachable, JournalFull, Refused, Unreachable
 from towline.gateway.client import GatewayClient
-from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
 from towline.kafka import faults
+from towline.schema import ROW_SCHEMA
 
 NOW = 1_800_000_000.0
 REFUSED = Unreachable(

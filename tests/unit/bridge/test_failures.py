@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from towline.bridge.failures import NO_JVM, reason
+from towline.bridge.runtime.failures import NO_JVM, reason
 from towline.errors import KafkaError
 
 #: What follows the exception of a query that ended: its plan names what the line's SQL could raise.

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.identity import IDENTITY_FILE, Identity, settle, sinks
-from towline.bridge.model import Bridge
-from towline.bridge.recovery import begin_again
+from towline.bridge.config.model import Bridge
+from towline.bridge.runtime.identity import IDENTITY_FILE, Identity, settle, sinks
+from towline.bridge.runtime.recovery import begin_again
 from towline.errors import ConfigError
 
 BROKERS = ("mqtt://a:1883",)

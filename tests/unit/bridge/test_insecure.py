@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.board import Board
-from towline.bridge.plan import plan_of, render
-from towline.bridge.screen import _table
-from towline.bridge.status import collect
-from towline.bridge.status import render as render_status
-from towline.bridge.supervisor import Supervisor
+from towline.bridge.config.plan import plan_of, render
+from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.screen import _table
+from towline.bridge.runtime.status import collect
+from towline.bridge.runtime.status import render as render_status
+from towline.bridge.runtime.supervisor import Supervisor
 from towline.kafka.clientconfig import insecurities
 
 LOOSE = GOOD.replace(
@@ -64,7 +64,7 @@ def test_the_start_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     heard = Heard()
     heard.said = []
-    monkeypatch.setattr("towline.bridge.supervisor.KafkaKeeper", ended)  # the first thing after the words
+    monkeypatch.setattr("towline.bridge.runtime.supervisor.KafkaKeeper", ended)  # the first thing after the words
     with pytest.raises(KeyboardInterrupt):
         Supervisor(read(LOOSE, tmp_path), heard).run()
     assert any(text.startswith(TOLD) for text in heard.said)

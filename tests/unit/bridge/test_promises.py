@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import changed, read
-from towline.bridge.plan import plan_of, render
-from towline.gateway.guarantees import KNOBS, conf_problem, knobs, low_subscription
-from towline.gateway.settings import GatewaySettings, Guarantee, Subscription
+from towline.bridge.config.plan import plan_of, render
+from towline.gateway.settings import GatewaySettings, Subscription
+from towline.guarantee import POLICIES, Guarantee, conf_problem, low_subscription, policy
 from towline.kafka.options import PROMISES
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +30,7 @@ def test_the_page_says_what_the_code_does() -> None:
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))
 def test_the_gateway_takes_what_the_table_sets(guarantee: Guarantee, tmp_path: Path) -> None:
-    table = knobs(guarantee)
+    table = policy(guarantee)
     settings = GatewaySettings.model_validate(
         {
             "name": "x",
@@ -44,7 +44,7 @@ def test_the_gateway_takes_what_the_table_sets(guarantee: Guarantee, tmp_path: P
 
 
 def test_the_sink_knows_the_same_words() -> None:
-    assert set(PROMISES) == {word.value for word in KNOBS}
+    assert set(PROMISES) == {word.value for word in POLICIES}
     assert PROMISES["at_most_once"].client["acks"] == "0"
 
 

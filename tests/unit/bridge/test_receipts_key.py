@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from towline.bridge.config import parse
-from towline.bridge.model import Line
+from towline.bridge.config.file import parse
+from towline.bridge.config.model import Line
 from towline.errors import ConfigError
 
 FILE = """

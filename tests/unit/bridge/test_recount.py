@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.account import Counts
-from towline.bridge.downaccount import DownCounts
-from towline.bridge.identity import Identity
-from towline.bridge.recount import letters_told, recounted, untold, up_to_now
-from towline.bridge.recovery import read_checkpoint
+from towline.bridge.runtime.account import Counts
+from towline.bridge.runtime.downaccount import DownCounts
+from towline.bridge.runtime.identity import Identity
+from towline.bridge.runtime.recount import letters_told, recounted, untold, up_to_now
+from towline.bridge.runtime.recovery import read_checkpoint
 from towline.checkpoint import Checkpoint
-from towline.kafka.tally import noted
+from towline.spark.tally import noted
 
 
 def checkpoint(path: Path, ends: list[dict[str, Any]], done: int) -> Path:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, changed, read
-from towline.bridge.failures import reason
-from towline.bridge.identity import IDENTITY_FILE, Identity, settle
-from towline.bridge.model import Line
-from towline.bridge.recovery import (
+from towline.bridge.config.model import Line
+from towline.bridge.runtime.failures import reason
+from towline.bridge.runtime.identity import IDENTITY_FILE, Identity, settle
+from towline.bridge.runtime.recovery import (
     PERMANENT,
     Asked,
     Evidence,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.dlq import Entry, Wanted, _marks, shelves
-from towline.bridge.remap import Fate, Mapper, row_of
+from towline.bridge.deadletters.dlq import Entry, Wanted, _marks, shelves
+from towline.bridge.deadletters.remap import Fate, Mapper, row_of
 from towline.kafka.deadletters import Header, Letter, Reason
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from towline.bridge.model import Bridge
+    from towline.bridge.config.model import Bridge
 
 MQTT: tuple[Header, ...] = (
     ("mqtt.topic", b"telemetry/d1/x"),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.bridge.model import RouteSection
-from towline.bridge.routes import (
+from towline.bridge.config.model import RouteSection
+from towline.bridge.config.routes import (
     Pattern,
     Route,
     Template,
@@ -21,7 +21,8 @@ from towline.bridge.routes import (
     shadowed,
     subscriptions,
 )
-from towline.gateway.settings import Guarantee, filter_problem
+from towline.gateway.settings import filter_problem
+from towline.guarantee import Guarantee
 
 LEVELS = st.sampled_from(["a", "b", "", "$SYS", "ü", "{x}"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join)

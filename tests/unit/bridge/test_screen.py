@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from towline.bridge.board import Board
-from towline.bridge.screen import PlainScreen, make_screen
+from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.screen import PlainScreen, make_screen
 
 
 @pytest.mark.parametrize("live", [False, True])

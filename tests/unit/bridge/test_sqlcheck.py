@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge import sqlcheck
-from towline.bridge.sqlcheck import Findings, examine, said
-from towline.bridge.surroundings import environment
+from towline.bridge.config import sqlcheck
+from towline.bridge.config.sqlcheck import Findings, examine, said
+from towline.bridge.runtime.surroundings import environment
 
 ROUTE = """
 [[uplink.route]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from towline.bridge.board import Board
-from towline.bridge.status import NOT_KNOWN, advice, code_of, collect, render
+from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.status import NOT_KNOWN, advice, code_of, collect, render
 
 
 def test_messages_that_were_not_taken_in_whole_are_told() -> None:

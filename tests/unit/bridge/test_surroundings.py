@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.section import NAME
-from towline.bridge.surroundings import SCRATCH, check_java, environment, scratch, short_sockets
+from towline.bridge.config.section import NAME
+from towline.bridge.runtime.surroundings import SCRATCH, check_java, environment, scratch, short_sockets
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES
 
@@ -129,9 +129,9 @@ def test_a_long_path_is_no_place_for_sockets() -> None:
 
 PROGRAM = """
 import os, signal, sys, time
-from towline.bridge import supervisor
-from towline.bridge.config import load
-from towline.bridge.screen import PlainScreen
+from towline.bridge.runtime import supervisor
+from towline.bridge.config.file import load
+from towline.bridge.runtime.screen import PlainScreen
 from towline.cli import main
 def equipped(bridge):
     for _ in range(2):

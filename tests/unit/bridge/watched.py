@@ -8,11 +8,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from towline.bridge.board import Board
-from towline.bridge.config import parse
-from towline.bridge.keepers import DriverKeeper, GatewayKeeper, KafkaKeeper
-from towline.bridge.screen import PlainScreen
-from towline.bridge.supervisor import Supervisor
+from towline.bridge.config.file import parse
+from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.screen import PlainScreen
+from towline.bridge.runtime.supervisor import Supervisor
+from towline.bridge.runtime.supervisors import DriverKeeper, GatewayKeeper, KafkaKeeper
 
 __all__ = ["Watched"]
 

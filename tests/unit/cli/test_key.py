@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from towline.cli import main
+from towline.delivery.receipts_key import ReceiptKeys
 from towline.gateway.endpoint import write_private
-from towline.gateway.receipts_key import ReceiptKeys
 
 
 def run(*arguments: str) -> int:

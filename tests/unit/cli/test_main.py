@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from towline.bridge.sqlcheck import Findings
+from towline.bridge.config.sqlcheck import Findings
 from towline.cli import COMMANDS, main
 from towline.cli._screen import plain
 from towline.errors import ConfigError, KafkaError
@@ -82,7 +82,7 @@ def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.fixture
 def no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a file has SQL that is not the point; what is said of SQL has a file of its own."""
-    monkeypatch.setattr("towline.bridge.sqlcheck.examine", lambda *_: Findings())
+    monkeypatch.setattr("towline.bridge.config.sqlcheck.examine", lambda *_: Findings())
 
 
 @pytest.mark.usefixtures("no_jvm")

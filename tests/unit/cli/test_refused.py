@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.test_main import ran
-from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
-from towline.gateway.refused import Refused
+from towline.delivery.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.delivery.refused import Refused
 from towline.journal import Outbox
 from towline.mqtt.reasons import CUT
 

@@ -14,12 +14,12 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.unit.cli.test_main import ran
-from towline.bridge.board import Board
-from towline.bridge.downaccount import DownCounts
-from towline.bridge.status import render
-from towline.gateway.rows import ROW_SCHEMA
+from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.downaccount import DownCounts
+from towline.bridge.runtime.status import render
 from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
+from towline.schema import ROW_SCHEMA
 
 OUTBOX = {"accepted": 0, "queued": 0, "in_flight": 0, "delivered": 0, "expired": 0, "refused": 0, "bytes_on_disk": 9}
 STATUS = {"state": "online", "client_id": "b-l", "guarantee": "at_least_once", "received": 0, "outbox": OUTBOX}
@@ -163,7 +163,7 @@ def test_a_bridge_that_was_killed_says_nothing_of_spark_and_kafka(
 
 
 def test_a_screen_shows_no_figures_of_a_gateway_that_is_silent(tmp_path: Path) -> None:
-    from towline.bridge.screen import _cells, summary  # noqa: PLC0415 - what only this test needs
+    from towline.bridge.runtime.screen import _cells, summary  # noqa: PLC0415 - what only this test needs
 
     view = Line(tmp_path).view
     view.hear(STATUS)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from towline.devstack import Ejabberd, RabbitMQ
-from towline.devstack.erlang import OnErlang
 from towline.errors import SetupError
+from towline_prove.devstack import Ejabberd, RabbitMQ
+from towline_prove.devstack.erlang import OnErlang
 
 
 @pytest.mark.parametrize("kind", [RabbitMQ, Ejabberd])

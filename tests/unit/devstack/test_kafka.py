@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from towline.devstack.kafka import Kafka, _cluster_id
 from towline.errors import ConfigError
+from towline_prove.devstack.kafka import Kafka, _cluster_id
 
 
 def properties(broker: Kafka) -> dict[str, str]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from towline.devstack.mosquitto import Installed, Mosquitto, find_mosquitto, flaw
 from towline.errors import ConfigError, SetupError
+from towline_prove.devstack.mosquitto import Installed, Mosquitto, find_mosquitto, flaw
 
 
 def fake_mosquitto(place: Path, says: str) -> Path:

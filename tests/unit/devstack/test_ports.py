@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from towline.devstack import ports
-from towline.devstack.ports import LOOPBACK, free_port, is_free
+from towline_prove.devstack import ports
+from towline_prove.devstack.ports import LOOPBACK, free_port, is_free
 
 
 def test_a_free_port_can_be_bound() -> None:

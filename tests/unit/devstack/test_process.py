@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import wait_until
-from towline.devstack.process import Process, identify, is_stopped, spawn, wait_for
+from towline_prove.devstack.process import Process, identify, is_stopped, spawn, wait_for
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_output_is_appended(tmp_path: Path) -> None:
 
 def test_a_child_left_running_is_not_warned_about(tmp_path: Path) -> None:
     code = (
-        "import pathlib, sys; from towline.devstack.process import spawn;"
+        "import pathlib, sys; from towline_prove.devstack.process import spawn;"
         "print(spawn(['sleep', '60'], pathlib.Path(sys.argv[1]))[1].pid)"
     )
     command = [sys.executable, "-W", "error", "-c", code, str(tmp_path / "log")]

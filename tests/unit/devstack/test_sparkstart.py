@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from towline.devstack import sparkstart
-from towline.devstack.sparkstart import start_quickly
+from towline_prove.devstack import sparkstart
+from towline_prove.devstack.sparkstart import start_quickly
 
 
 @pytest.fixture

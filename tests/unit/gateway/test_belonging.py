@@ -13,10 +13,10 @@ from tests.unit.journal.support import nameless
 from tests.unit.spark.serving import rows
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES, check_checkpoint
-from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits
 from towline.journal.state import Snapshot
+from towline.schema import ROW_SCHEMA
 from towline.spark.offsets import Position
 
 LIMITS = Limits(min_free_bytes=0, segment_bytes=8192)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from mqtt5 import PublishPacket, QoS
 
-from towline.gateway.intake import to_rows
-from towline.gateway.uplink import _frames
+from towline.delivery.inbound import _frames
+from towline.delivery.intake import to_rows
 from towline.mqtt.events import Deliver, Held, Messages
 
 

@@ -14,8 +14,8 @@ from tests.helpers import wait_until
 from tests.unit.spark.serving import rows
 from towline.gateway.endpoint import ERROR_FILE, Endpoint
 from towline.gateway.process import Oldest
-from towline.gateway.rows import ROW_SCHEMA
 from towline.journal import Journal, Limits
+from towline.schema import ROW_SCHEMA
 
 #: No broker is there: the port is closed.
 SETTINGS = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.journal.support import nameless
+from towline.delivery.outrows import MESSAGE_SCHEMA, rows_of
 from towline.errors import Fenced, GatewayError
-from towline.gateway.outrows import MESSAGE_SCHEMA, rows_of
 from towline.gateway.remembered import FILE, Position, Remembered, check_outbox, position
 from towline.journal import Batch, Limits, Outbox
 from towline.journal.state import Snapshot

@@ -21,9 +21,9 @@ from towline import errors
 from towline.errors import Fenced, GatewayError, GatewayUnreachable, TowlineError
 from towline.gateway.client import GatewayClient, Window
 from towline.gateway.endpoint import ENDPOINT_FILE, MAX_SOCKET_BYTES, Endpoint, ProcessMark, revive, tell, write_private
-from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.service import Leases
 from towline.journal.reading import BATCH_BYTES
+from towline.schema import ROW_SCHEMA
 
 
 @pytest.fixture

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from mqtt5 import PublishPacket, QoS
 
 from tests.unit.journal.support import Unsynced
+from towline.delivery import refused
+from towline.delivery.inbound import _frames
+from towline.delivery.intake import to_rows
+from towline.delivery.outrows import MESSAGE_SCHEMA, OUTBOX_SCHEMA, arrived, rows_of
+from towline.delivery.refused import Refused
 from towline.errors import JournalFull
-from towline.gateway import outbox_desk, refused
-from towline.gateway.intake import to_rows
-from towline.gateway.outbox_desk import OutboxDesk
-from towline.gateway.outrows import MESSAGE_SCHEMA, OUTBOX_SCHEMA, arrived, rows_of
-from towline.gateway.refused import Refused
-from towline.gateway.uplink import _frames
+from towline.gateway import outbox_handler as outbox_desk
+from towline.gateway.outbox_handler import OutboxDesk
 from towline.journal import Batch, Limits, Outbox
 from towline.mqtt.events import Deliver, Messages
 from towline.spark import sink

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from towline.prove.account import Account, Watermarks
-from towline.prove.referee import DeviceTally, Story, Verdict
+from towline_prove.account import Account, Watermarks
+from towline_prove.referee import DeviceTally, Story, Verdict
 
 
 def verdict(**changes: int) -> Verdict:

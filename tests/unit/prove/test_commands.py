@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from towline.errors import ConfigError
-from towline.prove.commands import app, main
-from towline.prove.load import LoadPlan
+from towline_prove.commands import app, main
+from towline_prove.load import LoadPlan
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError
-from towline.prove.history import Claim, Claims, HistoryWriter, Record, ranges, read_history
+from towline_prove.history import Claim, Claims, HistoryWriter, Record, ranges, read_history
 
 
 def test_claims_read_back(tmp_path: Path) -> None:

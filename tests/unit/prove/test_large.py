@@ -9,10 +9,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from tests.helpers import wait_until
-from towline.prove.account import Account
-from towline.prove.large import LargePlan, LargeRun, append
-from towline.prove.memory import Peaks, Watch
-from towline.prove.referee import Verdict
+from towline_prove.account import Account
+from towline_prove.large import LargePlan, LargeRun, append
+from towline_prove.memory import Peaks, Watch
+from towline_prove.referee import Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.prove.numbered import MIN_SIZE, Numbered, decode, encoder
+from towline_prove.numbered import MIN_SIZE, Numbered, decode, encoder
 
 
 @given(

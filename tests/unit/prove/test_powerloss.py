@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from towline.prove.powerloss import EVERYTHING, NOTHING, Disk, Gap, some
-from towline.prove.strace import recorded, recording
+from towline_prove.powerloss import EVERYTHING, NOTHING, Disk, Gap, some
+from towline_prove.strace import recorded, recording
 
 Files = dict[str, bytes | None]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from towline.prove import processes
-from towline.prove.processes import Role, command_line, cpu_of, memory_of, named, role_of, tree
-from towline.prove.subject import BridgeRun
+from towline_prove import processes
+from towline_prove.processes import Role, command_line, cpu_of, memory_of, named, role_of, tree
+from towline_prove.subject import BridgeRun
 
 
 def test_our_own_process_is_the_root_of_its_tree() -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from towline.prove.proxy import Mode, Proxy
+from towline_prove.proxy import Mode, Proxy
 
 
 @pytest.fixture

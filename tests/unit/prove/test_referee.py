@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.prove.history import Claim, Claims, Record
-from towline.prove.numbered import encoder
-from towline.prove.referee import Arrival, Verdict, judge
+from towline_prove.history import Claim, Claims, Record
+from towline_prove.numbered import encoder
+from towline_prove.referee import Arrival, Verdict, judge
 
 
 def claims(attempted: int = 10, acked: int | None = None, resent: tuple[int, ...] = ()) -> Claims:

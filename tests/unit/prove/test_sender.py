@@ -7,8 +7,8 @@ import pytest
 from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRecPacket, PubRelPacket
 
 from tests.helpers import read_all
-from towline.prove.numbered import decode
-from towline.prove.sender import Sender, own_devices, share
+from towline_prove.numbered import decode
+from towline_prove.sender import Sender, own_devices, share
 
 
 def make(*, total: int = 10, qos: int = 1, window: int = 1000, devices: int = 3) -> Sender:

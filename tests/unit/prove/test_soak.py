@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from towline.prove.account import Account
-from towline.prove.commands import main
-from towline.prove.processes import Role
-from towline.prove.referee import Verdict
-from towline.prove.soak import ROLES, Outcome, SoakPlan
+from towline_prove.account import Account
+from towline_prove.commands import main
+from towline_prove.processes import Role
+from towline_prove.referee import Verdict
+from towline_prove.soak import ROLES, Outcome, SoakPlan
 
 
 def outcome(**changes: Any) -> Outcome:

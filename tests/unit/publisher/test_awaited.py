@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from towline.gateway.receipts_wire import Content, Mark, Receipt, mark_of
+from towline.delivery.receipts_wire import Content, Mark, Receipt, mark_of
 from towline.journal.ranges import Ranges
 from towline.publisher.awaited import Awaited, Restored
 

@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from towline.gateway.receipts import Ledger, Verdict
-from towline.gateway.receipts_wire import Content, Mark, Receipt, mark_of
+from towline.delivery.receipts import Ledger, Verdict
+from towline.delivery.receipts_wire import Content, Mark, Receipt, mark_of
 from towline.journal.ranges import Ranges
 from towline.publisher.awaited import Awaited, Restored
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from towline import Publisher
+from towline.delivery.outrows import arrived, outgoing, rows_of
 from towline.errors import ConfigError, JournalFailed, PublisherError, TowlineError
-from towline.gateway.outrows import arrived, outgoing, rows_of
-from towline.mqtt.client import Client
 from towline.mqtt.codec import encode
+from towline.net.client import Client
 from towline.publisher.receipt import Receipt
 from towline.publisher.words import fields_of
 

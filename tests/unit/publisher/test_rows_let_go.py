@@ -19,10 +19,10 @@ from mqtt5 import (
 )
 
 from tests.helpers import read_all
-from towline.gateway import downlink as module
-from towline.gateway.downlink import Downlink
-from towline.gateway.outrows import OUTBOX_SCHEMA, arrived, rows_of
-from towline.gateway.receipts_wire import Receipt
+from towline.delivery import outbound as module
+from towline.delivery.outbound import Downlink
+from towline.delivery.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.delivery.receipts_wire import Receipt
 from towline.journal import Batch, Limits, Outbox
 from towline.mqtt.codec import Packet
 from towline.mqtt.events import Event, Opened, Received, Send, SessionConfig

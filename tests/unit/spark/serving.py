@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from towline.errors import JournalFailed
 from towline.gateway.endpoint import ProcessMark
-from towline.gateway.rows import ROW_SCHEMA
 from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
+from towline.schema import ROW_SCHEMA
 
 __all__ = ["Served", "main", "mark", "rows", "served"]
 

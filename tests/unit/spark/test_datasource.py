@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from towline.errors import ConfigError
-from towline.gateway.rows import SPARK_SCHEMA
+from towline.schema import SPARK_SCHEMA
 from towline.spark.source import MqttDataSource
 
 

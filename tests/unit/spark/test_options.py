@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError
-from towline.gateway.settings import AckAfter, Broker, GatewaySettings, Guarantee
+from towline.gateway.settings import Broker, GatewaySettings
+from towline.guarantee import AckAfter, Guarantee
 from towline.spark.options import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_ROWS,

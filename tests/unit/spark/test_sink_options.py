@@ -8,9 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from towline.delivery.outrows import MESSAGE_SCHEMA
 from towline.errors import ConfigError
-from towline.gateway.outrows import MESSAGE_SCHEMA
-from towline.gateway.settings import GatewaySettings, Guarantee
+from towline.gateway.settings import GatewaySettings
+from towline.guarantee import Guarantee
 from towline.spark.sink_columns import SinkColumns
 from towline.spark.sink_options import OPTIONS, Retry, parse_sink_options
 

@@ -1,0 +1,181 @@
+"""What becomes of a Kafka record on the way down: ``[[downlink]]`` as written, its words and what they may name. Pure.
+
+A value is said as a template (``command/{key}/req``) or as Spark SQL (``{ sql = "concat('a/', offset)" }``) over the
+columns of Spark's Kafka source. What is not said comes from the record's headers where the way up has written them
+(`towline.bridge.config.routes.HEADERS`), so that a message that went up and down is the same message again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import Field, field_validator, model_validator
+
+from towline.bridge.config.routes import HEADERS, USER_PREFIX, Template, kafka_name_problem
+from towline.bridge.config.section import NAME, Section
+from towline.guarantee import Guarantee
+
+__all__ = ["FIELDS", "OURS", "DownlinkSection", "KafkaPattern", "Spoken", "Sql", "template_of"]
+
+#: Fields of a record, and the column behind each; ``key`` and ``value`` are UTF-8 text or missing.
+FIELDS: Final = {
+    "kafka.topic": "topic",
+    "kafka.partition": "partition",
+    "kafka.offset": "offset",
+    "kafka.timestamp": "timestamp",
+}
+#: Headers the way up writes that are no user properties; the last three stand in dead letters only.
+OURS: Final = (
+    *(name for name in HEADERS if not name.startswith(USER_PREFIX)),
+    "mqtt.gateway",
+    "mqtt.offset",
+    "mqtt.duplicate",
+)
+_KNOWN: Final = "known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, " + ", ".join(f"{{{n}}}" for n in FIELDS)
+
+
+class Sql(Section):
+    """A value said in Spark SQL.
+
+    Attributes:
+        sql: An expression over ``key, value, topic, partition, offset, timestamp, headers``.
+    """
+
+    sql: str = Field(min_length=1)
+
+    @field_validator("sql")
+    @classmethod
+    def _something(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("sql is empty; give an expression in Spark SQL")
+        return value
+
+
+class KafkaPattern(Section):
+    """Topics by a regular expression, as Spark's ``subscribePattern`` takes it (java.util.regex)."""
+
+    pattern: str = Field(min_length=1)
+
+
+Spoken: TypeAlias = str | Sql
+
+
+def _field_problem(name: str) -> str:
+    if name in FIELDS or name in ("key", "value"):
+        return ""
+    for prefix in ("header.", "value."):
+        if name.startswith(prefix) and name != prefix:
+            return ""
+    return f"which a record does not have; {_KNOWN}"
+
+
+def template_of(text: str) -> Template:
+    """Read a template over the fields of a record.
+
+    Raises:
+        ValueError: As `Template.read`.
+    """
+    return Template.read(text, _field_problem)
+
+
+class DownlinkSection(Section):
+    """``[[downlink]]`` without its tables ``mqtt`` and ``outbox``.
+
+    Attributes:
+        name: Unique in the file.
+        guarantee: The promise.
+        from_: A Kafka topic, a list of them, or ``{ pattern = "REGEX" }``.
+        starting_offsets: Where the line begins before it has a checkpoint: ``earliest``, ``latest``, or a table
+            ``{ TOPIC = { "0" = 12 } }``.
+        on_data_loss: What to do when Kafka has deleted records that were not read yet: ``stop`` the line and say so, or
+            ``go_on`` with what is left.
+        topic: MQTT topic; where none is said, that of the header ``mqtt.topic``.
+        qos: Of every PUBLISH; where none is said, what the guarantee takes.
+        retain: Keep it for later subscribers; where it is not said, the header ``mqtt.retain``.
+        expiry: Seconds the message lives from its arrival in the outbox on; where it is not said, the header
+            ``mqtt.message-expiry``.
+        content_type: Where it is not said, the header ``mqtt.content-type``.
+        response_topic: Where an answer is expected; where it is not said, the header ``mqtt.response-topic``.
+        correlation_data: What an answer repeats; where it is not said, the header ``mqtt.correlation-data``.
+        payload: Where it is not said, the record's value.
+        properties: Which headers travel: ``all`` (those of MQTT as what they are, the others as user properties),
+            ``mqtt`` (only those of MQTT), ``none``.
+        where: Spark SQL; records for which it is not true are left out and counted.
+        transform: ``package.module:function``, a deterministic function from DataFrame to DataFrame that keeps the
+            columns.
+        confirm: When a batch counts as written: on disk in the outbox, or at the broker.
+        dead_letter_topic: Where records go that MQTT can't carry; False for nowhere.
+        control_characters: What to do with a record that would bring control characters or non-characters into a
+            topic or property, at which a broker may end the connection [MQTT 5 section 1.5.4]: ``send`` it, or make it
+            a ``dead_letter``. Where it is not said: a dead letter where the line has such a topic.
+        max_messages_per_trigger: Most records in one micro-batch.
+        trigger_interval_s: Seconds between batches.
+        parallelism: Writers of a batch; more than one split it by MQTT topic.
+    """
+
+    name: str = Field(pattern=NAME)
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    from_: str | tuple[str, ...] | KafkaPattern = Field(alias="from")
+    starting_offsets: Literal["earliest", "latest"] | dict[str, dict[str, int]] = "earliest"
+    on_data_loss: Literal["stop", "go_on"] = "stop"
+    topic: Spoken = "{header.mqtt.topic}"
+    qos: Annotated[int, Field(ge=0, le=2)] | None = None
+    retain: bool | Sql | None = None
+    expiry: Annotated[int, Field(ge=0, le=0xFFFFFFFF)] | str | Sql | None = None
+    content_type: Spoken | None = None
+    response_topic: Spoken | None = None
+    correlation_data: Spoken | None = None
+    payload: Spoken | None = None
+    properties: Literal["all", "mqtt", "none"] = "all"
+    where: str | None = None
+    transform: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    confirm: Literal["outbox", "broker"] = "outbox"
+    dead_letter_topic: str | Literal[False] | None = None
+    control_characters: Literal["send", "dead_letter"] | None = None
+    max_messages_per_trigger: Annotated[int, Field(ge=1)] = 50_000
+    trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    parallelism: Annotated[int, Field(ge=1, le=256)] = 1
+
+    @field_validator("from_")
+    @classmethod
+    def _legal(cls, value: str | tuple[str, ...] | KafkaPattern) -> str | tuple[str, ...] | KafkaPattern:
+        if isinstance(value, KafkaPattern):
+            try:
+                re.compile(value.pattern)  # Java's are much the same; Spark tells the rest
+            except re.error as error:
+                raise ValueError(f"pattern is no regular expression ({error}); correct it") from None
+            return value
+        names = (value,) if isinstance(value, str) else value
+        problem = next((found for name in names if (found := kafka_name_problem(name))), None)
+        if problem or not names:
+            raise ValueError(f"{problem or 'from names no topic'}; name one, several in a list, or {{ pattern = ... }}")
+        return value
+
+    @model_validator(mode="after")
+    def _words(self) -> DownlinkSection:
+        for _, text in self.templates():
+            template_of(text)
+        if self.where is not None and not self.where.strip():
+            raise ValueError("where is empty; give a condition in Spark SQL, or remove it")
+        return self
+
+    def templates(self) -> Iterator[tuple[str, str]]:
+        """The keys that are said as templates, with their text."""
+        for name in ("topic", "expiry", "content_type", "response_topic", "correlation_data", "payload"):
+            if isinstance(text := getattr(self, name), str):
+                yield name, text
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The Kafka topics that are named; none for a pattern."""
+        if isinstance(self.from_, KafkaPattern):
+            return ()
+        return (self.from_,) if isinstance(self.from_, str) else self.from_
+
+    def reads(self, topic: str) -> bool:
+        """Whether a Kafka topic is among those it comes from; a pattern is looked for in the name, as Spark does."""
+        if isinstance(self.from_, KafkaPattern):
+            return re.search(self.from_.pattern, topic) is not None
+        return topic in self.topics

@@ -1,0 +1,397 @@
+"""The bridge file: TOML in, validated lines out, every mistake with its line.
+
+Reading happens without network and without Spark. Strings may name environment variables as ``${NAME}`` (``$${NAME}``
+is the literal text); relative paths are relative to the file. Secrets are named by files, never written here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from towline.bridge.config.line import DownlinkReader, LineReader
+from towline.bridge.config.mistakes import Mistakes
+from towline.bridge.config.model import NAME, Bridge, DownLine, Kafka, Line, SparkSection
+from towline.bridge.config.places import KeyPath, Places
+from towline.errors import ConfigError, did_you_mean
+from towline.gateway.settings import GatewaySettings
+from towline.guarantee import policy
+from towline.kafka.reserved import reserved
+
+__all__ = ["Reader", "hide_references", "load", "parse"]
+
+_REFERENCE = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+#: What the bridge decides about a gateway from elsewhere in the file.
+_NOT_MQTT = {
+    "checkpoint",
+    "name",
+    "state_dir",
+    "subscriptions",
+    "guarantee",
+    "ack_after",
+    "journal",
+    "outbox",
+    "owner_pid",
+    "receipts",
+}
+#: What [mqtt] and [uplink.mqtt] may set: all the rest of `GatewaySettings`.
+_MQTT_KEYS = tuple(name for name in GatewaySettings.model_fields if name not in _NOT_MQTT)
+#: Client settings the sink sets by itself, from the guarantee or this file.
+_OWNED = ("bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "request.required.acks")
+
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def load(file: Path, environ: Mapping[str, str] | None = None) -> Bridge:
+    """Read a bridge file.
+
+    Args:
+        file: TOML, UTF-8.
+        environ: For ``${NAME}``; the process's own by default.
+
+    Raises:
+        ConfigMistakes: With every mistake of the file.
+        ConfigError: If it can't be read at all.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError("TL-C11", str(file), "the file is not UTF-8 text", "Save it as UTF-8.") from error
+    except OSError as error:
+        reason = (error.strerror or "it can't be read").lower()
+        raise ConfigError("TL-C10", str(file), reason, "Name a bridge file; examples/bridge.toml is one.") from error
+    return parse(text, file, os.environ if environ is None else environ)
+
+
+def parse(text: str, file: Path, environ: Mapping[str, str]) -> Bridge:
+    """Read the text of a bridge file; `load` tells the rest."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _not_toml(str(error), text, file) from error
+    return Reader(text, file, raw, environ).bridge()
+
+
+def _not_toml(message: str, text: str, file: Path) -> ConfigError:
+    found = re.search(r"^(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)$", message, re.DOTALL)
+    what, line = (found[1], found[2]) if found else (message, None)
+    where = f"{file}:{line or max(1, len(text.splitlines()))}"
+    return ConfigError("TL-C11", where, f"not TOML: {what[:1].lower()}{what[1:]}", "Correct the line.")
+
+
+class Reader:
+    """Reads one file, section by section, noting mistakes as it goes."""
+
+    def __init__(self, text: str, file: Path, raw: dict[str, Any], environ: Mapping[str, str]) -> None:
+        self._file = file
+        #: Every mistake so far.
+        self.found = Mistakes(str(file), Places(text))
+        self._environ = environ
+        #: Whether a variable was missing, so that values may be stand-ins.
+        self._unset = False
+        #: What lines need to know of the other sections.
+        self.spark_conf: Mapping[str, object] = {}
+        self.creates_topics = False
+        self._raw = self._expand(raw, ())
+        self._base = file.absolute().parent
+
+    def bridge(self) -> Bridge:
+        """Everything, or every mistake."""
+        raw = self._raw
+        self._unknown(raw, ("name", "state_dir", "mqtt", "kafka", "spark", *_READERS), (), "")
+        name = self._name(raw.get("name"))
+        state_dir = self._state_dir(raw.get("state_dir"))
+        kafka = self._kafka(self._table("kafka"))
+        spark = self._spark(self._table("spark"))
+        self.spark_conf = spark.conf
+        self.creates_topics = kafka is not None and kafka.create_topics is not None
+        mqtt = self.mqtt(self._table("mqtt"), ("mqtt",), "[mqtt]")
+        lines = self._lines(name, state_dir, mqtt)
+        self.found.raise_if_any()
+        assert kafka is not None, "a section that failed has left a mistake"
+        return Bridge(name=name, file=self._file.absolute(), state_dir=state_dir, kafka=kafka, spark=spark, lines=lines)
+
+    def _expand(self, value: Any, path: KeyPath) -> Any:
+        if isinstance(value, dict):
+            return {key: self._expand(item, (*path, *key.split("."))) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._expand(item, (*path, index)) for index, item in enumerate(value)]
+        if not isinstance(value, str) or _stays(path):
+            return value
+        return _REFERENCE.sub(lambda found: self._variable(found, path), value)
+
+    def _variable(self, found: re.Match[str], path: KeyPath) -> str:
+        name = found[2]
+        if found[1]:
+            return found[0][1:]
+        if name not in self._environ:
+            what = f"the environment variable {name} is not set"
+            self.found.add("TL-C04", path, _subject(path), what, f"Set it, or write $${{{name}}} for the text itself.")
+            self._unset = True
+            return "x"
+        self.found.hide(self._environ[name], name)
+        return self._environ[name]
+
+    def _unknown(self, table: Mapping[str, object], known: tuple[str, ...], path: KeyPath, subject: str) -> None:
+        for key in table:
+            if key in known:
+                continue
+            if key.lower() in {"password", "passwd", "secret", "token"}:
+                what = f'"{key}" would put a secret into this file'
+                self.found.add(
+                    "TL-C16",
+                    (*path, key),
+                    subject,
+                    what,
+                    "Write it into a file of mode 0600 and name that in password_file.",
+                )
+            else:
+                self.found.add("TL-C01", (*path, key), subject, f'unknown key "{key}"', did_you_mean(key, known))
+
+    def model(self, kind: type[_M], table: Mapping[str, Any], path: KeyPath, subject: str) -> _M | None:
+        """Read a table as a model, or note why not."""
+        known = tuple(field.alias or name for name, field in kind.model_fields.items())
+        self._unknown(table, known, path, subject)
+        try:
+            return kind.model_validate({key: value for key, value in table.items() if key in known})
+        except ValidationError as error:
+            self.found.add_details(error.errors(), {}, path, subject)
+            return None
+
+    def _table(self, name: str) -> dict[str, Any]:
+        if name not in self._raw and name != "spark":
+            self.found.add("TL-C02", (), "", f"[{name}] is missing", "Add the table.")
+            return {}
+        table = self._raw.get(name, {})
+        if isinstance(table, dict):
+            return table
+        self.found.add("TL-C03", (name,), "", f'"{name}" must be a table', f"Write [{name}].")
+        return {}
+
+    def _name(self, value: object) -> str:
+        if isinstance(value, str) and re.match(NAME, value):
+            return value
+        if value is None:
+            self.found.add(
+                "TL-C02", ("name",), "", '"name" is missing', "Name the bridge; it becomes part of the MQTT client ids."
+            )
+        else:
+            what = '"name" has letters, digits, dots, - and _, begins with a letter or digit, at most 64'
+            self.found.add("TL-C03", ("name",), "", what, "Rename it.")
+        return "x"
+
+    def _state_dir(self, value: object) -> Path:
+        if isinstance(value, str) and value:
+            return self._base / Path(value).expanduser()
+        if value is None:
+            self.found.add(
+                "TL-C02",
+                ("state_dir",),
+                "",
+                '"state_dir" is missing',
+                "Name a directory on a local disk; the journals live there.",
+            )
+        else:
+            self.found.add("TL-C03", ("state_dir",), "", '"state_dir" must be a path in quotes', "Correct the value.")
+        return self._base
+
+    def _kafka(self, table: dict[str, Any]) -> Kafka | None:
+        if not table:
+            return None
+        path: KeyPath = ("kafka",)
+        table = dict(table)
+        if isinstance(table.get("bootstrap_servers"), list):
+            table["bootstrap_servers"] = ",".join(str(server) for server in table["bootstrap_servers"])
+        if table.get("create_topics") is True:
+            table["create_topics"] = {}
+        elif table.get("create_topics") is False:
+            del table["create_topics"]
+        table["settings"] = settings = _flat(table.get("settings", {}))
+        for key in settings if isinstance(settings, dict) else ():
+            if key in _OWNED:
+                what = f'"{key}" is set by Towline'
+                self.found.add("TL-C68", (*path, "settings", key), "[kafka]", what, "Remove it.")
+        made = self.model(Kafka, table, path, "[kafka]")
+        if made is None:
+            return None
+        names = ("password_file", "key_password_file")
+        files = {name: self.secret_file(getattr(made, name), (*path, name), "[kafka]") for name in names}
+        made = made.model_copy(update=files)
+        if not self._unset:
+            self._judge_client(made)
+        return made
+
+    def _spark(self, table: dict[str, Any]) -> SparkSection:
+        made = {**table, "conf": _flat(table.get("conf", {}))}
+        found = self.model(SparkSection, made, ("spark",), "[spark]") or SparkSection()
+        jars = tuple(self._base / jar.expanduser() for jar in found.kafka_jars)
+        for jar in jars:
+            if not jar.is_file():
+                path, what = ("spark", "kafka_jars"), f"the jar {jar} is not there"
+                self.found.add(
+                    "TL-C15", path, "[spark]", what, "Correct the path, or remove it: Maven brings the jars."
+                )
+        return found.model_copy(update={"kafka_jars": jars})
+
+    def _judge_client(self, kafka: Kafka) -> None:
+        """Let the client library judge its settings; it opens no connection for that."""
+        from towline.kafka.clientconfig import check_client, file_property  # noqa: PLC0415 - loads librdkafka
+
+        client = {name: value for name, value in kafka.client().items() if not file_property(name)}
+        try:
+            check_client(client, "[kafka]", "")
+        except ConfigError as error:
+            path = next(
+                (("settings", key) for key in kafka.settings if f'"{key}"' in error.what), ("bootstrap_servers",)
+            )
+            what = error.what.replace("option ", "").replace("bootstrap.servers", "bootstrap_servers")
+            if error.code == "TL-C44":  # a secret: say it in the words of this file
+                what = f'"{path[-1]}" would put a secret into this file'
+                error = ConfigError("TL-C16", "", what, "Use password_file or key_password_file, or write ${NAME}.")
+            self.found.add(error.code, ("kafka", *path), "[kafka]", what, error.do)
+
+    def secret_file(self, file: Path | None, path: KeyPath, subject: str) -> Path | None:
+        """The file, resolved; it must be there [design section 10]."""
+        if file is None:
+            return None
+        file = self._base / file.expanduser()
+        if not file.is_file():
+            self.found.add(
+                "TL-C15", path, subject, f"{path[-1]} {file} is not there", "Write the secret into it, mode 0600."
+            )
+        return file
+
+    def mqtt(self, table: dict[str, Any], path: KeyPath, subject: str) -> dict[str, Any]:
+        """The known keys of [mqtt] or [uplink.mqtt], paths resolved; their values are judged with the line."""
+        known = (*_MQTT_KEYS, "client_id_prefix") if path == ("mqtt",) else _MQTT_KEYS
+        self._unknown(table, known, path, subject)
+        made = {key: value for key, value in table.items() if key in known}
+        for key in [key for key in made if key.endswith("_file") and isinstance(made[key], str)]:
+            made[key] = self.secret_file(Path(made[key]), (*path, key), subject)
+        if isinstance(tls := made.get("tls"), dict):
+            made["tls"] = {
+                key: self.secret_file(Path(value), (*path, "tls", key), subject)
+                if key.endswith("_file") and isinstance(value, str)
+                else value
+                for key, value in tls.items()
+            }
+        return made
+
+    def _lines(self, bridge: str, state_dir: Path, mqtt: dict[str, Any]) -> tuple[Line | DownLine, ...]:
+        places = list(self._tables())
+        if not places:
+            if not any(kind in self._raw for kind in _READERS):
+                what = "[[uplink]] is missing: there is no line to run"
+                self.found.add("TL-C60", ("uplink",), "", what, "Add one with a name and a route, or a [[downlink]].")
+            return ()
+        tables = [table for _, _, table in places]
+        if "brokers" not in mqtt and any("brokers" not in (t.get("mqtt") or {}) for t in tables if isinstance(t, dict)):
+            self.found.add(
+                "TL-C02", ("mqtt",), "[mqtt]", '"brokers" is missing', 'Add it, as brokers = ["mqtt://localhost:1883"].'
+            )
+        made = [_READERS[kind](self, i, table, bridge, state_dir, mqtt).line() for kind, i, table in places]
+        lines = [line for line in made if line is not None]
+        self._twice(places, lines)
+        letters = tuple(sorted({line.dead_letter_topic for line in lines if line.dead_letter_topic}))
+        for (kind, index, _), line in zip(places, made, strict=True):
+            if line is not None:
+                self._reserved((kind, index), line, letters)
+                if isinstance(line, DownLine):
+                    self._circles((kind, index), line, bridge, lines)
+        known = {"dead_letter_topics": letters}
+        return tuple(line.model_copy(update=known) if isinstance(line, Line) else line for line in lines)
+
+    def _reserved(self, path: KeyPath, line: Line | DownLine, letters: Sequence[str]) -> None:
+        """Topics of the file hold no markers and are not internal to Kafka; what a route writes is no dead letter."""
+        named: list[tuple[KeyPath, str | None, str]] = [(("dead_letter_topic",), line.dead_letter_topic, reserved())]
+        for number, section in enumerate(line.sections if isinstance(line, Line) else ()):
+            named.append((("route", number, "topic"), section.topic, reserved(letters)))
+            named.append((("route", number, "fallback_topic"), section.fallback_topic, reserved(letters)))
+        for key, name, taken in named:
+            if name is not None and re.fullmatch(taken, name):
+                what = f'"{name}" is reserved: markers, dead letters, or Kafka\'s own'
+                self.found.add("TL-C95", (*path, *key), f'{path[0]} "{line.name}"', what, "Choose another topic.")
+
+    def _circles(self, path: KeyPath, line: DownLine, bridge: str, lines: Sequence[Line | DownLine]) -> None:
+        """A line that reads what its own batches write, markers or dead letters, never comes to an end."""
+        written = [f"towline.{bridge}.{one.name}.markers" for one in lines if policy(one.guarantee).transactions]
+        written += [line.dead_letter_topic] if line.dead_letter_topic else []
+        for name in filter(line.section.reads, written):
+            what = f'it would read "{name}", and make a batch of each batch: markers, or dead letters of its own'
+            self.found.add("TL-C95", (*path, "from"), f'downlink "{line.name}"', what, "Choose other topics.")
+
+    def _tables(self) -> Iterator[tuple[str, int, Any]]:
+        """Kind, index and content of every table of a line."""
+        for kind in _READERS:
+            tables = self._raw.get(kind, [])
+            if kind in self._raw and (not isinstance(tables, list) or not tables):
+                what = f"[[{kind}]] must be written [[{kind}]]"
+                self.found.add("TL-C60", (kind,), "", what, "Add one with a name.")
+            else:
+                yield from ((kind, index, table) for index, table in enumerate(tables))
+
+    def _twice(self, places: list[tuple[str, int, Any]], lines: Sequence[Line | DownLine]) -> None:
+        """Two lines never share a name, nor a client id on one broker [MQTT-3.1.4-3].
+
+        Each would throw the other out.
+        """
+        named: dict[object, KeyPath] = {}
+        for kind, index, table in places:
+            name = table.get("name") if isinstance(table, dict) else None
+            if name is not None and name in named:
+                subject, what = f'{kind} "{name}"', "another line has this name"
+                self.found.add("TL-C18", (kind, index, "name"), subject, what, "Rename one.")
+            named.setdefault(name, (kind, index))
+        seen: dict[tuple[str, str], str] = {}
+        for line in lines:
+            for broker in line.gateway.brokers:
+                identity = (str(broker), line.gateway.mqtt_client_id)
+                other = seen.setdefault(identity, line.name)
+                if other != line.name:
+                    what = f'client id "{identity[1]}" is also that of line "{other}"; they would throw each other out'
+                    path = named[line.name]
+                    subject = f'{path[0]} "{line.name}"'
+                    self.found.add("TL-C19", path, subject, what, "Give each line its own client_id.")
+
+
+#: The tables of lines, and who reads them.
+_READERS: dict[str, type[LineReader | DownlinkReader]] = {"uplink": LineReader, "downlink": DownlinkReader}
+
+
+def hide_references(text: str, found: Mistakes, environ: Mapping[str, str] = os.environ) -> None:
+    """Show no value of a variable that the text of a file names [I12]."""
+    for _, name in _REFERENCE.findall(text):
+        found.hide(environ.get(name, ""), name)
+
+
+def _stays(path: KeyPath) -> bool:
+    """Whether a reference is left for the process that connects: a secret of Kafka's client never travels [I12]."""
+    return path[:2] == ("kafka", "settings") and "." in (key := ".".join(map(str, path[2:]))) and _secret(key)
+
+
+def _secret(key: str) -> bool:
+    return "password" in key or "secret" in key or key.endswith((".pem", ".passphrase"))
+
+
+def _subject(path: KeyPath) -> str:
+    return f"[{path[0]}]" if len(path) > 1 and isinstance(path[0], str) and path[0] not in _READERS else ""
+
+
+def _flat(value: Any, prefix: str = "") -> Any:
+    """Dotted keys as one: TOML reads ``security.protocol = "SSL"`` as a table in a table."""
+    if not isinstance(value, dict):
+        return value
+    made: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            made |= _flat(item, f"{prefix}{key}.")
+        else:
+            made[prefix + key] = item
+    return made

@@ -1,0 +1,376 @@
+"""Reads one ``[[uplink]]`` of a bridge file with its routes, or one ``[[downlink]]``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from towline.bridge.config.mistakes import Mistakes
+from towline.bridge.config.model import CHECKPOINT, Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
+from towline.bridge.config.places import KeyPath
+from towline.bridge.config.routes import Pattern, Route, Template, allowed, kafka_name_problem, subscriptions
+from towline.errors import did_you_mean
+from towline.gateway.settings import GatewaySettings, ReceiptSettings
+from towline.guarantee import Guarantee, conf_problem, policy, sharing_problem
+
+if TYPE_CHECKING:
+    from towline.bridge.config.file import Reader
+
+__all__ = ["DownlinkReader", "LineReader"]
+
+_BATCH_BYTES = "max_bytes_per_trigger"
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
+_UNITS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
+_T = TypeVar("_T")
+_S = TypeVar("_S", bound=BaseModel)
+
+
+class TableReader:
+    """What reading a line has in common, whichever way it goes."""
+
+    #: The table it reads.
+    kind: ClassVar[str]
+
+    def __init__(
+        self, reader: Reader, index: int, table: Any, bridge: str, state_dir: Path, mqtt: dict[str, Any]
+    ) -> None:
+        self._reader = reader
+        self._found = reader.found
+        self._path: KeyPath = (self.kind, index)
+        self._table: dict[str, Any] = table if isinstance(table, dict) else {}
+        self._subject = f'{self.kind} "{self._table.get("name", index + 1)}"'
+        self._bridge = bridge
+        self._state_dir = state_dir
+        self._common = mqtt
+
+    def _note(self, code: str, key: str | KeyPath, what: str, do: str) -> None:
+        path = self._path + ((key,) if isinstance(key, str) else key)
+        self._found.add(code, path, self._subject, what, do)
+
+    def _section(self, kind: type[_S], tables: tuple[str, ...]) -> _S | None:
+        """The line's own keys."""
+        table = {key: value for key, value in self._table.items() if key not in tables}
+        if _BATCH_BYTES in table:
+            table[_BATCH_BYTES] = self._size((_BATCH_BYTES,), table[_BATCH_BYTES])
+        known = (*(field.alias or name for name, field in kind.model_fields.items()), *tables)
+        for key in [key for key in table if key not in known]:
+            self._note("TL-C01", key, f'unknown key "{key}"', did_you_mean(key, known))
+            del table[key]
+        return self._reader.model(kind, table, self._path, self._subject)
+
+    def _spark(self, guarantee: Guarantee) -> None:
+        """What [spark.conf] must not undo."""
+        if problem := conf_problem(guarantee, self._reader.spark_conf):
+            name, value = problem
+            what = f"guarantee {guarantee} needs {name} = {value}"
+            self._found.add(
+                "TL-C12", ("spark", "conf", *name.split(".")), self._subject, what, "Remove it from [spark.conf]."
+            )
+
+    def _dead_letters(self, named: str | Literal[False] | None) -> str | None:
+        """The topic: as named, else `<bridge>.dead-letters` where missing topics are created."""
+        if named is False or (named is None and not self._reader.creates_topics):
+            return None
+        name = named or f"{self._bridge}.dead-letters"
+        if problem := kafka_name_problem(name):
+            self._note("TL-C62", "dead_letter_topic", problem, "Correct the name, or write false for none.")
+        return name
+
+    def _gateway(self, name: str, guarantee: Guarantee, own_values: Mapping[str, Any]) -> GatewaySettings | None:
+        own = self._table.get("mqtt", {})
+        own = self._reader.mqtt(own if isinstance(own, dict) else {}, (*self._path, "mqtt"), self._subject)
+        merged = {**self._common, **own}
+        prefix = merged.pop("client_id_prefix", None) or self._bridge
+        origin: dict[str, KeyPath] = {key: ("mqtt", key) for key in self._common}
+        origin |= {key: (*self._path, "mqtt", key) for key in own}
+        if merged.get("session_expiry_s") == 0 and policy(guarantee).persistent:
+            what = f"guarantee {guarantee} needs a session that outlives the connection, session_expiry_s is 0"
+            self._found.add(
+                "TL-C12", origin["session_expiry_s"], self._subject, what, "Raise it; without the key it is for ever."
+            )
+            merged.pop("session_expiry_s")
+        self._tls(merged, origin)
+        values = {
+            "client_id": f"{prefix}-{name}",
+            **merged,
+            "name": name,
+            "state_dir": self._state_dir / name,
+            "guarantee": guarantee,
+            **own_values,
+        }
+        if "brokers" not in merged:
+            values["brokers"] = "mqtt://x"  # its absence is noted for [mqtt]
+        try:
+            return GatewaySettings.model_validate(values)
+        except ValidationError as error:
+            origin |= {key: (*self._path, key) for key in ("journal", "outbox")}
+            self._found.add_details(error.errors(), origin, self._path, self._subject)
+            return None
+
+    def _tls(self, merged: dict[str, Any], origin: dict[str, KeyPath]) -> None:
+        brokers = merged.get("brokers", [])
+        brokers = brokers.split(",") if isinstance(brokers, str) else brokers
+        plain = isinstance(brokers, list) and not any(
+            str(uri).strip().startswith(("mqtts:", "wss:")) for uri in brokers
+        )
+        if merged.get("tls") and plain and brokers:
+            what = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
+            self._found.add("TL-C17", origin["tls"], self._subject, what, "Write mqtts://, or remove tls.")
+
+    def _sharing(self, gateway: GatewaySettings, publish_qos: int | None = None) -> None:
+        if problem := sharing_problem(gateway, publish_qos):
+            own = self._table.get("mqtt")
+            key = "brokers" if len(gateway.brokers) > 1 else "follow_redirects"
+            path = (*self._path, "mqtt", key) if isinstance(own, dict) and key in own else ("mqtt", key)
+            self._found.add("TL-C90", path, self._subject, *problem)
+
+    def _limits(self, name: str) -> Any:
+        """The table ``journal`` or ``outbox``, sizes as numbers."""
+        table = self._table.get(name, {})
+        if not isinstance(table, dict):
+            return table
+        return {
+            key: self._size((name, key), value) if key.endswith("_bytes") else value for key, value in table.items()
+        }
+
+    def _size(self, path: KeyPath, value: object) -> object:
+        """Bytes from ``"20 GB"`` (powers of 1,000) or ``"20 GiB"`` (powers of 1,024)."""
+        if not isinstance(value, str):
+            return value
+        if not (found := _SIZE.match(value)):
+            self._note(
+                "TL-C03",
+                path,
+                f'"{path[-1]}" must be a size',
+                'Write bytes as a number, or as "20 GB" or "512 MiB".',
+            )
+            return 1 << 30
+        unit = found[2].removesuffix("B")
+        return int(float(found[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS[unit.removesuffix("i")])
+
+
+class LineReader(TableReader):
+    """Reads one ``[[uplink]]``."""
+
+    kind = "uplink"
+
+    def line(self) -> Line | None:
+        """The line, or None with its mistakes noted."""
+        uplink = self._uplink()
+        guarantee = uplink.guarantee if uplink else Guarantee.AT_LEAST_ONCE
+        sections, routes = self._routes(guarantee, uplink.dedupe if uplink else None)
+        self._one_within(uplink, sections)
+        own: dict[str, Any] = {"subscriptions": subscriptions(routes) or ({"filter": "x"},)}
+        own["journal"] = self._limits("journal")
+        if uplink and uplink.ack_after in policy(guarantee).acks:
+            own["ack_after"] = uplink.ack_after
+        if uplink and uplink.receipts:
+            own["receipts"] = {} if uplink.receipts is True else self._receipts(uplink.receipts)
+        name = uplink.name if uplink else "x"
+        own["checkpoint"] = str(self._state_dir / name / CHECKPOINT)
+        gateway = self._gateway(name, guarantee, own)
+        if uplink is None or gateway is None or not sections:
+            return None
+        if guarantee is Guarantee.EXACTLY_ONCE and not (uplink.dedupe or all(one.dedupe for one in sections)):
+            self._sharing(gateway)  # what a key names may come twice
+        return Line(
+            name=uplink.name,
+            guarantee=guarantee,
+            gateway=gateway,
+            sections=sections,
+            max_messages_per_trigger=uplink.max_messages_per_trigger,
+            max_bytes_per_trigger=uplink.max_bytes_per_trigger,
+            trigger_interval_s=uplink.trigger_interval_s,
+            parallelism=uplink.parallelism,
+            dead_letter_topic=self._dead_letters(uplink.dead_letter_topic),
+            dedupe=uplink.dedupe,
+        )
+
+    def _receipts(self, receipts: ReceiptSettings) -> ReceiptSettings:
+        file = self._reader.secret_file(receipts.key_file, (*self._path, "receipts", "key_file"), self._subject)
+        return receipts.model_copy(update={"key_file": file})
+
+    def _uplink(self) -> UplinkSection | None:
+        made = self._section(UplinkSection, ("mqtt", "journal", "route"))
+        if made is None:
+            return None
+        allowed_acks = policy(made.guarantee).acks
+        if made.ack_after is not None and made.ack_after not in allowed_acks:
+            what = f"guarantee {made.guarantee} acknowledges after {' or '.join(allowed_acks)}, not {made.ack_after}"
+            self._note("TL-C12", "ack_after", what, "Remove ack_after, or take another guarantee.")
+        self._spark(made.guarantee)
+        return made
+
+    def _one_within(self, uplink: UplinkSection | None, sections: tuple[RouteSection, ...]) -> None:
+        """One query has one watermark, so all routes remember equally long; and one state, so that order is kept."""
+        own = [(index, section.dedupe) for index, section in enumerate(sections) if section.dedupe]
+        first = (uplink.dedupe if uplink else None) or next((dedupe for _, dedupe in own), None)
+        for index, dedupe in own:
+            if first is not None and dedupe.within != first.within:
+                what = f'within = "{dedupe.within}" differs from "{first.within}" on the same line'
+                self._note("TL-C72", ("route", index, "dedupe", "within"), what, "Make it one, or make two lines.")
+        name = "spark.sql.shuffle.partitions"
+        if first is not None and str(self._reader.spark_conf.get(name, 1)) != "1":
+            what = f"dedupe needs {name} = 1: more would mix up the order of a device's messages"
+            self._found.add("TL-C12", ("spark", "conf", *name.split(".")), self._subject, what, "Remove the setting.")
+
+    def _routes(
+        self, guarantee: Guarantee, dedupe: Dedupe | None
+    ) -> tuple[tuple[RouteSection, ...], tuple[Route, ...]]:
+        tables = self._table.get("route", [])
+        if not isinstance(tables, list) or not tables:
+            self._note("TL-C61", "route", "a line needs at least one [[uplink.route]]", "Add one with from and topic.")
+            return (), ()
+        sections: list[RouteSection] = []
+        routes: list[Route] = []
+        for index, table in enumerate(tables):
+            path = (*self._path, "route", index)
+            subject = f"{self._subject} route {index + 1}"
+            section = self._reader.model(RouteSection, table if isinstance(table, dict) else {}, path, subject)
+            route = _RouteReader(self._found, path, subject, guarantee, dedupe).route(section) if section else None
+            if section is not None and route is not None:
+                sections.append(section)
+                routes.append(route)
+        return tuple(sections), tuple(routes)
+
+
+class DownlinkReader(TableReader):
+    """Reads one ``[[downlink]]``."""
+
+    kind = "downlink"
+
+    def line(self) -> DownLine | None:
+        """The line, or None with its mistakes noted."""
+        section = self._section(DownlinkSection, ("mqtt", "outbox"))
+        guarantee = section.guarantee if section else Guarantee.AT_LEAST_ONCE
+        own = {"subscriptions": (), "outbox": self._limits("outbox")}
+        gateway = self._gateway(section.name if section else "x", guarantee, own)
+        if section is None:
+            return None
+        self._spark(guarantee)
+        self._qos(section)
+        dead_letters = self._dead_letters(section.dead_letter_topic)
+        if gateway is None or gateway.outbox is None:
+            return None
+        outbox = gateway.outbox.model_copy(update={"checkpoint": str(gateway.state_dir / CHECKPOINT)})
+        made = DownLine(
+            name=section.name,
+            guarantee=guarantee,
+            gateway=gateway.model_copy(update={"outbox": outbox}),
+            section=section,
+            max_messages_per_trigger=section.max_messages_per_trigger,
+            trigger_interval_s=section.trigger_interval_s,
+            parallelism=section.parallelism,
+            dead_letter_topic=dead_letters,
+        )
+        if made.qos == 2:
+            self._sharing(gateway, publish_qos=2)
+        return made
+
+    def _qos(self, section: DownlinkSection) -> None:
+        levels = policy(section.guarantee).publish_levels
+        if section.qos is not None and section.qos not in levels:
+            wanted = " or ".join(map(str, levels))
+            what = f"guarantee {section.guarantee} publishes with QoS {wanted}, not {section.qos}"
+            self._note("TL-C12", "qos", what, "Change one of the two.")
+
+
+class _RouteReader:
+    """Judges one ``[[uplink.route]]``."""
+
+    def __init__(
+        self, found: Mistakes, path: KeyPath, subject: str, guarantee: Guarantee, dedupe: Dedupe | None
+    ) -> None:
+        self._found = found
+        self._path = path
+        self._subject = subject
+        self._guarantee = guarantee
+        self._dedupe = dedupe
+        self._clean = True
+
+    def route(self, section: RouteSection) -> Route | None:
+        """The route, or None with its mistakes noted."""
+        captures = self._captures(section.from_)
+        if captures is not None:
+            for key, text in self._templates(section):
+                self._attempt("TL-C66", key, partial(Template.parse, text, captures))
+            if dedupe := section.dedupe or self._dedupe:
+                self._attempt("TL-C66", ("dedupe",), partial(dedupe.compile, captures))
+        self._qos(section)
+        self._where(section)
+        self._headers(section)
+        self._lists(section)
+        if not self._clean:
+            return None
+        made = section.compile(self._guarantee, self._dedupe)
+        return made if self._topic_clean(made) else None
+
+    def _note(self, code: str, key: KeyPath, what: str, do: str) -> None:
+        self._clean = False
+        self._found.add(code, self._path + key, self._subject, what, do)
+
+    def _attempt(self, code: str, key: KeyPath, reading: Callable[[], _T]) -> _T | None:
+        try:
+            return reading()
+        except ValueError as error:
+            what, _, advice = str(error).partition("; ")
+            self._note(code, key, what, f"{advice[:1].upper()}{advice[1:]}." if advice else "Correct it.")
+            return None
+
+    def _captures(self, text: str) -> tuple[str, ...] | None:
+        pattern = self._attempt("TL-C67", ("from",), lambda: Pattern.parse(text))
+        return None if pattern is None else tuple(pattern.names)
+
+    @staticmethod
+    def _templates(section: RouteSection) -> list[tuple[KeyPath, str]]:
+        made: list[tuple[KeyPath, str]] = [(("topic",), section.topic)]
+        made += [(("key",), section.key)] if section.key is not None else []
+        return made + [(("headers", name), text) for name, text in section.headers.items()]
+
+    def _qos(self, section: RouteSection) -> None:
+        table = policy(self._guarantee)
+        keyed = (section.dedupe or self._dedupe) is not None
+        least = table.least_qos_keyed if keyed else table.least_qos
+        if section.qos is None or section.qos >= least:
+            return
+        what = f"guarantee {self._guarantee} needs QoS {' or '.join(map(str, range(least, 3)))}, "
+        do = "Raise it, or take guarantee at_most_once."
+        if table.least_qos_keyed < table.least_qos:
+            do = f"Raise it, or give a dedupe key, which allows QoS {table.least_qos_keyed}."
+        self._note("TL-C12", ("qos",), f"{what}the route subscribes with qos = {section.qos}", do)
+
+    def _where(self, section: RouteSection) -> None:
+        if section.where is not None and not section.where.strip():
+            self._note("TL-C69", ("where",), "where is empty", "Give a condition in Spark SQL, or remove it.")
+
+    def _headers(self, section: RouteSection) -> None:
+        for name in section.headers:
+            if name.startswith(("mqtt.", "towline.")):
+                what = f'a header "{name}" would be taken for one that Towline writes'
+                self._note("TL-C65", ("headers", name), what, "Name it without the prefix mqtt. or towline.")
+
+    def _lists(self, section: RouteSection) -> None:
+        for index, glob in enumerate(section.allowed_topics):
+            if problem := kafka_name_problem(glob.replace("*", "x").replace("?", "x")):
+                self._note("TL-C62", ("allowed_topics", index), problem, "Use names, or globs with * and ?.")
+        if section.fallback_topic is not None and (problem := kafka_name_problem(section.fallback_topic)):
+            self._note("TL-C62", ("fallback_topic",), problem, "Correct the name.")
+
+    def _topic_clean(self, route: Route) -> bool:
+        name = route.topic.constant
+        if name is None:
+            if not route.topic.parts[0] and not route.allowed_topics:
+                what = f'topic "{route.topic.text}" lets a device name any Kafka topic'
+                self._note("TL-C63", ("topic",), what, "Begin it with a fixed prefix, or list allowed_topics.")
+            elif problem := kafka_name_problem("x" + "".join(route.topic.parts[::2])):
+                self._note("TL-C62", ("topic",), problem.replace('"x', '"'), "Correct the fixed part of the name.")
+        elif problem := kafka_name_problem(name):
+            self._note("TL-C62", ("topic",), problem, "Correct the name.")
+        elif not allowed(name, route.allowed_topics):
+            self._note("TL-C63", ("topic",), f'topic "{name}" is not among allowed_topics', "Add it there.")
+        return self._clean

@@ -1,0 +1,157 @@
+"""Mistakes in a configuration file: one line each, all of them at once.
+
+A person mends a file once, not key by key, so reading a file collects every mistake before it gives up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from towline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from towline.bridge.config.places import KeyPath, Places
+
+__all__ = ["ConfigMistakes", "Mistakes", "explain"]
+
+
+class ConfigMistakes(ConfigError):
+    """Every mistake of one file; its text has one line for each, in the order of the file.
+
+    Attributes:
+        mistakes: The single errors, at least one.
+    """
+
+    def __init__(self, mistakes: Iterable[ConfigError]) -> None:
+        self.mistakes = tuple(mistakes)
+        first = self.mistakes[0]
+        super().__init__(first.code, first.where, first.what, first.do)
+
+    def __str__(self) -> str:
+        return "\n".join(str(mistake) for mistake in self.mistakes)
+
+
+class Mistakes:
+    """Collects the mistakes of one file.
+
+    Args:
+        file: Name of the file as the user wrote it.
+        places: Lines of its keys.
+    """
+
+    def __init__(self, file: str, places: Places) -> None:
+        self._file = file
+        self._places = places
+        #: Line and error, without repetition.
+        self._found: dict[tuple[int, str], ConfigError] = {}
+        #: Values that came from the environment, never to be shown [I12].
+        self._hidden: dict[str, str] = {}
+
+    def hide(self, value: str, name: str) -> None:
+        """Show ``${name}`` wherever this value of an environment variable would appear."""
+        if value:
+            self._hidden[value] = f"${{{name}}}"
+
+    def add(self, code: str, path: KeyPath, subject: str, what: str, do: str = "") -> None:
+        """Note a mistake at a key path; ``subject`` names the table or line it is in."""
+        line = self._places.line(path)
+        where = f"{self._file}:{line}" + (f"  {subject}" if subject else "")
+        error = ConfigError(code, self._mask(where), self._mask(what), self._mask(do))
+        self._found.setdefault((line, str(error)), error)
+
+    def add_details(
+        self, errors: Iterable[ErrorDetails], origin: Mapping[str, KeyPath], base: KeyPath, subject: str
+    ) -> None:
+        """Note pydantic's findings; ``origin`` says where a first key really stands, else it is under ``base``."""
+        for error in errors:
+            loc = tuple(error["loc"])
+            path = origin[str(loc[0])] + loc[1:] if loc and str(loc[0]) in origin else base + loc
+            code, what, do = explain(error)
+            self.add(code, path, subject, what, do)
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def raise_if_any(self) -> None:
+        """Raise what was found.
+
+        Raises:
+            ConfigMistakes: If anything was noted.
+        """
+        if self._found:
+            raise ConfigMistakes(self.found())
+
+    def found(self) -> list[ConfigError]:
+        """What was noted, in the order of the file."""
+        return [error for _, error in sorted(self._found.items(), key=lambda item: item[0][0])]
+
+    def _mask(self, text: str) -> str:
+        for value in sorted(self._hidden, key=len, reverse=True):
+            text = text.replace(value, self._hidden[value])
+        return text
+
+
+#: What a pydantic type error wants, in a user's words.
+_WANTED = {
+    "string": "a string in quotes",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list in [ ]",
+    "tuple": "a list in [ ]",
+    "dict": "a table",
+    "model": "a table",
+    "path": "a path in quotes",
+    "enum": "one of the known words",
+}
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+_TYPE_ERROR = re.compile(r"^([a-z]+)(?:_attributes)?_(?:type|parsing|from_float)$")
+
+
+def explain(error: ErrorDetails) -> tuple[str, str, str]:
+    """Turn one pydantic finding into code, what and do; its input is never quoted, it may be a secret."""
+    kind, context = error["type"], error.get("ctx", {})
+    key = next((str(part) for part in reversed(error["loc"]) if isinstance(part, str)), "")
+    if kind == "missing":
+        return "TL-C02", f'"{key}" is missing', "Add it."
+    if kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        return "TL-C03", f'"{key}" must be {words} {context[bound]:,}', "Change the number."
+    if kind in ("enum", "literal_error"):
+        return "TL-C03", f'"{key}" must be {_one_of(str(context["expected"]))}', "Choose one."
+    if kind == "string_pattern_mismatch":
+        return (
+            "TL-C03",
+            f'"{key}" has letters, digits, dots, - and _, begins with a letter or digit, at most 64',
+            "Rename it.",
+        )
+    if kind == "value_error":
+        return "TL-C05", *_sentence(str(context["error"]))
+    return "TL-C03", f'"{key}" must be {_wanted(kind, error)}', "Correct the value."
+
+
+def _wanted(kind: str, error: Mapping[str, Any]) -> str:
+    match = _TYPE_ERROR.match(kind)
+    known = _WANTED.get(match[1]) if match else None
+    if kind in {"too_short", "string_too_short"}:
+        return "something, it is empty"
+    return known or str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+
+
+def _one_of(expected: str) -> str:
+    return expected.replace("'", '"')
+
+
+def _sentence(message: str) -> tuple[str, str]:
+    """Split ``what; do`` as the validators of the settings write it."""
+    what, _, advice = message.partition("; ")
+    return what, f"{advice[0].upper()}{advice[1:]}." if advice else ""

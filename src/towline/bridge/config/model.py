@@ -1,0 +1,344 @@
+"""What a bridge file says, as validated values; they travel to the driver process as JSON, and hold no secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from towline.bridge.config.downlink import DownlinkSection
+from towline.bridge.config.routes import Pattern, Route, Template
+from towline.bridge.config.section import NAME, Section
+from towline.errors import ConfigError, did_you_mean
+from towline.gateway.settings import GatewaySettings, ReceiptSettings
+from towline.guarantee import AckAfter, Guarantee, policy
+from towline.spark.options import DEFAULT_MAX_BYTES
+
+__all__ = [
+    "CHECKPOINT",
+    "NAME",
+    "AnyLine",
+    "Bridge",
+    "CreateTopics",
+    "Dedupe",
+    "DownLine",
+    "DownlinkSection",
+    "Kafka",
+    "Line",
+    "RouteSection",
+    "Section",
+    "SparkSection",
+    "UplinkSection",
+]
+
+
+#: Directory of Spark's checkpoint in a line's state directory.
+CHECKPOINT = "checkpoint"
+
+
+class CreateTopics(Section):
+    """How missing topics are made; off unless the table is there.
+
+    Attributes:
+        partitions: Partitions of a new topic.
+        replication_factor: Copies; -1 takes the cluster's default.
+    """
+
+    partitions: Annotated[int, Field(ge=1)] = 6
+    replication_factor: Annotated[int, Field(ge=-1)] = -1
+
+
+class Kafka(Section):
+    """Where records go.
+
+    Attributes:
+        bootstrap_servers: ``host:port,host:port``.
+        settings: Further librdkafka client settings, no secrets.
+        password_file: Holds ``sasl.password``.
+        key_password_file: Holds ``ssl.key.password``.
+        create_topics: Make the topics that are missing and known: fixed ones, and those that ``allowed_topics`` names.
+    """
+
+    bootstrap_servers: str = Field(min_length=1)
+    settings: dict[str, str | bool | int | float] = Field(default_factory=dict)
+    password_file: Path | None = None
+    key_password_file: Path | None = None
+    create_topics: CreateTopics | None = None
+
+    def client(self) -> dict[str, str]:
+        """The settings as librdkafka names them; secrets as names of files (`towline.kafka.clientconfig`)."""
+        made = {"bootstrap.servers": self.bootstrap_servers}
+        made |= {name: _as_text(value) for name, value in self.settings.items()}
+        if self.password_file:
+            made["sasl.password.file"] = str(self.password_file)
+        if self.key_password_file:
+            made["ssl.key.password.file"] = str(self.key_password_file)
+        return made
+
+
+class SparkSection(Section):
+    """The Spark session of the bridge.
+
+    Attributes:
+        master: ``local[*]``, or a cluster that reaches this machine's state directory.
+        ui: Whether Spark's web page is served (on loopback).
+        conf: Further Spark settings.
+        kafka_jars: Jars of Spark's Kafka source, for downlinks; none lets Maven bring them at the start.
+    """
+
+    master: str = Field(default="local[*]", min_length=1)
+    ui: bool = False
+    conf: dict[str, str | bool | int | float] = Field(default_factory=dict)
+    kafka_jars: tuple[Path, ...] = ()
+
+
+#: How long keys are remembered: ``10 minutes``, at least a second, at most 30 days.
+_WITHIN = re.compile(r"^([1-9][0-9]{0,6}) ?(second|minute|hour|day)s?$")
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_LONGEST_S = 30 * 86400
+
+
+class Dedupe(Section):
+    """How repeats are recognised.
+
+    Attributes:
+        key: What names a message for ever: a template such as ``{mqtt.user.id}``, or Spark SQL over the columns of the
+            source. It must never be used again for another message of the same topic.
+        within: How long a key is remembered at least, by the time of receipt: ``10 minutes``.
+    """
+
+    key: str = Field(min_length=1)
+    within: str = "10 minutes"
+
+    @field_validator("within")
+    @classmethod
+    def _a_time(cls, value: str) -> str:
+        found = _WITHIN.match(value.strip().lower())
+        if not found or int(found[1]) * _SECONDS[found[2]] > _LONGEST_S:
+            raise ValueError('within is a time of at most 30 days; write it as "10 minutes" or "2 hours"')
+        return f"{found[1]} {found[2]}s"
+
+    def compile(self, captures: Iterable[str]) -> Template | str:
+        """The key as a template where it has braces, else the SQL it is.
+
+        Raises:
+            ValueError: As `Template.parse`.
+        """
+        return Template.parse(self.key, captures) if "{" in self.key else self.key
+
+
+class RouteSection(Section):
+    """``[[uplink.route]]`` as written; `compile` makes it a `Route`."""
+
+    from_: str = Field(alias="from", min_length=1)
+    topic: str = Field(min_length=1)
+    qos: Annotated[int, Field(ge=0, le=2)] | None = None
+    key: str | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    where: str | None = None
+    allowed_topics: tuple[str, ...] = ()
+    fallback_topic: str | None = None
+    properties: Literal["all", "none"] = "all"
+    key_required: bool = False
+    dedupe: Dedupe | None = None
+
+    def compile(
+        self, guarantee: Guarantee, dedupe: Dedupe | None = None, dead_letter_topics: tuple[str, ...] = ()
+    ) -> Route:
+        """The route, with the QoS the guarantee takes when none is given (design section 4).
+
+        Args:
+            guarantee: Of the line.
+            dedupe: Of the line, for a route without its own.
+            dead_letter_topics: Of all lines.
+
+        Raises:
+            ValueError: As `Pattern.parse` and `Template.parse` say.
+        """
+        pattern = Pattern.parse(self.from_)
+        dedupe = self.dedupe or dedupe
+        return Route(
+            pattern=pattern,
+            qos=policy(guarantee).qos if self.qos is None else self.qos,
+            topic=Template.parse(self.topic, pattern.names),
+            key=None if self.key is None else Template.parse(self.key, pattern.names),
+            headers=tuple((name, Template.parse(text, pattern.names)) for name, text in self.headers.items()),
+            where=self.where,
+            allowed_topics=self.allowed_topics,
+            fallback_topic=self.fallback_topic,
+            properties=self.properties == "all",
+            key_required=self.key_required,
+            dedupe=None if dedupe is None else dedupe.compile(pattern.names),
+            dead_letter_topics=dead_letter_topics,
+        )
+
+
+class UplinkSection(Section):
+    """``[[uplink]]`` without its tables, which are read on their own."""
+
+    name: str = Field(pattern=NAME)
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    ack_after: AckAfter | None = None
+    max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
+    max_bytes_per_trigger: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BYTES
+    trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    parallelism: Annotated[int, Field(ge=1, le=256)] = 1
+    dead_letter_topic: str | Literal[False] | None = None
+    dedupe: Dedupe | None = None
+    receipts: bool | ReceiptSettings = False
+
+
+class AnyLine(Section):
+    """One MQTT identity, one query, one direction.
+
+    Attributes:
+        name: Unique in the file.
+        guarantee: The promise.
+        gateway: What its gateway is told.
+        max_messages_per_trigger: Most messages in one micro-batch.
+        trigger_interval_s: Seconds between batches; 0 begins the next at once.
+        parallelism: Writers of a batch; more than one split it, by key on the way up and by topic on the way down.
+        dead_letter_topic: Where records go that can't be mapped or written; None for nowhere, the line stops then.
+    """
+
+    name: str
+    guarantee: Guarantee
+    gateway: GatewaySettings
+    max_messages_per_trigger: int
+    trigger_interval_s: float
+    parallelism: int = 1
+    dead_letter_topic: str | None = None
+
+    @property
+    def checkpoint(self) -> Path:
+        """Spark's checkpoint of the line's query."""
+        return self.gateway.state_dir / CHECKPOINT
+
+
+class Line(AnyLine):
+    """A line from MQTT to Kafka.
+
+    Attributes:
+        direction: Tells the kinds apart in JSON.
+        max_bytes_per_trigger: Most bytes in one micro-batch; both limits hold.
+        sections: Its routes as written.
+        dedupe: How repeats are recognised on routes that do not say it themselves.
+        dead_letter_topics: Of all lines of the bridge.
+    """
+
+    direction: Literal["up"] = "up"
+    max_bytes_per_trigger: int = DEFAULT_MAX_BYTES
+    sections: tuple[RouteSection, ...]
+    dedupe: Dedupe | None = None
+    dead_letter_topics: tuple[str, ...] = ()
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """The routes, compiled."""
+        return tuple(section.compile(self.guarantee, self.dedupe, self.dead_letter_topics) for section in self.sections)
+
+    @property
+    def within(self) -> str | None:
+        """How long dedupe keys are remembered; None when no route drops repeats."""
+        return next((one.within for one in (*(s.dedupe for s in self.sections), self.dedupe) if one), None)
+
+    @property
+    def fixed_topics(self) -> tuple[str, ...]:
+        """Kafka topics known without a message, fallbacks and dead letters included, sorted."""
+        routes = self.routes
+        named = {route.topic.constant for route in routes} | {route.fallback_topic for route in routes}
+        named.add(self.dead_letter_topic)
+        return tuple(sorted(name for name in named if name))
+
+    @property
+    def listed_topics(self) -> frozenset[str]:
+        """Kafka topics that a message may name and that a list names in full."""
+        values = [(route, name) for route in self.routes if route.topic.fields for name in route.allowed_topics]
+        return frozenset(name for route, name in values if route.may_become(name))
+
+
+class DownLine(AnyLine):
+    """A line from Kafka to MQTT.
+
+    Attributes:
+        direction: Tells the kinds apart in JSON.
+        section: What becomes of a record, as written.
+    """
+
+    direction: Literal["down"] = "down"
+    section: DownlinkSection
+
+    @property
+    def fixed_topics(self) -> tuple[str, ...]:
+        """Kafka topics that must be there, the dead letters' included, sorted; those of a pattern are not known."""
+        return tuple(sorted({*self.section.topics, *([self.dead_letter_topic] if self.dead_letter_topic else [])}))
+
+    @property
+    def control_characters(self) -> Literal["send", "dead_letter"]:
+        """What becomes of a record whose text a broker may refuse; without a place for letters it is sent."""
+        return self.section.control_characters or ("dead_letter" if self.dead_letter_topic else "send")
+
+    @property
+    def qos(self) -> int:
+        """QoS of every PUBLISH."""
+        return policy(self.guarantee).publish_qos if self.section.qos is None else self.section.qos
+
+
+class Bridge(Section):
+    """A whole file.
+
+    Attributes:
+        name: Of the bridge.
+        file: Where it was read from.
+        state_dir: Directory of the bridge; each line has one of its name inside.
+        kafka: Where records go.
+        spark: The Spark session.
+        lines: At least one.
+    """
+
+    name: str
+    file: Path
+    state_dir: Path
+    kafka: Kafka
+    spark: SparkSection
+    lines: tuple[Annotated[Line | DownLine, Field(discriminator="direction")], ...]
+
+    @property
+    def uplinks(self) -> tuple[Line, ...]:
+        """The lines from MQTT to Kafka."""
+        return tuple(line for line in self.lines if isinstance(line, Line))
+
+    @property
+    def downlinks(self) -> tuple[DownLine, ...]:
+        """The lines from Kafka to MQTT."""
+        return tuple(line for line in self.lines if isinstance(line, DownLine))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Kafka topics that must be there, and where topics are created those that a list names too, sorted."""
+        listed = (line.listed_topics for line in self.uplinks if self.kafka.create_topics)
+        return tuple(sorted({name for line in self.lines for name in line.fixed_topics}.union(*listed)))
+
+    @property
+    def logs(self) -> Path:
+        """Directory of the children's standard error."""
+        return self.state_dir / "logs"
+
+    def line(self, name: str) -> Line | DownLine:
+        """The line of that name.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        for line in self.lines:
+            if line.name == name:
+                return line
+        hint = did_you_mean(name, [line.name for line in self.lines])
+        raise ConfigError("TL-C73", str(self.file), f'no line is named "{name}"', hint)
+
+
+def _as_text(value: str | float) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,410 @@
+"""Routes: which messages a line takes and what Kafka record each becomes. Pure, and the reference for the SQL.
+
+The rules, which `towline.bridge.uplink.sql` compiles for Spark and `Route.record` states in Python:
+
+- The first route whose filter matches takes the message, like the arms of a switch; so a message makes at most one
+  record and the account adds up [I11].
+- The route's ``where`` decides afterwards: false or null means *filtered*, and no later route is asked.
+- A template with a field the message does not have gives null: no key, a header without value, no topic.
+- A topic name that holds captured text must be a legal Kafka name, an allowed one and not reserved, else the message
+  goes to the route's fallback topic (design section 10: a device never names a topic outside the allowed list).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Self
+
+from towline.gateway.settings import Subscription, filter_problem
+from towline.kafka.reserved import INTERNAL, reserved
+
+__all__ = [
+    "FIELDS",
+    "HEADERS",
+    "Pattern",
+    "Route",
+    "Template",
+    "allowed",
+    "covers",
+    "first_match",
+    "kafka_name_problem",
+    "shadowed",
+    "subscriptions",
+]
+
+#: Message fields a template may name, and the row's column behind each; ``mqtt.user.<key>`` is the first such property.
+FIELDS = {
+    "mqtt.topic": "topic",
+    "mqtt.qos": "qos",
+    "mqtt.retain": "retain",
+    "mqtt.content_type": "content_type",
+    "mqtt.response_topic": "response_topic",
+    "mqtt.message_expiry": "message_expiry_seconds",
+    "mqtt.gateway": "gateway",
+    "mqtt.offset": "offset",
+}
+USER_PREFIX = "mqtt.user."
+
+#: Kafka header → what it carries. The first two are always there, the others when the message has them; user properties
+#: keep their order and repetition [MQTT-3.3.2-18]. DUP and topic aliases belong to one hop, not to the message.
+HEADERS = {
+    "mqtt.topic": "topic name, UTF-8",
+    "mqtt.qos": "0, 1 or 2",
+    "mqtt.retain": '"true", only on a retained message',
+    "mqtt.content-type": "content type, UTF-8 [MQTT 5 section 3.3.2.3.9]",
+    "mqtt.response-topic": "topic name, UTF-8",
+    "mqtt.correlation-data": "the bytes",
+    "mqtt.message-expiry": "seconds left on receipt, decimal",
+    "mqtt.payload-format": '"1" for UTF-8 text, "0" for bytes, when said',
+    "mqtt.subscription-id": "decimal; one header for each",
+    "mqtt.received-at": "microseconds since 1970 UTC, decimal; the record's timestamp has the milliseconds",
+    "mqtt.user.<key>": "user property, one header for each",
+}
+
+#: Kafka: Topic.MAX_NAME_LENGTH and LEGAL_CHARS.
+MAX_TOPIC_LENGTH = 249
+LEGAL_TOPIC = r"^[a-zA-Z0-9._-]+\z"
+
+_CAPTURE = re.compile(r"^\{([A-Za-z_][A-Za-z0-9_]*)\}$")
+_PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A topic filter with named wildcards: ``telemetry/{tenant}/+/#``.
+
+    Attributes:
+        text: As written.
+        levels: One entry for each level before a final ``#``: its literal text, or None for a wildcard.
+        names: Wildcard name → level.
+        deep: Whether it ends with ``#``, which also matches the level above it [MQTT-4.7.1-2].
+        share: Group of a shared subscription, or "".
+    """
+
+    text: str
+    levels: tuple[str | None, ...]
+    names: Mapping[str, int]
+    deep: bool
+    share: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a filter; ``{{`` and ``}}`` stand for braces.
+
+        Raises:
+            ValueError: If it is no topic filter, or a name is used twice or does not fill its level.
+        """
+        share, body = _share(text)
+        raw = body.split("/")
+        deep = raw[-1] == "#"
+        levels: list[str | None] = []
+        names: dict[str, int] = {}
+        for position, level in enumerate(raw[:-1] if deep else raw):
+            if capture := _CAPTURE.match(level):
+                if capture[1] in names:
+                    raise ValueError(f"the wildcard {{{capture[1]}}} stands twice in from; give each its own name")
+                names[capture[1]] = position
+            levels.append(None if capture or level == "+" else _unbrace(level))
+        made = cls(text, tuple(levels), names, deep, share)
+        if problem := filter_problem(made.filter) or ("" if body else "from must not be empty"):
+            raise ValueError(problem)
+        return made
+
+    @property
+    def filter(self) -> str:
+        """The MQTT topic filter to subscribe."""
+        prefix = f"$share/{self.share}/" if self.share else ""
+        return prefix + "/".join([*("+" if level is None else level for level in self.levels), *(["#"] * self.deep)])
+
+    def match(self, topic: str) -> dict[str, str] | None:
+        """The captures if the topic matches, else None.
+
+        A leading wildcard never matches a topic that begins with ``$`` [MQTT-4.7.2-1].
+        """
+        parts = topic.split("/")
+        if len(parts) < len(self.levels) or (len(parts) > len(self.levels) and not self.deep):
+            return None
+        if self.wild_start and topic.startswith("$"):
+            return None
+        if any(level is not None and level != part for level, part in zip(self.levels, parts, strict=False)):
+            return None
+        return {name: parts[position] for name, position in self.names.items()}
+
+    @property
+    def wild_start(self) -> bool:
+        """Whether the first level is a wildcard."""
+        return not self.levels or self.levels[0] is None
+
+
+def _share(text: str) -> tuple[str, str]:
+    if not text.startswith("$share/"):
+        return "", text
+    _, group, *rest = text.split("/", 2)
+    if not group or not rest or not rest[0] or any(c in group for c in "+#{}"):
+        raise ValueError("a shared subscription is $share/NAME/FILTER; the name has no +, # or braces")
+    return group, rest[0]
+
+
+_BRACE = re.compile(r"\{\{|\}\}|[{}]")
+
+
+def _unbrace(level: str) -> str:
+    def single(found: re.Match[str]) -> str:
+        if len(found[0]) == 1:
+            raise ValueError(
+                f'"{level}" is no level of a filter; a wildcard {{name}} fills a whole level, a brace is written {{{{'
+            )
+        return found[0][0]
+
+    return _BRACE.sub(single, level)
+
+
+def covers(wide: Pattern, narrow: Pattern) -> bool:
+    """Whether every topic that ``narrow`` matches is matched by ``wide`` too."""
+    if wide.deep:
+        if len(narrow.levels) < len(wide.levels):
+            return False
+    elif narrow.deep or len(narrow.levels) != len(wide.levels):
+        return False
+    first_is_dollar = bool(narrow.levels) and (narrow.levels[0] or "").startswith("$")
+    if wide.wild_start and first_is_dollar:
+        return False
+    return all(a is None or a == b for a, b in zip(wide.levels, narrow.levels, strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Text with fields in braces: ``telemetry.{tenant}``; ``{{`` and ``}}`` stand for braces.
+
+    Attributes:
+        text: As written.
+        parts: Literal text at even places, field names at odd ones.
+    """
+
+    text: str
+    parts: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str, captures: Iterable[str] = ()) -> Self:
+        """Read a template.
+
+        Raises:
+            ValueError: For a lone brace, or a field that is neither captured in ``from`` nor of the message.
+        """
+        known = {*captures, *FIELDS}
+
+        def problem(name: str) -> str:
+            if name in known or (name.startswith(USER_PREFIX) and name != USER_PREFIX):
+                return ""
+            return f"which from does not capture; {_fields_known(captures)}"
+
+        return cls.read(text, problem)
+
+    @classmethod
+    def read(cls, text: str, problem: Callable[[str], str]) -> Self:
+        """Read a template whose fields another rule judges.
+
+        Args:
+            text: As written.
+            problem: Says what is wrong with a field's name, "" if nothing is.
+
+        Raises:
+            ValueError: For a lone brace, or a field with a problem.
+        """
+        parts = [""]
+        for piece in _PIECE.finditer(text):
+            name = piece[1]
+            if name is None:
+                if piece[0] in "{}":
+                    raise ValueError(f'"{text}" has a lone brace; write {{{{ or }}}} for a brace')
+                parts[-1] += {"{{": "{", "}}": "}"}.get(piece[0], piece[0])
+                continue
+            if wrong := problem(name):
+                raise ValueError(f'"{text}" names {{{name}}}, {wrong}')
+            parts += [name, ""]
+        return cls(text, tuple(parts))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names in braces, in order."""
+        return self.parts[1::2]
+
+    @property
+    def constant(self) -> str | None:
+        """The text if there are no fields, else None."""
+        return None if self.fields else self.parts[0]
+
+    def render(self, values: Mapping[str, str | None]) -> str | None:
+        """The text for these values; None if one of them is missing."""
+        made = [part if i % 2 == 0 else values.get(part) for i, part in enumerate(self.parts)]
+        return None if None in made else "".join(part for part in made if part is not None)
+
+
+def _fields_known(captures: Iterable[str]) -> str:
+    names = [f"{{{name}}}" for name in (*captures, *FIELDS)]
+    return f"known are {', '.join(names)} and {{{USER_PREFIX}NAME}}"
+
+
+def kafka_name_problem(name: str) -> str | None:
+    """Say why Kafka refuses a topic name, or None [Kafka: Topic.validate]."""
+    if name in {"", ".", ".."}:
+        return f'"{name}" is no Kafka topic name'
+    if len(name) > MAX_TOPIC_LENGTH:
+        return f"a Kafka topic name has at most {MAX_TOPIC_LENGTH} characters"
+    if not re.match(LEGAL_TOPIC.replace(r"\z", r"\Z"), name):
+        return f'"{name}" is no Kafka topic name: letters, digits, dots, _ and - only'
+    return None
+
+
+def allowed(name: str, globs: Sequence[str]) -> bool:
+    """Whether a topic name is on the list of names and globs (``*``, ``?``); an empty list allows all."""
+    return not globs or any(fnmatchcase(name, glob) for glob in globs)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One arm of a line.
+
+    Attributes:
+        pattern: What it takes.
+        qos: Highest QoS to subscribe with.
+        topic: Kafka topic.
+        key: Record key, or None for none.
+        headers: Names and templates, in order, after the properties of the message.
+        where: Spark SQL over the source's columns, or None.
+        allowed_topics: Names and globs a topic with fields is checked against.
+        fallback_topic: Where a message goes whose topic is illegal or not allowed; None makes it a dead letter, or
+            stops the line where there are none.
+        properties: Whether the MQTT properties travel as headers (`HEADERS`).
+        key_required: Whether a message that gives no key is a dead letter.
+        dedupe: What names a message for ever, as a template or as SQL; None to keep repeats.
+        dead_letter_topics: Of all lines of the bridge; no message may name one.
+    """
+
+    pattern: Pattern
+    qos: int
+    topic: Template
+    key: Template | None = None
+    headers: tuple[tuple[str, Template], ...] = ()
+    where: str | None = None
+    allowed_topics: tuple[str, ...] = ()
+    fallback_topic: str | None = None
+    properties: bool = True
+    key_required: bool = False
+    dedupe: Template | str | None = None
+    dead_letter_topics: tuple[str, ...] = ()
+
+    @property
+    def reserved(self) -> str | None:
+        """What a name with fields must not be, as a regular expression; None where it can't become that."""
+        head = self.topic.parts[0]
+        reach = (INTERNAL, "towline.", *self.dead_letter_topics)
+        near = self.topic.fields and any(head.startswith(name) or name.startswith(head) for name in reach)
+        return reserved(self.dead_letter_topics) if near else None
+
+    def topic_for(self, values: Mapping[str, str | None]) -> str | None:
+        """The Kafka topic of a message, or None where the checks of the module refuse it."""
+        name = self.topic.render(values)
+        if name is None or (self.topic.constant is None and kafka_name_problem(name)):
+            return None
+        if (taken := self.reserved) is not None and re.fullmatch(taken, name):
+            return None
+        return name if self.topic.constant is not None or allowed(name, self.allowed_topics) else None
+
+    def may_become(self, name: str) -> bool:
+        """Whether a message may name a topic, as far as its beginning tells."""
+        taken = self.reserved
+        free = taken is None or not re.fullmatch(taken, name)
+        return free and kafka_name_problem(name) is None and name.startswith(self.topic.parts[0])
+
+    def record(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What a matching row becomes, ``where`` aside; None if it does not match.
+
+        ``topic`` is None where neither the template nor a fallback gives one.
+        """
+        captures = self.pattern.match(row["topic"])
+        if captures is None:
+            return None
+        values = {**_message_fields(row), **captures}
+        key = self.key.render(values) if self.key else None
+        own = [(name, _bytes(template.render(values))) for name, template in self.headers]
+        return {
+            "topic": self.topic_for(values) or self.fallback_topic,
+            "key": _bytes(key),
+            "value": row["payload"],
+            "headers": [*(_property_headers(row) if self.properties else ()), *own] or None,
+            "timestamp": row["received_at"],
+        }
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _message_fields(row: Mapping[str, Any]) -> dict[str, str | None]:
+    values = {name: _text(row[column]) for name, column in FIELDS.items()}
+    for pair in reversed(row["user_properties"] or []):
+        values[USER_PREFIX + pair["key"]] = pair["value"]
+    return values
+
+
+def _property_headers(row: Mapping[str, Any]) -> list[tuple[str, bytes | None]]:
+    made = [("mqtt.topic", row["topic"]), ("mqtt.qos", _text(row["qos"]))]
+    made += [("mqtt.retain", "true")] if row["retain"] else []
+    optional = {
+        "mqtt.content-type": row["content_type"],
+        "mqtt.response-topic": row["response_topic"],
+        "mqtt.correlation-data": row["correlation_data"],
+        "mqtt.message-expiry": _text(row["message_expiry_seconds"]),
+        "mqtt.payload-format": None if row["payload_is_utf8"] is None else str(int(row["payload_is_utf8"])),
+    }
+    made += [(name, value) for name, value in optional.items() if value is not None]
+    made += [("mqtt.subscription-id", str(number)) for number in row["subscription_ids"] or []]
+    made.append(("mqtt.received-at", str(_micros(row["received_at"]))))
+    made += [(USER_PREFIX + pair["key"], pair["value"]) for pair in row["user_properties"] or []]
+    return [(name, value if isinstance(value, bytes) else _bytes(value)) for name, value in made]
+
+
+def _micros(moment: Any) -> int:
+    return int(moment.timestamp()) * 1_000_000 + int(moment.microsecond)
+
+
+def first_match(routes: Sequence[Route], topic: str) -> int | None:
+    """Index of the route that takes a topic, or None."""
+    return next((i for i, route in enumerate(routes) if route.pattern.match(topic) is not None), None)
+
+
+def shadowed(routes: Sequence[Route]) -> list[tuple[int, int]]:
+    """Pairs (route, earlier route) where the earlier one takes everything the route could."""
+    found = []
+    for later, route in enumerate(routes):
+        above = next((i for i in range(later) if covers(routes[i].pattern, route.pattern)), None)
+        if above is not None:
+            found.append((later, above))
+    return found
+
+
+def subscriptions(routes: Sequence[Route]) -> tuple[Subscription, ...]:
+    """The fewest filters that bring every route its messages.
+
+    A broker may send a message once for each overlapping subscription of a client [MQTT-3.3.4-2], and each copy
+    would become a record; so a filter that another covers is left out, and the covering one gets the higher QoS.
+    """
+    kept: list[tuple[Pattern, int]] = []
+    for route in routes:
+        pattern, qos = route.pattern, route.qos
+        rivals = [(p, q) for p, q in kept if p.share == pattern.share]
+        if any(covers(p, pattern) for p, _ in rivals):
+            kept = [(p, max(q, qos) if p.share == pattern.share and covers(p, pattern) else q) for p, q in kept]
+            continue
+        swallowed = [(p, q) for p, q in rivals if covers(pattern, p)]
+        kept = [entry for entry in kept if entry not in swallowed]
+        kept.append((pattern, max([qos, *(q for _, q in swallowed)])))
+    return tuple(Subscription(filter=pattern.filter, qos=qos) for pattern, qos in kept)

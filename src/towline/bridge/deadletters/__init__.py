@@ -1,0 +1,1 @@
+"""Dead letters: shown, and sent again."""

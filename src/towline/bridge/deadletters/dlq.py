@@ -1,0 +1,564 @@
+"""Dead letters, read and carried on: each at most once, whatever happens in between.
+
+A dead-letter topic is its own ledger. Replaying writes, in one transaction, the mended records to their topics and a
+mark into the dead-letter topic that names the letters they came from; who replays later leaves those out. So the
+position needs no file, and can't be forgotten before the letters themselves are: both have one retention.
+
+Each transaction has a producer of its own, whose `init_transactions` comes before the marks are read [I9]: a replay
+that died is committed or aborted by then, one that still runs is fenced, and a commit request that arrives late is
+refused (KIP-890; `towline.kafka.transactions`). The marks are read up to the end of each partition, not to its last
+stable offset: one may lie above a transaction that another writer of the topic has open, where no reader sees it yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from bisect import bisect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import confluent_kafka
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from towline.bridge.deadletters.remap import Fate, Mapper, Outcome, Returner, mapper_of
+from towline.bridge.runtime.identity import Identity
+from towline.errors import ConfigError, KafkaError
+from towline.kafka import faults
+from towline.kafka.admin import client_config, topic_facts, watermarks
+from towline.kafka.clientconfig import LEADER_ONLY, QUIET
+from towline.kafka.deadletters import PREFIX, Collector, Header, Letter, from_record
+from towline.kafka.reserved import reserved
+from towline.kafka.screening import Limits, fault_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from towline.bridge.config.model import AnyLine, Bridge
+
+__all__ = ["Entry", "Ledger", "Replay", "Wanted", "replay", "shelves"]
+
+#: Header of a mark; its value is the JSON of one.
+MARK: Final = PREFIX + "replayed"
+#: Letters of one transaction.
+CHUNK: Final = 500
+#: Bytes of them at which it ends earlier: they and their records are kept in memory.
+_CHUNK_BYTES: Final = 16 * 1024 * 1024
+#: Seconds without a word from Kafka before reading is given up.
+_SILENCE_S: Final = 30.0
+#: Seconds for one transaction; the broker aborts it then by itself.
+_TRANSACTION_S: Final = 60.0
+#: Seconds that transactions of others are waited for: their usual time-out, and the broker's next look at it.
+_OTHERS_S: Final = 75.0
+#: librdkafka's default message.max.bytes.
+_CLIENT_MAX: Final = 1_000_000
+
+
+#: Not `message.headers()`: the interpreter calls a method that it has met often without a look at what comes back.
+_HEADERS: Final[Callable[[Any], Any]] = methodcaller("headers")
+
+
+class _Record(NamedTuple):
+    """What is read of a record."""
+
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+
+    @classmethod
+    def of(cls, message: Any) -> _Record:
+        """Take a message of the client's apart; headers with a name that is no UTF-8 are left out, ours never are.
+
+        confluent-kafka gives such headers back together with an exception, with holes where the names were, and whoever
+        looks at them ends the process. They are asked for once, in the one way where Python notices the exception.
+        """
+        try:
+            headers = _HEADERS(message) or ()
+        except SystemError:
+            headers = ()
+        place = message.partition(), message.offset(), message.timestamp()[1]
+        return cls(*place, message.key(), message.value(), headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A letter and its place.
+
+    Attributes:
+        partition: Of the dead-letter topic.
+        offset: Of its last record there; names the letter for ever.
+        timestamp: When it was written, ms since 1970.
+        letter: What could not be delivered.
+    """
+
+    partition: int
+    offset: int
+    timestamp: int
+    letter: Letter
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which letters are meant.
+
+    Attributes:
+        line: Of this line; None for all lines of the bridge.
+        reason: With this reason; None for all.
+        limit: At most so many; None for all.
+    """
+
+    line: str | None = None
+    reason: str | None = None
+    limit: int | None = None
+
+
+class _Settled:
+    """Places of letters that were replayed, as ranges: whoever writes to the topic may name any number of them."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+
+    def add(self, record: _Record) -> None:
+        """Take what a mark names."""
+        for first, last in _marked(record):
+            known = self._ranges.setdefault(record.partition, [])
+            start = bisect(known, first, key=lambda one: one[1] + 1)  # those that end before it, and do not touch it
+            end = bisect(known, last + 1, key=lambda one: one[0])
+            joined = [*known[start:end], (first, last)]
+            known[start:end] = [(min(one[0] for one in joined), max(one[1] for one in joined))]
+
+    def __contains__(self, place: tuple[int, int]) -> bool:
+        partition, offset = place
+        known = self._ranges.get(partition, [])
+        at = bisect(known, offset, key=lambda one: one[0])
+        return at > 0 and offset <= known[at - 1][1]
+
+
+@dataclass
+class Ledger:
+    """A dead-letter topic.
+
+    Attributes:
+        client: Kafka's client configuration, unresolved.
+        topic: Its name.
+        lines: The lines that write to it, by the names they sign with.
+        absent: Whether the topic was not there when it was read.
+        nobodys: Letters that wait and no line here has signed, as far as `entries` has come: by who did.
+    """
+
+    client: Mapping[str, str]
+    topic: str
+    lines: Mapping[str, AnyLine]
+    absent: bool = field(default=False, init=False)
+    nobodys: Counter[str] = field(default_factory=Counter, init=False)
+    _replayed: _Settled = field(default_factory=_Settled, init=False)
+    #: Partition -> end up to which its marks were read.
+    _known: dict[int, int] = field(default_factory=dict, init=False)
+
+    def entries(self, wanted: Wanted) -> Iterator[Entry]:
+        """The letters that wait, in the order of each partition; those replayed before are left out.
+
+        What comes later than the first one is asked for is left out too: a line that runs may give up again what a
+        replay gives back. A topic that is not there, as before the first start, has none.
+
+        Raises:
+            KafkaError: TL-K01.
+        """
+        self._replayed, self._known, self.nobodys = _Settled(), {}, Counter()
+        self._read_marks(self._ends())
+        chosen = (entry for entry in self._letters() if self._chosen(entry, wanted))
+        return islice(chosen, wanted.limit)
+
+    def waiting(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Those that still wait; asked when a new producer has fenced all others, so that no mark can follow.
+
+        Raises:
+            KafkaError: TL-K01; TL-B31 when somebody's transaction stays open in the topic.
+        """
+        what = f'a transaction of another writer is open in "{self.topic}", and may hide what was replayed before'
+        do = "Run it again when that has ended; Kafka ends it by itself after its time-out."
+        stuck = KafkaError("TL-B31", _servers(self.client), what, do)
+        self._read_marks(self._ends("read_uncommitted"), stuck)
+        return [entry for entry in entries if (entry.partition, entry.offset) not in self._replayed]
+
+    def _read_marks(self, ends: dict[int, int], stuck: KafkaError | None = None) -> None:
+        left = {number: end for number, end in ends.items() if self._known.get(number, -1) < end}
+        for record in self._records(left, self._known, stuck):
+            self._replayed.add(record)
+        self._known = ends
+
+    def line_of(self, letter: Letter) -> AnyLine | None:
+        """The line that signed a letter; None for one of another bridge."""
+        return self.lines.get(letter.source)
+
+    def _chosen(self, entry: Entry, wanted: Wanted) -> bool:
+        if (entry.partition, entry.offset) in self._replayed:
+            return False
+        line = self.line_of(entry.letter)
+        if line is None:
+            self.nobodys[entry.letter.source] += 1
+            return False
+        return wanted.line in (None, line.name) and wanted.reason in (None, entry.letter.reason.value)
+
+    def _letters(self) -> Iterator[Entry]:
+        collectors: dict[int, Collector] = {}
+        for record in self._records(self._ends()):
+            if _mark_of(record) is not None:
+                continue
+            collector = collectors.setdefault(record.partition, Collector())
+            try:
+                letter = collector.add(record.key, record.value, record.headers)
+            except ValueError:
+                continue  # somebody else's record: none of ours to carry on
+            if letter is not None:
+                yield Entry(record.partition, record.offset, record.timestamp, _innermost(letter, self.topic))
+
+    def _ends(self, isolation: str = "read_committed") -> dict[int, int]:
+        """The end of each partition by its leader: at or above it, and not before, everything has been read."""
+        consumer = self._consumer(isolation)
+        try:
+            found = _ends(consumer, self.client, self.topic)
+        finally:
+            consumer.close()
+        self.absent = found is None
+        return found or {}
+
+    def _records(
+        self, ends: Mapping[int, int], start: Mapping[int, int] | None = None, stuck: KafkaError | None = None
+    ) -> Iterator[_Record]:
+        """Every committed record from one end of some partitions to another.
+
+        Args:
+            ends: Up to there, at least.
+            start: From there on; from the beginning where it is not said.
+            stuck: Raised when it goes no further; TL-K01 if not given.
+        """
+        if not ends:
+            return
+        consumer = self._consumer()
+        try:
+            first = start or {}
+            consumer.assign([TopicPartition(self.topic, n, first.get(n, OFFSET_BEGINNING)) for n in ends])
+            yield from map(_Record.of, _to_the_ends(consumer, ends, _servers(self.client), stuck))
+        finally:
+            consumer.close()
+
+    def _consumer(self, isolation: str = "read_committed") -> Any:
+        settings: dict[str, Any] = {
+            **client_config(self.client),
+            **LEADER_ONLY,  # a mark that is not read yet would have its letters replayed again
+            "group.id": f"towline.dlq.{self.topic}",  # the client demands one; nothing is ever committed to it
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",  # what retention takes away meanwhile must not hide what follows
+            "enable.partition.eof": True,
+            "isolation.level": isolation,  # ListOffsets has it too: the end is the last stable offset, or the very end
+        }
+        return Consumer(settings, logger=QUIET)
+
+
+def _ends(consumer: Any, client: Mapping[str, str], topic: str) -> dict[int, int] | None:
+    """None where there is no such topic."""
+    try:
+        found = consumer.list_topics(timeout=_SILENCE_S).topics.get(topic)
+        places = [] if found is None else [TopicPartition(topic, number) for number in sorted(found.partitions)]
+        ends = {place.partition: watermarks(consumer, place, _SILENCE_S)[1] for place in places}
+    except faults.FOREIGN as error:
+        raise faults.unreachable(_servers(client), _SILENCE_S, faults.reason(error)) from None
+    return None if found is None else ends
+
+
+def _to_the_ends(
+    consumer: Any, ends: Mapping[int, int], servers: str, stuck: KafkaError | None = None
+) -> Iterator[Any]:
+    """What lies below the ends, and no more: a topic that is written to all the time has no other."""
+    left = dict(ends)
+    patience = _SILENCE_S if stuck is None else _OTHERS_S
+    deadline = time.monotonic() + patience
+    while left:
+        record = consumer.poll(1.0)
+        if record is None:
+            if time.monotonic() > deadline:
+                raise stuck or faults.unreachable(servers, _SILENCE_S, "the topic can't be read to its end")
+            continue
+        if (end := left.get(record.partition())) is not None:
+            deadline = time.monotonic() + patience
+            if record.error() is None and record.offset() < end:
+                yield record
+                deadline = time.monotonic() + patience  # whoever took it may have taken his time
+            last = end - 1 if record.error() is None else end
+            if (record.error() is None or record.error().name() == "_PARTITION_EOF") and record.offset() >= last:
+                del left[record.partition()]
+        elif time.monotonic() > deadline:
+            raise stuck or faults.unreachable(servers, _SILENCE_S, "the topic can't be read to its end")
+
+
+def _mark_of(record: _Record) -> bytes | None:
+    """The value of a mark, None for other records: a mark has nothing but its header.
+
+    A letter has headers of ours before its own, so a device's property of that name marks nothing [I13].
+    """
+    match list(record.headers):
+        case [(name, value)] if name == MARK and not record.key and not record.value:
+            return value or b""
+    return None
+
+
+def _marked(record: _Record) -> list[tuple[int, int]]:
+    """First and last offset of the letters a mark names, all before it; none if the record is no mark of ours."""
+    value = _mark_of(record)
+    try:
+        named = [] if value is None else json.loads(value)["offsets"]
+        ranges = [(max(0, first), min(last, record.offset - 1)) for first, last in named]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return []
+    return [(first, last) for first, last in ranges if type(first) is type(last) is int and first <= last]
+
+
+def _innermost(letter: Letter, topic: str) -> Letter:
+    """A letter that was itself too large for one record was put into a letter about the dead-letter topic."""
+    while letter.topic == topic:
+        try:
+            inner = from_record(letter.key, letter.value, letter.headers)
+        except ValueError:
+            return letter
+        if not isinstance(inner, Letter):
+            return letter
+        letter = inner
+    return letter
+
+
+def _servers(client: Mapping[str, str]) -> str:
+    return client["bootstrap.servers"]
+
+
+def shelves(bridge: Bridge) -> list[Ledger]:
+    """The dead-letter topics of a bridge.
+
+    Raises:
+        ConfigError: TL-C75 when no line has one.
+    """
+    topics: dict[str, dict[str, AnyLine]] = {}
+    former: list[tuple[str, str, AnyLine]] = []
+    for line in bridge.lines:
+        if line.dead_letter_topic:
+            identity = Identity.read(line.gateway.state_dir) or Identity.new(bridge.name, line.name)
+            signs = topics.setdefault(line.dead_letter_topic, {})
+            signs |= dict.fromkeys((line.name, identity.sink), line)
+            former += [(line.dead_letter_topic, name, line) for name in _former(identity, bridge.name)]
+    for topic, name, owner in former:
+        topics[topic].setdefault(name, owner)  # a line that has the name now is meant first
+    if not topics:
+        do = 'Give the line dead_letter_topic = "NAME", or let topics be created with create_topics in [kafka].'
+        raise ConfigError("TL-C75", str(bridge.file), "no line has a dead-letter topic", do)
+    return [Ledger(bridge.kafka.client(), topic, lines) for topic, lines in topics.items()]
+
+
+def _former(identity: Identity, bridge: str) -> Iterator[str]:
+    """What a line signed with before it was told to begin again, or had another name."""
+    base = identity.sink.removesuffix(f".{identity.generation}") if identity.generation > 1 else identity.sink
+    yield base
+    yield base.removeprefix(f"{bridge}.")
+    yield from (f"{base}.{number}" for number in range(2, identity.generation))
+
+
+@dataclass(slots=True)
+class Replay:
+    """What a replay did, or would do.
+
+    Attributes:
+        mended: Letters whose record was written, by topic.
+        filtered: Letters that a ``where`` leaves out now.
+        dead: Letters that stay, by why.
+    """
+
+    mended: Counter[str] = field(default_factory=Counter)
+    filtered: int = 0
+    dead: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one letter."""
+        if outcome.fate is Fate.DEAD:
+            self.dead[outcome.why] += 1
+        elif outcome.record is None:
+            self.filtered += 1
+        else:
+            self.mended[outcome.record[0]] += 1
+
+    def include(self, other: Replay) -> None:
+        """Count what was done on another topic too."""
+        self.mended += other.mended
+        self.filtered += other.filtered
+        self.dead += other.dead
+
+
+def replay(
+    ledger: Ledger,
+    wanted: Wanted,
+    spark: Callable[[], SparkSession],
+    *,
+    dry_run: bool = False,
+    on_chunk: Callable[[Replay], None] = lambda _: None,
+) -> Replay:
+    """Put the mended letters of a topic back on their way; each letter at most once, also over crashes.
+
+    Args:
+        ledger: The dead-letter topic.
+        wanted: Which letters.
+        spark: Makes a session, for routes with a ``where``.
+        dry_run: Write nothing.
+        on_chunk: Called after each transaction with what was done so far.
+
+    Raises:
+        KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: what was
+            not committed waits as before.
+    """
+    mappers = {line.name: mapper_of(line, spark) for line in ledger.lines.values()}
+    done = Replay()
+    entries = ledger.entries(wanted)
+    while chunk := _chunk(entries):
+        if dry_run:
+            outcomes = _outcomes(ledger, mappers, chunk)
+        else:
+            with contextlib.closing(_Writer(ledger)) as writer:
+                chunk = ledger.waiting(chunk)
+                outcomes = _outcomes(ledger, mappers, chunk)
+                writer.write(ledger.topic, chunk, outcomes)
+        for outcome in outcomes:
+            done.add(outcome)
+        on_chunk(done)
+    return done
+
+
+def _chunk(entries: Iterator[Entry]) -> list[Entry]:
+    """The next letters, as many as one transaction carries."""
+    made: list[Entry] = []
+    size = 0
+    for entry in islice(entries, CHUNK):
+        made.append(entry)
+        size += len(entry.letter.value or b"")
+        if size > _CHUNK_BYTES:
+            break
+    return made
+
+
+def _outcomes(ledger: Ledger, mappers: Mapping[str, Mapper | Returner], chunk: list[Entry]) -> list[Outcome]:
+    """The fate of each letter, and whether Kafka takes what it becomes."""
+    found: dict[int, Outcome] = {}
+    for name, mapper in mappers.items():
+        mine = [i for i, entry in enumerate(chunk) if (line := ledger.line_of(entry.letter)) and line.name == name]
+        found |= dict(zip(mine, mapper.outcomes([chunk[i].letter for i in mine]), strict=True))
+    topics = {outcome.record[0] for outcome in found.values() if outcome.record}
+    most = int(ledger.client.get("message.max.bytes", _CLIENT_MAX))
+    taken = re.compile(reserved([ledger.topic]))
+    free = {topic for topic in topics if not taken.fullmatch(topic)}
+    limits = Limits(
+        topic_facts(ledger.client, free), most, None, int(time.time() * 1000), lambda t: bool(taken.fullmatch(t))
+    )
+    return [_checked(found[i], limits) for i in range(len(chunk))]
+
+
+def _checked(outcome: Outcome, limits: Limits) -> Outcome:
+    fault = fault_of(outcome.record, limits) if outcome.record else None
+    return outcome if fault is None else Outcome(Fate.DEAD, why=f"topic {outcome.record[0]}: {fault.detail}")  # type: ignore[index] # there is a record
+
+
+class _Writer:
+    """A transactional producer for one transaction; whoever starts later fences it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._servers = _servers(ledger.client)
+        settings: dict[str, Any] = {
+            **client_config(ledger.client),
+            # Of the topic alone: bridges that share one may both take a letter for theirs.
+            "transactional.id": f"towline.dlq.{ledger.topic}",
+            "transaction.timeout.ms": int(_TRANSACTION_S * 1000),
+            "message.timeout.ms": int(_TRANSACTION_S * 1000),
+            "partitioner": "murmur2_random",  # a key's place, as the sink has it
+        }
+        self._producer = Producer(settings, logger=QUIET)
+        self._asked("to begin", lambda: self._producer.init_transactions(_TRANSACTION_S))
+
+    def write(self, topic: str, chunk: list[Entry], outcomes: list[Outcome]) -> None:
+        """One transaction: the records, and the marks of the letters they came from."""
+        settled = [entry for entry, outcome in zip(chunk, outcomes, strict=True) if outcome.fate is not Fate.DEAD]
+        if not settled:
+            return
+        self._asked("to begin", self._producer.begin_transaction)
+        try:
+            for outcome in outcomes:
+                if outcome.record is not None:
+                    self._produce(outcome.record)
+            for partition, mark in _marks(settled):
+                self._produce((topic, b"", None, partition, None, None, 0, [(MARK, mark)]))
+            self._commit()
+        except BaseException:
+            self._abort()
+            raise
+
+    def close(self) -> None:
+        """Let go of the producer; what was not committed is aborted by the broker."""
+        self._producer.purge()
+
+    def _produce(self, record: tuple[Any, ...]) -> None:
+        while True:
+            try:
+                self._asked("to write", lambda: self._producer.produce(*record))
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                return
+
+    def _commit(self) -> None:
+        deadline = time.monotonic() + 2 * _TRANSACTION_S
+        while True:
+            try:
+                self._producer.commit_transaction(_TRANSACTION_S)
+            except confluent_kafka.KafkaException as error:
+                if error.args[0].retriable() and time.monotonic() < deadline:
+                    continue
+                raise self._failed("to commit", error) from None
+            else:
+                return
+
+    def _abort(self) -> None:
+        try:
+            self._producer.abort_transaction(10)
+        except (confluent_kafka.KafkaException, SystemError):
+            self._producer.purge()
+
+    def _asked(self, doing: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (confluent_kafka.KafkaException, SystemError) as error:
+            raise self._failed(doing, error) from None
+
+    def _failed(self, doing: str, error: BaseException) -> KafkaError:
+        what = f"Kafka refused {doing} what was replayed: {faults.reason(error)}"
+        return KafkaError(
+            "TL-B30",
+            self._servers,
+            what,
+            "Run it again: what was replayed is left out then, the rest waits as before.",
+        )
+
+
+def _marks(entries: Iterable[Entry]) -> Iterator[tuple[int, bytes]]:
+    """Partition and mark, for each partition with letters that are settled."""
+    places = sorted((entry.partition, entry.offset) for entry in entries)
+    for partition, group in groupby(places, key=lambda place: place[0]):
+        ranges: list[list[int]] = []
+        for _, offset in group:
+            if ranges and ranges[-1][1] == offset - 1:
+                ranges[-1][1] = offset
+            else:
+                ranges.append([offset, offset])
+        yield partition, json.dumps({"v": 1, "offsets": ranges}, separators=(",", ":")).encode()

@@ -1,0 +1,217 @@
+"""Dead letters through the routes again: what they would become with the bridge file as it is now.
+
+The statement of the rules in Python (`towline.bridge.config.routes`) maps them, which the bridge's SQL is tested
+against; Spark is started only for lines whose routes have a ``where``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.bridge.config.model import Line
+from towline.bridge.config.routes import USER_PREFIX, Route, first_match
+from towline.kafka.deadletters import Letter, Reason
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from towline.bridge.config.model import AnyLine
+
+__all__ = ["Fate", "Mapper", "Outcome", "Returner", "mapper_of", "row_of"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_INDEX: Final = "__index"
+#: Largest numbers of the columns; what is larger was not written by a gateway.
+_QOS, _EXPIRY, _SUBSCRIPTION, _MOMENT, _OFFSET = 2, 0xFFFFFFFF, 268_435_455, 1 << 57, (1 << 63) - 1
+_DECIMAL: Final = re.compile(rb"[0-9]{1,19}")
+#: What a letter lacks that Kafka refused in a version before: who received the message, and its number.
+_PLACE: Final = frozenset({"mqtt.gateway", "mqtt.offset"})
+_PLACE_IN_SQL: Final = re.compile(r"\b(gateway|offset)\b", re.IGNORECASE)
+#: Letters that are not the message: no route can make of them what it was.
+_NOT_WHOLE: Final = {
+    Reason.PACKET_TOO_LARGE: "too large for the gateway's max_packet_bytes; its publisher has to send it again",
+    Reason.TOO_MANY_PROPERTIES: "more than 1,000 properties; its value is the MQTT packet, for a program of yours",
+}
+
+
+class Fate(StrEnum):
+    """What a dead letter becomes."""
+
+    #: A record of its topic.
+    MENDED = "mended"
+    #: Nothing: a ``where`` leaves it out now.
+    FILTERED = "filtered"
+    #: Still a dead letter.
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The fate of one letter.
+
+    Attributes:
+        fate: What it becomes.
+        record: Arguments of ``produce``: topic, value, key, partition, None, None, timestamp in ms, headers.
+        why: Why it is still dead.
+    """
+
+    fate: Fate
+    record: tuple[Any, ...] | None = None
+    why: str = ""
+
+
+def row_of(letter: Letter) -> dict[str, Any] | None:
+    """The row of the source a letter came from; None if it did not come from MQTT, or its properties were not kept."""
+    headers = [(name, value) for name, value in letter.headers if name.startswith("mqtt.")]
+    known: Mapping[str, bytes | None] = dict(reversed(headers))
+    topic = _text(known.get("mqtt.topic"))
+    if topic is None:
+        return None
+    users = [
+        {"key": name.removeprefix(USER_PREFIX), "value": _text(value)}
+        for name, value in headers
+        if name.startswith(USER_PREFIX)
+    ]
+    form = _text(known.get("mqtt.payload-format"))
+    return {
+        "topic": topic,
+        "payload": letter.value,
+        "qos": _number(known.get("mqtt.qos"), _QOS),
+        "retain": known.get("mqtt.retain") == b"true",
+        "duplicate": known.get("mqtt.duplicate") == b"true",
+        "content_type": _text(known.get("mqtt.content-type")),
+        "payload_is_utf8": None if form is None else form == "1",
+        "response_topic": _text(known.get("mqtt.response-topic")),
+        "correlation_data": known.get("mqtt.correlation-data"),
+        "user_properties": users or None,
+        "message_expiry_seconds": _number(known.get("mqtt.message-expiry"), _EXPIRY),
+        "subscription_ids": [
+            number
+            for name, value in headers
+            if name == "mqtt.subscription-id" and (number := _number(value, _SUBSCRIPTION)) is not None
+        ]
+        or None,
+        "received_at": _EPOCH + timedelta(microseconds=_number(known.get("mqtt.received-at"), _MOMENT) or 0),
+        "gateway": _text(known.get("mqtt.gateway")),
+        "offset": _number(known.get("mqtt.offset"), _OFFSET),
+    }
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _number(value: bytes | None, most: int) -> int | None:
+    number = int(value) if value is not None and _DECIMAL.fullmatch(value) else None
+    return number if number is None or number <= most else None
+
+
+def mapper_of(line: AnyLine, spark: Callable[[], SparkSession]) -> Mapper | Returner:
+    """What carries on the letters of a line."""
+    return Mapper(line, spark) if isinstance(line, Line) else Returner()
+
+
+class Returner:
+    """Puts the letters of a downlink back where they came from: the line takes them from Kafka once more."""
+
+    def outcomes(self, letters: Sequence[Letter]) -> list[Outcome]:
+        """The fate of each, in order."""
+        return [_as_it_was(letter) for letter in letters]
+
+
+class Mapper:
+    """Maps the letters of one line.
+
+    Args:
+        line: Its routes.
+        spark: Makes the session a ``where`` is evaluated in; called at most once, and only for one.
+    """
+
+    def __init__(self, line: Line, spark: Callable[[], SparkSession]) -> None:
+        self._routes = line.routes
+        self._spark = spark
+
+    def outcomes(self, letters: Sequence[Letter]) -> list[Outcome]:
+        """The fate of each, in order."""
+        rows = [None if letter.reason in _NOT_WHOLE else row_of(letter) for letter in letters]
+        taken = [None if row is None else first_match(self._routes, row["topic"]) for row in rows]
+        for index, (row, route) in enumerate(zip(rows, taken, strict=True)):
+            if row is not None and route is not None and _lacks(row, self._routes[route]):
+                rows[index] = None  # it goes as it was mapped then
+        wanted = self._conditions(rows, taken)
+        return [
+            self._outcome(letter, row, route, wanted=wanted.get(index, True))
+            for index, (letter, row, route) in enumerate(zip(letters, rows, taken, strict=True))
+        ]
+
+    def _outcome(
+        self, letter: Letter, row: Mapping[str, Any] | None, taken: int | None, *, wanted: bool | None
+    ) -> Outcome:
+        if letter.reason in _NOT_WHOLE:
+            return Outcome(Fate.DEAD, why=_NOT_WHOLE[letter.reason])
+        if row is None:
+            return _as_it_was(letter)
+        if taken is None:
+            return Outcome(Fate.DEAD, why="no route takes its topic")
+        route = self._routes[taken]
+        if wanted is None:
+            return Outcome(Fate.DEAD, why="its where raises an error")
+        return _mapped(route, row) if wanted else Outcome(Fate.FILTERED)
+
+    def _conditions(self, rows: Sequence[dict[str, Any] | None], taken: Sequence[int | None]) -> dict[int, bool | None]:
+        """By index what the ``where`` of its route says of a row; None where it raises."""
+        found: dict[int, bool | None] = {}
+        for number, route in enumerate(self._routes):
+            mine = {index: row for index, row in enumerate(rows) if taken[index] == number and row is not None}
+            if route.where is not None and mine:
+                found |= _asked(self._spark(), route, mine)
+        return found
+
+
+def _lacks(row: Mapping[str, Any], route: Route) -> bool:
+    """Whether a route names what the letter does not say."""
+    templates = [made for made in (route.topic, route.key, *(made for _, made in route.headers)) if made is not None]
+    named = any(_PLACE.intersection(made.fields) for made in templates)
+    return row["offset"] is None and (named or bool(_PLACE_IN_SQL.search(route.where or "")))
+
+
+def _mapped(route: Route, row: Mapping[str, Any]) -> Outcome:
+    record = route.record(row)
+    assert record is not None, "the route takes the topic"
+    if record["topic"] is None:
+        return Outcome(Fate.DEAD, why="its Kafka topic is not legal, not allowed or reserved")
+    if route.key_required and record["key"] is None:
+        return Outcome(Fate.DEAD, why="it has no key")
+    moment = (row["received_at"] - _EPOCH) // timedelta(milliseconds=1)
+    return Outcome(
+        Fate.MENDED,
+        (record["topic"], record["value"], record["key"], -1, None, None, moment, record["headers"]),
+    )
+
+
+def _as_it_was(letter: Letter) -> Outcome:
+    """A record that was mapped well and could not be written; what was wrong with it is left to Kafka."""
+    if letter.topic is None:
+        return Outcome(Fate.DEAD, why="it names no topic")
+    partition = -1 if letter.partition is None or letter.reason is Reason.PARTITION else letter.partition
+    moment = 0 if letter.timestamp is None or letter.reason is Reason.TIMESTAMP else letter.timestamp
+    headers = list(letter.headers) or None
+    return Outcome(Fate.MENDED, (letter.topic, letter.value, letter.key, partition, None, None, moment, headers))
+
+
+def _asked(spark: SparkSession, route: Route, rows: Mapping[int, dict[str, Any]]) -> dict[int, bool | None]:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom, and only where it is needed
+
+    from towline.bridge.uplink.sql import condition, tried  # noqa: PLC0415 - see above
+    from towline.schema import SPARK_SCHEMA  # noqa: PLC0415 - see above
+
+    names = list(next(iter(rows.values())))
+    made = [(index, *(row[name] for name in names)) for index, row in rows.items()]
+    frame = spark.createDataFrame(made, f"{_INDEX} long, {SPARK_SCHEMA}")
+    asked = frame.select(_INDEX, tried(F.expr(condition(route))).alias("wanted"))
+    return {row[_INDEX]: row["wanted"] for row in asked.collect()}

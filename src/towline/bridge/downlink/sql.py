@@ -1,0 +1,361 @@
+"""Kafka records as rows of the ``mqtt`` sink, in Spark SQL: `towline.bridge.uplink.sql` the other way round.
+
+Every text is taken as UTF-8 or not at all: a key or header with other bytes is missing where a template names it, and
+what would be lost by it makes the record a dead letter. Nothing here raises on a record; what a user's SQL raises on is
+a dead letter too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from towline.bridge.config.downlink import FIELDS, OURS, DownlinkSection, Spoken, Sql, template_of
+from towline.bridge.config.routes import USER_PREFIX
+from towline.bridge.uplink.sql import HEADER_TYPE, Letters, header, literal, tried
+from towline.errors import ConfigError
+from towline.kafka.deadletters import PREFIX, Reason
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Observation
+
+    from towline.bridge.config.routes import Template
+
+__all__ = ["COLUMNS", "COUNTS", "KEPT", "LETTER", "PLACE", "apply", "columns", "packet_size"]
+
+#: Columns of Spark's Kafka source; a transform has to keep them.
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
+#: The column with what goes to the dead-letter topic, null for a row that goes to MQTT.
+LETTER: Final = "__letter"
+#: The column with the place of a record in Kafka.
+PLACE: Final = "__place"
+_WHERE, _FAULT = "__where", "__fault"
+#: Longest text or binary property, and longest topic [MQTT 5 section 1.5.4].
+_LONGEST: Final = 65535
+#: Longest Message Expiry Interval, in seconds [MQTT 5 section 3.3.2.3.3].
+_LONGEST_EXPIRY: Final = 0xFFFFFFFF
+#: Characters that a string should not have, and at which a receiver may end the connection [MQTT 5 section 1.5.4].
+_CONTROLS: Final = (
+    r"[\x{1}-\x{1F}\x{7F}-\x{9F}\x{FDD0}-\x{FDEF}"
+    + "".join(rf"\x{{{plane:X}FFFE}}\x{{{plane:X}FFFF}}" for plane in range(17))
+    + "]"
+)
+#: Columns of one text.
+_TEXTS: Final = ("topic", "response_topic", "content_type")
+_CONTROLS_WORDS: Final = (
+    "a topic or property has a control character, at which a broker may end the connection; "
+    'control_characters = "send" would send it'
+)
+
+#: Counted in every batch: of all records, and after the transform.
+COUNTS: Final = {"rows": "count(1)"}
+KEPT: Final = {
+    "kept": "count(1)",
+    "filtered": f"count_if({_FAULT} IS NULL AND NOT {_WHERE})",
+    "dead_lettered": f"count_if({_FAULT} IS NOT NULL)",
+}
+
+
+def text(column: str) -> str:
+    """Bytes as text, null where they are no UTF-8."""
+    return f"try_validate_utf8(CAST({column} AS STRING))"
+
+
+def _first(name: str) -> str:
+    """The first header of a name, null where there is none."""
+    return f"get(filter(headers, h -> h.key = {literal(name)}), 0)"
+
+
+def _field(name: str) -> str:
+    if name in FIELDS:
+        return f"CAST({FIELDS[name]} AS STRING)"
+    if name in ("key", "value"):
+        return text(name)
+    kind, _, rest = name.partition(".")
+    if kind == "header":
+        return text(f"{_first(rest)}.value")
+    return f"get_json_object({text('value')}, {literal('$' + ('' if rest.startswith('[') else '.') + rest)})"
+
+
+def _template(made: Template) -> str:
+    parts = [literal(part) if i % 2 == 0 else _field(part) for i, part in enumerate(made.parts) if i % 2 or part]
+    return "''" if not parts else parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
+
+
+def _spoken(said: Spoken, kind: str = "STRING") -> str:
+    """A value as it is said, of a type."""
+    inner = f"(\n{said.sql}\n)" if isinstance(said, Sql) else _template(template_of(said))
+    return f"CAST({inner} AS {kind})"
+
+
+def _users(properties: str) -> str:
+    """User properties: those the way up has written, and with ``all`` every other header; a null value is empty."""
+    if properties == "none":
+        return "CAST(NULL AS array<struct<key: string, value: string>>)"
+    ours = ", ".join(literal(name) for name in OURS)
+    others = f" OR NOT (h.key IN ({ours}) OR startswith(h.key, 'towline.'))" if properties == "all" else ""
+    user = literal(USER_PREFIX)
+    name = f"CASE WHEN startswith(h.key, {user}) THEN substr(h.key, {len(USER_PREFIX) + 1}) ELSE h.key END"
+    value = f"CASE WHEN h.value IS NULL THEN '' ELSE {text('h.value')} END"
+    chosen = f"filter(headers, h -> startswith(h.key, {user}){others})"
+    made = f"transform({chosen}, h -> named_struct('key', {name}, 'value', {value}))"
+    return f"CASE WHEN coalesce(size(headers), 0) > 0 THEN {made} END"
+
+
+def _from_header(section: DownlinkSection, name: str) -> str:
+    return "CAST(NULL AS BINARY)" if section.properties == "none" else f"{_first(name)}.value"
+
+
+def _retain(section: DownlinkSection) -> str:
+    if isinstance(section.retain, bool):
+        return str(section.retain).lower()
+    if section.retain is not None:
+        return f"coalesce({_spoken(section.retain, 'BOOLEAN')}, false)"
+    return f"coalesce({text(_from_header(section, 'mqtt.retain'))} = 'true', false)"
+
+
+def _expiry(section: DownlinkSection) -> str:
+    said = section.expiry
+    if isinstance(said, int):
+        return f"{said}L"
+    if said is not None:
+        return _spoken(said, "BIGINT")
+    seconds = f"CAST({text(_from_header(section, 'mqtt.message-expiry'))} AS BIGINT)"
+    most = f"{_LONGEST_EXPIRY}L"
+    return f"CASE WHEN {seconds} > {most} THEN {most} WHEN {seconds} < 0 THEN 0L ELSE {seconds} END"
+
+
+def columns(section: DownlinkSection) -> dict[str, str]:
+    """The columns of the sink, in order, but for QoS, which is one for the line."""
+    none = section.properties == "none"
+    form = "CAST(NULL AS BOOLEAN)" if none else f"{text(_first('mqtt.payload-format') + '.value')} = '1'"
+
+    def string(said: Spoken | None, name: str) -> str:
+        return text(_from_header(section, name)) if said is None else _spoken(said)
+
+    def binary(said: Spoken | None, otherwise: str) -> str:
+        return otherwise if said is None else _spoken(said, "BINARY")
+
+    return {
+        "topic": _spoken(section.topic),
+        "payload": binary(section.payload, "value"),
+        "retain": _retain(section),
+        "content_type": string(section.content_type, "mqtt.content-type"),
+        "payload_is_utf8": form if section.payload is None else "CAST(NULL AS BOOLEAN)",
+        "response_topic": string(section.response_topic, "mqtt.response-topic"),
+        "correlation_data": binary(section.correlation_data, _from_header(section, "mqtt.correlation-data")),
+        "user_properties": _users(section.properties),
+        "message_expiry_seconds": _expiry(section),
+    }
+
+
+def _own(name: str) -> str:
+    """A column of ours: what a record has may have the same name."""
+    return f"__{name}"
+
+
+def packet_size(qos: int) -> str:
+    """Bytes of the PUBLISH, a few too many: room for the longest length and a topic alias [MQTT 5 section 3.3]."""
+    pairs = (
+        "coalesce(aggregate(__user_properties, 0, (n, p) -> n + 5 + octet_length(p.key) + octet_length(p.value)), 0)"
+    )
+    three = " + ".join(
+        f"coalesce(3 + octet_length({_own(name)}), 0)"
+        for name in ("content_type", "response_topic", "correlation_data")
+    )
+    flags = "CASE WHEN __message_expiry_seconds IS NULL THEN 0 ELSE 5 END + 2 + 3"
+    properties = f"({pairs} + {three} + {flags})"
+    rest = f"2 + octet_length(__topic) + {2 if qos else 0} + coalesce(octet_length(__payload), 0)"
+    return f"({properties} + {rest} + {_varint(properties)} + 5)"
+
+
+def _varint(number: str) -> str:
+    """Bytes of a variable byte integer [MQTT 5 section 1.5.5]."""
+    return f"CASE WHEN {number} < 128 THEN 1 WHEN {number} < 16384 THEN 2 WHEN {number} < 2097152 THEN 3 ELSE 4 END"
+
+
+def _bad_text(column: str) -> str:
+    """Whether MQTT can't carry a text [MQTT-1.5.4-2]."""
+    return (
+        f"(octet_length({column}) > {_LONGEST} OR contains({column}, {literal(chr(0))}) OR NOT is_valid_utf8({column}))"
+    )
+
+
+def _illegal_topic(column: str) -> str:
+    """Whether no message can be published there [MQTT-3.3.2-2, MQTT-4.7.3-1]."""
+    return f"({column} = '' OR {_bad_text(column)} OR contains({column}, '+') OR contains({column}, '#'))"
+
+
+def _controls() -> str:
+    """Whether a topic or property has control characters or non-characters."""
+    pattern = literal(_CONTROLS)
+    one = " OR ".join(f"coalesce(__{name} RLIKE {pattern}, false)" for name in _TEXTS)
+    return f"{one} OR coalesce(exists(__user_properties, p -> p.key RLIKE {pattern} OR p.value RLIKE {pattern}), false)"
+
+
+def _not_text(section: DownlinkSection) -> str:
+    """Whether a header that has to be text is none, so that it would be lost."""
+    if section.properties == "none":
+        return "false"
+    said = {"mqtt.content-type": section.content_type, "mqtt.response-topic": section.response_topic}
+    lost = [
+        f"({_first(name)}.value IS NOT NULL AND {_own(name.removeprefix('mqtt.').replace('-', '_'))} IS NULL)"
+        for name, value in said.items()
+        if value is None
+    ]
+    return " OR ".join(["coalesce(exists(__user_properties, p -> p.value IS NULL), false)", *lost])
+
+
+def _faults(section: DownlinkSection, qos: int, limit: int) -> list[tuple[str, Reason, str]]:
+    """Why a record can't go: condition, reason and words, the first that holds counts."""
+    users = (
+        f"coalesce(exists(__user_properties, p -> {_bad_text('p.key')} OR {_bad_text('p.value')}), false) "
+        f"OR {_bad_text('__content_type')} OR octet_length(__correlation_data) > {_LONGEST}"
+    )
+    found = [
+        (f"{_WHERE} IS NULL", Reason.UNMAPPED, "the condition where raised an error on this record"),
+        (
+            "__topic IS NULL",
+            Reason.TOPIC_ABSENT,
+            "the record lacks what its MQTT topic is made of, or that is no UTF-8 text",
+        ),
+        (
+            _illegal_topic("__topic"),
+            Reason.TOPIC_ILLEGAL,
+            "MQTT takes no such topic: empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000",
+        ),
+        (
+            _not_text(section),
+            Reason.UNDELIVERABLE,
+            "a header is no UTF-8 text, and MQTT has no other; properties may leave it out",
+        ),
+        (
+            _illegal_topic("__response_topic"),
+            Reason.UNDELIVERABLE,
+            "MQTT takes no such response topic: empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000",
+        ),
+        (users, Reason.UNDELIVERABLE, "a property is longer than 65,535 bytes, no UTF-8 text, or has U+0000"),
+    ]
+    if section.control_characters == "dead_letter":
+        found.append((_controls(), Reason.UNDELIVERABLE, _CONTROLS_WORDS))
+    if limit:
+        words = f"the broker takes packets of at most {limit} bytes"
+        found.append((f"{packet_size(qos)} > {limit}", Reason.TOO_LARGE, words))
+    return found
+
+
+def _fault(section: DownlinkSection, qos: int, limit: int) -> str:
+    """Number of the first fault, null for none and for what ``where`` leaves out."""
+    cases = " ".join(f"WHEN {test} THEN {i}" for i, (test, _, _) in enumerate(_faults(section, qos, limit)))
+    return f"CASE WHEN NOT coalesce({_WHERE}, true) THEN NULL {cases} END"
+
+
+def _letter(section: DownlinkSection, letters: Letters, qos: int, limit: int) -> str:
+    """The record of a dead letter (`towline.kafka.deadletters`): ours, then its own headers as they were."""
+    faults = _faults(section, qos, limit)
+    ours = {
+        "reason": f"CASE {_FAULT} {' '.join(f'WHEN {i} THEN {literal(r)}' for i, (_, r, _) in enumerate(faults))} END",
+        "detail": f"CASE {_FAULT} {' '.join(f'WHEN {i} THEN {literal(w)}' for i, (_, _, w) in enumerate(faults))} END",
+        "topic": "topic",
+        "partition": "CAST(partition AS STRING)",
+        "timestamp": "CAST(unix_millis(timestamp) AS STRING)",
+        "source": literal(letters.source),
+        "headers": "CAST(greatest(coalesce(size(headers), 0), 0) AS STRING)",
+    }
+    first = ", ".join(header(literal(PREFIX + name), value) for name, value in ours.items())
+    none = f"CAST(array() AS {HEADER_TYPE})"
+    joined = f"CAST(concat(array({first}), coalesce(headers, {none})) AS {HEADER_TYPE})"
+    fields = {"topic": literal(letters.topic), "key": "key", "value": "value", "headers": joined}
+    made = ", ".join(f"'{name}', {value}" for name, value in fields.items())
+    return f"CASE WHEN {_FAULT} IS NOT NULL THEN named_struct({made}) END"
+
+
+def _raised(section: DownlinkSection, qos: int, limit: int, name: str) -> str:
+    """The topic, or the end of a line that has nowhere to put a record aside."""
+    words = " ".join(f"WHEN {i} THEN {literal(text)}" for i, (_, _, text) in enumerate(_faults(section, qos, limit)))
+    place = "topic, '/', partition, ' offset ', offset"
+    do = ". The line stops there rather than lose it. Give it a dead_letter_topic.   [TL-B05]"
+    sentence = f"concat({literal(f'line {name}: record ')}, {place}, ': ', CASE {_FAULT} {words} END, {literal(do)})"
+    return f"CASE WHEN {_FAULT} IS NULL THEN __topic ELSE raise_error({sentence}) END"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a line's records go down.
+
+    Attributes:
+        section: As written.
+        name: Of the line.
+        qos: Of every PUBLISH.
+        limit: Largest packet the broker takes, in bytes; 0 for no limit.
+        letters: Where records go that MQTT can't carry; None stops the line at the first.
+        parallelism: Parts of the result; more than one are split by MQTT topic.
+    """
+
+    section: DownlinkSection
+    name: str
+    qos: int
+    limit: int = 0
+    letters: Letters | None = None
+    parallelism: int = 1
+
+
+def apply(
+    frame: DataFrame,
+    way: Way,
+    counter: str | Observation,
+    kept: str | Observation | None = None,
+    transform: Callable[[DataFrame], DataFrame] | None = None,
+) -> DataFrame:
+    """Turn records of Spark's Kafka source into rows of the sink.
+
+    Each row brings its place in Kafka along, so that the sink can sort a part: Spark promises no order between Kafka's
+    partitions, and a streaming query can't sort.
+
+    Args:
+        frame: Records, with headers.
+        way: How.
+        counter: Takes `COUNTS`, of all records.
+        kept: Takes `KEPT`; None to leave them uncounted.
+        transform: Of the user, before everything else.
+
+    Raises:
+        ConfigError: TL-C76 when the transform does not keep the columns.
+        pyspark.errors.AnalysisException: If what is said in SQL is none over these columns.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
+
+    section = way.section
+    if section.where is not None:
+        # Analysed on its own first: half a condition must not be completed by what stands around it.
+        frame.where(F.expr(section.where))
+    frame = frame.select(*COLUMNS).observe(counter, *(F.expr(made).alias(name) for name, made in COUNTS.items()))
+    if transform is not None:
+        frame = _transformed(frame, transform, way)
+    condition = "true" if section.where is None else f"coalesce((\n{section.where}\n), false)"
+    frame = frame.withColumn(_WHERE, tried(F.expr(condition)))
+    made = columns(section)
+    frame = frame.withColumns({_own(name): tried(F.expr(value)) for name, value in made.items()})
+    frame = frame.withColumn(_FAULT, F.expr(_fault(section, way.qos, way.limit)))
+    if kept is not None:
+        frame = frame.observe(kept, *(F.expr(count).alias(name) for name, count in KEPT.items()))
+    frame = frame.where(f"{_FAULT} IS NOT NULL OR {_WHERE}")
+    frame = frame.coalesce(1) if way.parallelism == 1 else frame.repartition(way.parallelism, "__topic")
+    final = {name: _own(name) for name in made}
+    final[PLACE] = "struct(topic, partition, offset)"
+    if way.letters is None:
+        final["topic"] = _raised(section, way.qos, way.limit, way.name)
+    else:
+        final[LETTER] = _letter(section, way.letters, way.qos, way.limit)
+    return frame.select(*(F.expr(value).alias(name) for name, value in final.items()))
+
+
+def _transformed(frame: DataFrame, transform: Callable[[DataFrame], DataFrame], way: Way) -> DataFrame:
+    made = transform(frame)
+    before, after = dict(frame.dtypes), dict(getattr(made, "dtypes", ()))
+    wrong = [name for name in COLUMNS if after.get(name) != before[name]]
+    if wrong:
+        what = f'transform "{way.section.transform}" does not keep the column {wrong[0]} ({before[wrong[0]]})'
+        raise ConfigError("TL-C76", f'line "{way.name}"', what, "Return a DataFrame with the columns it was given.")
+    return made.select(*COLUMNS)

@@ -1,0 +1,1 @@
+"""The processes of a bridge and what they say of themselves."""

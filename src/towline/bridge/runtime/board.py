@@ -1,0 +1,214 @@
+"""What is known about a running bridge, gathered from its children and kept in ``bridge.json`` for `towline status`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from towline.bridge.runtime.account import Account, Counts, account
+from towline.bridge.runtime.downaccount import DownAccount, DownCounts, down_account
+from towline.gateway.endpoint import ProcessMark, write_private
+
+__all__ = ["BRIDGE_FILE", "Board", "LineView", "account_of", "counts_of", "digest_of", "read_board"]
+
+BRIDGE_FILE = "bridge.json"
+#: Rates are taken over this many seconds.
+WINDOW_S = 5.0
+#: An answer of a gateway, or a word of the bridge, is as old as this at most, in seconds, to say how things are now.
+SILENT_S = 10.0
+#: Samples kept for the rates, one a second.
+SAMPLES = 10
+
+
+def counts_of(direction: str, values: Mapping[str, Any]) -> Counts | DownCounts:
+    """What was counted of a line, from the JSON of ``bridge.json``."""
+    return DownCounts.from_json(values) if direction == "down" else Counts.from_json(values)
+
+
+def account_of(status: Mapping[str, Any], counts: Counts | DownCounts) -> Account | DownAccount | None:
+    """The account of a line, whichever way it goes; None where its gateway does not say what it is made of."""
+    if isinstance(counts, DownCounts):
+        return down_account(status, counts) if status.get("outbox") else None
+    return account(status, counts) if "received" in status else None
+
+
+@dataclass
+class LineView:
+    """One line as the bridge sees it.
+
+    Attributes:
+        name: Of the line.
+        direction: ``up`` or ``down``.
+        query: ``starting``, ``running``, ``waiting to retry``, ``stopped``.
+        status: Last answer of its gateway; empty before the first.
+        heard: When that was, in seconds since 1970; None before the first.
+        gateway_error: Why its gateway does not run, or None.
+        query_error: Why its query failed last, or None since the last good batch.
+        counts: Of committed batches.
+        restarts: How often the query failed since the bridge began.
+        gateway_restarts: How often the gateway was started again.
+        samples: (monotonic seconds, received, committed).
+        before: The gateway's last answer to the bridge that ran before this one.
+    """
+
+    name: str
+    direction: str = "up"
+    query: str = "starting"
+    status: Mapping[str, Any] = field(default_factory=dict)
+    heard: float | None = None
+    gateway_error: str | None = None
+    query_error: str | None = None
+    counts: Counts | DownCounts = field(default_factory=Counts)
+    restarts: int = 0
+    gateway_restarts: int = 0
+    batch_ms: int = 0
+    samples: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    before: Mapping[str, Any] = field(default_factory=dict)
+
+    def hear(self, status: Mapping[str, Any]) -> None:
+        """Take an answer of the gateway."""
+        self.status, self.heard = status, time.time()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the gateway's last answer is too old to say how the line is now."""
+        late = self.heard is not None and time.time() - self.heard >= SILENT_S
+        return self.gateway_error is not None or late
+
+    @property
+    def account(self) -> Account | DownAccount | None:
+        """The account as it is now; None before the gateway's first word, and while none answers."""
+        return account_of(self.status, self.counts) if self.status and not self.silent else None
+
+    def sample(self, now: float) -> None:
+        """Note where the line is, for the rates."""
+        if known := self.account:
+            self.samples.append((now, known.received, known.received - known.waiting - known.arriving))
+
+    def rates(self) -> tuple[float, float]:
+        """Messages a second in and out over the last `WINDOW_S` seconds."""
+        if len(self.samples) < 2:
+            return 0.0, 0.0
+        last = self.samples[-1]
+        first = next(s for s in self.samples if last[0] - s[0] <= WINDOW_S or s is last)
+        seconds = last[0] - first[0]
+        return ((last[1] - first[1]) / seconds, (last[2] - first[2]) / seconds) if seconds > 0 else (0.0, 0.0)
+
+    def lag_s(self) -> float:
+        """How many seconds ago the oldest waiting message came, as its gateway says; 0 when none waits."""
+        known, oldest = self.account, self.status.get("oldest")
+        if oldest is None or known is None or not known.waiting + known.arriving:
+            return 0.0
+        return max(0.0, time.time() - float(oldest))
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for ``bridge.json``."""
+        rate_in, rate_out = (None, None) if self.silent else (round(rate, 1) for rate in self.rates())
+        return {
+            "direction": self.direction,
+            "query": self.query,
+            "counts": self.counts.as_json(),
+            "gateway": dict(self.status),
+            "heard": self.heard,
+            "gateway_error": self.gateway_error,
+            "query_error": self.query_error,
+            "restarts": self.restarts,
+            "gateway_restarts": self.gateway_restarts,
+            "batch_ms": self.batch_ms,
+            "rate_in": rate_in,
+            "rate_out": rate_out,
+            "lag_s": None if self.silent else round(self.lag_s(), 1),
+        }
+
+
+class Board:
+    """The views of all lines and of Spark and Kafka; written by the keepers' threads, read by the screen.
+
+    Args:
+        name: Of the bridge.
+        state_dir: Where ``bridge.json`` goes; counts of former runs are taken from there.
+        lines: Names of the lines, and their directions.
+        insecure: What the settings give up on the way to Kafka (`towline.kafka.clientconfig.insecurities`).
+        file: What the bridge was read from; `towline status` tells when it was changed since.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        state_dir: Path,
+        lines: Mapping[str, str],
+        insecure: Sequence[str] = (),
+        file: Path | None = None,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.name = name
+        self.spark = "starting"
+        self.spark_restarts = 0
+        self.kafka = "unknown"
+        self.kafka_error: str | None = None
+        self.kafka_insecure = list(insecure)
+        self.lines = {line: LineView(line, direction) for line, direction in lines.items()}
+        self._file = state_dir / BRIDGE_FILE
+        self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
+        self._started = time.time()
+        self._said: deque[str] = deque(maxlen=1000)
+        former = (read_board(state_dir) or {}).get("lines", {})
+        for line, view in self.lines.items():
+            view.counts = counts_of(view.direction, former.get(line, {}).get("counts", {}))
+            view.before = former.get(line, {}).get("gateway", {})
+
+    def say(self, text: str) -> None:
+        """An event for the person who watches: one line."""
+        with self.lock:
+            self._said.append(text)
+
+    def heard(self) -> list[str]:
+        """The events since the last call."""
+        with self.lock:
+            said = list(self._said)
+            self._said.clear()
+        return said
+
+    def save(self, *, ended: bool = False) -> None:
+        """Write ``bridge.json``, atomically, mode 0600."""
+        with self.lock:
+            values = {
+                "bridge": self.name,
+                "file": self._read,
+                "pid": None if ended else os.getpid(),
+                "ticks": ProcessMark.of(os.getpid()).started,
+                "started": self._started,
+                "updated": time.time(),
+                "spark": "ended" if ended else self.spark,
+                "spark_restarts": self.spark_restarts,
+                "kafka": self.kafka,
+                "kafka_error": self.kafka_error,
+                "kafka_insecure": self.kafka_insecure,
+                "lines": {name: view.as_json() for name, view in self.lines.items()},
+            }
+        write_private(self._file, json.dumps(values, indent=1))
+
+
+def digest_of(file: Path) -> str | None:
+    """SHA-256 of a file, as hex digits; None where it can't be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def read_board(state_dir: Path) -> dict[str, Any] | None:
+    """The last ``bridge.json``; None when there is none, or it is not one of ours."""
+    try:
+        values = json.loads((state_dir / BRIDGE_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) and isinstance(values.get("lines"), dict) else None

@@ -1,0 +1,112 @@
+"""One clear line out of Spark's failures.
+
+A `TowlineError` raised in a Python worker reaches the driver as text in the middle of two stack traces; what a person
+needs is that one line. Spark's own errors have a class in brackets and a first sentence worth keeping. What follows an
+exception in Spark's text, the plan of the query, is no reason: it holds every message that a line *could* raise.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from towline.bridge.runtime.recovery import PERMANENT
+from towline.errors import TowlineError
+
+__all__ = ["NO_JVM", "Reason", "reason"]
+
+#: Said when `pyspark` found no JVM behind the process that it started.
+NO_JVM = "Spark's JVM ended before it was ready"
+
+#: The code is the last one of its line: what a device named may hold another, and must not choose what happens [I13].
+_OURS = re.compile(r"towline\.errors\.\w+: ([^\n]*\[(TL-[A-Z]\d+)\])")
+#: What the line's own SQL raises (``raise_error``): a whole line, unlike the plan that only names it.
+_RAISED = re.compile(r"^(?:.*?\[USER_RAISED_EXCEPTION\] )?(.*\[(TL-[A-Z]\d+)\])(?: SQLSTATE: \w+)?$", re.MULTILINE)
+_SPARK = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]+)")
+_PLAN = "\n=== Streaming Query ==="
+#: Around the exception that counts: whose call it was, and of which query.
+_AROUND = re.compile(r"^(?:An error occurred while calling \S+\n: |\[STREAM_FAILED\] .*? terminated with exception: )")
+_JAVA_PREFIX = re.compile(r"^(?:[\w.$]+(?:Exception|Error): )+")
+#: Checkpoint, journal and markers that do not fit each other fit no better at the next try.
+_STAYS = (
+    PERMANENT
+    | {"TL-G04", "TL-G05", "TL-G06", "TL-G12", "TL-G26", "TL-J21"}
+    | {f"TL-K{number}" for number in range(10, 19)}
+)
+#: SQLSTATE of what is wrong in the line's SQL itself: syntax, names, types, arguments (Spark's error-conditions.json).
+#: The others of class 42, and all other classes, are about data sources, paths, state and Python: another try may help.
+_SQL = re.compile(r"SQLSTATE: (?:42[67]|4280[34]|428[248]|429[0B]|42K0[1789A-Z]|42P[012]|0A000)")
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+#: How Spark 4.3 says that the process of a source, or of a task, was killed.
+_ENDED = re.compile(r"\(no cause message\)|Python worker exited unexpectedly|^java\.io\.EOFException")
+_STATE = re.compile(r" ?SQLSTATE: \w{5}(?:; line \d+ pos \d+)?;?")
+#: Text of a foreign error that is shown; the rest is in the log.
+MAX_TEXT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something failed.
+
+    Attributes:
+        code: ``TL-...``; ``TL-B01`` for errors that are not ours.
+        text: One line, the code at its end.
+        permanent: Whether another try would fail the same way.
+    """
+
+    code: str
+    text: str
+    permanent: bool
+
+
+def reason(error: BaseException | str, where: str, failed: str = "the query failed") -> Reason:
+    """Find what went wrong.
+
+    Args:
+        error: What was raised, or its text.
+        where: Whom a foreign error is about, such as ``line "telemetry"``.
+        failed: What did not work, for a foreign error.
+    """
+    if isinstance(error, TowlineError):
+        return Reason(error.code, " ".join(str(error).split("\n")), _is_permanent(error.code))
+    text = _AROUND.sub("", str(error).partition(_PLAN)[0])
+    if found := _OURS.search(text) or _RAISED.search(text):
+        line = _JAVA_PREFIX.sub("", found[1].strip())
+        return Reason(found[2], line, _is_permanent(found[2]))
+    told, permanent = _foreign(error, text, where, failed)
+    return Reason(told.code, str(told), permanent)
+
+
+def _is_permanent(code: str) -> bool:
+    """Configuration stays wrong until somebody changes it, and so does what no longer belongs together."""
+    return code.startswith("TL-C") or code in _STAYS
+
+
+def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> tuple[TowlineError, bool]:
+    """An error that is not ours, and whether another try would fail the same way."""
+    kind = "" if isinstance(error, str) else type(error).__name__
+    found = _SPARK.search(text)
+    if _FULL.search(text):
+        what = f"{failed}: no space is left on the disk of Spark's checkpoint or temporary files"
+        return TowlineError(
+            "TL-B56", where, what, "Make room; it is tried again by itself, and nothing is lost."
+        ), False
+    if kind in {"AnalysisException", "ParseException"} and _SQL.search(text):
+        what = f"Spark does not understand the line's SQL: {_short(found[2] if found else text.splitlines()[0])}"
+        do = "Correct it in the bridge file; the columns are those of the line's source."
+        return TowlineError("TL-C74", where, what, do), True
+    if found and found[1].startswith("KAFKA_DATA_LOSS"):
+        what = f"Kafka no longer has records that the line had not read: {_short(found[2])}"
+        do = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
+        return TowlineError("TL-B06", where, what, do), True
+    said = f"{found[1]} {found[2]}" if found else next((line for line in text.splitlines() if line.strip()), kind)
+    if found and found[1] == "JAVA_GATEWAY_EXITED":
+        said = NO_JVM
+    elif _ENDED.search(text):
+        said = "a Python process of Spark's has ended (it was killed, or there was no memory left)"
+    return TowlineError("TL-B01", where, f"{failed}: {_short(said)}", "The details are in the driver's log."), False
+
+
+def _short(text: str) -> str:
+    text = " ".join(_STATE.sub("", text).split()).rstrip(".")
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."

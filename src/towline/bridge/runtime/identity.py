@@ -1,0 +1,271 @@
+"""Who a line is: a small file in its state directory that outlives renamed lines, crashes and new checkpoints.
+
+It holds the name under which the line's markers stand in Kafka (the sink id), the id of the query whose checkpoint
+belongs to it, and how many transactions a batch was split into. What is found later is compared with it
+(`towline.bridge.runtime.recovery`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from towline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from towline.bridge.config.model import AnyLine, Bridge
+
+__all__ = ["IDENTITY_FILE", "Identity", "settle", "sinks"]
+
+IDENTITY_FILE: Final = "identity.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The line of a state directory.
+
+    Attributes:
+        line: Its name when it ran last.
+        sink: Its name in Kafka: first part of transactional ids and key of its markers.
+        generation: 1, and one more for each time it was told to begin again.
+        query: Id of the streaming query whose checkpoint is its own; "" before the first start.
+        parallelism: Transactions of a batch when it ran last; 0 before the first start.
+        journal: Journal that `start` belongs to.
+        start: Offset where a query without a checkpoint begins; -1 for where the gateway's account stands.
+        offsets: The same of a downlink: offsets in Kafka as Spark's source takes them; "" for where the file says.
+        mapping: Digest of what a downlink makes of a record in batches that were begun.
+        incarnation: Which opening of that journal wrote the row below `start`; "" where that is not known.
+        packet_limit: Largest packet of the broker in those batches, in bytes; 0 for no limit.
+        guarantee: Its promise when it ran last; "" from a Towline that did not say.
+        split: Digest of what the rows of a batch are made of, where that has several transactions; else "".
+        brokers: Where its MQTT session may be.
+    """
+
+    line: str
+    sink: str
+    generation: int = 1
+    query: str = ""
+    parallelism: int = 0
+    journal: str = ""
+    start: int = -1
+    offsets: str = ""
+    mapping: str = ""
+    packet_limit: int = 0
+    incarnation: str = ""
+    guarantee: str = ""
+    split: str = ""
+    brokers: tuple[str, ...] = ()
+
+    @classmethod
+    def new(cls, bridge: str, line: str) -> Identity:
+        """A line that never ran; the same names always give the same sink id, so that a lost file does no harm."""
+        return cls(line, f"{bridge}.{line}")
+
+    @classmethod
+    def read(cls, state_dir: Path) -> Identity | None:
+        """The identity kept in a state directory; None where none is.
+
+        Raises:
+            ConfigError: TL-B26 if the file is not one of ours.
+        """
+        file = state_dir / IDENTITY_FILE
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            return cls(
+                str(values["line"]),
+                str(values["sink"]),
+                int(values["generation"]),
+                str(values["query"]),
+                int(values["parallelism"]),
+                str(values["journal"]),
+                int(values["start"]),
+                str(values.get("offsets", "")),
+                str(values.get("mapping", "")),
+                int(values.get("packet_limit", 0)),
+                str(values.get("incarnation", "")),
+                str(values.get("guarantee", "")),
+                str(values.get("split", "")),
+                tuple(map(str, values.get("brokers", ()))),
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = f"the line's identity can't be read ({type(error).__name__})"
+            do = "Restore the file, or remove it: the sink id is then made from the names of bridge and line again."
+            raise ConfigError("TL-B26", str(file), what, do) from error
+
+    def save(self, state_dir: Path) -> None:
+        """Write it, durably and for this user alone."""
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_durably(state_dir / IDENTITY_FILE, json.dumps(asdict(self), indent=1) + "\n")
+
+    def started(self, query: StreamingQuery, line: AnyLine) -> None:
+        """Note whose checkpoint it is and how a batch is split; a query that can't be noted is stopped.
+
+        One that went on unknown to its runner would keep its successor from starting.
+        """
+        try:
+            known = replace(self, query=str(query.id), parallelism=line.parallelism)
+            if known != self:
+                known.save(line.gateway.state_dir)
+        except BaseException:
+            query.stop()
+            raise
+
+    def again(
+        self,
+        journal: str = "",
+        start: int = -1,
+        offsets: str = "",
+        incarnation: str = "",
+        taken: Container[str] = (),
+    ) -> Identity:
+        """The same line with a new sink id and without a checkpoint, to begin at an offset of a journal or in Kafka.
+
+        Args:
+            journal: Journal of `start`.
+            start: Offset in it.
+            offsets: Offsets in Kafka, of a downlink.
+            incarnation: Which opening of the journal wrote the row below `start`.
+            taken: Sink ids of other lines (`sinks`).
+        """
+        sink, number = self._next(taken)
+        return Identity(
+            self.line,
+            sink,
+            number,
+            journal=journal,
+            start=start,
+            offsets=offsets,
+            incarnation=incarnation,
+            brokers=self.brokers,
+        )
+
+    def rescaled(self, parallelism: int, taken: Container[str] = ()) -> Identity:
+        """The same line and checkpoint with a new sink id, for another number of transactions of a batch."""
+        sink, number = self._next(taken)
+        return replace(self, sink=sink, generation=number, parallelism=parallelism)
+
+    def _next(self, taken: Container[str]) -> tuple[str, int]:
+        """Names may have dots and digits too: a line "a.2" beside a line "a" that begins again."""
+        base = self.sink.removesuffix(f".{self.generation}") if self.generation > 1 else self.sink
+        return next((sink, n) for n in count(self.generation + 1) if (sink := f"{base}.{n}") not in taken)
+
+
+def sinks(state_dir: Path) -> set[str]:
+    """The sink ids of a line and of those beside it.
+
+    Args:
+        state_dir: Of the line.
+    """
+    return {known.sink for known in _kept(state_dir.parent).values()}
+
+
+def settle(bridge: Bridge) -> list[str]:
+    """Give every line its identity before anything is started; recognise renamed and copied ones.
+
+    Returns:
+        What the person should know, one line each.
+
+    Raises:
+        ConfigError: TL-B20 a line may have been renamed; TL-B21 two directories are the same line; TL-B51 a new line
+            would have the sink id of another.
+    """
+    kept = _kept(bridge.state_dir)
+    _renamed(bridge, kept)
+    said = []
+    for line in bridge.lines:
+        known = kept.get(line.name)
+        mine = known or _fresh(bridge, line.name, kept)
+        if mine.line != line.name:
+            said.append(f'line "{line.name}" was "{mine.line}": it goes on where that stood, as sink "{mine.sink}"')
+            mine = replace(mine, line=line.name)
+        brokers = tuple(map(str, line.gateway.brokers))
+        if left := sorted(set(mine.brokers) - set(brokers)):
+            what = f'what waits at {", ".join(left)} in the session "{line.gateway.mqtt_client_id}"'
+            said.append(f'line "{line.name}": {what} is fetched only while that is among its brokers')
+        mine = replace(mine, brokers=brokers)
+        kept[line.name] = mine
+        if mine != known:
+            mine.save(line.gateway.state_dir)
+    _copied(bridge.state_dir, [line.name for line in bridge.lines], kept)
+    return said
+
+
+def _kept(state_dir: Path) -> dict[str, Identity]:
+    """The identities under a bridge's state directory, by directory."""
+    found: dict[str, Identity] = {}
+    for file in sorted(state_dir.glob(f"*/{IDENTITY_FILE}")):
+        known = Identity.read(file.parent)
+        if known is not None:
+            found[file.parent.name] = known
+    return found
+
+
+def _renamed(bridge: Bridge, kept: Mapping[str, Identity]) -> None:
+    """A new line beside the state of one that is gone: only a person knows whether they are the same."""
+    names = {line.name for line in bridge.lines}
+    fresh = [line for line in bridge.lines if line.name not in kept and not line.gateway.inbox.exists()]
+    gone = sorted(set(kept) - names)
+    if fresh and gone:
+        raise _ambiguous(bridge, fresh[0], gone[0])
+
+
+def _ambiguous(bridge: Bridge, fresh: AnyLine, gone: str) -> ConfigError:
+    place, own = bridge.state_dir, fresh.gateway
+    what = (
+        f'line "{fresh.name}" is new, and line "{gone}" is no longer in {bridge.file.name} but has left journal and '
+        f"checkpoint in {place / gone}"
+    )
+    do = (
+        f"Was it renamed? Then: mv {place / gone} {own.state_dir}, and keep its MQTT session with "
+        f'mqtt = {{ client_id = "{own.mqtt_client_id.removesuffix(fresh.name)}{gone}" }}. '
+        f"Is it another line? Then move {place / gone} out of {place}."
+    )
+    return ConfigError("TL-B20", str(bridge.file), what, do)
+
+
+def _fresh(bridge: Bridge, name: str, kept: Mapping[str, Identity]) -> Identity:
+    """The identity of a new line, which must not be that of another that began again."""
+    made = Identity.new(bridge.name, name)
+    for other in (line.name for line in bridge.lines if line.name in kept):
+        if kept[other].sink == made.sink:
+            theirs = f'which is that of line "{other}" since it began again'
+            what = f'the new line "{name}" would be sink "{made.sink}", {theirs}'
+            raise ConfigError("TL-B51", str(bridge.state_dir), what, "Give it another name.")
+    return made
+
+
+def _copied(place: Path, names: Iterable[str], kept: Mapping[str, Identity]) -> None:
+    """Two lines with one sink id would fence each other and skip each other's batches."""
+    owners: dict[str, str] = {}
+    for name in names:
+        other = owners.setdefault(kept[name].sink, name)
+        if other != name:
+            what = f'the lines "{other}" and "{name}" are both sink "{kept[name].sink}": one directory is a copy'
+            file = place / name / IDENTITY_FILE
+            do = f"Remove the copy, or only its {file} and its checkpoint, to make it a new line."
+            raise ConfigError("TL-B21", str(place), what, do)
+
+
+def _write_durably(path: Path, text: str) -> None:
+    """Replace a file so that a power failure leaves the old or the new one, and never neither."""
+    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(scratch).replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

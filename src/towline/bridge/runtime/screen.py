@@ -1,0 +1,178 @@
+"""The live account: a table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+from towline.text import printable, printable_lines
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from towline.bridge.runtime.board import Board, LineView
+
+__all__ = ["LiveScreen", "PlainScreen", "lag_text", "line_state", "make_screen", "summary"]
+
+#: Seconds between two plain lines of a line that moves; one that stands still says nothing.
+PLAIN_S = 10.0
+
+
+def line_state(view: LineView, spark: str) -> str:
+    """One word or two on a line, the worst news first."""
+    if view.silent:
+        return "no gateway" if view.gateway_error else "gateway silent"
+    if not view.status:
+        return "starting"
+    if view.status.get("state") not in ("online", "connected"):
+        return f"broker {view.status.get('state', 'offline')}"
+    if view.status.get("held_back"):
+        return f"held back: {view.status['held_back']}"
+    if spark != "running":
+        return f"receiving, spark {spark}"
+    return "running" if view.query == "running" else f"receiving, query {view.query}"
+
+
+def summary(view: LineView, spark: str) -> str:
+    """A line in one line; the numbers add up as those of the account do."""
+    known = view.account
+    if known is None:
+        return f'line "{view.name}"   {line_state(view, spark)}'
+    rate_in, rate_out = view.rates()
+    pace = f"in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {lag_text(view.lag_s())}"
+    return f'line "{view.name}"   {known.sum()}   {pace}   {line_state(view, spark)}'
+
+
+class PlainScreen:
+    """Lines for a log or a pipe: events, and the numbers every `PLAIN_S` seconds while they change.
+
+    Args:
+        stream: Where they go.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last: dict[str, tuple[float, tuple[object, ...]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to put away."""
+
+    def say(self, text: str) -> None:
+        """Write an event; a disk too full for it is no reason to end what carries messages."""
+        try:
+            self._stream.write(printable_lines(text) + "\n")
+            self._stream.flush()
+        except BrokenPipeError:
+            raise  # whoever listened has gone, and the bridge was started for them
+        except OSError:
+            return
+
+    def show(self, board: Board) -> None:
+        """Write the lines whose numbers changed."""
+        now = time.monotonic()
+        for name, view in board.lines.items():
+            known = view.account
+            mark = (known, line_state(view, board.spark))
+            at, former = self._last.get(name, (-PLAIN_S, ()))
+            if known is not None and mark != former and now - at >= PLAIN_S:
+                self._last[name] = (now, mark)
+                self.say(printable(summary(view, board.spark)))
+
+
+class LiveScreen:
+    """A table that is redrawn, events above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415 - loaded when there is a terminal
+        from rich.live import Live  # noqa: PLC0415
+
+        self._console = Console()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, value, trace)
+
+    def say(self, text: str) -> None:
+        """Print an event above the table."""
+        self._console.print(printable_lines(text), markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, board: Board) -> None:
+        """Redraw."""
+        self._live.update(_table(board, self._console.width))
+
+
+#: received = delivered + left out + dead + waiting
+_COLUMNS = ("line", "received", "delivered", "left out", "dead", "waiting", "in/s", "out/s", "lag")
+#: What else a wide terminal has room for; on a narrow one a line's state stands below the table.
+_MORE = ("batch", "state")
+_WIDE = 110
+
+
+def _table(board: Board, width: int) -> Group:
+    from rich.console import Group  # noqa: PLC0415 - see LiveScreen
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    kafka = f"{board.kafka}{' (insecure)' if board.kafka_insecure else ''}"
+    # A Text, not a str: rich would read [brackets] in a str as markup.
+    title = f"bridge {board.name}   spark {board.spark}   kafka {kafka}   Ctrl-C ends it cleanly"
+    table = Table(box=None, pad_edge=False)
+    below = []
+    wide = width >= _WIDE
+    for column in (*_COLUMNS, *(_MORE if wide else ())):
+        left = column in ("line", "state")
+        table.add_column(column, justify="left" if left else "right", no_wrap=column != "state")
+    for view in board.lines.values():
+        *numbers, batch, state = map(printable, _cells(view, board.spark))
+        table.add_row(*map(Text, (*numbers, *((batch, state) if wide else ()))))
+        if not wide:
+            below.append(Text(f"{view.name}: {state}"))
+        if wrong := view.gateway_error or view.query_error:
+            below.append(Text(printable(wrong), style="red"))
+    head = Text(printable(title), style="table.title", no_wrap=True, overflow="ellipsis")
+    return Group(head, table, *below)
+
+
+def _cells(view: LineView, spark: str) -> list[str]:
+    known = view.account
+    if known is None:
+        return [view.name, *["-"] * len(_COLUMNS), line_state(view, spark)]
+    rate_in, rate_out = view.rates()
+    waiting = known.waiting + known.arriving
+    return [
+        view.name,
+        f"{known.received:,}",
+        f"{known.carried:,}",
+        f"{known.received - known.carried - known.dead_lettered - waiting:,}",
+        f"{known.dead_lettered:,}",
+        f"{waiting:,}",
+        f"{rate_in:,.0f}",
+        f"{rate_out:,.0f}",
+        lag_text(view.lag_s()),
+        f"{view.batch_ms:,} ms",
+        line_state(view, spark),
+    ]
+
+
+def lag_text(seconds: float) -> str:
+    """A lag in seconds; tenths where they matter."""
+    return f"{seconds:,.{1 if seconds < 100 else 0}f} s"
+
+
+def make_screen(*, live: bool) -> LiveScreen | PlainScreen:
+    """The screen that fits standard output; what its encoding does not have is escaped, a device may have named it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return LiveScreen() if live else PlainScreen(sys.stdout)

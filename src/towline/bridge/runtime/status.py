@@ -1,0 +1,263 @@
+"""`towline status`: the account of a bridge from outside, from its gateways and its last ``bridge.json``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from towline.bridge.runtime.board import SILENT_S, account_of, counts_of, digest_of, read_board
+from towline.bridge.runtime.downaccount import DownAccount
+from towline.bridge.runtime.screen import lag_text
+from towline.errors import ConfigError, GatewayError
+from towline.gateway.client import discover
+from towline.gateway.endpoint import ProcessMark
+from towline.text import counted, printable
+
+__all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]
+
+#: Exit codes of `towline status`: an account does not add up, or its guarantee was not kept; a line does not run, or
+#: its account is not known.
+WRONG, NOT_KNOWN = 1, 3
+
+
+def collect(state_dir: Path, lines: list[str] | None = None) -> dict[str, Any]:
+    """Ask every gateway and read what the bridge wrote last; Spark is not needed.
+
+    Args:
+        state_dir: Of the bridge.
+        lines: Names of the lines; from ``bridge.json`` when not given.
+
+    Raises:
+        ConfigError: TL-B11 if no bridge has ever run there.
+    """
+    board = read_board(state_dir)
+    if board is None and not lines:
+        do = "Name the bridge file, or its state_dir with --state-dir; start it with towline run."
+        raise ConfigError("TL-B11", str(state_dir), "no bridge has run here", do)
+    board = board or {"lines": {}}
+    names = lines or list(board["lines"])
+    updated = board.get("updated")
+    there = _there(board)
+    running = there and time.time() - float(board.get("updated", 0)) < SILENT_S
+    return {
+        "bridge": board.get("bridge"),
+        "state_dir": str(state_dir),
+        "running": running,
+        "silent": there and not running,
+        "pid": board.get("pid"),
+        "updated": updated,
+        "file": (read := board.get("file") or {}).get("path"),
+        "file_changed": running and bool(read) and digest_of(Path(read["path"])) != read["sha256"],
+        "spark": board.get("spark", "not started") if running else "not running",
+        "kafka": board.get("kafka", "unknown") if running else "unknown",
+        "kafka_error": board.get("kafka_error"),
+        "kafka_insecure": board.get("kafka_insecure", []),
+        "lines": {name: _line(state_dir / name, board["lines"].get(name, {}), running, updated) for name in names},
+    }
+
+
+def code_of(status: dict[str, Any]) -> int:
+    """The exit code for what `collect` found: 0 if every line runs, adds up and keeps its promise."""
+    accounts = [line["account"] for line in status["lines"].values()]
+    if any(known and (not known["adds_up"] or known.get("broken")) for known in accounts):
+        return WRONG
+    runs = all(line["query"] == "running" for line in status["lines"].values())
+    return 0 if runs and all(accounts) else NOT_KNOWN
+
+
+def _there(board: dict[str, Any]) -> bool:
+    """Whether the bridge's own process is there; a zombie has ended too."""
+    pid = board.get("pid")
+    ticks = ProcessMark.of(pid).started if isinstance(pid, int) else 0
+    return ticks != 0 and board.get("ticks", ticks) == ticks
+
+
+def _line(state_dir: Path, known: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
+    """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
+    counts = counts_of(known.get("direction", "up"), known.get("counts", {}))
+    status = _ask(state_dir)
+    query = known.get("query", _UNKNOWN_LINE) if running else "not running"
+    made: dict[str, Any] = {
+        "direction": known.get("direction", "up"),
+        "gateway_running": status is not None,
+        "query": query,
+        "query_error": known.get("query_error"),
+        "gateway_error": known.get("gateway_error"),
+        **{name: known.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
+        "fallback": counts.fallback,
+        "account": None,
+        "gateway": status,
+    }
+    if status and (account := account_of(status, counts)):
+        if isinstance(account, DownAccount) and query != "running":
+            account = replace(account, behind=None)  # as it was at the last batch
+        made["account"], made["sentence"] = account.as_json(), account.sentence()
+    elif (last := known.get("gateway")) and (account := account_of(last, counts)):
+        heard = known.get("heard") or updated
+        made["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}
+    return made
+
+
+def _ask(state_dir: Path) -> dict[str, Any] | None:
+    """The gateway's own words; None when none answers."""
+    try:
+        client = discover(state_dir)
+        if client is None:
+            return None
+        with client:
+            return client.status(timeout_s=5.0)
+    except GatewayError:
+        return None
+
+
+def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
+    """What to do about what is wrong with a line, or what weakens its promise."""
+    gateway, last = line["gateway"] or {}, line.get("last") or {}
+    if line["query"] == _UNKNOWN_LINE:
+        yield "the file has changed since towline run was started. Start it again to run this line."
+    elif not line["gateway_running"]:
+        yield _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
+    elif not running and line["direction"] == "down":
+        yield "what is in the outbox is delivered; nothing more comes from Kafka. Start towline run."
+    elif not running:
+        yield "messages are received and wait on disk; nothing carries them to Kafka. Start towline run."
+    for error in (line["gateway_error"], line["query_error"]):
+        if error:
+            yield str(error) if running else f"before the bridge ended: {error}"
+    if trouble := (gateway.get("last_error") or {}).get("text"):
+        yield str(trouble)
+    account = line["account"] or last.get("account") or {}  # these only grow
+    yield from _told_of(_BROKER, gateway)
+    yield from _told_of(_OUTBOX, (gateway or last.get("gateway") or {}).get("outbox") or {})
+    yield from _told_of(_RECEIPTS, _publishers(gateway.get("receipts") or {}))
+    yield from _told_of(_ACCOUNT, {**account, "fallback": line["fallback"]})
+
+
+#: The query of a line that the running bridge does not have.
+_UNKNOWN_LINE = "not in the running bridge"
+_NO_GATEWAY = {
+    "up": "no gateway runs: nothing is received; the broker keeps what it can for this client's session.",
+    "down": "no gateway runs: nothing is delivered; what is in Kafka and in the outbox waits.",
+}
+#: What is counted or said → what it means for the operator. {n} is a number of messages, {times} how often, {why} what
+#: was said.
+_ACCOUNT = {
+    "degraded": "published with QoS 2 and taken by the broker as QoS 1, so perhaps doubled: {n}.   [TL-B58]",
+    "unrouted": "taken by no route, and so not in Kafka: {n}. Add a route, or subscribe to less.",
+    "dead_lettered": "in the dead-letter topic: {n}. towline dlq show tells why, towline dlq replay carries them on.",
+    "fallback": "sent to a fallback topic, because their own was not legal or not allowed: {n}.",
+}
+_OUTBOX = {
+    "refused": "refused by the broker for good: {n}. See towline refused show, and towline refused replay.",
+    "held_back": "nothing is sent, there is no room for what the broker refuses: {why}",
+    "resent_after_lost_session": "sent again because the broker lost the session, so perhaps doubled: {n}.",
+    "unsure_after_lost_session": "handed over to a broker that then lost the session, so perhaps lost: {n}.",
+}
+_BROKER = {
+    "held_back": "the broker is held back ({why}). Nothing is lost; make room, or bring Kafka back.",
+    "sessions_lost": "the broker lost this client's session ({times}), and every message that only the session held. "
+    "Let the broker keep sessions on disk.   [TL-M22]",
+    "window_overruns": "the broker sent more than Receive Maximum allows ({times}): its window is broken, update it.",
+    "packets_too_large": "larger than max_packet_bytes: {n}. Their payload is not kept, only what they were.",
+    "too_many_properties": "with more than 1,000 properties: {n}. They are kept as packets, not as messages.",
+    "insecure": "tls.insecure: the broker's certificate is not verified.",
+}
+_RECEIPTS = {
+    "trusts_all_clients": "receipts.trust_all_clients: any client of the broker may speak for any publisher.",
+    "strangers": "with marks of a publisher but without its key: {n}. They are stored, and get no receipts.",
+    "foreign": "with numbers of other messages: {n}. A publisher's directory was restored from an older copy.",
+}
+
+
+def _told_of(words: Mapping[str, str], facts: Mapping[str, Any]) -> Iterator[str]:
+    """What is there of a table's entries, in its order."""
+    for name, text in words.items():
+        if value := facts.get(name):
+            number = value if isinstance(value, int) else 0
+            yield text.format(n=counted(number), times="once" if number == 1 else f"{number:,} times", why=value)
+
+
+def _publishers(receipts: Mapping[str, Any]) -> dict[str, Any]:
+    return {**receipts, "strangers": receipts.get("forged", 0) + receipts.get("unsigned", 0)}
+
+
+def render(status: dict[str, Any]) -> str:
+    """The status as text; times are local."""
+    head = f'bridge "{status["bridge"]}"   ' if status["bridge"] else "bridge   "
+    last = f"last word {_moment(status['updated'])}"
+    if status["running"]:
+        kafka = f"{status['kafka']}{' (insecure)' if status['kafka_insecure'] else ''}"
+        out = [f"{head}running (pid {status['pid']})   spark {status['spark']}   kafka {kafka}   {last}"]
+    elif status["silent"]:
+        out = [f"{head}there, and silent (pid {status['pid']}): is its disk full?   {last}"]
+    else:  # what Spark and Kafka do then is not known
+        how = f", it was killed (pid {status['pid']})" if status["pid"] else ""
+        out = [f"{head}not running{how}   {last}"]
+    out += [f"  ! insecure: [kafka] {text}" for text in status["kafka_insecure"]]
+    if status["file_changed"]:
+        what = "has changed since the start: what runs is what it said then"
+        out.append(f"  ! {status['file']} {what}. Start towline run again.")
+    if status["kafka_error"] and status["running"]:
+        out.append(f"  {status['kafka_error']}")
+    for name, line in status["lines"].items():
+        out += _render_line(name, line, running=status["running"])
+    # Errors, broker names and states came over the network; each line stays one line.
+    return "\n".join(map(printable, out)) + "\n"
+
+
+def _moment(at: float | None) -> str:
+    """A time of day, with the date if that is another one."""
+    if not at:
+        return "never"
+    moment, now = datetime.fromtimestamp(at).astimezone(), datetime.now().astimezone()
+    return f"{moment:%H:%M:%S}" if moment.date() == now.date() else f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]:
+    last = line.get("last") or {}
+    gateway = line["gateway"] or last.get("gateway") or {}
+    out = [f'▸ line "{name}"   {gateway.get("guarantee", "")}   query {line["query"]}']
+    if line["account"]:
+        out.append(f"  account   {line['sentence']}")
+    else:
+        why = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
+        out.append(f"  account   unknown: {why}")
+        if last:
+            out.append(f"  last word {_moment(last['heard'])}: {last['sentence']}")
+    if line["gateway"]:
+        out += _render_outbox(gateway, line) if line["direction"] == "down" else _render_gateway(gateway)
+    if running and line["rate_in"] is not None:
+        out.append(
+            f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {lag_text(line['lag_s'])}"
+        )
+    return [*out, *(f"  ! {text}" for text in advice(line, running=running))]
+
+
+def _told(value: float | None, digits: int = 0) -> str:
+    return "unknown" if value is None else f"{value:,.{digits}f}"
+
+
+def _megabytes(gateway: dict[str, Any]) -> str:
+    size = gateway.get("bytes_on_disk")
+    return f"{_told(None if size is None else size / 1e6, 1)} MB on disk"
+
+
+def _render_outbox(gateway: dict[str, Any], line: dict[str, Any]) -> list[str]:
+    outbox = gateway.get("outbox") or {}
+    place = f"{gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}   {gateway.get('state')}"
+    parts = [f"queued {_told(outbox.get('queued'))}", f"in flight {_told(outbox.get('in_flight'))}", _megabytes(outbox)]
+    if incomplete := outbox.get("incomplete"):
+        parts.append(f"{incomplete:,} of a batch that is not whole")
+    behind = _told((line["account"] or {}).get("behind"))
+    return [f"  session   {place}", f"  outbox    {'   '.join(parts)}   {behind} offsets behind in Kafka"]
+
+
+def _render_gateway(gateway: dict[str, Any]) -> list[str]:
+    place = f"{gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}   {gateway.get('state')}"
+    flight = f"unacknowledged {_told(gateway.get('unacknowledged'))}   acks after {gateway.get('ack_after')}"
+    offsets = f"offsets {_told(gateway.get('first'))} to {_told(gateway.get('end'))}"
+    return [f"  session   {place}   {flight}", f"  journal   {_megabytes(gateway)}   {offsets}"]

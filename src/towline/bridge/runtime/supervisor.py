@@ -1,0 +1,283 @@
+"""`towline run`: one process without Spark that starts everything else, keeps it running and shows the account.
+
+Order matters twice. The gateways come first and go last: they receive while Spark or Kafka is down. And the driver is
+told to go only when Kafka has answered and its fixed topics are there, so that a missing topic is one line, not a
+query that fails again and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.identity import settle
+from towline.bridge.runtime.jars import equipped, told
+from towline.bridge.runtime.recovery import begin_again
+from towline.bridge.runtime.supervisors import DriverKeeper, GatewayKeeper, KafkaKeeper, unforeseen
+from towline.bridge.runtime.surroundings import check_java
+from towline.errors import ConfigError, TowlineError
+from towline.kafka.clientconfig import insecurities
+from towline.logfile import trim
+from towline.text import counted
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
+
+__all__ = ["EXIT_INTERRUPTED", "Screen", "Supervisor", "kept_by_broker"]
+
+EXIT_INTERRUPTED = 130
+#: Seconds between two looks at the children.
+TICK_S = 0.25
+#: Longest wait for the driver to finish its batches, in seconds.
+FINISH_S = 75.0
+
+
+class Screen(Protocol):
+    """Where the account goes."""
+
+    def show(self, board: Board) -> None:
+        """The state of things, a few times a second."""
+
+    def say(self, text: str) -> None:
+        """An event."""
+
+
+class Supervisor:
+    """Runs a bridge until it is stopped.
+
+    Args:
+        bridge: What to run.
+        screen: Where to show it.
+        again: Names of lines that begin again without their checkpoint (`towline.bridge.runtime.recovery`).
+    """
+
+    def __init__(self, bridge: Bridge, screen: Screen, again: Sequence[str] = ()) -> None:
+        self._bridge = bridge
+        self._screen = screen
+        self._again = tuple(again)
+        self._interrupts = 0
+        #: What a second interrupt does.
+        self._at_once: Callable[[], None] = _end_here
+        self._ending = threading.Event()
+        self._spark_ending = threading.Event()
+
+    def run(self) -> int:
+        """Run until Ctrl-C, SIGTERM, or until no line can go on.
+
+        Returns:
+            0 when it was asked to end, 130 when it was interrupted twice.
+
+        Raises:
+            ConfigError: TL-B10 another bridge runs in this state directory; TL-B20, TL-B21 a line may have been
+                renamed or copied; TL-C.. what is wrong with every line.
+            TowlineError: What keeps every line from running, in its own words.
+        """
+        bridge = self._bridge
+        with _alone(bridge), _signals(self._interrupted):
+            check_java()
+            bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+            bridge = self._bridge = equipped(bridge)
+            if jars := told(bridge):
+                self._screen.say(jars)
+            for text in (*settle(bridge), *(begin_again(bridge.line(name)) for name in self._again)):
+                self._screen.say(text)
+            insecure = insecurities(bridge.kafka.client())
+            for text in insecure:
+                self._screen.say(f"insecure: [kafka] {text}")
+            directions = {line.name: line.direction for line in bridge.lines}
+            self._board = Board(bridge.name, bridge.state_dir, directions, insecure, bridge.file)
+            self._kafka = KafkaKeeper(bridge, self._board, self._spark_ending)
+            self._driver = DriverKeeper(bridge, self._board, self._kafka, self._spark_ending)
+            self._gateways = [
+                GatewayKeeper(line, bridge.file, self._board, bridge.logs / f"gateway-{line.name}.log", self._ending)
+                for line in bridge.lines
+            ]
+            self._at_once = self._driver.kill
+            for keeper in (*self._gateways, self._kafka, self._driver):
+                keeper.start()
+            fatal: TowlineError | None = None
+            try:
+                fatal = self._watch()
+            finally:
+                self._finish()
+            if fatal is not None:
+                raise fatal
+        return EXIT_INTERRUPTED if self._interrupts > 1 else 0
+
+    def _watch(self) -> TowlineError | None:
+        """Show the account until the end is asked for, or nothing can go on."""
+        saved = 0.0
+        while not self._interrupts:
+            now = time.monotonic()
+            if now - saved >= 1.0:
+                saved = now
+                with self._board.lock:
+                    for view in self._board.lines.values():
+                        view.sample(now)
+                self._save()
+                trim(self._driver.log)
+            self._refresh()
+            if fatal := self._fatal():
+                return fatal
+            self._ending.wait(TICK_S)
+        return None
+
+    def _save(self, *, ended: bool = False) -> None:
+        """Write ``bridge.json``; a full disk is the gateways' concern, and no reason to end them."""
+        with contextlib.suppress(OSError):
+            self._board.save(ended=ended)
+
+    def _refresh(self) -> None:
+        for text in self._board.heard():
+            self._screen.say(text)
+        with self._board.lock:
+            self._screen.show(self._board)
+
+    def _fatal(self) -> TowlineError | None:
+        """What ends the bridge: Kafka as configured can't serve, no line is left, or a keeper is gone."""
+        for keeper in (*self._gateways, self._kafka, self._driver):
+            if keeper.wanted and not keeper.is_alive():
+                return unforeseen(keeper.where)
+        if fatal := self._kafka.fatal or self._driver.fatal:
+            return fatal
+        dead = [keeper for keeper in self._gateways if keeper.fatal is not None]
+        if len(dead) == len(self._gateways):
+            return dead[0].fatal
+        broken = {keeper.line.name for keeper in dead} | set(self._driver.given_up)
+        if len(broken) == len(self._gateways):
+            names = ", ".join(sorted(broken))
+            do = "Correct what was told above and start again; what was received waits on disk."
+            return ConfigError("TL-B04", str(self._bridge.file), f"no line can go on ({names})", do)
+        return None
+
+    def _interrupted(self) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1:
+            self._at_once()
+
+    def _finish(self) -> None:
+        """Spark first, so that its last batch can be committed at the gateways; then they."""
+        working = any(view.query == "running" for view in self._board.lines.values())
+        if self._interrupts == 1 and working:
+            self._screen.say("stopping: the batch in work is finished first (Ctrl-C again ends at once)")
+        self._spark_ending.set()
+        if working:
+            self._driver.stop()
+        else:
+            self._driver.kill()
+        deadline = time.monotonic() + FINISH_S
+        while self._driver.is_alive() and self._interrupts < 2 and time.monotonic() < deadline:
+            self._driver.join(TICK_S)
+            self._save()
+            self._refresh()
+        self._driver.kill()
+        self._driver.join(2.0)
+        self._last_look()
+        self._ending.set()
+        for keeper in self._gateways:
+            self._save()
+            keeper.end(at_once=self._interrupts > 1)
+        self._refresh()
+        self._save(ended=True)
+        for text in self._farewell():
+            self._screen.say(text)
+
+    def _last_look(self) -> None:
+        """One more answer of each gateway, after Spark's last batch."""
+        from towline.errors import GatewayError  # noqa: PLC0415 - only here
+        from towline.gateway.client import discover  # noqa: PLC0415 - only here
+
+        for line in self._bridge.lines:
+            with contextlib.suppress(GatewayError):
+                client = discover(line.gateway.state_dir)
+                if client is not None:
+                    with client:
+                        status = client.status(timeout_s=5.0)
+                    with self._board.lock:
+                        self._board.lines[line.name].hear(status)
+
+    def _farewell(self) -> Iterator[str]:
+        for name, view in self._board.lines.items():
+            if (known := view.account) is None:
+                if view.status:
+                    yield f'line "{name}": no gateway answers, so what waits on disk is not known; it stays there'
+                continue
+            yield f'line "{name}": {known.sentence()}'
+            left = known.waiting + known.arriving
+            if left:
+                yield f'line "{name}": {counted(left)} on disk; the next start carries on'
+            yield f'line "{name}": {kept_by_broker(view.status)}'
+
+
+def kept_by_broker(status: Mapping[str, Any]) -> str:
+    """What is known of the session that a gateway leaves at its broker."""
+    if not status.get("connects"):
+        return "no broker was reached"
+    seconds = int(status.get("session_kept_s", 0))
+    if not seconds:
+        return "the broker keeps no session: what is published before the next start is not received"
+    session = f"the session {status.get('client_id')}{_span(seconds) if status.get('protocol') == '5' else ''}"
+    if status.get("state") == "online":
+        return f"the broker keeps {session}"
+    return f"the broker is not reachable now; it was asked to keep {session}"
+
+
+def _span(seconds: int) -> str:
+    """A time in its largest unit; none for 0xFFFFFFFF, which means for ever [MQTT 5 section 3.1.2.11.2]."""
+    if seconds == 0xFFFFFFFF:
+        return ""
+    units = (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1))
+    name, size = next(unit for unit in units if seconds >= unit[1])
+    count = seconds // size
+    return f" for {count:,} {name}{'s' if count != 1 else ''}"
+
+
+def _end_here() -> None:
+    """Before anything was started there is nothing to finish; Maven may be at work."""
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _alone(bridge: Bridge) -> Iterator[None]:
+    """One bridge per state directory, as long as this process lives."""
+    state_dir = bridge.state_dir
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(state_dir / "bridge.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        what = f"the state directory can't be used ({(error.strerror or str(error)).lower()})"
+        raise ConfigError(
+            "TL-C25", str(state_dir), what, "Name one on a local disk that this user may write."
+        ) from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            do = "Stop that one first, or give this bridge a state_dir of its own."
+            raise ConfigError("TL-B10", str(state_dir), f"a bridge runs here (pid {pid})", do) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _signals(asked: Callable[[], None]) -> Iterator[None]:
+    """Call on SIGINT, SIGTERM and SIGHUP, but for those that are ignored; the former handlers come back afterwards."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]  # nohup, a script's job &
+    former = {number: signal.signal(number, lambda *_: asked()) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,115 @@
+"""What the driver's process finds around it: Java, its environment, and a directory for what Spark drops.
+
+A Spark that is killed leaves its folders behind, wherever they are: here they lie in the bridge's state directory, one
+for each start, and those of processes that have ended are removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from towline.errors import SetupError
+from towline.gateway.endpoint import MAX_SOCKET_BYTES
+from towline.spark.home import light_home
+from towline_prove.devstack.java import OLDEST_JAVA, describe_java
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
+
+__all__ = ["SCRATCH", "check_java", "environment", "scratch", "short_sockets"]
+
+#: In the bridge's state directory; no line can have this name.
+SCRATCH: Final = ".tmp"
+
+#: Of ``/.UUID.sock``, as Spark names the sockets of its Python processes.
+_SOCKET_NAME: Final = 43
+
+
+def check_java(environ: Mapping[str, str] = os.environ, *, version: bool = False) -> None:
+    """See that there is a Java as Spark looks for it (``bin/spark-class``); nothing without it works at any later try.
+
+    Args:
+        environ: Of the driver.
+        version: Whether it is asked for its version too, which takes a moment.
+
+    Raises:
+        SetupError: TL-S21, with what to do.
+    """
+    if "SPARK_HOME" in environ or "SPARK_CONF_DIR" in environ:
+        return  # its spark-env.sh may know one
+    home = environ.get("JAVA_HOME")
+    place = f"{home}/bin" if home else environ.get("PATH")
+    java = shutil.which("java", path=place)
+    found = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is none on PATH"
+    if java is not None:
+        asked = re.search(r'version "(?:1\.)?(\d+)', describe_java(java)) if version else None
+        if asked is None or int(asked[1]) >= OLDEST_JAVA:
+            return
+        found = f"{java} is version {asked[1]}"
+    do = f"Install Java {OLDEST_JAVA} (Debian: apt install openjdk-{OLDEST_JAVA}-jre-headless), or set JAVA_HOME."
+    raise SetupError("TL-S21", "java", f"Spark needs Java {OLDEST_JAVA} or newer, and {found}", do)
+
+
+def scratch(state_dir: Path) -> tuple[Path, int]:
+    """A new directory for a Spark process, once those of processes that have ended are gone.
+
+    Returns:
+        The directory, and a descriptor that locks it for as long as the process that inherits it lives.
+    """
+    root = state_dir / SCRATCH
+    root.mkdir(mode=0o700, exist_ok=True)
+    for left in root.glob("spark-*"):
+        handle = os.open(left, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+        except BlockingIOError:
+            continue  # of a driver that is still ending
+        finally:
+            os.close(handle)
+    made = Path(tempfile.mkdtemp(prefix="spark-", dir=root))
+    handle = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return made, handle
+
+
+def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The driver's environment.
+
+    Args:
+        bridge: With a local master, Spark's Python processes start quicker in a home of our own.
+        place: From `scratch`; a ``spark.local.dir`` of the user's is left alone.
+        environ: What it inherits.
+    """
+    made = dict(environ)
+    home = light_home() if bridge.spark.master.startswith("local") else None
+    if home is not None:
+        made["SPARK_HOME"] = str(home)
+    # The JVM names files in the locale's encoding: in any other it can't open a directory named by UTF-8.
+    locale = next(filter(None, map(environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    if "utf" not in locale.lower():
+        made["LC_ALL"] = "C.UTF-8"
+    if "spark.local.dir" not in bridge.spark.conf:
+        made.setdefault("SPARK_LOCAL_DIRS", str(place))
+    if not os.statvfs(place).f_flag & os.ST_NOEXEC:  # native libraries are unpacked there too
+        quoted = str(place).replace("\\", "\\\\").replace('"', '\\"')
+        made["SPARK_SUBMIT_OPTS"] = f'{environ.get("SPARK_SUBMIT_OPTS", "")} "-Djava.io.tmpdir={quoted}"'.strip()
+    return made
+
+
+def short_sockets(place: str | None) -> dict[str, str]:
+    """Where the sockets of Spark's Python processes go, if their paths would be too long in Java's directory.
+
+    Args:
+        place: The driver's ``SPARK_LOCAL_DIRS``; None without one.
+    """
+    if place is None or len(os.fsencode(place)) + _SOCKET_NAME <= MAX_SOCKET_BYTES:
+        return {}
+    return {"spark.python.unix.domain.socket.dir": tempfile.gettempdir()}

@@ -1,0 +1,1 @@
+"""MQTT to Kafka."""

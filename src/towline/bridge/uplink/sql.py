@@ -1,0 +1,491 @@
+"""Routes as Spark SQL over the columns of the ``mqtt`` source.
+
+Plain expressions, no Python in the row path: the topic is split once, its levels are compared as array elements (a
+regular expression a route would cost more and needs escaping of what devices may send), and `get` gives null beyond
+the end where an index would raise under ANSI rules. `towline.bridge.config.routes` is the reference for what they mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from towline.bridge.config.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, USER_PREFIX, Route, Template
+from towline.kafka.columns import ORIGIN
+from towline.kafka.deadletters import PREFIX, Reason
+from towline.schema import EVENT_TIME
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Observation
+
+    from towline.bridge.config.routes import Pattern
+
+__all__ = [
+    "COUNTS",
+    "HEADER_TYPE",
+    "KEPT",
+    "LEVELS",
+    "Letters",
+    "Repeats",
+    "apply",
+    "condition",
+    "expressions",
+    "header",
+    "literal",
+    "matches",
+    "template",
+    "tried",
+]
+
+#: Names of the working columns; a source column never begins with two underscores.
+LEVELS, ROUTE, WHERE, KEEP, NAME, TOPIC, REASON = (
+    "__levels",
+    "__route",
+    "__where",
+    "__keep",
+    "__name",
+    "__topic",
+    "__reason",
+)
+#: The packet of a message that was not taken in whole, as it came; null where it was too large to be kept.
+PACKET = "__packet"
+#: Whether a row is the stub of such a message (`towline.mqtt.stubs`): no payload of MQTT is null. Devices can't make
+#: one, and whoever writes a condition or a key is not asked about it.
+STUB = "payload IS NULL"
+#: What makes two messages the same: topic, key, and for those without a key the offset, which no other has. The topic,
+#: because a device may write any key: on its own topics, which the broker guards, it can only drop its own [I13].
+SAME = ("__scope", "__dedupe", "__unique")
+
+_SAFE = re.compile(r"[A-Za-z0-9 _./:,;-]*")
+#: Type of a record's headers.
+HEADER_TYPE = "array<struct<key: string, value: binary>>"
+
+#: The end of the text, for Java; ``$`` would also match before a line feed there.
+END = r"\z"
+
+#: Counted in every batch by `observe`, of all rows: name → SQL aggregate.
+COUNTS = {
+    "rows": "count(1)",
+    "filtered": f"count_if({ROUTE} IS NOT NULL AND NOT {KEEP} AND {REASON} IS NULL)",
+    "unrouted": f"count_if({ROUTE} IS NULL AND {REASON} IS NULL)",
+}
+#: The same of the rows that go on to Kafka, repeats dropped.
+KEPT = {
+    "kept": "count(1)",
+    "fallback": f"count_if({TOPIC} IS NULL AND {REASON} IS NULL)",
+    "dead_lettered": f"count_if({REASON} IS NOT NULL)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Where rows go that can't be mapped.
+
+    Attributes:
+        topic: The dead-letter topic.
+        source: Who signs them: the line's sink id.
+    """
+
+    topic: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """How repeats are dropped.
+
+    Attributes:
+        within: How long keys are remembered at least.
+        strict: Whether a message without a key, which can't be recognised again, is a dead letter.
+    """
+
+    within: str
+    strict: bool = False
+
+
+def literal(text: str) -> str:
+    """A SQL string constant.
+
+    In hexadecimal where the parser could read more in it: quotes, ``${...}``, and escapes, which mean nothing with
+    ``spark.sql.parser.escapedStringLiterals``.
+    """
+    return f"'{text}'" if _SAFE.fullmatch(text) else f"CAST(X'{text.encode().hex()}' AS STRING)"
+
+
+def matches(pattern: Pattern) -> str:
+    """Whether the row's topic matches [MQTT 5 section 4.7]."""
+    tests = [f"size({LEVELS}) {'>=' if pattern.deep else '='} {len(pattern.levels)}"]
+    tests += [f"{_level(i)} = {literal(text)}" for i, text in enumerate(pattern.levels) if text is not None]
+    if pattern.wild_start:
+        tests.append(f"NOT startswith(topic, {literal('$')})")
+    return " AND ".join(tests)
+
+
+def _level(position: int) -> str:
+    return f"get({LEVELS}, {position})"
+
+
+def template(made: Template, pattern: Pattern) -> str:
+    """The text of a template as a SQL string, null when a field is."""
+    parts = [
+        literal(part) if i % 2 == 0 else _field(part, pattern) for i, part in enumerate(made.parts) if i % 2 or part
+    ]
+    return "''" if not parts else parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
+
+
+def _field(name: str, pattern: Pattern) -> str:
+    if name in pattern.names:
+        return _level(pattern.names[name])
+    if name in FIELDS:
+        return f"CAST({FIELDS[name]} AS STRING)"
+    key = literal(name.removeprefix(USER_PREFIX))
+    return f"get(filter(user_properties, p -> p.key = {key}), 0).value"
+
+
+def _topic(route: Route) -> str:
+    if route.topic.constant is not None:
+        return NAME
+    free = f" AND NOT {_reserved(route)}" if route.reserved else ""
+    return f"CASE WHEN {_legal(NAME)}{_listed(route)}{free} THEN {NAME} END"
+
+
+def _legal(name: str) -> str:
+    """Whether Kafka takes the name [Kafka: Topic.validate]."""
+    return f"length({name}) <= {MAX_TOPIC_LENGTH} AND {name} RLIKE {literal(LEGAL_TOPIC)} AND {name} NOT IN ('.', '..')"
+
+
+def _reserved(route: Route) -> str:
+    return f"{NAME} RLIKE {literal(f'^(?:{route.reserved})' + END)}"
+
+
+def _listed(route: Route) -> str:
+    return f" AND {NAME} RLIKE {literal(_globs(route.allowed_topics))}" if route.allowed_topics else ""
+
+
+def _globs(globs: Sequence[str]) -> str:
+    """One regular expression for names and globs; the names hold legal characters only."""
+    made = [re.escape(glob).replace(r"\*", ".*").replace(r"\?", ".") for glob in globs]
+    return f"^(?:{'|'.join(made)})\\z"
+
+
+def _switch(routes: Sequence[Route], arm: Callable[[Route], str], otherwise: str) -> str:
+    """``CASE`` on the route; one expression when all arms are the same."""
+    arms = [arm(route) for route in routes]
+    if len(set(arms)) == 1:
+        return arms[0]
+    cases = " ".join(f"WHEN {i} THEN {text}" for i, text in enumerate(arms))
+    return f"CASE {ROUTE} {cases} ELSE {otherwise} END"
+
+
+def header(name: str, value: str) -> str:
+    """A Kafka header, of a name and a value in SQL."""
+    return f"named_struct('key', {name}, 'value', CAST({value} AS BINARY))"
+
+
+def _some(column: str, name: str, value: str | None = None) -> str:
+    """A header when the column has a value, else null."""
+    return f"CASE WHEN {column} IS NOT NULL THEN {header(literal(name), value or f'CAST({column} AS STRING)')} END"
+
+
+_ALWAYS = [header("'mqtt.topic'", "topic"), header("'mqtt.qos'", "CAST(qos AS STRING)")]
+_RECEIVED = header("'mqtt.received-at'", "CAST(unix_micros(received_at) AS STRING)")
+_RARE = (
+    "coalesce(retain, false)",
+    "content_type IS NOT NULL",
+    "response_topic IS NOT NULL",
+    "correlation_data IS NOT NULL",
+    "message_expiry_seconds IS NOT NULL",
+    "payload_is_utf8 IS NOT NULL",
+    "coalesce(size(subscription_ids), 0) > 0",
+    "coalesce(size(user_properties), 0) > 0",
+)
+
+
+def _property_headers() -> str:
+    """All properties as headers, in the order of `towline.bridge.config.routes.HEADERS`.
+
+    Most messages carry none of the optional ones; they take a branch without lambdas, which Spark would interpret.
+    """
+    optional = ", ".join(
+        [
+            f"CASE WHEN retain THEN {header(literal('mqtt.retain'), literal('true'))} END",
+            _some("content_type", "mqtt.content-type"),
+            _some("response_topic", "mqtt.response-topic"),
+            _some("correlation_data", "mqtt.correlation-data", "correlation_data"),
+            _some("message_expiry_seconds", "mqtt.message-expiry"),
+            _some("payload_is_utf8", "mqtt.payload-format", "CAST(CAST(payload_is_utf8 AS INT) AS STRING)"),
+        ]
+    )
+    identifiers = f"transform(subscription_ids, i -> {header(literal('mqtt.subscription-id'), 'CAST(i AS STRING)')})"
+    users = f"transform(user_properties, p -> {header(f'concat({literal(USER_PREFIX)}, p.key)', 'p.value')})"
+    none = f"CAST(array() AS {HEADER_TYPE})"
+    always = f"array({', '.join(_ALWAYS)})"
+    full = (
+        f"concat({always}, array_compact(array({optional})), coalesce({identifiers}, {none}), "
+        f"array({_RECEIVED}), coalesce({users}, {none}))"
+    )
+    return f"CASE WHEN {' OR '.join(_RARE)} THEN {full} ELSE array({', '.join([*_ALWAYS, _RECEIVED])}) END"
+
+
+def _headers(route: Route) -> str:
+    own = [header(literal(name), template(text, route.pattern)) for name, text in route.headers]
+    parts = [_property_headers()] if route.properties else []
+    parts += [f"array({', '.join(own)})"] if own else []
+    if not parts:
+        return f"CAST(NULL AS {HEADER_TYPE})"
+    joined = parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
+    return f"CAST({joined} AS {HEADER_TYPE})"
+
+
+def _key(route: Route) -> str:
+    return "CAST(NULL AS BINARY)" if route.key is None else f"CAST({template(route.key, route.pattern)} AS BINARY)"
+
+
+def _fallback(route: Route) -> str:
+    if route.fallback_topic is not None:
+        return literal(route.fallback_topic)
+    sentence = (
+        f'route from "{route.pattern.text}": a message gives a Kafka topic that is not legal, not allowed or reserved'
+        ". The line stops there rather than lose it. "
+        "Give the line a dead_letter_topic, or the route a fallback_topic.   [TL-B02]"
+    )
+    return f"raise_error({literal(sentence)})"
+
+
+def _not_whole() -> str:
+    """Why a stub is one."""
+    told = "get(filter(user_properties, p -> p.key = 'towline-reason'), 0).value"
+    return f"CASE WHEN {told} = '{Reason.TOO_MANY_PROPERTIES}' THEN {told} ELSE '{Reason.PACKET_TOO_LARGE}' END"
+
+
+def _no_place(topic: str) -> str:
+    """The topic, or the end of a line that has nowhere to put a stub: as a record it would be a tombstone."""
+    sentence = (
+        "a message was not taken in whole, see towline-reason and max_packet_bytes"
+        ". The line stops there rather than lose it. Give the line a dead_letter_topic.   [TL-B29]"
+    )
+    return f"CASE WHEN {STUB} THEN raise_error({literal(sentence)}) ELSE {topic} END"
+
+
+def _unmappable(route: Route, repeats: Repeats | None) -> str:
+    """Why a message of this route can't go where it belongs, null if it can."""
+    cases = [f"WHEN {WHERE} IS NULL THEN '{Reason.UNMAPPED}'"] if route.where is not None else []
+    if route.topic.constant is None and route.fallback_topic is None:
+        cases += [
+            f"WHEN {NAME} IS NULL THEN '{Reason.TOPIC_ABSENT}'",
+            *([f"WHEN {_reserved(route)} THEN '{Reason.TOPIC_RESERVED}'"] if route.reserved else []),
+            f"WHEN {TOPIC} IS NULL AND {_legal(NAME)} THEN '{Reason.TOPIC_NOT_ALLOWED}'",
+            f"WHEN {TOPIC} IS NULL THEN '{Reason.TOPIC_ILLEGAL}'",
+        ]
+    if route.key_required:
+        cases.append(f"WHEN {_key(route)} IS NULL THEN '{Reason.KEY_ABSENT}'")
+    if repeats is not None and repeats.strict and route.dedupe is not None and route.qos < 2:
+        cases.append(f"WHEN {SAME[1]} IS NULL THEN '{Reason.KEY_ABSENT}'")
+    if not cases:
+        return "CAST(NULL AS STRING)"
+    return f"CASE WHEN NOT coalesce({WHERE}, true) THEN NULL {' '.join(cases)} END"
+
+
+#: What a person reads in ``towline.dlq.detail``.
+_DETAILS = {
+    Reason.UNMAPPED: "the condition where raised an error on this message",
+    Reason.UNROUTED: "no route takes this topic",
+    Reason.TOPIC_ABSENT: "the message lacks what the name of the Kafka topic is made of",
+    Reason.TOPIC_NOT_ALLOWED: "the name of the Kafka topic is not among allowed_topics",
+    Reason.TOPIC_RESERVED: "no message may choose this Kafka topic: markers, dead letters, Kafka's own",
+    Reason.TOPIC_ILLEGAL: "Kafka takes no such topic name",
+    Reason.KEY_ABSENT: "the message lacks what its key or its dedupe key is made of",
+    Reason.PACKET_TOO_LARGE: "larger than max_packet_bytes; headers mqtt.user.towline-* hold its size and digest",
+    Reason.TOO_MANY_PROPERTIES: "more than 1,000 properties; the value is the whole MQTT packet",
+}
+
+
+def _letter_headers(letters: Letters) -> str:
+    """The headers of a dead letter (`towline.kafka.deadletters`): ours, then every property and where it came from.
+
+    All in one lambda: Spark interprets that, so the rare case does not swell the generated code of the usual one.
+    """
+    details = " ".join(f"WHEN '{reason}' THEN {literal(text)}" for reason, text in _DETAILS.items())
+    ours = {
+        "reason": REASON,
+        "detail": f"CASE {REASON} {details} END",
+        "topic": NAME,
+        "timestamp": "CAST(unix_millis(received_at) AS STRING)",
+        "source": literal(letters.source),
+    }
+    first = ", ".join(
+        f"CASE WHEN {value} IS NOT NULL THEN {header(literal(PREFIX + name), value)} END"
+        for name, value in ours.items()
+    )
+    place = ", ".join(
+        header(literal(name), f"CAST({column} AS STRING)")
+        for name, column in (("mqtt.gateway", "gateway"), ("mqtt.offset", "offset"))
+    )
+    again = f"CASE WHEN duplicate THEN {header(literal('mqtt.duplicate'), literal('true'))} END"
+    original = f"concat({_property_headers()}, array_compact(array({place}, {again})))"
+    count = header(literal(PREFIX + "headers"), "CAST(size(original) AS STRING)")
+    whole = f"concat(array_compact(array({first})), array({count}), original)"
+    return f"get(transform(array({original}), original -> {whole}), 0)"
+
+
+def expressions(
+    routes: Sequence[Route], letters: Letters | None = None, repeats: Repeats | None = None
+) -> dict[str, str]:
+    """The SQL of a line: working columns first (in this order), then the columns of the record.
+
+    Args:
+        routes: The arms, in order.
+        letters: Where rows go that can't be mapped; None stops the line at the first.
+        repeats: How repeats are dropped; None to keep them.
+    """
+    cases = " ".join(f"WHEN {matches(route.pattern)} THEN {i}" for i, route in enumerate(routes))
+    null = "CAST(NULL AS STRING)"
+    made = {
+        LEVELS: "split(topic, '/')",
+        ROUTE: f"CASE {cases} END",
+        WHERE: _switch(routes, _wanted, "false"),
+        KEEP: f"{ROUTE} IS NOT NULL AND coalesce({WHERE}, false)",
+        NAME: _switch(routes, lambda route: template(route.topic, route.pattern), null),
+        TOPIC: _switch(routes, _topic, null),
+        **(_sameness(routes) if repeats else {}),
+        REASON: null,
+        "topic": _no_place(f"coalesce({TOPIC}, {_switch(routes, _fallback, null)})"),
+        "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
+        "value": f"coalesce(payload, {PACKET}, X'')",
+        "headers": _switch(routes, _headers, f"CAST(NULL AS {HEADER_TYPE})"),
+        "timestamp": "received_at",
+    }
+    return made if letters is None else _with_letters(made, routes, letters, repeats)
+
+
+def _with_letters(
+    made: dict[str, str], routes: Sequence[Route], letters: Letters, repeats: Repeats | None
+) -> dict[str, str]:
+    null = "CAST(NULL AS STRING)"
+    reason = _switch(routes, lambda route: _unmappable(route, repeats), null)
+    fallback = _switch(
+        routes, lambda route: null if route.fallback_topic is None else literal(route.fallback_topic), null
+    )
+    dead = f"{REASON} IS NOT NULL"
+    return made | {
+        REASON: f"CASE WHEN {STUB} THEN {_not_whole()} WHEN {ROUTE} IS NULL THEN '{Reason.UNROUTED}' ELSE {reason} END",
+        "topic": f"CASE WHEN {dead} THEN {literal(letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
+        "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
+        "headers": f"CASE WHEN {dead} THEN {_letter_headers(letters)} ELSE {made['headers']} END",
+        **_origin(routes),
+    }
+
+
+def _origin(routes: Sequence[Route]) -> dict[str, str]:
+    """What the sink needs to make a letter of a record that Kafka would refuse: the columns of `ORIGIN`."""
+    own = _switch(routes, lambda route: str(2 * len(route.headers)), "0")
+    none = f"CAST(NULL AS {HEADER_TYPE})"
+    message = _switch(routes, lambda route: none if route.properties else _property_headers(), none)
+    values = (
+        "gateway",
+        f"CASE WHEN {REASON} IS NULL THEN offset END",
+        f"CAST({own} + CAST(coalesce(duplicate, false) AS INT) AS INT)",
+        f"CASE WHEN {REASON} IS NULL THEN {message} END",
+    )
+    made = dict(zip(ORIGIN, values, strict=True))
+    if all(route.properties for route in routes):
+        made.popitem()  # no record lacks them
+    return made
+
+
+def _sameness(routes: Sequence[Route]) -> dict[str, str]:
+    """The columns of `SAME`."""
+    return {
+        SAME[0]: "topic",
+        SAME[1]: _switch(routes, _dedupe_key, "CAST(NULL AS STRING)"),
+        SAME[2]: f"CASE WHEN {SAME[1]} IS NULL THEN offset END",
+    }
+
+
+def _dedupe_key(route: Route) -> str:
+    if route.dedupe is None:
+        return "CAST(NULL AS STRING)"
+    if isinstance(route.dedupe, Template):
+        made = template(route.dedupe, route.pattern)
+    else:
+        made = f"CAST((\n{route.dedupe}\n) AS STRING)"
+    return f"CASE WHEN {ROUTE} IS NOT NULL AND NOT {STUB} THEN {made} END"
+
+
+def _wanted(route: Route) -> str:
+    """The condition, which no stub is asked."""
+    return "true" if route.where is None else f"{STUB} OR {condition(route)}"
+
+
+def condition(route: Route) -> str:
+    """The user's condition on lines of its own, so that a comment at its end ends there."""
+    return "true" if route.where is None else f"coalesce((\n{route.where}\n), false)"
+
+
+def apply(
+    frame: DataFrame,
+    routes: Sequence[Route],
+    counter: str | Observation,
+    *,
+    letters: Letters | None = None,
+    repeats: Repeats | None = None,
+    kept: str | Observation | None = None,
+    parallelism: int = 1,
+) -> DataFrame:
+    """Turn rows of the source into records for the sink and count what is left out.
+
+    Args:
+        frame: Rows as the ``mqtt`` source gives them.
+        routes: The arms, in order.
+        counter: Takes `COUNTS`: a name among the query's observed metrics, or an observation of a batch read.
+        letters: Where rows go that can't be mapped; None stops the line at the first.
+        repeats: How repeats are dropped; None to keep them.
+        kept: Takes `KEPT`, as `counter`; None to leave them uncounted.
+        parallelism: Parts of the result; more than one are split by key.
+
+    Raises:
+        pyspark.errors.AnalysisException: If a ``where`` or a dedupe key is no SQL over these columns.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
+
+    for route in routes:
+        if route.where is not None:
+            # Analysed on its own first: half a condition must not be completed by what stands around it.
+            frame.where(F.expr(route.where))
+        if isinstance(route.dedupe, str):
+            frame.select(F.expr(route.dedupe))
+    made = expressions(routes, letters, repeats)
+    packet = F.when(F.expr(STUB), F.col("correlation_data"))
+    frame = frame.withColumn(PACKET, packet).withColumn(
+        "correlation_data", F.expr(f"IF({STUB}, NULL, correlation_data)")
+    )
+    for name in [name for name in made if name.startswith("__")]:
+        column = F.expr(made[name])
+        frame = frame.withColumn(name, tried(column) if letters and name in (WHERE, SAME[1]) else column)
+    frame = frame.observe(counter, *(F.expr(text).alias(name) for name, text in COUNTS.items()))
+    frame = frame.where(f"{KEEP} OR {REASON} IS NOT NULL")
+    if repeats is not None:
+        frame = frame.withWatermark(EVENT_TIME, repeats.within).dropDuplicatesWithinWatermark(list(SAME))
+    if kept is not None:
+        frame = frame.observe(kept, *(F.expr(text).alias(name) for name, text in KEPT.items()))
+    columns = [name for name in made if not name.startswith("__")]
+    result = frame.select(*(F.expr(made[name]).alias(name) for name in columns))
+    return result.repartition(parallelism, "key") if parallelism > 1 else result.coalesce(1)
+
+
+def tried(column: Column) -> Column:
+    """The same, null where it raises: one message that breaks a condition must not stop all that follow.
+
+    Spark has this expression for its ``try_`` functions and no name for it in SQL.
+    """
+    from pyspark.sql import Column as Made  # noqa: PLC0415 - see `apply`
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    session = SparkSession.active()
+    jvm: Any = session._jvm  # noqa: SLF001 - there is no public way
+    packages = jvm.org.apache.spark.sql
+    convert = packages.classic.ExpressionUtils
+    inner = convert.expression(column._jc)  # noqa: SLF001 - see above
+    return Made(convert.column(packages.catalyst.expressions.TryEval(inner)))

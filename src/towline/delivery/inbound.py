@@ -1,0 +1,196 @@
+"""The uplink: brings what the session delivers into the inbox, and tells the session when it is safe.
+
+It belongs to the pump's thread. A delivery that finds no room waits here, in order, and holds the reading back [I7].
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import structlog
+
+from towline.delivery.inbox import Inbox
+from towline.delivery.intake import to_rows
+from towline.delivery.receipts import Ledger
+from towline.delivery.receipts_wire import Mark
+from towline.errors import JournalFull
+from towline.gateway.settings import GatewaySettings
+from towline.guarantee import AckAfter
+from towline.journal.reading import cut
+from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
+from towline.mqtt.inbound import Inbound
+from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub
+
+__all__ = ["Uplink"]
+
+#: A limit of the journal has room for so many frames at least.
+_FRAMES_BELOW_LIMIT: Final = 16
+#: Above this a gulp is stored in several frames; one packet is never parted.
+_LARGEST_FRAME: Final = 16 << 20
+#: How often a full journal is tried again, in seconds.
+_ROOM_RETRY: Final = 0.5
+#: Messages that were not taken in whole are told of once in so many seconds: anybody may send ten thousand of them.
+_TOLD_EVERY: Final = 60.0
+#: Characters of a topic in the log; a device chose them, so they are escaped there [I13].
+_SHOWN: Final = 200
+#: Why there is only a stub → the counter in the ledger.
+_COUNTERS: Final = {TOO_LARGE: "packets_too_large", TOO_MANY: "too_many_properties"}
+
+
+class _Unstored(NamedTuple):
+    """One frame to be: rows with the packet ids that come and go with them."""
+
+    rows: pa.RecordBatch
+    held: Mapping[int, Held]
+    released: tuple[int, ...]
+    #: Of the delivery that is whole with this frame; 0 while more of it follows.
+    ticket: int
+    #: Of publishers that want receipts.
+    marks: tuple[Mark, ...] = ()
+
+
+class Uplink:
+    """Stores one session's deliveries.
+
+    Args:
+        settings: The gateway's settings.
+        inbox: Where messages go.
+        handle: Gives the session an event.
+        on_rows: Called after rows became durable.
+        note: Called when there is no room.
+        ledger: Of the publishers that want receipts; None when nobody gets any.
+
+    Attributes:
+        received: Messages received over the journal's life, repeats included.
+        room_at: When a full inbox is tried again, on `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        inbox: Inbox,
+        *,
+        handle: Callable[[Event], None],
+        on_rows: Callable[[], None],
+        note: Callable[[JournalFull], None],
+        ledger: Ledger | None = None,
+    ) -> None:
+        self._inbox = inbox
+        self._handle = handle
+        self._on_rows = on_rows
+        self._note = note
+        self._ledger = ledger
+        self._acks = settings.acks
+        self._name = settings.name
+        self._limit = settings.max_packet_bytes
+        self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
+        #: What is not stored yet, in order; longer than one only while there is no room.
+        self._waiting: deque[_Unstored] = deque()
+        most = settings.journal.max_bytes
+        #: A larger gulp is stored in pieces, or it might never fit below a small limit.
+        self._frame_bytes = _LARGEST_FRAME if most is None else min(_LARGEST_FRAME, most // _FRAMES_BELOW_LIMIT)
+        self.room_at = 0.0
+        #: Stubs that no line of the log has told of, by their counter, and when the next may.
+        self._untold: Counter[str] = Counter()
+        self._tell_at = 0.0
+        self.received = inbox.end + inbox.ledger.get("deduplicated", 0)
+
+    @property
+    def full(self) -> bool:
+        """Rows wait for room: nothing may be read, and no session made anew, whose numbers would be theirs."""
+        return bool(self._waiting)
+
+    def deliver(self, action: Deliver, inbound: Inbound) -> None:
+        """Store a delivery, or keep it until there is room."""
+        self.received += len(action.messages)
+        if self._acks is AckAfter.RECEIVED:
+            self.settle(inbound, action.first + len(action.messages))
+        marked = self._ledger is not None
+        batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._name, strip_marks=marked)
+        if batch.column("payload").null_count:
+            self._count_stubs(action.messages)
+        marks = self._ledger.marks(action.messages.packets) if self._ledger is not None else ()
+        self._waiting += _frames(batch, action, self._frame_bytes, marks)
+        self.store()
+
+    def _count_stubs(self, messages: Messages) -> None:
+        """Count what was not taken in whole, and say so once in a while."""
+        found = Counter(_COUNTERS[p.reason] for p in messages.packets if isinstance(p, Stub))
+        self._inbox.count(**found)
+        self._untold += found
+        now = time.monotonic()
+        if now < self._tell_at:
+            return
+        self._tell_at = now + _TOLD_EVERY
+        topic = next(t for p, t in zip(messages.packets, messages.topics, strict=True) if isinstance(p, Stub))
+        what = "messages not taken in whole; each is stored as a row without payload"
+        self._log.warning(what, code="TL-M42", topic=repr(topic[:_SHOWN]), limit=self._limit, **self._untold)
+        self._untold.clear()
+
+    def find_room(self, now: float) -> None:
+        """Try again what found no room."""
+        if self._waiting and now >= self.room_at:
+            self.store()
+
+    def store(self) -> None:
+        """Append what waits, in order; each batch is durable before its acknowledgements leave [I2]."""
+        try:
+            while self._waiting:
+                frame = self._waiting[0]
+                change = self._ledger.storing(frame.marks) if self._ledger is not None and frame.marks else None
+                notes = change.notes if change is not None else {}
+                end = self._inbox.append(frame.rows, held=frame.held, released=frame.released, notes=notes)
+                self._waiting.popleft()
+                if self._ledger is not None and change is not None:
+                    self._ledger.stored(change, end)
+                self._on_rows()
+                if self._acks is AckAfter.JOURNAL:
+                    self._handle(Settled(end))
+                if frame.ticket:
+                    self._handle(Stored(frame.ticket))
+        except JournalFull as error:
+            self.room_at = time.monotonic() + _ROOM_RETRY
+            self._note(error)
+
+    def settle(self, inbound: Inbound, upto: int) -> None:
+        """Tell the session that messages below `upto` are as safe as their acknowledgement promises [I1]."""
+        if upto > inbound.settled:
+            self._handle(Settled(upto))
+
+    @property
+    def waiting_marks(self) -> list[Mark]:
+        """Of the messages that wait for room."""
+        return [mark for frame in self._waiting for mark in frame.marks]
+
+    def count_repeats(self, inbound: Inbound, where: str) -> None:
+        """Carry what the session saw of the broker's repeats into the ledger [I11]."""
+        repeats, inbound.repeats = inbound.repeats, 0
+        reused, inbound.reused_ids = inbound.reused_ids, 0
+        if repeats:
+            self.received += repeats
+            self._inbox.count(deduplicated=repeats)
+        if reused:
+            self._inbox.count(packet_ids_reused=reused)
+            what = "the broker used QoS 2 packet ids again before we released them; stored as new messages"
+            self._log.warning(what, code="TL-M24", broker=where, count=reused)
+
+
+def _frames(
+    rows: pa.RecordBatch, delivery: Deliver, most: int, marks: Sequence[Mark | None] = ()
+) -> Iterator[_Unstored]:
+    """Part a delivery into frames of at most `most` bytes or one packet; each packet id stays with its row [I3]."""
+    at, count = 0, rows.num_rows
+    for part in cut(rows, max(1, count), most) if count else (rows,):
+        start, at = at, at + part.num_rows
+        first, last = delivery.first + start, delivery.first + at
+        held = {packet_id: entry for packet_id, entry in delivery.held.items() if first <= entry.number < last}
+        ticket = delivery.ticket if at == count else 0
+        yield _Unstored(part, held, () if start else delivery.released, ticket, _some(marks[start:at]))
+
+
+def _some(marks: Sequence[Mark | None]) -> tuple[Mark, ...]:
+    return tuple(mark for mark in marks if mark is not None)

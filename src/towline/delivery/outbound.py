@@ -1,0 +1,539 @@
+"""The downlink: brings the rows of an outbox to the broker through a `Session`, and notes what became of them.
+
+It belongs to the thread that drives the session. That thread calls `turn` in its loop, `perform` for each action of the
+session, `attach` for a new session, `lost` when a connection ends; nothing here touches a socket.
+
+    received by the broker   noted in memory at once, on disk with the next flush: a crash between costs a repeat
+    QoS 2                    packet id before PUBLISH, phase before PUBREL, both durable [I10]: a crash costs nothing
+    QoS 1                    packet id written before PUBLISH, not synced: after a crash it leaves again under the same
+    QoS 0                    done before it leaves: it may be lost, never doubled
+    refused for good         set aside with its reason before it is done; the others go on, and without room there all
+                             wait [I7]. A message at which the broker ends the connection is refused too (`Culprits`)
+    expired                  done and counted, where its PUBLISH has not left [MQTT-4.3.3-7]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from mqtt5 import PublishPacket, QoS
+
+from towline.delivery.dispatch import Dispatch, Fate
+from towline.delivery.outrows import Outgoing, outgoing
+from towline.delivery.receipts_wire import Content
+from towline.delivery.refused import REPLAYED, Refused
+from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
+from towline.errors import Refused as BrokerRefused
+from towline.journal import Flight, Outbox
+from towline.journal.batches import joined
+from towline.journal.outbox import PUBLISHED, RELEASED, SENT
+from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany
+from towline.mqtt.outbound import Phase
+from towline.mqtt.reasons import QOS_NOT_SUPPORTED, reason_words
+from towline.mqtt.session import Session, State
+from towline.mqtt.suspects import STRIKES, Culprits
+
+__all__ = ["Downlink", "Outcome"]
+
+_T = TypeVar("_T")
+
+#: Messages with the broker at once, at most; its Receive Maximum is mostly the smaller one.
+_MOST_OPEN: Final = 8_000
+#: The same in bytes; each byte is there three times, in its packet, encoded, and unsent.
+_MOST_BYTES: Final = 16 << 20
+#: Messages that may wait behind such as were put off, before nothing new is sent.
+_MOST_WAITING: Final = 10_000
+#: Rows decoded at a time, and their bytes, unless it is one row.
+_CHUNK: Final = 1000
+_CHUNK_BYTES: Final = 8 << 20
+#: Nothing is handed over while the transport holds this many bytes the system has not taken.
+_MOST_UNSENT: Final = 1 << 20
+#: What is done reaches the disk after this many messages, or this many seconds.
+_FLUSH_MESSAGES: Final = 5_000
+_FLUSH_S: Final = 0.2
+#: Pause before a full disk is asked again, in seconds.
+_ROOM_RETRY: Final = 0.5
+
+
+#: Stands for a message of which only the packet id matters any more.
+_UNNAMED: Final = PublishPacket("-", b"", qos=QoS.EXACTLY_ONCE, packet_id=1)
+
+
+class Outcome(Enum):
+    """What became of a message."""
+
+    DELIVERED = "delivered"
+    EXPIRED = "expired"
+    REFUSED = "refused"
+
+
+class Downlink:
+    """Delivers one outbox.
+
+    Args:
+        outbox: What is to be sent; its marks belong to the caller's thread.
+        handle: Gives the session an event.
+        log: Takes ``warning(event, **facts)``, as structlog's loggers do.
+        aside: Directory for what the broker refused.
+        max_age_s: Messages that came this many seconds ago are not sent any more; None for no such limit.
+        on_outcome: Called with the number of each message that is done and what became of it, before the disk knows.
+        on_progress: Called when messages were done since the last time.
+        mark: Number and content → user properties to be added to the message, for an owner that sends messages again.
+        exactly_once: What is sent with QoS 2 must not be taken as less: then nothing more is sent (TL-M44).
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        handle: Callable[[Event], None],
+        log: Any,
+        aside: Path,
+        max_age_s: float | None = None,
+        on_outcome: Callable[[int, Outcome], None] | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+        mark: Callable[[int, Content], Sequence[tuple[str, str]]] | None = None,
+        exactly_once: bool = False,
+    ) -> None:
+        self._outbox = outbox
+        self._exactly_once = exactly_once
+        self._handle = handle
+        self._log = log
+        #: For the same thread.
+        self.refused = Refused(aside, outbox)
+        self._max_age_us = None if max_age_s is None else int(max_age_s * 1e6)
+        self._on_outcome = on_outcome
+        self._on_progress = on_progress
+        self._mark = mark
+        #: Messages that were done and go once more.
+        self._repeats: Iterator[Outgoing] = iter(())
+        self._dispatch = Dispatch(outbox.done, most_open=_MOST_OPEN, most_bytes=_MOST_BYTES, most_waiting=_MOST_WAITING)
+        self._session: Session | None = None
+        #: Next row to be looked at; everything below is done, open or waiting.
+        self._cursor = outbox.done.watermark
+        self._reader: Iterator[Any] = iter(())
+        self._entries: deque[Outgoing] = deque()
+        #: Answers not carried out yet: number → reason of refused messages, to be set aside together.
+        self._to_set_aside: dict[int, int] = {}
+        #: Why nothing is sent: no room for what was refused, or no promise for what would be. None where it is.
+        self.held_back: str | None = None
+        #: The broker takes QoS 2 as QoS 1, and exactly once was promised.
+        self.broken: BrokerRefused | None = None
+        self._culprits = Culprits(lambda number: number in self._dispatch.open)
+        #: Bytes of the largest message that the broker has taken.
+        self._largest = 0
+        #: Calls of other threads, for this one.
+        self._asked: deque[tuple[Callable[[Refused], Any], Future[Any]]] = deque()
+        self._unflushed = 0
+        #: Numbers that a life before this one had set aside; the outbox learns of it now.
+        self._aside_before: set[int] = set()
+        #: At the start for what a crash left done without a word of it: nothing else may ever bring its room back.
+        self._flush_at: float | None = time.monotonic()
+        self._news = False
+        self._room_at = 0.0
+        with contextlib.suppress(JournalError):  # said again where something is to be set aside, or looked at
+            for number in self.refused.unfinished():
+                self._aside_before.add(number)
+                self._done(number, Outcome.REFUSED)
+
+    # -- from any thread --
+
+    def ask(self, call: Callable[[Refused], _T]) -> Future[_T]:
+        """Let a call look at the refused messages on the driver's thread, at its next turn; wake it."""
+        answer: Future[_T] = Future()
+        self._asked.append((call, answer))
+        return answer
+
+    def _answer(self) -> None:
+        call, answer = self._asked.popleft()
+        self.flush()  # with the counters, before a replay writes what is done
+        try:
+            answer.set_result(call(self.refused))
+        except Exception as error:
+            answer.set_exception(error)
+            if isinstance(error, JournalFailed):
+                raise
+
+    # -- for the driver --
+
+    def attach(self, session: Session) -> None:
+        """Begin with a new session: what the disk knows to be in flight is its business, all else is met again."""
+        self._session = session
+        self._culprits.attach(session)
+        session.outbound.in_order = True
+        self._dispatch.start_again(list(self._dispatch.open))
+        flights = self._outbox.flights
+        rows = self._in_flight(flight.number for flight in flights.values())
+        for packet_id, flight in flights.items():
+            self._restore(session, packet_id, flight, rows)
+        self._rewind()
+
+    def _in_flight(self, numbers: Iterable[int]) -> dict[int, Outgoing]:
+        """The rows that are not done among these, read in as few pieces as there are."""
+        done, first = self._outbox.done, self._outbox.journal.first
+        found: dict[int, Outgoing] = {}
+        for start, end in joined((n, n + 1) for n in numbers if n >= first and n not in done):
+            at = start
+            for batch in self._outbox.read(start, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES):
+                found.update((message.number, message) for message in outgoing(batch, at, self._mark))
+                at += batch.num_rows
+        return found
+
+    def _restore(self, session: Session, packet_id: int, flight: Flight, rows: Mapping[int, Outgoing]) -> None:
+        number, topic, size, left = flight.number, "", 0, None
+        packet: PublishPacket | int = _UNNAMED
+        phase = Phase.RELEASED
+        # Of what was sent a second time the first may have been enough, and the row be gone. The packet id has to be
+        # given back all the same: the broker may hold the message, and would take the next with that id for a repeat.
+        done = number in self._outbox.done and (self._mark is None or number in self._aside_before)
+        gone = done or number < self._outbox.journal.first
+        if gone and flight.phase == SENT:
+            self._outbox.finish((), (packet_id,))
+            return
+        if not gone:
+            message = rows.get(number) or self._fetch(number)
+            topic, size, packet = message.topic, message.size, message.content
+            phase = Phase.RELEASED if flight.phase == RELEASED else Phase.PUBLISHED
+            left = _left(message, time.monotonic(), time.time_ns() // 1000)
+        given_up = packet if isinstance(packet, int) else 0
+        session.outbound.restore(packet_id, number, _UNNAMED if isinstance(packet, int) else packet, phase, left)
+        self._dispatch.hand_over(number, topic, size)
+        if given_up:
+            session.outbound.give_up(number, given_up)
+
+    def lost(self, withdrawn: Iterable[int]) -> bool:
+        """The connection is gone; these never left. Whether a message was found that made the broker end it."""
+        found = self._session is not None and self._suspect(self._session)
+        self._dispatch.start_again(withdrawn)
+        self._rewind()
+        return found
+
+    def _suspect(self, session: Session) -> bool:
+        """Find the message that made the broker end the connection."""
+        before, sizes = self._culprits.careful, self._dispatch.open
+        found = self._culprits.ended(session, time.monotonic())
+        if found is not None:
+            facts: dict[str, object] = {"number": found, "times": STRIKES, "bytes": sizes[found][1]}
+            if sizes[found][1] > self._largest:
+                facts["larger_than_any_taken"] = self._largest
+            self._log.warning("the broker ends the connection at this message", **facts, code="TL-M47")
+        elif self._culprits.careful and not before:
+            self._log.warning("sending one message at a time: the broker ends the connection at one", code="TL-M48")
+        return found is not None
+
+    def perform(self, action: Action) -> None:
+        """Carry out what the session asks for.
+
+        Raises:
+            JournalFull: TL-J02, what is about to leave can't be made durable: it must not leave, and the session has
+                to be made anew.
+            JournalFailed: TL-J04, the outbox is dead [I6].
+        """
+        if isinstance(action, Acknowledged):
+            self._acknowledged(action)
+        elif isinstance(action, Flying):
+            self._fly(action)
+
+    def send_again(self, ranges: Sequence[tuple[int, int]], wanted: Callable[[int], bool]) -> None:
+        """Send messages that are done once more, before newer ones; instead of what was asked for before.
+
+        Args:
+            ranges: Of numbers.
+            wanted: Asked when the turn of each has come: its row has to stay as long as it is on its way.
+        """
+        self._repeats = (message for message in self._read_again(ranges) if wanted(message.number))
+
+    def _read_again(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Outgoing]:
+        for first, end in ranges:
+            start = first
+            while (start := max(start, self._outbox.journal.first)) < end:
+                try:
+                    for batch in self._outbox.read(start, min(start + _CHUNK, end), batch_bytes=_CHUNK_BYTES):
+                        yield from outgoing(batch, start, self._mark, again=True)
+                        start += batch.num_rows
+                except JournalError as error:
+                    if error.code != "TL-J07" or start >= self._outbox.journal.first:
+                        raise  # otherwise they were let go between two turns: nobody waits for them any more
+
+    @property
+    def oldest(self) -> int | None:
+        """The smallest number whose row has to stay; None for none.
+
+        Rows on their way, or so as the disk knows it, put off, or to be set aside. An id of QoS 1 needs no row to be
+        given back.
+        """
+        on_disk = (number for number, phase in self._outbox.journal.held.values() if phase != SENT)
+        waiting = self._dispatch.oldest
+        return min((*on_disk, *self._to_set_aside, *(() if waiting is None else (waiting,))), default=None)
+
+    def turn(self, *, unsent: int = 0) -> None:
+        """Hand over what may go, and bring to the disk what is due.
+
+        Args:
+            unsent: Bytes the transport holds.
+
+        Raises:
+            JournalFailed: TL-J04, the outbox is dead [I6].
+        """
+        now = time.monotonic()
+        while self._asked:
+            self._answer()
+        self._set_aside(now)
+        if self._outbox.settle():
+            self._noted()
+        if self._flush_at is not None and (now >= self._flush_at or self._unflushed >= _FLUSH_MESSAGES):
+            self.flush()
+        if self._session is not None and self._culprits.pace(self._session, now):
+            self._handle(PublishMany(()))
+        online = self._session is not None and self._session.state is State.ONLINE
+        if online and unsent < _MOST_UNSENT and now >= self._room_at and self.broken is None:
+            self._send(now)
+        if self._news:
+            self._news = False
+            self._on_progress()
+
+    def due(self) -> float | None:
+        """When `turn` is due by the clock, None for never; new rows and answers are for others to tell."""
+        times = [self._flush_at, self._room_at if self._to_set_aside else None]
+        if self._session is not None and self._session.state is State.ONLINE:
+            times.append(self._dispatch.due())
+            times.append(self._culprits.due(self._session))
+            times.append(self._room_at if self._room_at > time.monotonic() else None)
+        return min((at for at in times if at is not None), default=None)
+
+    def flush(self) -> None:
+        """Bring to the disk what is done, without waiting for it.
+
+        Raises:
+            JournalFailed: TL-J04, the outbox is dead [I6].
+        """
+        self._outbox.flush()
+        self._unflushed, self._flush_at = 0, None
+
+    def close(self) -> None:
+        """Write what memory alone knows; the outbox stays open."""
+        self._set_aside(float("inf"))
+        self.flush()
+        while self._asked:
+            self._asked.popleft()[1].cancel()
+        self.refused.close()
+
+    def status(self) -> dict[str, Any]:
+        """The account: accepted = queued + in_flight + delivered + expired + refused [I11]; from any thread, about.
+
+        Rows of a batch that is not whole are not accepted yet; those that were brought anew never are.
+        """
+        ledger = self._outbox.ledger
+        expired, refused = (ledger.get(outcome.value, 0) for outcome in (Outcome.EXPIRED, Outcome.REFUSED))
+        replayed = ledger.get(REPLAYED, 0)  # accepted a second time, and refused no more
+        waiting, incomplete, dropped = self._outbox.waiting, self._outbox.incomplete, self._outbox.dropped
+        accepted, refused = self._outbox.end - incomplete - dropped - replayed, refused - replayed
+        in_flight = min(len(self._dispatch.open), waiting)
+        return {
+            "accepted": accepted,
+            "queued": waiting - in_flight,
+            "in_flight": in_flight,
+            "delivered": accepted - waiting - expired - refused,
+            "expired": expired,
+            "refused": refused,
+            "replayed": replayed,
+            "held_back": self.held_back,
+            "incomplete": incomplete,
+            "dropped": dropped,
+            "put_off": self._dispatch.waiting,
+            "resent_after_lost_session": ledger.get("resent_after_lost_session", 0),
+            "unsure_after_lost_session": ledger.get("unsure_after_lost_session", 0),
+            "degraded": ledger.get("degraded", 0),
+            "writers": len(self._outbox.markers),
+            "bytes_on_disk": self._outbox.journal.bytes_on_disk,
+        }
+
+    # -- sending --
+
+    def _send(self, now: float) -> None:
+        messages: list[Publish] = []
+        clock = time.time_ns() // 1000
+        ready = self._dispatch.ready(now, _CHUNK)
+        while not self._dispatch.full and (number := next(ready, None)) is not None:
+            message = self._fetch(number)
+            if not self._dispatch.wait_again(number, message.topic):
+                self._go(message, now, clock, messages)
+        while self._dispatch.room and (following := next(self._repeats, None)) is not None:
+            if following.number in self._outbox.done and following.number not in self._dispatch.open:
+                self._go(following, now, clock, messages)
+        while self._dispatch.room and (following := self._next()) is not None:
+            if following.number in self._to_set_aside:
+                continue
+            if self._dispatch.admit(following.number, following.topic) is Fate.GO:
+                self._go(following, now, clock, messages)
+        if messages:
+            self._settle_before(messages)
+            self._handle(PublishMany(messages))
+
+    def _go(self, message: Outgoing, now: float, clock_us: int, messages: list[Publish]) -> None:
+        expires = self._expires(message)
+        if expires is not None and expires <= clock_us:
+            self._dispatch.drop(message.number, message.topic)
+            self._culprits.answered(message.number)
+            self._done(message.number, Outcome.EXPIRED)
+        elif isinstance(message.content, int):
+            self._dispatch.drop(message.number, message.topic)
+            self._to_set_aside[message.number] = message.content
+        else:
+            self._dispatch.hand_over(message.number, message.topic, message.size)
+            messages.append(Publish(message.number, message.content, _left(message, now, clock_us)))
+
+    def _expires(self, message: Outgoing) -> int | None:
+        if self._max_age_us is None:
+            return message.expires_at_us
+        oldest = message.arrived_at_us + self._max_age_us
+        return oldest if message.expires_at_us is None else min(oldest, message.expires_at_us)
+
+    def _settle_before(self, messages: list[Publish]) -> None:
+        """Make it durable that messages of QoS 0 are done: after a crash they must not leave a second time."""
+        at_most_once = [m.token for m in messages if not int(m.packet.qos)]
+        if not at_most_once:
+            return
+        for number in at_most_once:
+            self._done(number, Outcome.DELIVERED)
+        try:
+            self._outbox.flush(durable=True)
+        except JournalFull as error:
+            self._hold_back(error)  # done in memory all the same: lost in a crash, as QoS 0 may be, not doubled
+
+    def _next(self) -> Outgoing | None:
+        """The next row, None when there is none."""
+        while not self._entries:
+            if self._cursor < self._outbox.done.watermark:  # rows from there on may be gone
+                self._reader = iter(())
+            batch = next(self._reader, None)
+            if batch is not None:
+                self._entries.extend(outgoing(batch, self._cursor, self._mark))
+                self._cursor += batch.num_rows
+            elif found := self._outbox.following(self._cursor):
+                self._cursor, end = found
+                self._reader = self._outbox.read(self._cursor, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES)
+            else:
+                return None
+        return self._entries.popleft()
+
+    def _rewind(self) -> None:
+        self._cursor = self._outbox.done.watermark
+        self._reader = iter(())
+        self._entries.clear()
+        self._repeats = iter(())
+
+    def _fetch(self, number: int) -> Outgoing:
+        (batch,) = self._outbox.read(number, number + 1)
+        (message,) = outgoing(batch, number, self._mark, again=number in self._outbox.done)
+        return message
+
+    # -- answers --
+
+    def _acknowledged(self, action: Acknowledged) -> None:
+        if action.token not in self._dispatch.open:
+            return  # of a session before this one
+        self._culprits.answered(action.token)
+        freed = [action.packet_id] if self._outbox.holds(action.packet_id) else ()
+        if self._exactly_once and (action.degraded or action.reason == QOS_NOT_SUPPORTED):
+            self._break_off(action)
+            if action.reason == QOS_NOT_SUPPORTED:  # it has not left
+                self._dispatch.start_again((action.token,))
+                return
+        size = self._dispatch.open[action.token][1]
+        fate = self._dispatch.answered(action.token, action.reason, time.monotonic() if action.reason else 0.0)
+        sent_before = not action.packet_id and action.token in self._outbox.done  # QoS 0
+        if fate is Fate.LATER:
+            self._outbox.finish((), freed)
+        elif fate is Fate.REFUSED or (sent_before and action.reason):
+            self._outbox.finish((), freed)
+            self._to_set_aside[action.token] = action.reason
+        elif not sent_before:
+            doubt = "unsure_after_lost_session" if action.unsure else "degraded" if action.degraded else None
+            self._largest = max(self._largest, size)
+            self._done(action.token, Outcome.DELIVERED, freed, doubt)
+
+    def _break_off(self, action: Acknowledged) -> None:
+        """Send nothing more: the broker would double what it takes, and has no way to keep what was promised."""
+        if self.broken is not None:
+            return
+        how = "takes QoS 2 as QoS 1 (PUBACK)" if action.degraded else "takes no QoS 2 (Maximum QoS)"
+        self.broken = BrokerRefused(
+            "TL-M44",
+            "the outbox",
+            f"the broker {how}, so exactly once can't hold; nothing more is sent, what waits is kept",
+            'Use a broker with QoS 2, or guarantee = "at_least_once"; then start the gateway again.',
+        )
+        self.held_back = str(self.broken)
+        self._log.warning("the promise can't hold", reason=self.held_back, number=action.token, code=self.broken.code)
+
+    def _done(self, number: int, outcome: Outcome, freed: Any = (), doubt: str | None = None) -> None:
+        """Note what became of a message; `doubt` counts a delivery that is not as good as it was to be."""
+        again = outcome is Outcome.DELIVERED and number in self._outbox.done
+        # Of what is delivered there is as much as is not done otherwise.
+        counted = doubt if outcome is Outcome.DELIVERED else outcome.value
+        self._outbox.finish((number,), freed, outcomes=(counted,) if counted else ())
+        self._noted()
+        if self._on_outcome is not None and not again:
+            self._on_outcome(number, outcome)
+
+    def _noted(self) -> None:
+        """Something is done: the disk learns of it soon, and whoever waits for it."""
+        self._unflushed += 1
+        self._news = True
+        if self._flush_at is None:
+            self._flush_at = time.monotonic() + _FLUSH_S
+
+    def _fly(self, action: Flying) -> None:
+        held = self._outbox.journal.held
+        if action.forgotten:
+            again = [i for i in action.forgotten if i in held and held[i][1] == PUBLISHED]
+            self._outbox.count(resent_after_lost_session=len(again))
+            self._outbox.finish((), action.forgotten)
+        flights = {packet_id: Flight(token, SENT) for packet_id, token in action.noted.items()}
+        if not (action.assigned or action.released or action.forgotten):
+            with contextlib.suppress(JournalFull):  # of QoS 1 alone: after a crash they leave as new
+                self._outbox.fly(flights, durable=False)
+            return
+        flights |= {packet_id: Flight(token, PUBLISHED) for packet_id, token in action.assigned.items()}
+        flights |= {packet_id: Flight(held[packet_id][0], RELEASED) for packet_id in action.released}
+        self._outbox.fly(flights)
+
+    def _set_aside(self, now: float) -> None:
+        """Keep what the broker refused, durable, before it counts as done; without room it waits, and so do all."""
+        if not self._to_set_aside or now < self._room_at:
+            return
+        waiting = list(self._to_set_aside.items())
+        rows = ((next(iter(self._outbox.read(number, number + 1))), number, reason) for number, reason in waiting)
+        try:
+            for numbers in self.refused.keep(rows):
+                for number in numbers:
+                    self._refuse(number, self._to_set_aside.pop(number))
+        except (JournalFull, JournalLocked) as error:
+            if self.held_back is None:
+                self._log.warning("no room for refused messages", reason=str(error), code="TL-M49")
+            self.held_back = str(error)
+            self._room_at = time.monotonic() + _ROOM_RETRY
+        else:
+            self.held_back = str(self.broken) if self.broken else None
+
+    def _refuse(self, number: int, reason: int) -> None:
+        self._log.warning("refused", number=number, reason=reason_words(reason), code="TL-M40")
+        self._done(number, Outcome.REFUSED)
+
+    def _hold_back(self, error: JournalFull) -> None:
+        self._room_at = time.monotonic() + _ROOM_RETRY
+        self._log.warning("no room, holding back", reason=str(error), code=error.code)
+
+
+def _left(message: Outgoing, now: float, clock_us: int) -> float | None:
+    """When a message expires, on the clock of `now`."""
+    at = message.expires_at_us
+    return None if at is None else now + (at - clock_us) / 1e6

@@ -1,0 +1,199 @@
+"""The row that a message to be sent is: one Arrow schema from Spark and the `Publisher` to the outbox.
+
+`MESSAGE_SCHEMA` is what a writer brings; the outbox adds when each came, because a message's expiry counts from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from mqtt5 import PublishPacket, QoS
+
+from towline.delivery.receipts_wire import Content, unmarked
+from towline.mqtt import fence
+from towline.mqtt.outbound import LONGEST_EXPIRY
+from towline.schema import ROW_SCHEMA
+
+__all__ = ["MESSAGE_SCHEMA", "OUTBOX_SCHEMA", "REFUSED_SCHEMA", "Outgoing", "arrived", "outgoing", "packet", "rows_of"]
+
+#: What a received message has and a message to be sent has too: what came up can be sent down as it is.
+_COLUMNS: Final = (
+    "topic",
+    "payload",
+    "qos",
+    "retain",
+    "content_type",
+    "payload_is_utf8",
+    "response_topic",
+    "correlation_data",
+    "user_properties",
+    "message_expiry_seconds",
+)
+MESSAGE_SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in _COLUMNS])
+OUTBOX_SCHEMA: Final = MESSAGE_SCHEMA.append(pa.field("arrived_at", pa.timestamp("us", "UTC")))
+#: What the broker did not take, kept aside: the message, its number in the outbox, and the reason code.
+REFUSED_SCHEMA: Final = OUTBOX_SCHEMA.append(pa.field("number", pa.int64())).append(pa.field("reason", pa.int16()))
+
+_QOS: Final = {0: QoS.AT_MOST_ONCE, 1: QoS.AT_LEAST_ONCE, 2: QoS.EXACTLY_ONCE}
+#: What a pair costs in memory beside its text.
+_PAIR_BYTES: Final = 100
+#: Reason codes of a message that MQTT can't say: topic name invalid, packet too large, payload format invalid, QoS not
+#: supported.
+_TOPIC_INVALID, _TOO_LARGE, _FORMAT_INVALID, _QOS_INVALID = 0x90, 0x95, 0x99, 0x9B
+
+
+class Outgoing(NamedTuple):
+    """A message on its way out of the outbox.
+
+    Attributes:
+        number: Its offset in the outbox.
+        topic: Where it goes.
+        qos: 0, 1 or 2.
+        size: Bytes of it in memory, about: payload, topic and properties.
+        arrived_at_us: Microseconds since 1970 UTC.
+        expires_at_us: The same, None for never.
+        content: The packet, or the reason code of what MQTT has no way to say.
+    """
+
+    number: int
+    topic: str
+    qos: int
+    size: int
+    arrived_at_us: int
+    expires_at_us: int | None
+    content: PublishPacket | int
+
+
+def arrived(rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
+    """Rows of `MESSAGE_SCHEMA` as the outbox stores them, with the time of their arrival."""
+    stamps = pa.repeat(pa.scalar(now_us, pa.timestamp("us", "UTC")), rows.num_rows)
+    return pa.RecordBatch.from_arrays([*rows.columns, stamps], schema=OUTBOX_SCHEMA)
+
+
+def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    """One message or more as rows of `MESSAGE_SCHEMA`; a missing key is null, an empty column is made as a whole."""
+    names, columns = MESSAGE_SCHEMA.names, []
+    rows = (map(message.get, names) for message in messages)
+    for field, values in zip(MESSAGE_SCHEMA, zip(*rows, strict=True), strict=True):
+        empty = values.count(None) == len(values)
+        columns.append(pa.nulls(len(values), field.type) if empty else pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def outgoing(
+    rows: pa.RecordBatch,
+    first: int,
+    mark: Callable[[int, Content], Sequence[tuple[str, str]]] | None = None,
+    *,
+    again: bool = False,
+) -> Iterator[Outgoing]:
+    """Messages of the outbox, in order.
+
+    Args:
+        rows: Of `OUTBOX_SCHEMA`.
+        first: Number of the first.
+        mark: Number and content → user properties that are added to the message's own, in place of such as it has.
+        again: Sent before: without RETAIN, or an old value would take the place of a newer one.
+    """
+    columns, unreadable = _values(rows)
+    topics, payloads, qos, retain, *rest = columns
+    stamps = rows.column("arrived_at").view(pa.int64()).to_pylist()  # a cast would load pyarrow.compute
+    plain = not any(rest)
+    for at in range(rows.num_rows):
+        topic = (topics[at] if topics else None) or ""
+        payload = (payloads[at] if payloads else None) or b""
+        level = (qos[at] if qos else None) or 0
+        arrival = stamps[at] or 0
+        extra = () if plain else tuple(column[at] if column else None for column in rest)
+        expiry = extra[5] if extra else None
+        if mark is not None:
+            extra = extra or (None,) * 6
+            users = extra[4] or ()
+            pairs = unmarked([(p["key"] or "", p["value"] or "") for p in users if p])
+            content = Content(topic, payload, extra[0], bool(extra[1]), extra[2], extra[3], pairs)
+            own = [{"key": key, "value": value} for key, value in (*pairs, *mark(first + at, content))]
+            extra = (*extra[:4], [*own, *(p for p in users if not p)], extra[5])
+        yield Outgoing(
+            first + at,
+            topic,
+            level,
+            len(payload) + len(topic) + (_size(extra) if extra else 0),
+            arrival,
+            None if expiry is None else arrival + _expiry(expiry) * 1_000_000,
+            unreadable.get(at) or packet(topic, payload, level, bool(retain and retain[at]) and not again, *extra),
+        )
+
+
+def _values(rows: pa.RecordBatch) -> tuple[list[list[Any] | None], dict[int, int]]:
+    """The columns but the last as lists, None for an empty one; and place → reason of rows with text that is none.
+
+    Arrow does not look whether a string is UTF-8, nor does Spark where bytes are cast to one.
+    """
+    columns: list[list[Any] | None] = []
+    unreadable: dict[int, int] = {}
+    for field, column in zip(rows.schema, rows.columns[:-1], strict=False):
+        try:
+            columns.append(column.to_pylist() if column.null_count < len(column) else None)
+        except UnicodeDecodeError:
+            columns.append([None] * len(column))
+            for at, value in enumerate(column):
+                try:
+                    columns[-1][at] = value.as_py()  # type: ignore[index]
+                except UnicodeDecodeError:
+                    unreadable[at] = _TOPIC_INVALID if field.name == "topic" else _FORMAT_INVALID
+    return columns, unreadable
+
+
+def packet(
+    topic: str,
+    payload: bytes,
+    qos: int,
+    retain: bool,  # noqa: FBT001 - a column, in the order of the schema
+    content_type: str | None = None,
+    payload_is_utf8: bool | None = None,  # noqa: FBT001 - see above
+    response_topic: str | None = None,
+    correlation_data: bytes | None = None,
+    user_properties: Sequence[Mapping[str, str]] | None = None,
+    message_expiry_seconds: int | None = None,
+) -> PublishPacket | int:
+    """The PUBLISH of a row, or the reason code of one that MQTT has no way to say; its packet id is not meant."""
+    if not topic:
+        return _TOPIC_INVALID
+    if qos not in _QOS:
+        return _QOS_INVALID
+    try:
+        made = PublishPacket(
+            topic,
+            payload,
+            qos=_QOS[qos],
+            retain=retain,
+            packet_id=1 if qos else None,
+            payload_format_indicator=1 if payload_is_utf8 else 0,
+            message_expiry_interval=None if message_expiry_seconds is None else _expiry(message_expiry_seconds),
+            content_type=content_type,
+            response_topic=response_topic,
+            correlation_data=correlation_data,
+            user_properties=[(p["key"] or "", p["value"] or "") for p in user_properties or ()],
+        )
+        fence.check_size(made)
+    except fence.PacketTooLarge:
+        return _TOO_LARGE
+    except BaseException as error:  # whatever a row holds, it must not end the process that sends it
+        if isinstance(error, MemoryError) or not (isinstance(error, Exception) or fence.is_panic(error)):
+            raise  # nothing that the row is to blame for
+        return _TOPIC_INVALID if any(c in topic for c in "+#\0") or len(topic) > 0x3FFF else _FORMAT_INVALID
+    return made
+
+
+def _size(extra: Sequence[Any]) -> int:
+    """Length of the properties, in the order of the columns; a property more counts some bytes for itself."""
+    content_type, _, response_topic, correlation_data, users, _ = extra
+    size = len(content_type or "") + len(response_topic or "") + len(correlation_data or b"")
+    return size + sum(_PAIR_BYTES + len(p["key"] or "") + len(p["value"] or "") for p in users or () if p)
+
+
+def _expiry(seconds: int) -> int:
+    """What MQTT has a number for: a column holds more."""
+    return min(max(seconds, 0), LONGEST_EXPIRY)

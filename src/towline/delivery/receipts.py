@@ -1,0 +1,440 @@
+"""What a gateway knows of publishers that want receipts: decisions only, no disk, no socket, no clock.
+
+Three sets of numbers for each publisher, each within the one before it; a repeat is judged by the first, a receipt
+tells the other two:
+
+    seen        received by this process, perhaps not on disk yet     a number in it comes again: dropped
+    journaled   in the journal; the note beside the rows says it      answers a question
+    committed   in Kafka: Spark's commit log has passed its row       the watermark of the receipt
+
+A message whose range of numbers finds no room is dropped as well, unseen: its publisher sends it again until it has
+the receipt. A publisher that finds no room is not known: its messages pass, get no receipt, and repeats are doubles.
+What anybody may have written decides nothing [I13]: without a key's code a marked message is one without a mark. A
+number that came under another opening of its publisher's journal is another message: a directory was restored from a
+copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol
+
+from towline.delivery.receipts_key import ReceiptKeys
+from towline.delivery.receipts_openings import Openings
+from towline.delivery.receipts_wire import Mark, Receipt, is_genuine, mark_of
+from towline.journal.ranges import Ranges
+
+__all__ = ["Change", "Ledger", "Verdict"]
+
+_NOTE: Final = "publisher:"
+#: Frames of a publisher that wait for their commit, apart; of more, neighbours wait together.
+_MOST_WAITING: Final = 256
+#: Questions of a publisher that are remembered: one that somebody repeats is answered once, and hides no other.
+_MOST_ASKED: Final = 32
+#: No publisher gets that far ahead of what was heard of it: numbers, and epochs.
+_FARTHEST: Final = 1 << 40
+_MOST_EPOCHS: Final = 1 << 20
+
+
+class Verdict(Enum):
+    """What becomes of a marked message."""
+
+    NEW = "new"  # store it
+    REPEAT = "repeat"  # stored before, or about to be: acknowledge and drop
+    DEFERRED = "deferred"  # no room for what it would leave open: acknowledge and drop, it comes again
+    UNKNOWN = "unknown"  # of an older epoch, out of all reason, or one publisher too many: store it, and forget it
+    FOREIGN = "foreign"  # its number is another message's: store it, forget it, and tell the publisher
+
+
+class _Marked(Protocol):
+    @property
+    def payload(self) -> bytes | None: ...
+    @property
+    def user_properties(self) -> list[tuple[str, str]]: ...
+
+
+class Change(NamedTuple):
+    """What a frame will do to the ledger once it is durable.
+
+    Attributes:
+        journaled: Publisher → its epoch and its numbers in the journal then.
+        asked: Publisher → the message of the frame that came with a question.
+        notes: To be stored with the frame.
+    """
+
+    journaled: Mapping[str, tuple[int, Ranges]]
+    asked: Mapping[str, Mark]
+    notes: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Publisher:
+    epoch: int
+    seen: Ranges
+    journaled: Ranges
+    committed: Ranges
+    #: when it was last heard, in seconds since 1970
+    heard_s: int
+    #: end of a frame → the numbers in the journal then, in order: committed as soon as the frame is
+    waiting: deque[tuple[int, Ranges]] = field(default_factory=deque)
+    #: the questions to be answered
+    asked: list[str] = field(default_factory=list)
+    #: the watermark last told; -1 for none by this process
+    told: int = -1
+    #: the largest LOW heard by this process: everything below is in all three sets
+    low: int = 0
+    #: a note says at least this watermark
+    noted: int = 0
+    #: this gateway may have missed something of it: it should ask
+    fresh: bool = False
+    #: who gave out the numbers that were seen
+    openings: Openings = field(default_factory=Openings)
+    #: the newest questions, answered or not
+    nonces: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_ASKED))
+    #: the opening of the newest message whose number was another's, and whether the publisher is to be told
+    foreign: str | None = None
+    contradicted: bool = False
+
+    def note(self, journaled: Ranges | None = None) -> list[Any]:
+        journaled = self.journaled if journaled is None else journaled
+        marks = [self.epoch, journaled.watermark, journaled.above(), self.committed.watermark, self.heard_s]
+        return [*marks, self.openings.steps()]
+
+
+class Ledger:
+    """The publishers of one journal.
+
+    Args:
+        notes: The journal's notes.
+        end: The journal's end.
+        gateway: Its name, as receipts give it.
+        most_publishers: More are not known.
+        most_ranges: Ranges of numbers of one publisher with others missing between them, at most.
+        keep_s: A publisher that is silent for so many seconds is forgotten, and so are its numbers.
+        keys: Publishers have one of these; None to believe everybody.
+        largest: Bytes of a packet that is taken in whole.
+
+    Attributes:
+        keys: As given.
+        deferred: Messages dropped because there was no room for what they would leave open.
+        unknown: Marked messages that were stored without being remembered.
+        foreign: Messages under the number of another, stored without being remembered.
+        forged: Marked messages with a wrong code, stored as if they had no mark.
+        unsigned: The same without a code: of a publisher without a key, or of the version before.
+    """
+
+    def __init__(
+        self,
+        notes: Mapping[str, Any],
+        end: int,
+        *,
+        gateway: str = "",
+        most_publishers: int = 10_000,
+        most_ranges: int = 256,
+        keep_s: float = 30 * 86400,
+        keys: ReceiptKeys | None = None,
+        largest: int = 64 << 20,
+    ) -> None:
+        self._gateway = gateway
+        self._most_publishers = most_publishers
+        self._most_ranges = most_ranges
+        self._keep_s = keep_s
+        self.keys = keys
+        self._largest = largest
+        self._publishers: dict[str, _Publisher] = {}
+        #: those with frames that wait for their commit
+        self._waiting: set[str] = set()
+        #: those with something to tell, in order
+        self._due: dict[str, None] = {}
+        #: packet, by its identity, → its mark, from `screen` to `marks`: the session holds the packets meanwhile
+        self._new: dict[int, Mark] = {}
+        #: rows below are in Kafka; None before the first word of it
+        self._upto: int | None = None
+        self.deferred = 0
+        self.unknown = 0
+        self.foreign = 0
+        self.forged = 0
+        self.unsigned = 0
+        for name, note in notes.items():
+            if name.startswith(_NOTE):
+                self._restore(name.removeprefix(_NOTE), note, end)
+
+    def _restore(self, name: str, note: Sequence[Any], end: int) -> None:
+        epoch, watermark, above, committed, heard_s, *more = note
+        journaled = Ranges(watermark, above)
+        known = _Publisher(epoch, _copy(journaled), journaled, Ranges(committed), heard_s, noted=committed, fresh=True)
+        known.openings = Openings(more[0] if more else [(0, None)])  # the version before noted none
+        # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
+        known.waiting.append((end, _copy(journaled)))
+        self._publishers[name] = known
+        self._waiting.add(name)
+        self._due[name] = None
+
+    def __len__(self) -> int:
+        return len(self._publishers)
+
+    # -- coming in --
+
+    def screen(self, packets: Sequence[_Marked], topics: Sequence[str], now_s: int) -> set[int]:
+        """Take messages in; return the places of those that must not be stored."""
+        dropped: set[int] = set()
+        for place, packet in enumerate(packets):
+            properties = packet.user_properties
+            mark = mark_of(properties) if properties else None
+            if mark is None or not self._believed(mark, packet, topics[place]):
+                continue
+            verdict = self.take(mark, now_s)
+            if verdict is Verdict.NEW:
+                self._new[id(packet)] = mark
+            elif verdict in _DROPPED:
+                dropped.add(place)
+        return dropped
+
+    def _believed(self, mark: Mark, packet: _Marked, topic: str) -> bool:
+        if self.keys is None:
+            return True
+        if not mark.code:
+            self.unsigned += 1
+        elif is_genuine(mark, self.keys, packet, topic, self._largest):
+            return True
+        else:
+            self.forged += 1
+        return False
+
+    def marks(self, packets: Sequence[_Marked]) -> list[Mark | None]:
+        """The marks of messages that `screen` let in as new, once; reading them anew would cost as much again."""
+        return [self._new.pop(id(packet), None) for packet in packets]
+
+    def take(self, mark: Mark, now_s: int) -> Verdict:
+        """Judge a message and, if it is new, see it."""
+        known = self._known(mark, now_s)
+        if known is None or mark.number > known.seen.end + _FARTHEST:
+            self.unknown += 1
+            if mark.publisher in self._publishers:  # a copy of an older epoch has to learn of the newer one
+                self._asked(mark.publisher, self._publishers[mark.publisher], mark)
+            return Verdict.UNKNOWN
+        known.heard_s = max(known.heard_s, now_s)
+        if mark.number in known.seen and known.openings.of(mark.number) not in (None, mark.opening):
+            verdict = self._foreign(mark, known)
+        else:
+            self._raise_low(mark, known)
+            verdict = self._judge(mark, known)
+        if verdict is Verdict.NEW:
+            known.seen.add(mark.number)
+        else:
+            self._asked(mark.publisher, known, mark)
+        return verdict
+
+    def _judge(self, mark: Mark, known: _Publisher) -> Verdict:
+        number = mark.number
+        if number in known.seen:
+            return Verdict.REPEAT
+        room = known.seen.touches(number) or known.seen.pieces < self._most_ranges
+        newest = number >= known.seen.end
+        if not room or not known.openings.put(number, mark.opening, newest=newest, low=known.low):
+            self.deferred += 1
+            return Verdict.DEFERRED
+        return Verdict.NEW
+
+    def _foreign(self, mark: Mark, known: _Publisher) -> Verdict:
+        self.foreign += 1
+        if known.foreign != mark.opening:
+            known.foreign, known.contradicted = mark.opening, True
+            self._due[mark.publisher] = None
+        return Verdict.FOREIGN
+
+    def _known(self, mark: Mark, now_s: int) -> _Publisher | None:
+        known = self._publishers.get(mark.publisher)
+        if known is not None and mark.epoch == known.epoch:
+            return known
+        if known is None and len(self._publishers) >= self._most_publishers:
+            return None
+        if known is not None and not known.epoch < mark.epoch <= known.epoch + _MOST_EPOCHS:
+            return None
+        low = mark.low
+        fresh = _Publisher(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now_s)
+        fresh.told = fresh.low = low  # the publisher knows
+        self._publishers[mark.publisher] = fresh
+        self._waiting.discard(mark.publisher)
+        self._due.pop(mark.publisher, None)
+        return fresh
+
+    def _raise_low(self, mark: Mark, known: _Publisher) -> None:
+        """What the publisher gave up counts as arrived: a hole that stays would hold its watermark back for ever."""
+        if mark.low <= known.low:
+            return
+        known.low = mark.low
+        for numbers in (known.seen, known.journaled, known.committed):
+            numbers.add(0, mark.low)
+        if known.committed.watermark > max(known.told, mark.low):
+            self._due[mark.publisher] = None
+
+    def _asked(self, name: str, known: _Publisher, mark: Mark) -> None:
+        if mark.nonce and mark.nonce not in known.nonces:
+            known.nonces.append(mark.nonce)
+            known.asked = [*known.asked, mark.nonce][-_MOST_ASKED:]
+            self._due[name] = None
+
+    # -- on disk --
+
+    def storing(self, marks: Iterable[Mark]) -> Change:
+        """What a frame with these messages will change."""
+        journaled: dict[str, tuple[int, Ranges]] = {}
+        asked: dict[str, Mark] = {}
+        for mark in marks:
+            known = self._publishers.get(mark.publisher)
+            if known is None or known.epoch != mark.epoch:
+                continue
+            if mark.publisher not in journaled:
+                journaled[mark.publisher] = (known.epoch, _copy(known.journaled))
+            journaled[mark.publisher][1].add(mark.number)
+            if mark.nonce:
+                asked[mark.publisher] = mark
+        notes = {_NOTE + name: self._publishers[name].note(numbers) for name, (_, numbers) in journaled.items()}
+        return Change(journaled, asked, notes)
+
+    def stored(self, change: Change, end: int) -> None:
+        """The frame is durable, and the journal ends at `end`."""
+        for name, (epoch, numbers) in change.journaled.items():
+            known = self._publishers.get(name)
+            if known is None or known.epoch != epoch:
+                continue
+            _unite(known.journaled, numbers)
+            if len(known.waiting) >= _MOST_WAITING:
+                known.waiting.pop()
+            known.waiting.append((end, _copy(known.journaled)))
+            self._waiting.add(name)
+            if name in change.asked:
+                self._asked(name, known, change.asked[name])
+
+    def start_again(self, marks: Iterable[Mark]) -> None:
+        """A session was made anew: what is not in the journal, and not among `marks`, was never received."""
+        self._new.clear()
+        for known in self._publishers.values():
+            known.seen = _copy(known.journaled)
+        for mark in marks:
+            known_ = self._publishers.get(mark.publisher)
+            if known_ is not None and known_.epoch == mark.epoch:
+                newest = mark.number >= known_.seen.end
+                known_.openings.put(mark.number, mark.opening, newest=newest, low=known_.low)
+                known_.seen.add(mark.number)
+
+    # -- in Kafka --
+
+    def commit(self, upto: int) -> None:
+        """Every row below `upto` is in Kafka."""
+        if upto == self._upto:
+            return  # whatever was stored since then lies above it
+        self._upto = upto
+        for name in list(self._waiting):
+            known = self._publishers[name]
+            before = known.committed.watermark
+            while known.waiting and known.waiting[0][0] <= upto:
+                _unite(known.committed, known.waiting.popleft()[1])
+            if not known.waiting:
+                self._waiting.discard(name)
+            if known.committed.watermark > before:
+                self._due[name] = None
+
+    # -- telling --
+
+    @property
+    def due(self) -> bool:
+        """Something is to be told."""
+        return bool(self._due)
+
+    def receipts(self, most: int, busy: Iterable[str] = ()) -> list[Receipt]:
+        """Receipts to be sent now, at most one for a publisher; none for those in `busy`, whose turn comes again."""
+        taken = set(busy)
+        names = islice((name for name in self._due if name not in taken), most)
+        return [self._receipt(name) for name in names]
+
+    def _receipt(self, name: str) -> Receipt:
+        known = self._publishers[name]
+        telling = known.asked or known.contradicted
+        ranges = ((0, known.journaled.watermark), *known.journaled.above()) if telling else ()
+        return Receipt(
+            name,
+            known.epoch,
+            known.committed.watermark,
+            self._gateway,
+            " ".join(known.asked),
+            tuple((start, end) for start, end in ranges if end > start),
+            fresh=known.fresh,
+            openings=known.openings.steps(),
+        )
+
+    def notes(self, receipts: Iterable[Receipt]) -> dict[str, Any]:
+        """What has to be durable before these leave: a watermark never goes back."""
+        known = ((one, self._publishers[one.publisher]) for one in receipts)
+        return {_NOTE + one.publisher: of.note() for one, of in known if one.watermark > of.noted}
+
+    def told(self, receipt: Receipt) -> None:
+        """A receipt was handed over."""
+        known = self._publishers.get(receipt.publisher)
+        if known is None or known.epoch != receipt.epoch:
+            return
+        known.told = max(known.told, receipt.watermark)
+        known.noted = max(known.noted, receipt.watermark)
+        known.fresh = known.contradicted = False
+        answered = receipt.asked.split()
+        known.asked = [nonce for nonce in known.asked if nonce not in answered]
+        if not known.asked and known.committed.watermark <= known.told:
+            self._due.pop(receipt.publisher, None)
+
+    def tell_again(self, names: Iterable[str] | None = None) -> None:
+        """Receipts may not have come through: those of `names`; or of all, and what they sent neither."""
+        for name in self._publishers if names is None else names:
+            if name in self._publishers:
+                known = self._publishers[name]
+                known.told = -1
+                known.fresh = known.fresh or names is None
+                self._due[name] = None
+
+    # -- forgetting --
+
+    def expire(self, now_s: int) -> dict[str, None]:
+        """Forget who is silent for too long and has nothing on the way to Kafka; returns the notes to remove."""
+        silent = [
+            name
+            for name, known in self._publishers.items()
+            if now_s - known.heard_s > self._keep_s and name not in self._waiting
+        ]
+        for name in silent:
+            del self._publishers[name]
+            self._due.pop(name, None)
+        return dict.fromkeys(_NOTE + name for name in silent)
+
+    def validate(self) -> None:
+        """Assert every invariant named above; for tests."""
+        for name, known in self._publishers.items():
+            assert _within(known.committed, known.journaled), name
+            assert _within(known.journaled, known.seen), name
+            assert bool(known.waiting) == (name in self._waiting), name
+            assert [end for end, _ in known.waiting] == sorted(end for end, _ in known.waiting), name
+            assert len(known.waiting) <= _MOST_WAITING, name
+        assert self._waiting <= self._publishers.keys()
+        assert self._due.keys() <= self._publishers.keys()
+        assert len(self._publishers) <= self._most_publishers
+
+
+_DROPPED: Final = (Verdict.REPEAT, Verdict.DEFERRED)
+
+
+def _copy(numbers: Ranges) -> Ranges:
+    return Ranges(numbers.watermark, numbers.above())
+
+
+def _unite(numbers: Ranges, others: Ranges) -> None:
+    for start, end in ((0, others.watermark), *others.above()):
+        numbers.add(start, end)
+
+
+def _within(inner: Ranges, outer: Ranges) -> bool:
+    both = _copy(outer)
+    _unite(both, inner)
+    return both.watermark == outer.watermark and both.above() == outer.above()

@@ -1,0 +1,195 @@
+"""Sends receipts through the gateway's own session, and nothing but the ledger knows what there is to send.
+
+A receipt needs no place on disk: it says what the ledger knows, and is said again to everybody when the process is new
+or the broker has lost our session, and to one publisher whenever it asks. Only the watermark is made durable first,
+so that it never goes back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+from mqtt5 import PublishPacket, QoS
+
+from towline.delivery.inbox import Inbox
+from towline.delivery.receipts import Ledger
+from towline.delivery.receipts_key import ReceiptKeys
+from towline.delivery.receipts_wire import Receipt, receipt_topic
+from towline.errors import JournalFull
+from towline.gateway.settings import GatewaySettings, ReceiptSettings
+from towline.mqtt.events import Acknowledged, Event, Publish, PublishMany
+from towline.mqtt.reasons import reason_words
+from towline.schema import ROW_SCHEMA
+
+__all__ = ["ReceiptDesk", "ledger_of"]
+
+#: Receipts under way at once, at most: they share the broker's window with what else is sent.
+_MOST_OPEN: Final = 200
+#: Pause between two rounds of receipts, in seconds: each costs a sync.
+_PAUSE: Final = 0.05
+#: How often silent publishers are looked for, in seconds.
+_EXPIRE: Final = 600.0
+_REFUSAL: Final = 0x80
+_UNSIGNED: Final = "a marked message has no code: of a publisher without a key, or an older one; it gets no receipt"
+_FORGED: Final = "a marked message has a wrong code: another key, or not its publisher; stored as any other, no receipt"
+_NOTHING: Final = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in ROW_SCHEMA], schema=ROW_SCHEMA)
+
+
+def ledger_of(settings: GatewaySettings, inbox: Inbox) -> Ledger | None:
+    """The publishers as the inbox knows them; None for a gateway that gives no receipts.
+
+    Raises:
+        ConfigError: TL-C85, the file of keys can't be used.
+    """
+    if settings.receipts is None:
+        return None
+    file = settings.receipts.key_file
+    ledger = Ledger(
+        inbox.notes,
+        inbox.end,
+        gateway=settings.name,
+        most_publishers=settings.receipts.max_publishers,
+        most_ranges=settings.receipts.max_ranges,
+        keep_s=settings.receipts.keep_s,
+        keys=ReceiptKeys.read(file) if file is not None else None,
+        largest=settings.max_packet_bytes,
+    )
+    ledger.commit(inbox.committed)
+    return ledger
+
+
+class ReceiptDesk:
+    """Tells publishers how far their messages are; belongs to the pump's thread.
+
+    Args:
+        settings: Where receipts go.
+        ledger: What there is to tell.
+        inbox: Keeps the watermarks.
+        handle: Gives the session an event.
+        log: Takes ``warning(event, **facts)``.
+    """
+
+    def __init__(
+        self, settings: ReceiptSettings, ledger: Ledger, inbox: Inbox, handle: Callable[[Event], None], log: Any
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._inbox = inbox
+        self._handle = handle
+        self._log = log
+        #: Token → receipt under way; tokens are negative, those of the outbox are not.
+        self._open: dict[int, Receipt] = {}
+        self._token = 0
+        self._next_at = 0.0
+        self._expire_at = 0.0
+        self._refused: set[str] = set()
+        #: what was said of messages that were not believed
+        self._warned: set[str] = set()
+        #: Receipts that the broker has.
+        self.sent = 0
+
+    def turn(self, now: float, *, online: bool) -> None:
+        """Send what is due.
+
+        Raises:
+            JournalFailed: TL-J04 [I6].
+        """
+        self._warn()
+        if now >= self._expire_at:
+            self._expire_at = now + _EXPIRE
+            self._keep(self._ledger.expire(int(time.time())))
+        room = _MOST_OPEN - len(self._open)
+        if not online or not self._ledger.due or room <= 0 or now < self._next_at:
+            return
+        receipts = self._ledger.receipts(room, {one.publisher for one in self._open.values()})
+        if not receipts:
+            return
+        self._next_at = now + _PAUSE
+        if self._keep(self._ledger.notes(receipts)):
+            self._send(receipts)
+
+    def _warn(self) -> None:
+        """Say once of each kind that there are messages without receipts."""
+        ledger = self._ledger
+        for count, what in ((ledger.unsigned, _UNSIGNED), (ledger.forged, _FORGED)):
+            if count and what not in self._warned:
+                self._warned.add(what)
+                self._log.warning(what, code="TL-M35")
+
+    def due(self) -> float | None:
+        """When `turn` is due by the clock; None for never."""
+        return self._next_at if self._ledger.due and len(self._open) < _MOST_OPEN else None
+
+    def _keep(self, notes: Mapping[str, Any]) -> bool:
+        try:
+            if notes:
+                self._inbox.append(_NOTHING, held={}, released=(), notes=notes)
+        except JournalFull:
+            self._next_at = time.monotonic() + 1.0
+            return False
+        return True
+
+    def _send(self, receipts: list[Receipt]) -> None:
+        messages = []
+        for receipt in receipts:
+            self._token -= 1
+            self._open[self._token] = receipt
+            self._ledger.told(receipt)
+            packet = PublishPacket(
+                receipt_topic(self._settings.prefix, receipt.publisher),
+                receipt.encode(self._ledger.keys),
+                qos=QoS.AT_LEAST_ONCE,
+                retain=True,  # a publisher that was away learns it when it subscribes again
+                packet_id=1,
+                payload_format_indicator=1,
+                content_type="application/json",
+            )
+            messages.append(Publish(self._token, packet))
+        self._handle(PublishMany(messages))
+
+    def perform(self, action: Acknowledged) -> bool:
+        """Take an answer of the broker; False when it is about something else."""
+        if action.token >= 0:
+            return False
+        receipt = self._open.pop(action.token, None)
+        if receipt is None:
+            return True
+        if action.reason < _REFUSAL:
+            self.sent += 1
+        elif receipt.publisher not in self._refused and len(self._refused) < 1000:
+            self._refused.add(receipt.publisher)
+            topic, reason = receipt_topic(self._settings.prefix, receipt.publisher), reason_words(action.reason)
+            self._log.warning("the broker refused a receipt", topic=topic, reason=reason, code="TL-M41")
+        return True
+
+    def lost(self, withdrawn: list[int]) -> None:
+        """The connection is gone; these tokens never left."""
+        never = [self._open.pop(token).publisher for token in withdrawn if token in self._open]
+        self._ledger.tell_again(never)
+
+    def session_lost(self) -> None:
+        """The broker forgot our session, and perhaps all that it kept; nobody knows what publishers have heard."""
+        self._ledger.tell_again()
+
+    def start_again(self) -> None:
+        """A new session knows nothing of what was under way."""
+        names = [receipt.publisher for receipt in self._open.values()]
+        self._open.clear()
+        self._ledger.tell_again(names)
+
+    def status(self) -> dict[str, int | bool]:
+        """For `towline status`; from any thread, about."""
+        ledger = self._ledger
+        return {
+            "publishers": len(ledger),
+            "sent": self.sent,
+            "deferred": ledger.deferred,
+            "unknown": ledger.unknown,
+            "foreign": ledger.foreign,
+            "forged": ledger.forged,
+            "unsigned": ledger.unsigned,
+            "trusts_all_clients": ledger.keys is None,
+        }

@@ -1,0 +1,317 @@
+"""End-to-end receipts on the wire: the marks of a message and the text of a receipt (docs/receipts.md).
+
+    towline-id     who publishes, `NAME`
+    towline-n      EPOCH.NUMBER.LOW, decimal; nothing below LOW is asked for any more; ?NONCE asks for an answer
+    towline-auth   OPENING.CODE: which opening of its journal gave out the number, and the code of mark and content;
+                   .LENGTH.COUNT.DIGEST of a larger message's content, which a gateway may not take in whole
+
+A publisher's numbers grow by one a message; a new epoch begins them anew. The first two, each once, or the message has
+no mark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Self
+
+from towline.delivery.receipts_key import ReceiptKeys
+from towline.mqtt.fence import MAX_PROPERTIES
+
+__all__ = [
+    "AUTH_KEY",
+    "ID_KEY",
+    "MARK_BYTES",
+    "NAME",
+    "NUMBER_KEY",
+    "PREFIX",
+    "Content",
+    "Mark",
+    "Receipt",
+    "is_genuine",
+    "mark_of",
+    "receipt_topic",
+    "unmarked",
+]
+
+ID_KEY: Final = "towline-id"
+NUMBER_KEY: Final = "towline-n"
+AUTH_KEY: Final = "towline-auth"
+_KEYS: Final = frozenset((ID_KEY, NUMBER_KEY, AUTH_KEY))
+#: Where receipts go: this, a slash, and the publisher's id.
+PREFIX: Final = "towline/receipts"
+#: Ids become part of a topic: no slash, no wildcard, nothing to escape.
+NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+
+_NAME: Final = re.compile(NAME)
+_NUMBER: Final = re.compile(r"([0-9]{1,10})\.([0-9]{1,18})\.([0-9]{1,18})(?:\?([0-9a-f]{1,16}))?\Z")
+_AUTH: Final = re.compile(r"([0-9a-f]{0,16})\.([0-9a-f]{32})?(?:\.([0-9]{1,9}\.[0-9]{1,9}\.[0-9a-f]{32}))?\Z")
+#: The content of a message above so many bytes is named by its digest: every gateway takes smaller ones in whole.
+_NAMED: Final = 512
+#: Bytes that a packet may have more than its publisher knows of.
+_MORE_BYTES: Final = 1_024
+#: Bytes that the properties of a mark take in a PUBLISH, at most.
+MARK_BYTES: Final = 512
+#: A receipt names so many ranges at most; what is left out is sent again, and dropped.
+_MOST_RANGES: Final = 64
+#: A longer one is none of ours.
+_LONGEST: Final = 16 << 10
+#: The end of a receipt with codes: they are about all before it.
+_CODES: Final = re.compile(rb',"codes":\["([0-9a-f]{32}(?:","[0-9a-f]{32}){0,15})"\]\}\Z')
+
+
+class Mark(NamedTuple):
+    """What a publisher wrote on a message.
+
+    Attributes:
+        publisher: Its id.
+        epoch: Grows when numbers begin anew.
+        number: Names the message for ever, with publisher, epoch and opening.
+        low: Every number below has its receipt, or was given up.
+        nonce: The publisher wants an answer that carries this; "" for none.
+        opening: The opening of its journal that gave out the number; "" for a publisher that names none.
+        code: Shows that the publisher wrote it, on this content; "" for none.
+        shape: Length, count of user properties and digest of a larger content, each with a dot before the next.
+    """
+
+    publisher: str
+    epoch: int
+    number: int
+    low: int
+    nonce: str = ""
+    opening: str = ""
+    code: str = ""
+    shape: str = ""
+
+    def properties(self) -> list[tuple[str, str]]:
+        """As user properties."""
+        pairs = [(ID_KEY, self.publisher), (NUMBER_KEY, self._numbers())]
+        if not self.opening and not self.code:
+            return pairs
+        shape = f".{self.shape}" if self.shape else ""
+        return [*pairs, (AUTH_KEY, f"{self.opening}.{self.code}{shape}")]
+
+    def _numbers(self) -> str:
+        asked = f"?{self.nonce}" if self.nonce else ""
+        return f"{self.epoch}.{self.number}.{self.low}{asked}"
+
+    def said(self, content: Content) -> tuple[bytes, bytes]:
+        """What its code is about: this mark, and all of a message that a broker must hand on as it came."""
+        head = self.head(content.topic)
+        return (head, b"") if self.shape else (head + content.properties(), content.payload)
+
+    def head(self, topic: str) -> bytes:
+        """The part of it that is not the content."""
+        # None of these has a U+0000 [MQTT-1.5.4-2]: no other message makes the same text.
+        named = f"{self._numbers()}\0{self.opening}\0{self.shape}\0{topic}"
+        return f"towline mark\0{self.publisher}\0{named}\0".encode()
+
+    def signed(self, keys: ReceiptKeys, content: Content) -> Self:
+        """With its code."""
+        mark = self._replace(shape=content.shape()) if content.large else self
+        return mark._replace(code=keys.code(self.publisher, *mark.said(content)))
+
+    def tells_of_too_much(self, largest: int) -> bool:
+        """Whether the publisher says of the message that a gateway can't take it in whole.
+
+        Args:
+            largest: Bytes of a packet, for that gateway.
+        """
+        length, count = self.shape.split(".")[:2] if self.shape else ("0", "0")
+        return int(length) + _MORE_BYTES > largest or int(count) + len(_KEYS) > MAX_PROPERTIES
+
+
+class Content(NamedTuple):
+    """What a mark is bound to [MQTT-3.3.2-4, -15, -16, -17, -18, -20]; QoS, RETAIN and expiry may change on the way.
+
+    Attributes:
+        topic: Where it goes.
+        payload: As it is.
+        content_type: None, or "", for none; so for all that follow.
+        payload_is_utf8: The payload is text.
+        response_topic: Where an answer is expected.
+        correlation_data: Goes into the answer.
+        pairs: User properties but those of the mark, in order.
+    """
+
+    topic: str
+    payload: bytes
+    content_type: str | None = None
+    payload_is_utf8: bool = False
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+    pairs: Sequence[tuple[str, str]] = ()
+
+    @property
+    def large(self) -> bool:
+        """Whether it is named by its digest."""
+        return len(self.payload) > _NAMED or (any(self[2:]) and len(self.properties()) > _NAMED)
+
+    def shape(self) -> str:
+        """Its length, how many user properties it has, and its digest."""
+        properties = self.properties()
+        digest = hashlib.sha256(properties)
+        digest.update(self.payload)
+        length = len(properties) + len(self.payload) + len(self.topic.encode())
+        return f"{length}.{len(self.pairs)}.{digest.hexdigest()[:32]}"
+
+    def properties(self) -> bytes:
+        """All but topic and payload: how many fields, and each with its length before it."""
+        if not any(self[2:]):
+            return _NO_PROPERTIES
+        texts = [self.content_type or "", "1" if self.payload_is_utf8 else "", self.response_topic or ""]
+        texts += [text for pair in self.pairs for text in pair]
+        return _fields([self.correlation_data or b"", *(text.encode() for text in texts)])
+
+
+def _fields(fields: Sequence[bytes]) -> bytes:
+    return len(fields).to_bytes(4, "big") + b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+
+
+_NO_PROPERTIES: Final = _fields([b""] * 4)
+
+
+def mark_of(properties: Sequence[tuple[str, str]]) -> Mark | None:
+    """The mark among the user properties of a message; None for none, or one that says nothing sensible."""
+    found: dict[str, str] = {}
+    for key, value in properties:
+        if key in _KEYS:
+            if key in found:
+                return None
+            found[key] = value
+    publisher, number, auth = found.get(ID_KEY), found.get(NUMBER_KEY), found.get(AUTH_KEY, ".")
+    if publisher is None or number is None:
+        return None
+    numbers, parts = _NUMBER.match(number), _AUTH.match(auth)
+    if numbers is None or parts is None or not _NAME.match(publisher):
+        return None
+    low = int(numbers[3])
+    named = (parts[1], parts[2] or "", parts[3] or "")
+    mark = Mark(publisher, int(numbers[1]), int(numbers[2]), low, numbers[4] or "", *named)
+    return mark if low <= mark.number else None
+
+
+def is_genuine(mark: Mark, keys: ReceiptKeys, packet: Any, topic: str, largest: int) -> bool:
+    """Whether a publisher with one of the keys wrote this mark on this message.
+
+    Args:
+        mark: As it came.
+        keys: The line's.
+        packet: The PUBLISH, or what is left of one that was not taken in whole: without a payload. Then the publisher
+            has to say that it is so large, or somebody could let a message vanish by adding to it.
+        topic: Its topic, an alias resolved.
+        largest: Bytes of a packet that this gateway takes in whole.
+    """
+    if packet.payload is None:
+        too_much = mark.tells_of_too_much(largest)
+        return too_much and keys.genuine(mark.publisher, [mark.code], mark.head(topic))
+    content = Content(
+        topic,
+        packet.payload,
+        packet.content_type,
+        packet.payload_format_indicator == 1,
+        packet.response_topic,
+        packet.correlation_data,
+        unmarked(packet.user_properties) if len(packet.user_properties) > len(_KEYS) else (),
+    )
+    if not keys.genuine(mark.publisher, [mark.code], *mark.said(content)):
+        return False
+    return not mark.shape or mark.shape == content.shape()
+
+
+def unmarked(properties: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The user properties without the mark, which is between a publisher and its gateway alone."""
+    return [pair for pair in properties if pair[0] not in _KEYS]
+
+
+def receipt_topic(prefix: str, publisher: str) -> str:
+    """Where the receipts of a publisher go."""
+    return f"{prefix}/{publisher}"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a gateway tells a publisher.
+
+    Attributes:
+        publisher: Its id.
+        epoch: Of the numbers.
+        watermark: Every number below is in Kafka, committed, or was given up by the publisher; only grows in an epoch.
+        gateway: Who says it, for people.
+        asked: Nonce of the question this answers; "" for none.
+        journaled: Ranges of numbers that are on the gateway's disk, or further. With an answer: what the publisher had
+            sent before it asked and is in none of them has to be sent again.
+        fresh: The gateway has just come, and may have missed something: ask.
+        openings: First number and name of each opening of the publisher's journal that gave out the numbers from there
+            on, as the gateway received them; a name of None: not known to this gateway. None: it keeps no names.
+    """
+
+    publisher: str
+    epoch: int
+    watermark: int
+    gateway: str = ""
+    asked: str = ""
+    journaled: tuple[tuple[int, int], ...] = ()
+    fresh: bool = False
+    openings: tuple[tuple[int, str | None], ...] | None = None
+
+    def encode(self, keys: ReceiptKeys | None = None) -> bytes:
+        """As the payload of a message, with a code for each key."""
+        told: dict[str, Any] = {"publisher": self.publisher, "epoch": self.epoch, "watermark": self.watermark}
+        told["gateway"] = self.gateway
+        if self.asked:
+            told["asked"] = self.asked
+        if self.asked or self.journaled:
+            told["journaled"] = self.journaled[:_MOST_RANGES]
+        if self.fresh:
+            told["fresh"] = True
+        if self.openings is not None:
+            told["openings"] = self.openings
+        text = json.dumps(told, separators=(",", ":")).encode()
+        if keys is None:
+            return text
+        codes = keys.codes(self.publisher, _RECEIPT, text[:-1])
+        return text[:-1] + b',"codes":' + json.dumps(codes, separators=(",", ":")).encode() + b"}"
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Self | None:
+        """From a payload; None for one that is no receipt. It says nothing of who wrote it: `was_told_by`."""
+        try:
+            told: Any = json.loads(payload) if len(payload) <= _LONGEST else None
+            made = cls(
+                told["publisher"],
+                told["epoch"],
+                told["watermark"],
+                told.get("gateway", ""),
+                told.get("asked", ""),
+                tuple((start, end) for start, end in told.get("journaled", ())),
+                told.get("fresh", False) is True,
+                _openings(told),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+        numbers = [made.epoch, made.watermark, *(n for pair in made.journaled for n in pair)]
+        numbers += [start for start, _ in made.openings or ()]
+        texts = [made.publisher, made.gateway, made.asked, *(name or "" for _, name in made.openings or ())]
+        sound = all(type(n) is int and n >= 0 for n in numbers) and all(isinstance(text, str) for text in texts)
+        return made if sound else None
+
+    @staticmethod
+    def was_told_by(keys: ReceiptKeys, publisher: str, payload: bytes) -> bool:
+        """Whether a gateway with one of the keys wrote this payload for a publisher."""
+        found = _CODES.search(payload) if len(payload) <= _LONGEST else None
+        if found is None:
+            return False
+        codes = found[1].decode("ascii").split('","')
+        return keys.genuine(publisher, codes, _RECEIPT, payload[: found.start()])
+
+
+_RECEIPT: Final = b"towline receipt\0"
+
+
+def _openings(told: Mapping[str, Any]) -> tuple[tuple[int, str | None], ...] | None:
+    given = told.get("openings")
+    return None if given is None else tuple((start, name) for start, name in given)

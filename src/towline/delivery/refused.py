@@ -1,0 +1,259 @@
+"""What the broker refused for good, kept aside with its reason: a journal of its own, made when it is needed.
+
+    keep     a message is done in the outbox only after it is durable here; without room it stays there, and waits.
+             What is here and not done there after a crash is done with the next start: sent once more, it might be
+             accepted, and be delivered twice with a replay
+    page     look at them
+    replay   they enter the outbox again, each once, and leave this place after they are durable there
+    drop     they leave this place
+
+`replay` names what it brings as a batch of the outbox (writer ``refused/`` and the id of this journal, number: the
+offset of the last row): whatever of it a crash left in both places is left out the next time [I10].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from towline.delivery.outrows import OUTBOX_SCHEMA, REFUSED_SCHEMA
+from towline.journal import Batch, Journal, Limits, Outbox
+from towline.mqtt.reasons import reason_words
+
+__all__ = ["ACTIONS", "Refused"]
+
+#: Beyond it nothing more is kept, and the delivery waits [I7]. Several of the largest packets have room.
+_LIMITS: Final = Limits(max_bytes=1 << 30, min_free_bytes=64 << 20, segment_bytes=16 << 20)
+#: Bytes made durable together.
+_GROUP_BYTES: Final = 1 << 20
+#: Rows and bytes looked at or moved in one step.
+_STEP_ROWS: Final = 1000
+_STEP_BYTES: Final = 32 << 20
+_CONSUMER: Final = "replay"
+_WRITER: Final = "refused/"
+#: Counter of the outbox's ledger: messages that were refused and entered again.
+REPLAYED: Final = "replayed"
+ACTIONS: Final = ("page", "replay", "drop")
+
+
+class Refused:
+    """The place aside.
+
+    Args:
+        directory: Of its journal; made with the first message.
+        outbox: Where its messages come from and go back to; its marks belong to the calling thread. None only to look.
+        limits: How much disk it may take.
+    """
+
+    def __init__(self, directory: Path, outbox: Outbox | None = None, limits: Limits = _LIMITS) -> None:
+        self._directory = directory
+        self._outbox = outbox
+        self._limits = limits
+        self._journal: Journal | None = None
+        #: Number → offset of what is here, and is not done in the outbox: a crash came between.
+        self._undone: dict[int, int] = {}
+        #: Number and arrival of what was replayed: older versions kept a message twice after a crash.
+        self._replayed: set[tuple[int, int]] = set()
+
+    def keep(self, messages: Iterable[tuple[pa.RecordBatch, int, int]]) -> Iterator[list[int]]:
+        """Keep messages, each once; yields the numbers of those that are durable here, group by group.
+
+        Args:
+            messages: Of each its row of the outbox, its number, and its reason.
+
+        Raises:
+            JournalFull: TL-J02, no room for more.
+            JournalFailed: TL-J04, the disk failed.
+            JournalError: The journal can't be opened; TL-J03 while another process has it.
+        """
+        journal = self._opened()
+        numbers: list[int] = []
+        group: list[pa.RecordBatch] = []
+        size = 0
+        for row, number, reason in messages:
+            if group and size + row.nbytes > _GROUP_BYTES:
+                journal.append(pa.concat_batches(group))
+                yield numbers
+                numbers, group, size = [], [], 0
+            numbers.append(number)
+            if not self._has(journal, row, number):
+                extra = [pa.array([number], pa.int64()), pa.array([reason], pa.int16())]
+                group.append(pa.RecordBatch.from_arrays([*row.columns, *extra], schema=REFUSED_SCHEMA))
+                size += row.nbytes
+        if group:
+            journal.append(pa.concat_batches(group))
+        yield numbers
+
+    def unfinished(self) -> list[int]:
+        """Numbers of what a crash left here, kept, and in the outbox, not done: it must not be sent any more.
+
+        Raises:
+            JournalError: The journal can't be opened.
+        """
+        journal, outbox = self._there(), self._outbox
+        if journal is None or outbox is None:
+            return []
+        found = []
+        for number, offset in self._undone.items():
+            row = next(iter(journal.read(offset, offset + 1))).select(OUTBOX_SCHEMA.names)
+            if number < outbox.end and _same(row, outbox.journal, number):
+                found.append(number)
+        return found
+
+    def page(self, start: int) -> dict[str, Any]:
+        """Facts of the messages from an offset on, some at a time, without their payloads.
+
+        Returns:
+            ``rows``, the offset ``next`` to go on from, and the ``end``.
+        """
+        rows: list[dict[str, Any]] = []
+        journal = self._there()
+        if journal is None:
+            return {"rows": rows, "next": 0, "end": 0}
+        start = max(start, self._first(journal))
+        end = _step(journal, start, journal.end)
+        for batch in journal.read(start, end):
+            rows += map(_facts, [batch.slice(at, 1) for at in range(batch.num_rows)], range(start, end))
+            start += batch.num_rows
+        return {"rows": rows, "next": end, "end": journal.end}
+
+    def replay(self, upto: int) -> dict[str, Any]:
+        """Let some of the oldest messages enter the outbox again; each once, whatever ends this process meanwhile.
+
+        A message that is not done in the outbox is left to it: it will be refused there again, or delivered.
+
+        Args:
+            upto: Offset here that ends the replay.
+
+        Returns:
+            ``moved`` messages, the ``next`` offset, and the ``end``.
+
+        Raises:
+            JournalFull: TL-J02, the outbox has no room: nothing of this step has moved.
+            JournalFailed: TL-J04, one of the two is dead [I6].
+        """
+        journal = self._there()
+        if journal is None:
+            return _NOTHING
+        outbox = self._outbox
+        assert outbox is not None
+        outbox.flush()  # what is done is written before the rows, and durable with them
+        start = self._first(journal)
+        end = _step(journal, start, min(upto, journal.end))
+        writer = _WRITER + journal.journal_id
+        entered = outbox.stored(Batch(writer, journal.end)).newest
+        rows = self._wanted(journal, outbox, max(start, entered + 1), end)
+        if rows:
+            outbox.count(**{REPLAYED: len(rows)})
+            try:
+                outbox.append(pa.concat_batches(rows.values()), Batch(writer, end - 1))
+            except BaseException:
+                outbox.count(**{REPLAYED: -len(rows)})
+                raise
+            self._replayed.update(rows)
+        return self._leave(journal, end, len(rows))
+
+    def drop(self, upto: int) -> dict[str, Any]:
+        """Forget some of the oldest messages, up to an offset; returns what `replay` does."""
+        journal = self._there()
+        if journal is None:
+            return _NOTHING
+        start = self._first(journal)
+        end = _step(journal, start, min(upto, journal.end))
+        return self._leave(journal, end, end - start)
+
+    def close(self) -> None:
+        """Close the journal, if there is one."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def _there(self) -> Journal | None:
+        """The journal, None where nothing was ever refused."""
+        return self._opened() if self._journal is not None or self._directory.exists() else None
+
+    def _opened(self) -> Journal:
+        if self._journal is None:
+            self._journal = Journal.open(self._directory, schema=REFUSED_SCHEMA, limits=self._limits)
+            self._journal.commit(_CONSUMER, self._first(self._journal))
+            if self._outbox is not None:
+                self._undone = self._not_done(self._journal, self._outbox)
+        return self._journal
+
+    def _has(self, journal: Journal, row: pa.RecordBatch, number: int) -> bool:
+        """Whether a row was kept before a crash."""
+        offset = self._undone.get(number, -1)
+        return offset >= self._first(journal) and _same(row, journal, offset)
+
+    def _not_done(self, journal: Journal, outbox: Outbox) -> dict[int, int]:
+        """Number → offset of the newest that are here and not done in the outbox: what is older was done before."""
+        found: dict[int, int] = {}
+        end, first = journal.end, self._first(journal)
+        while end > first:
+            start = max(first, end - _STEP_ROWS)
+            part = {number: at for number, at in _numbers(journal, start, end) if number not in outbox.done}
+            if not part:
+                break
+            found, end = {**part, **found}, start
+        return found
+
+    def _first(self, journal: Journal) -> int:
+        """The oldest that was neither replayed nor dropped."""
+        return max(journal.consumers.get(_CONSUMER, 0), journal.first)
+
+    def _wanted(self, journal: Journal, outbox: Outbox, start: int, end: int) -> dict[tuple[int, int], pa.RecordBatch]:
+        """The rows of what enters again, by number and arrival."""
+        rows: dict[tuple[int, int], pa.RecordBatch] = {}
+        for batch in journal.read(start, end) if start < end else ():
+            stamps = batch.column("arrived_at").view(pa.int64()).to_pylist()
+            for at, number in enumerate(batch.column("number").to_pylist()):
+                key, row = (number, stamps[at]), batch.slice(at, 1).select(OUTBOX_SCHEMA.names)
+                waits = number < outbox.end and number not in outbox.done and _same(row, outbox.journal, number)
+                if not waits and key not in self._replayed:
+                    rows[key] = row
+        return rows
+
+    def _leave(self, journal: Journal, end: int, moved: int) -> dict[str, Any]:
+        journal.commit(_CONSUMER, end)
+        return {"moved": moved, "next": end, "end": journal.end}
+
+
+_NOTHING: Final[dict[str, Any]] = {"moved": 0, "next": 0, "end": 0}
+
+
+def _numbers(journal: Journal, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Number and offset of what is in a range."""
+    for batch in journal.read(start, end):
+        yield from zip(batch.column("number").to_pylist(), range(start, end), strict=False)
+        start += batch.num_rows
+
+
+def _same(row: pa.RecordBatch, journal: Journal, offset: int) -> bool:
+    """Whether a row stands in a journal, under this offset: it came in the same microsecond, and is equal."""
+    return all(row.equals(found.select(OUTBOX_SCHEMA.names)) for found in journal.read(offset, offset + 1))
+
+
+def _step(journal: Journal, start: int, upto: int) -> int:
+    """The end of a range that is not too large for one step, and not empty unless all of it is."""
+    if start >= upto:
+        return start
+    return min(journal.locate(start, max_rows=_STEP_ROWS, max_bytes=_STEP_BYTES), upto)
+
+
+def _facts(row: pa.RecordBatch, offset: int) -> dict[str, Any]:
+    """One refused message as JSON values; text that is no UTF-8 shows what can be shown."""
+    topic, payload = row.column("topic").view(pa.binary())[0], row.column("payload")[0]
+    reason = row.column("reason")[0].as_py() or 0
+    return {
+        "offset": offset,
+        "number": row.column("number")[0].as_py(),
+        "reason": reason,
+        "words": reason_words(reason),
+        "topic": (topic.as_py() or b"").decode("utf-8", "replace"),
+        "qos": row.column("qos")[0].as_py() or 0,
+        "bytes": len(payload.as_buffer()) if payload.is_valid else 0,
+        "arrived_at": row.column("arrived_at").view(pa.int64())[0].as_py() or 0,
+    }

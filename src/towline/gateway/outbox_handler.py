@@ -1,0 +1,191 @@
+"""The outbox as the Flight service offers it: batches come in exactly once, and who wants to can wait for the broker.
+
+Called on the service's threads; nothing here touches the session.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from typing import Any, Final
+
+import pyarrow as pa
+
+from towline.delivery.outrows import MESSAGE_SCHEMA, arrived
+from towline.delivery.refused import Refused
+from towline.errors import GatewayError, JournalFailed
+from towline.gateway.remembered import Position, position
+from towline.journal import Batch, Outbox
+from towline.journal.batches import Appended
+from towline.journal.reading import Piece, combined
+
+__all__ = ["OutboxDesk"]
+
+#: Most bytes of one frame, unless it is one row: a batch above is stored in several, each with the marker of how far
+#: it has come.
+_FRAME_BYTES: Final = 16 << 20
+#: A limit of the outbox has room for so many frames at least.
+_FRAMES_BELOW_LIMIT: Final = 16
+#: A piece above is stored before more is read.
+_AT_ONCE: Final = 4 << 20
+#: Most rows of one frame.
+_FRAME_ROWS: Final = 1 << 20
+#: Patience with the thread the refused messages belong to, in seconds: it may be connecting.
+_ASK_S: Final = 15.0
+#: How often a waiting call looks whether its caller is still there, in seconds.
+_GLANCE_S: Final = 1.0
+
+
+class OutboxDesk:
+    """Takes batches and answers how far they are.
+
+    Args:
+        outbox: Where they go.
+        where: The gateway, as errors name it.
+        wake: Called after rows came in.
+        ask: Carries out a call on the refused messages, on the thread they belong to.
+        on_failure: Called when the outbox fails [I6]; the gateway has to end.
+        max_bytes: Limit of the outbox; frames are a small part of it, or a batch might never fit below it.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        where: str,
+        *,
+        wake: Callable[[], None],
+        on_failure: Callable[[JournalFailed], None],
+        ask: Callable[[Callable[[Refused], dict[str, Any]]], Future[dict[str, Any]]],
+        max_bytes: int | None = None,
+    ) -> None:
+        self._frame_bytes = _FRAME_BYTES if max_bytes is None else min(_FRAME_BYTES, max_bytes // _FRAMES_BELOW_LIMIT)
+        self._outbox = outbox
+        self._where = where
+        self._wake = wake
+        self._ask = ask
+        self._on_failure = on_failure
+        self._news = threading.Condition()
+        self._waiting = 0
+        self._closing = False
+
+    def stored(self, batch: Batch) -> Appended:
+        """How much of a batch is here."""
+        return self._outbox.stored(batch)
+
+    def position(self, offset: int | None = None) -> Position:
+        """Where the outbox stands; see `towline.gateway.remembered`."""
+        return position(self._outbox, offset)
+
+    def take(self, batch: Batch, reader: Any, *, start: int, whole: bool) -> Appended:
+        """Store the rows of a stream, exactly once.
+
+        Args:
+            batch: Whose rows they are.
+            reader: The stream.
+            start: Number of the first row within the batch.
+            whole: The batch ends with this stream.
+
+        Raises:
+            GatewayError: TL-G21, the rows have other columns.
+            JournalFull: TL-J02, no room: the same call may succeed later; what is stored stays [I7].
+            JournalFailed: TL-J04, the gateway ends.
+            JournalError: TL-J15, TL-J16, TL-J17, TL-J22; see `Outbox.append`.
+        """
+        if not reader.schema.equals(MESSAGE_SCHEMA):
+            what = "the rows have other columns than this gateway's outbox"
+            raise GatewayError("TL-G21", self._where, what, "Use the same version of Towline on both sides.")
+        stored = self._outbox.stored(batch)
+        try:
+            for piece, last in _pieces(reader, self._frame_bytes):
+                rows = arrived(piece, time.time_ns() // 1000)
+                stored = self._outbox.append(rows, batch, start=start, whole=whole and last)
+                start += piece.num_rows
+                del piece, rows  # the next one may be as large
+                self._wake()
+        except JournalFailed as error:
+            self._on_failure(error)
+            raise
+        return stored
+
+    def end_job(self, job: str) -> None:
+        """Forget the batches of a job that is over.
+
+        Raises:
+            JournalFull: TL-J02, they stay for now.
+            JournalFailed: TL-J04, the gateway ends.
+        """
+        try:
+            self._outbox.end_job(job)
+        except JournalFailed as error:
+            self._on_failure(error)
+            raise
+        self._wake()
+
+    def wait(self, upto: int, timeout_s: float, cancelled: Callable[[], bool]) -> bool:
+        """Wait until everything below `upto` is done; False when the time is over, or the caller has gone."""
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            self._waiting += 1
+            try:
+                while not self._outbox.reached(upto):
+                    left = deadline - time.monotonic()
+                    if left <= 0 or self._closing or cancelled():
+                        return False
+                    self._news.wait(min(left, _GLANCE_S))
+            finally:
+                self._waiting -= 1
+        return True
+
+    def refused(self, do: str, at: int) -> dict[str, Any]:
+        """Look at some of the refused messages, or move some of them: a method of `Refused` and its argument.
+
+        Raises:
+            GatewayError: TL-G32, the gateway is ending, or has no time. What was asked for may have been done: each
+                message is moved once all the same.
+            JournalFull: TL-J02, the outbox has no room.
+        """
+        answer = self._ask(lambda refused: getattr(refused, do)(at))
+        try:
+            return answer.result(_ASK_S)
+        except (CancelledError, TimeoutError) as error:
+            do = "Ask again in a moment."
+            raise GatewayError("TL-G32", self._where, "the gateway is ending, or connecting", do) from error
+
+    def progress(self) -> None:
+        """Messages are done: whoever waits looks again; cheap when nobody does."""
+        if self._waiting:
+            with self._news:
+                self._news.notify_all()
+
+    def close(self) -> None:
+        """Let all who wait go."""
+        with self._news:
+            self._closing = True
+            self._news.notify_all()
+
+
+def _pieces(reader: Any, most: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """The rows of a stream in pieces of at most `most` bytes or one row, and whether a piece is the last.
+
+    What is large does not wait for what comes behind it: then an empty piece is the last.
+    """
+    waiting: pa.RecordBatch | None = None
+    for piece in combined(map(_piece, reader), _FRAME_ROWS, most):
+        if waiting is not None:
+            yield waiting, False
+        waiting = piece
+        del piece
+        if waiting.nbytes > _AT_ONCE:
+            yield waiting, False
+            waiting = None
+    yield _empty() if waiting is None else waiting, True
+
+
+def _piece(chunk: Any) -> Piece:
+    return Piece(chunk.data, chunk.data.nbytes)
+
+
+def _empty() -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)

@@ -1,0 +1,201 @@
+"""The switch ``guarantee``: what each word sets and what it refuses, in one table (design section 4).
+
+The source, the bridge, ``towline check`` and the page docs/guarantees.md all read it from here. What the word means for
+Kafka's client stands beside that client, in `towline.kafka.options`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, Protocol, TypeVar
+
+__all__ = [
+    "POLICIES",
+    "AckAfter",
+    "Guarantee",
+    "Policy",
+    "conf_problem",
+    "low_subscription",
+    "policy",
+    "sharing_problem",
+]
+
+
+class Guarantee(StrEnum):
+    """The promise of a line, as Kafka's delivery semantics use the words (design section 4)."""
+
+    AT_MOST_ONCE = "at_most_once"
+    AT_LEAST_ONCE = "at_least_once"
+    EXACTLY_ONCE = "exactly_once"
+
+
+class AckAfter(StrEnum):
+    """Which watermark drives PUBACK and PUBREC [I1]."""
+
+    RECEIVED = "received"
+    JOURNAL = "journal"
+    KAFKA = "kafka"
+
+
+class _Subscribed(Protocol):
+    @property
+    def qos(self) -> int: ...
+
+
+_SubscribedT = TypeVar("_SubscribedT", bound=_Subscribed)
+
+
+class _Connected(Protocol):
+    """What a line's settings say of its brokers."""
+
+    @property
+    def guarantee(self) -> Guarantee: ...
+
+    @property
+    def brokers(self) -> Sized: ...
+
+    @property
+    def several_sessions(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What one promise sets.
+
+    Attributes:
+        qos: QoS to subscribe with where none is written.
+        least_qos: A subscription with less is refused.
+        least_qos_keyed: The same on a line that drops repeats by a key.
+        persistent: Whether the broker must keep the session [MQTT-3.1.2-4, -5].
+        acks: When the broker may be answered; the first is taken where none is written, others are refused.
+        serves_again: Whether the source serves the batch that a crash interrupted; else it serves it empty.
+        replay: The same in words.
+        transactions: Whether records and marker are one transaction [I9].
+        isolation: ``isolation.level`` of the way back: what is aborted was never said, whatever may be lost.
+        publish_levels: QoS that may be published with on the way back; the first is taken where none is written.
+        spark: Spark settings that must have this value.
+        lost: What can be lost, in words; "no" if nothing.
+        doubled: What can be doubled, in words; "no" if nothing.
+    """
+
+    qos: int
+    least_qos: int
+    least_qos_keyed: int
+    persistent: bool
+    acks: tuple[AckAfter, ...]
+    serves_again: bool
+    replay: str
+    transactions: bool
+    isolation: str
+    publish_levels: tuple[int, ...]
+    spark: Mapping[str, str]
+    lost: str
+    doubled: str
+
+    @property
+    def publish_qos(self) -> int:
+        """QoS of what is published on the way back where none is written."""
+        return self.publish_levels[0]
+
+
+#: A second attempt of a task would fence the first; another number of partitions on a replay would be another batch.
+_REPEATABLE: Final = MappingProxyType(
+    {"spark.speculation": "false", "spark.sql.adaptive.streaming.stateless.enabled": "false"}
+)
+
+POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
+    {
+        Guarantee.AT_MOST_ONCE: Policy(
+            qos=0,
+            least_qos=0,
+            least_qos_keyed=0,
+            persistent=False,
+            acks=(AckAfter.RECEIVED,),
+            serves_again=False,
+            replay="served empty",
+            transactions=False,
+            isolation="read_committed",
+            publish_levels=(0,),
+            spark=MappingProxyType({}),
+            lost="yes: what is on the way when a process or a broker fails",
+            doubled="no",
+        ),
+        Guarantee.AT_LEAST_ONCE: Policy(
+            qos=1,
+            least_qos=1,
+            least_qos_keyed=1,
+            persistent=True,
+            acks=(AckAfter.JOURNAL, AckAfter.KAFKA),
+            serves_again=True,
+            replay="served again, the same rows in the same order",
+            transactions=False,
+            isolation="read_committed",
+            publish_levels=(1, 2),
+            spark=MappingProxyType({}),
+            lost="no, from the broker's hand-over on, as long as the state directory is kept",
+            doubled="yes: after a crash or a retry, and what a publisher sends again",
+        ),
+        Guarantee.EXACTLY_ONCE: Policy(
+            qos=2,
+            least_qos=2,
+            least_qos_keyed=1,
+            persistent=True,
+            acks=(AckAfter.JOURNAL,),
+            serves_again=True,
+            replay="served again, and skipped if the marker says that Kafka has it",
+            transactions=True,
+            isolation="read_committed",
+            publish_levels=(2,),
+            spark=_REPEATABLE,
+            lost="no, from the broker's hand-over on, as long as the state directory is kept",
+            doubled="no, for a consumer with isolation.level=read_committed",
+        ),
+    }
+)
+
+
+def policy(guarantee: Guarantee | str) -> Policy:
+    """What a guarantee sets."""
+    return POLICIES[Guarantee(guarantee)]
+
+
+def low_subscription(
+    guarantee: Guarantee, subscriptions: Iterable[_SubscribedT], *, keyed: bool = False
+) -> _SubscribedT | None:
+    """The first subscription whose QoS is too low for the promise; ``keyed`` if repeats are dropped by a key."""
+    table = POLICIES[guarantee]
+    least = table.least_qos_keyed if keyed else table.least_qos
+    return next((one for one in subscriptions if one.qos < least), None)
+
+
+def sharing_problem(settings: _Connected, publish_qos: int | None = None) -> tuple[str, str] | None:
+    """Why QoS 2 can't keep its promise with these brokers, and what to do; None where it can.
+
+    Exactly once is a matter between two sides that both remember the packet id [MQTT-4.3.3]: a broker that takes over
+    from another without its sessions knows of none, so what was under way comes, or goes, a second time.
+
+    Args:
+        settings: Of a line that promises exactly once, or publishes with QoS 2.
+        publish_qos: What it publishes with; None for a line that receives.
+    """
+    if not settings.several_sessions:
+        return None
+    promise = f"guarantee {settings.guarantee}"
+    weaker = "take guarantee at_least_once"
+    if publish_qos == 2 and settings.guarantee is not Guarantee.EXACTLY_ONCE:
+        promise, weaker = "QoS 2", "publish with QoS 1"
+    several = f"{len(settings.brokers)} brokers" if len(settings.brokers) > 1 else "follow_redirects"
+    what = f"{promise} with {several} needs them to share sessions: one that takes over would double what is under way"
+    do = f"Set brokers_share_sessions = true if they are one cluster that does, or give one address; or {weaker}."
+    return what, do
+
+
+def conf_problem(guarantee: Guarantee, conf: Mapping[str, object]) -> tuple[str, str] | None:
+    """The first Spark setting that contradicts the promise, and the value it must have."""
+    for name, value in POLICIES[guarantee].spark.items():
+        if name in conf and str(conf[name]).strip().lower() != value:
+            return name, value
+    return None

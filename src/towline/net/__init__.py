@@ -1,0 +1,1 @@
+"""Transports, the driver of a session, and the Python client."""

@@ -1,0 +1,631 @@
+"""A small blocking MQTT client: messages as an iterator, acknowledgements when you say so.
+
+    with Client("mqtt://127.0.0.1", client_id="plant-7", subscribe=["telemetry/#"]) as client:
+        for message in client:
+            store(message)
+            message.ack()
+
+One thread of the client's own talks to the broker, keeps the connection alive and makes it anew when it breaks, however
+long a message takes to be handled. **Every public method may be called from any thread.** Nothing of the caller's runs
+on the client's thread but the methods of an `Authenticator` and of a `Store`; neither may call the client.
+
+What is in memory is lost with the process: messages not acknowledged come again from the broker, messages published
+and not confirmed are the caller's to publish again. `towline.gateway` is the same session with a disk under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final, Literal, NoReturn, Self
+
+from mqtt5 import PublishPacket, QoS
+from mqtt5 import Will as AnyWill
+
+from towline.errors import BrokerError, ConfigError, Unreachable
+from towline.mqtt import fence
+from towline.mqtt.events import (
+    Acknowledged,
+    Action,
+    Authenticator,
+    Deliver,
+    Event,
+    Filter,
+    Online,
+    Publish,
+    PublishMany,
+    Remember,
+    SessionConfig,
+    SessionLost,
+    Settled,
+    Stored,
+)
+from towline.mqtt.rules import NO_QOS_2, filter_problem, message_problem, whole_number_problem
+from towline.mqtt.session import Session
+from towline.mqtt.stubs import Published
+from towline.mqtt.suspects import Culprits
+from towline.net.connection import LEVELS, Connection, Way
+from towline.net.messages import Memory, Message, Receipt, Store
+from towline.net.transport import Endpoint, Proxy, Tls
+
+__all__ = ["Client"]
+
+#: The thread looks around after this many seconds at the latest; everything that matters wakes it.
+_LONGEST_TURN: Final = 60.0
+#: Messages handed over to `publish` and not confirmed, before it waits.
+_AHEAD: Final = 1000
+#: QoS 0 messages beyond this many waiting ones are dropped and counted: nothing holds their sender back.
+_MOST_WAITING: Final = 10_000
+#: Bytes of waiting messages above which nothing more is read, and half of it above which QoS 0 is dropped. Receive
+#: Maximum is no such bound: MQTT 3.x has none, and an answer behind more messages than it allows must be read too.
+_MOST_BYTES: Final = 64 << 20
+#: Bytes that a message takes beside what it carries.
+_OVERHEAD: Final = 1000
+#: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
+_LARGEST_PACKET: Final = 268_435_455 + 5
+#: Patience in seconds with the goodbye.
+_GOODBYE: Final = 2.0
+
+
+class Client:
+    """An MQTT client; a context manager and an iterator of messages.
+
+    Args:
+        uri: The broker, ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://``, ``wss://`` or ``unix:///PATH``; or several,
+            in order of preference.
+        client_id: Stable and nobody else's: it names the session.
+        subscribe: Topic filters, or one; a plain text means QoS 1.
+        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 where the broker does not speak 5.
+        clean_start: Begin without the session of before, at every connection.
+        session_expiry_s: Seconds the broker keeps the session while we are away, 0xFFFFFFFF for ever; default 3,600, or
+            0 with `clean_start`. MQTT 3.x knows only 0 and for ever: everything above 0 leaves a session there.
+        unknown_session: What to do with a session at the broker that `store` knows nothing of [MQTT-3.2.2-4]:
+            ``adopt`` it, ``discard`` it, or ``refuse`` to go on.
+        will: Published by the broker when the connection ends without our goodbye.
+        username: MQTT user name.
+        password: MQTT password.
+        tls: How to encrypt ``mqtts`` and ``wss``; None for verification against the system's certificates.
+        proxy: On the way to the broker.
+        authenticator: Enhanced authentication (MQTT 5).
+        store: Keeps packet ids and the session's record; default `Memory`.
+        receive_maximum: Messages of QoS > 0 the broker may send without our acknowledgement; MQTT 3.x can't tell it.
+        keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
+        connect_timeout_s: Seconds for the connection, and again for the broker's answer to CONNECT.
+        max_packet_bytes: A larger message comes without its payload, see `Message`.
+        topic_alias_maximum: Topic aliases the broker may use towards us.
+        topic_aliases: Topics that get an alias when we publish, as far as the server allows.
+        problem_information: The server may explain itself with reason strings [MQTT 5 section 3.1.2.11.7].
+        follow_redirects: Go to the server a broker names, same scheme, same verification.
+        brokers_share_sessions: The brokers are one cluster; otherwise each has a session of its own: nothing is
+            published with QoS 2, and what was under way to us comes again when one takes over from another.
+
+    Raises:
+        ConfigError: Something that can't be (TL-C50, TL-C51).
+    """
+
+    def __init__(
+        self,
+        uri: str | Sequence[str],
+        *,
+        client_id: str,
+        subscribe: str | Filter | Sequence[str | Filter] = (),
+        protocol: Literal["5", "3.1.1", "3.1", "auto"] = "5",
+        clean_start: bool = False,
+        session_expiry_s: int | None = None,
+        unknown_session: Literal["adopt", "discard", "refuse"] = "adopt",
+        will: AnyWill | None = None,
+        username: str | None = None,
+        password: bytes | str | None = None,
+        tls: Tls | None = None,
+        proxy: Proxy | None = None,
+        authenticator: Authenticator | None = None,
+        store: Store | None = None,
+        receive_maximum: int = 1000,
+        keep_alive_s: int = 60,
+        connect_timeout_s: float = 10.0,
+        max_packet_bytes: int = 64 << 20,
+        topic_alias_maximum: int = 0,
+        topic_aliases: int = 0,
+        problem_information: bool = True,
+        follow_redirects: bool = False,
+        brokers_share_sessions: bool = False,
+    ) -> None:
+        endpoints = _endpoints(uri)
+        self._where = str(endpoints[0]) if len(endpoints) == 1 else f'client "{client_id}"'
+        if protocol not in LEVELS:
+            _wrong(self._where, f'protocol "{protocol}" is none of {", ".join(LEVELS)}')
+        expiry = (0 if clean_start else 3600) if session_expiry_s is None else session_expiry_s
+        self._config = SessionConfig(
+            client_id,
+            self._where,
+            _filters(subscribe, self._where),
+            username=username,
+            password=password.encode() if isinstance(password, str) else password,
+            session_expiry_s=expiry,
+            receive_maximum=receive_maximum,
+            keep_alive_s=keep_alive_s,
+            connect_timeout_s=connect_timeout_s,
+            unknown_session=unknown_session,
+            durable=bool(expiry) and not clean_start,
+            clean_start=clean_start,
+            topic_alias_maximum=topic_alias_maximum,
+            topic_aliases=topic_aliases,
+            problem_information=problem_information,
+            will=will,
+            authenticator=authenticator,
+        )
+        if problem := whole_number_problem(max_packet_bytes, 1, _LARGEST_PACKET):
+            _wrong("max_packet_bytes", problem)
+        self._pid = os.getpid()
+        self._store = store or Memory()
+        way = Way(endpoints, tls, proxy, connect_timeout_s, max_packet_bytes, follow_redirects, brokers_share_sessions)
+        self._several_sessions = way.several_sessions
+        #: The message at which the broker ends the connection, where there is one.
+        self._culprits = Culprits()
+        self._connection = Connection(way, self._new_session, self._perform, LEVELS[protocol])
+        #: Guards everything below; told of every change.
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        #: Set when the thread has ended: why, for those who still wait.
+        self._ended: BaseException | None = None
+        #: Events for the session, from any thread.
+        self._orders: deque[Event] = deque()
+        #: Token of each message that is not confirmed → its receipt.
+        self._receipts: dict[int, Receipt] = {}
+        self._token = 0
+        #: Came and not handed out, in order.
+        self._waiting: deque[Message] = deque()
+        #: What they take in memory.
+        self._waiting_bytes = 0
+        #: Number of each message handed out and not acknowledged → its QoS.
+        self._taken: dict[int, int] = {}
+        #: Everything below is acknowledged; a prefix, because acknowledgements leave in order.
+        self._settled = self._connection.session.inbound.next_number
+        #: Acknowledged out of turn; all above `_settled`.
+        self._early: set[int] = set()
+        #: The connection whose beginning `_sort_out` has seen.
+        self._sorted_out = 0
+        self._holding_back = False
+        self._sessions_lost = 0
+        self._dropped = 0
+
+    def _new_session(self, level: int) -> Session:
+        record, held = self._store.load()
+        if record is not None and record.client_id != self._config.client_id:
+            record, held = None, {}
+        number = max((entry.number + 1 for entry in held.values()), default=0)
+        aliases = self._config.topic_alias_maximum if level == 5 else 0
+        config = replace(self._config, protocol=level, topic_alias_maximum=aliases)
+        return Session(config, record, number, held)
+
+    # -- for everybody --
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(0 if kind else _GOODBYE)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages as they come, until `close`; one that ends for another reason raises it."""
+        return self
+
+    def __next__(self) -> Message:
+        message = self.receive()
+        if message is None:
+            raise StopIteration
+        return message
+
+    @property
+    def online(self) -> bool:
+        """Connected, and every subscription is confirmed."""
+        return self._connection.online
+
+    @property
+    def broker(self) -> str:
+        """The broker in use, or last tried."""
+        return str(self._connection.endpoint)
+
+    @property
+    def last_error(self) -> BrokerError | ConfigError | None:
+        """Why there is no connection; None while there is one."""
+        return self._connection.error
+
+    @property
+    def sessions_lost(self) -> int:
+        """Times the broker had forgotten our session, and with it what it held for us [MQTT-3.2.2-5]."""
+        return self._sessions_lost
+
+    @property
+    def dropped(self) -> int:
+        """QoS 0 messages that came while 10,000, or 32 MiB, waited to be taken; QoS 1 and 2 are never dropped."""
+        return self._dropped
+
+    def open(self) -> Self:
+        """Connect, and return when every subscription is confirmed.
+
+        It returns before that where the broker sends 64 MiB of messages ahead of its confirmation: they have to be
+        taken first. From then on connections that break are made anew with growing pauses.
+
+        Raises:
+            BrokerError: No broker took us at the first try; the client is closed.
+            ConfigError: Files or a proxy that can't be used; the same.
+        """
+        self._check()
+        with self._changed:
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, name=f"mqtt {self._config.client_id}", daemon=True)
+                self._thread.start()
+            way = self._connection
+            self._changed.wait_for(lambda: self._serves or way.rounds or self._ended or self._closing)
+            if self._serves and not (self._ended or self._closing):
+                return self
+            error = self._ended or self.last_error or self._closed()
+        self.close(0)
+        raise error
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """The next message, None when there is none in time or the client is closed.
+
+        Args:
+            timeout_s: Seconds, None for as long as it takes.
+
+        Raises:
+            Unreachable: The client is not opened (TL-M50).
+            BrokerError: The client has given up: a refusal, or its client id was taken over twice in a minute.
+        """
+        self._check_open()
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing or self._ended, timeout_s)
+            if self._closing:
+                return None
+            if self._waiting:
+                message = self._waiting.popleft()
+                self._waiting_bytes -= _size(message)
+                if message.qos:
+                    self._taken[message.number] = message.qos
+                if self._holding_back:
+                    self._connection.wake()
+                return message
+            if self._ended:
+                raise self._ended
+        return None
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes | str = b"",
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        timeout_s: float | None = None,
+        content_type: str | None = None,
+        payload_is_utf8: bool = False,
+        response_topic: str | None = None,
+        correlation_data: bytes | None = None,
+        expiry_s: int | None = None,
+        user_properties: Sequence[tuple[str, str]] = (),
+    ) -> Receipt:
+        """Hand over a message; it is sent, and sent again after a broken connection, until the broker answers.
+
+        Waits while 1,000 messages are not confirmed. MQTT 3.x leaves all properties out.
+
+        Args:
+            topic: Topic name.
+            payload: Text is sent as UTF-8.
+            qos: 0, 1 or 2.
+            retain: The broker keeps it for later subscribers.
+            timeout_s: Longest wait in seconds for room among the unconfirmed, None for as long as it takes.
+            content_type: What the payload is.
+            payload_is_utf8: Say that the payload is text.
+            response_topic: Where an answer is expected.
+            correlation_data: For the answer.
+            expiry_s: Seconds after which nobody gets it any more.
+            user_properties: Pairs, in order.
+
+        Raises:
+            ConfigError: A message that can't be (TL-C51).
+            Unreachable: No room in time (TL-M33), the client is closed (TL-M32), or not opened and 1,000 wait (TL-M50).
+            BrokerError: Why the client has ended.
+        """
+        if qos == 2 and self._several_sessions:
+            raise ConfigError("TL-C51", f'message to "{topic[:80]}"', *NO_QOS_2)
+        packet = _packet(
+            topic,
+            payload,
+            qos,
+            retain=retain,
+            content_type=content_type,
+            payload_format_indicator=int(payload_is_utf8),
+            response_topic=response_topic,
+            correlation_data=correlation_data,
+            message_expiry_interval=expiry_s,
+            user_properties=user_properties,
+        )
+        self._check()
+        if len(self._receipts) >= _AHEAD:
+            self._check_open()
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._receipts) < _AHEAD or self._ended or self._closing, timeout_s)
+            if self._ended or self._closing:
+                raise self._ended or self._closed()
+            if len(self._receipts) >= _AHEAD:
+                what = f"{_AHEAD:,} messages are not confirmed after {timeout_s:g} s"
+                raise Unreachable("TL-M33", self._where, what, "Is the broker alive? This message was not taken.")
+            self._token += 1
+            receipt = Receipt(topic, self._changed, self._check_open, self._missing_answer)
+            self._receipts[self._token] = receipt
+            self._order(Publish(self._token, packet))
+        return receipt
+
+    def close(self, timeout_s: float = _GOODBYE) -> None:
+        """Wait for what is not confirmed, say goodbye and close, for good; the session stays at the broker.
+
+        Nothing in a process that has inherited the client by ``fork``.
+
+        Args:
+            timeout_s: Longest wait in seconds for the broker's answers to what was published.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            thread = self._thread
+            if thread is not None:
+                self._changed.wait_for(lambda: not self._receipts or self._ended, timeout_s)
+            self._closing = True
+            self._changed.notify_all()
+        self._connection.cancel()
+        if thread is not None:
+            thread.join()
+        else:
+            self._connection.dispose()
+            self._end(self._closed())
+
+    # -- on the caller's thread --
+
+    def _check(self) -> None:
+        """Refuse a process that has inherited the client: it has none of its threads, and its locks as they stood."""
+        if os.getpid() != self._pid:
+            what = f"this client belongs to the process that made it (pid {self._pid})"
+            raise Unreachable("TL-M34", self._where, what, "Make a new one after the fork.")
+
+    @property
+    def _serves(self) -> bool:
+        """It is the caller's turn: a session is there, or so much of it that nothing more is read."""
+        return self._connection.ever_online or self._holding_back
+
+    def _missing_answer(self) -> str:
+        """Why a message that was published may have no answer yet, and what to do."""
+        if self._holding_back:
+            return f"{len(self._waiting):,} messages wait to be taken, and the answer lies behind them. Receive them."
+        return "It is sent again by itself when the broker is back."
+
+    def _check_open(self) -> None:
+        """Refuse to wait for what nobody brings."""
+        self._check()
+        if self._thread is None and self._ended is None:
+            what = "the client is not opened, so nothing is sent or received"
+            raise Unreachable("TL-M50", self._where, what, 'Use it as "with client:", or call open() first.')
+
+    def _acknowledge(self, message: Message) -> None:
+        self._check()
+        with self._changed:
+            done = message.number < self._settled or message.number in self._early
+            if done or message.qos == 0 or self._ended or self._closing:
+                return
+            held = self._connection.session.inbound.held.get(message.packet_id or 0)
+            # An id whose session the broker has lost meanwhile names nothing, or another message.
+            if message.qos == 2 and held is not None and held.number == message.number:
+                self._store.hold(message.packet_id or 0, held)
+            self._settle(message.number)
+            self._connection.wake()
+
+    def _settle(self, number: int) -> None:
+        self._taken.pop(number, None)
+        self._early.add(number)
+        while self._settled in self._early:
+            self._early.remove(self._settled)
+            self._settled += 1
+
+    def _order(self, event: Event) -> None:
+        self._orders.append(event)
+        self._connection.wake()
+
+    def _closed(self) -> Unreachable:
+        return Unreachable("TL-M32", self._where, "the client is closed", "Make a new one.")
+
+    # -- on the client's thread --
+
+    def _run(self) -> None:
+        failure: BaseException | None = None
+        try:
+            while not self._closing and self._connection.fatal is None:
+                self._turn()
+            failure = self._connection.fatal
+            if failure is None:
+                self._carry_out()
+                self._connection.leave(_GOODBYE)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, those who wait must know
+            failure = error
+        finally:
+            with contextlib.suppress(OSError):
+                self._connection.dispose()
+            self._end(failure or self._closed())
+
+    def _turn(self) -> None:
+        self._carry_out()
+        with self._changed:
+            self._holding_back = self._waiting_bytes >= _MOST_BYTES
+            if self._holding_back or self._connection.error is not None:
+                self._changed.notify_all()
+        if self._connection.connected:
+            self._connection.hold_back(hold=self._holding_back)
+        due, was = self._culprits.due(self._connection.session), self._connection.connected
+        self._connection.turn(_LONGEST_TURN if due is None else max(0.0, min(due - time.monotonic(), _LONGEST_TURN)))
+        self._find_culprit(ended=was and not self._connection.connected)
+
+    def _find_culprit(self, *, ended: bool) -> None:
+        """Give up the message at which the broker ends every connection, or it would stop all that is behind it."""
+        connection, now = self._connection, time.monotonic()
+        if ended and self._culprits.ended(connection.session, now) is not None:
+            connection.culprit_found()
+        if self._culprits.pace(connection.session, now):
+            connection.handle(PublishMany(()))
+
+    def _carry_out(self) -> None:
+        """Give the session what other threads have asked for; not before it is sure which session it will be."""
+        if not self._connection.ever_online:
+            return
+        with self._changed:
+            orders, self._orders = self._orders, deque()
+            settled = self._settled
+        for event in orders:
+            self._connection.handle(event)
+        if settled > self._connection.session.inbound.settled:
+            self._connection.handle(Settled(settled))
+
+    def _perform(self, action: Action) -> None:
+        with self._changed:
+            if isinstance(action, Deliver):
+                self._deliver(action)
+            elif isinstance(action, Remember):
+                self._store.remember(action.record)
+            elif isinstance(action, Acknowledged):
+                self._culprits.answered(action.token)
+                receipt = self._receipts.pop(action.token)
+                receipt.reason, receipt.degraded = action.reason, action.degraded
+            elif isinstance(action, Online):
+                self._sort_out()
+            elif isinstance(action, SessionLost):
+                self._sessions_lost += 1
+            self._changed.notify_all()
+        if isinstance(action, Deliver):
+            self._connection.handle(Stored(action.ticket))
+
+    def _deliver(self, action: Deliver) -> None:
+        self._sort_out()
+        if action.released:
+            self._store.release(action.released)
+        messages = action.messages
+        for index, (packet, topic) in enumerate(zip(messages.packets, messages.topics, strict=True)):
+            number = action.first + index
+            if packet.qos == QoS.AT_MOST_ONCE:
+                self._settle(number)
+                if len(self._waiting) >= _MOST_WAITING or self._waiting_bytes >= _MOST_BYTES // 2:
+                    self._dropped += 1
+                    continue
+            self._line_up(self._message(packet, topic, number))
+
+    def _line_up(self, message: Message) -> None:
+        self._waiting.append(message)
+        self._waiting_bytes += _size(message)
+
+    def _sort_out(self) -> None:
+        """On a new connection, settle what can't be acknowledged any more.
+
+        A kept session sends QoS 1 again under new numbers, so what nobody has taken is not handed out twice. A lost one
+        has no name for anything. QoS 2 in a kept session still waits for its acknowledgement: PUBREC to the repeat.
+        """
+        session, count = self._connection.session, self._connection.count
+        if self._sorted_out == count or session.server is None:
+            return
+        self._sorted_out = count
+        for number, qos in list(self._taken.items()):
+            if qos == 1 or not session.resumed:
+                self._settle(number)
+        if session.resumed:
+            waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
+            for message in waiting:
+                if message.qos == 1 and message._connection < count:  # noqa: SLF001  # our own
+                    self._settle(message.number)
+                else:
+                    self._line_up(message)
+
+    def _message(self, packet: Published, topic: str, number: int) -> Message:
+        return Message(
+            topic,
+            packet.payload,
+            int(packet.qos),
+            packet.retain,
+            packet.duplicate,
+            packet.packet_id,
+            packet.content_type,
+            packet.payload_format_indicator == 1,
+            packet.response_topic,
+            packet.correlation_data,
+            packet.message_expiry_interval,
+            tuple(packet.user_properties or ()),
+            tuple(packet.subscription_ids or ()),
+            number,
+            self._acknowledge,
+            self._connection.count,
+        )
+
+    def _end(self, failure: BaseException) -> None:
+        with self._changed:
+            self._ended = failure
+            for receipt in self._receipts.values():
+                receipt._failure = failure  # noqa: SLF001  # ours
+            self._receipts.clear()
+            self._changed.notify_all()
+
+
+def _wrong(where: str, what: str) -> NoReturn:
+    raise ConfigError("TL-C51", where, what, "Change it.")
+
+
+def _endpoints(uri: str | Sequence[str]) -> tuple[Endpoint, ...]:
+    uris = (uri,) if isinstance(uri, str) else tuple(uri)
+    if not uris:
+        _wrong("uri", "no broker")
+    try:
+        return tuple(Endpoint.parse(one) for one in uris)
+    except ValueError as error:
+        _wrong("uri", str(error))
+
+
+def _filters(given: str | Filter | Sequence[str | Filter], where: str) -> tuple[Filter, ...]:
+    several: Any = (given,) if isinstance(given, str | Filter) else given
+    if not isinstance(several, Iterable) or not all(isinstance(one, str | Filter) for one in several):
+        _wrong("subscribe", 'it is a topic filter, or a list of them, each a text or a Filter("telemetry/#", qos=2)')
+    filters = tuple(Filter(one) if isinstance(one, str) else one for one in several)
+    if len({one.pattern for one in filters}) != len(filters):
+        _wrong(where, "a topic filter is subscribed twice")
+    for one in filters:
+        problem = filter_problem(one.pattern) if one.pattern else "a topic filter is not empty"
+        if problem or one.qos not in range(3) or one.retain_handling not in (None, 0, 1, 2):
+            _wrong(f'subscription "{one.pattern}"', problem or f"{_LEVEL}, not {one.qos!r} and {one.retain_handling!r}")
+    return filters
+
+
+def _size(message: Message) -> int:
+    pairs = sum(len(name) + len(value) for name, value in message.user_properties)
+    return _OVERHEAD + len(message.topic) + len(message.payload or b"") + len(message.correlation_data or b"") + pairs
+
+
+_LEVEL: Final = "qos and retain_handling are 0, 1 or 2"
+_FLAGS: Final = ("payload_format_indicator", "retain")
+
+
+def _packet(topic: str, payload: bytes | str, qos: int, **properties: Any) -> PublishPacket:
+    said = {name: value for name, value in properties.items() if name not in _FLAGS}
+    said["expiry_s"] = said.pop("message_expiry_interval")
+    if problem := message_problem(topic, payload, qos, **said):
+        _wrong(f"message to {str(topic)[:80]!r}", problem)
+    try:
+        data = payload.encode() if isinstance(payload, str) else payload
+        properties["user_properties"] = list(properties["user_properties"])
+        made = PublishPacket(topic, data, qos=QoS(qos), packet_id=1 if qos else None, **properties)
+        fence.check_size(made)
+    except (ValueError, TypeError, OverflowError) as error:
+        _wrong(f'message to "{topic}"', str(error))
+    return made

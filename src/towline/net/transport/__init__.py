@@ -1,0 +1,13 @@
+"""The way to a broker: an address, an open connection, and a sentence for each way it can fail.
+
+Layers, each a module with the verbs of the one below: socket (`sockets`, through a proxy: `proxy`), TLS (`tls`),
+WebSocket (`websocket`). `connect` stacks them and returns a `Transport`.
+"""
+
+from towline.net.transport.connecting import connect
+from towline.net.transport.endpoint import Endpoint
+from towline.net.transport.proxy import Proxy
+from towline.net.transport.stream import Transport
+from towline.net.transport.tls import Tls
+
+__all__ = ["Endpoint", "Proxy", "Tls", "Transport", "connect"]

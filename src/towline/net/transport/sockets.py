@@ -1,0 +1,185 @@
+"""Connected, non-blocking sockets: TCP with all addresses of a name, or a Unix socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import chain, zip_longest
+from typing import Any, Final, NamedTuple, Self
+
+from towline.errors import Unreachable
+from towline.net.transport.endpoint import Endpoint
+from towline.net.transport.patience import Patience, plain
+
+__all__ = ["Address", "connect_tcp", "connect_unix", "interleaved", "tune"]
+
+#: An attempt that has not succeeded after this many seconds gets company (RFC 8305 section 5).
+STAGGER: Final = 0.25
+#: Receive buffer asked of the system, in bytes: two gulps.
+RECEIVE_BUFFER: Final = 2 << 20
+#: Probes of the system's own keep alive that may go unanswered, half a keep alive all together.
+_PROBES: Final = 3
+#: Seconds that Linux takes for its pauses at most.
+_LONGEST_PROBE: Final = 32767
+#: Reasons told when no address answers.
+_REASONS_SHOWN: Final = 3
+
+
+class Address(NamedTuple):
+    """One answer of the resolver."""
+
+    family: int
+    where: tuple[Any, ...]
+
+
+def interleaved(addresses: Iterable[Address]) -> list[Address]:
+    """The resolver's order with the families taking turns, its first one first (RFC 8305 section 4)."""
+    families: dict[int, list[Address]] = {}
+    for address in dict.fromkeys(addresses):
+        families.setdefault(address.family, []).append(address)
+    return [a for a in chain.from_iterable(zip_longest(*families.values())) if a is not None]
+
+
+def connect_unix(endpoint: Endpoint, patience: Patience) -> socket.socket:
+    """Connect to a Unix socket.
+
+    Raises:
+        Unreachable: With the reason (TL-M01).
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        while True:
+            try:
+                sock.connect(endpoint.path)
+            except BlockingIOError:
+                # unix(7): EAGAIN means the listener's queue is full; there is nothing to poll for.
+                time.sleep(patience.step(0.02))
+            else:
+                return sock
+    except OSError as error:
+        sock.close()
+        advice = "Is the broker up, and may we open its socket?"
+        raise Unreachable("TL-M01", str(endpoint), f"no connection ({plain(error)})", advice) from error
+
+
+def connect_tcp(host: str, port: int, where: str, patience: Patience, what: str = "broker") -> socket.socket:
+    """Connect to the first address of a name that answers; a slow one gets company after `STAGGER` seconds.
+
+    Args:
+        host: Name or address.
+        port: TCP port.
+        where: Begins the error.
+        patience: The time there is.
+        what: The other side in words.
+
+    Raises:
+        Unreachable: With the reason (TL-M01).
+    """
+    try:
+        addresses = interleaved(patience.call(lambda: _resolve(host, port)))
+    except (OSError, UnicodeError) as error:
+        reason = plain(error) if isinstance(error, OSError) else "not a host name"
+        advice = f"Check the {what}'s host, and the DNS of this machine."
+        raise Unreachable("TL-M01", where, f'no address for "{host}" ({reason})', advice) from error
+    with _Race(addresses) as race:
+        try:
+            return race.run(patience)
+        except OSError as error:
+            many = f" to any of {len(addresses)} addresses" if len(addresses) > 1 else ""
+            reasons = "; ".join([*dict.fromkeys(map(plain, [*race.failures, error]))][:_REASONS_SHOWN])
+            advice = f"Is the {what} up, and the port right?"
+            raise Unreachable("TL-M01", where, f"no connection{many} ({reasons})", advice) from error
+
+
+def _resolve(host: str, port: int) -> list[Address]:
+    return [
+        Address(family, where) for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ]
+
+
+class _Race:
+    """Attempts to several addresses, started one after the other, of which one wins."""
+
+    def __init__(self, addresses: list[Address]) -> None:
+        self._waiting = deque(addresses)
+        self._running: dict[int, socket.socket] = {}
+        self._next_at = 0.0
+        self.failures: list[OSError] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sock in self._running.values():
+            sock.close()
+
+    def run(self, patience: Patience) -> socket.socket:
+        """The first connected socket.
+
+        Raises:
+            OSError: All have failed (the last failure), or the time is over.
+        """
+        while True:
+            self._start_due()
+            if not self._running and not self._waiting:
+                raise self.failures.pop()
+            pause = max(0.0, self._next_at - time.monotonic()) if self._waiting else 1.0
+            poller = select.poll()
+            for descriptor in self._running:
+                poller.register(descriptor, select.POLLOUT)
+            for descriptor, _ in poller.poll(patience.step(pause) * 1000):
+                if winner := self._finished(descriptor):
+                    return winner
+
+    def _start_due(self) -> None:
+        while self._waiting and (not self._running or time.monotonic() >= self._next_at):
+            self._start(self._waiting.popleft())
+
+    def _start(self, address: Address) -> None:
+        try:
+            sock = socket.socket(address.family, socket.SOCK_STREAM)
+        except OSError as error:  # no IPv6 here
+            self.failures.append(error)
+            return
+        sock.setblocking(False)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(address.where)
+        except OSError as error:
+            sock.close()
+            self.failures.append(error)
+            return
+        self._running[sock.fileno()] = sock
+        self._next_at = time.monotonic() + STAGGER
+
+    def _finished(self, descriptor: int) -> socket.socket | None:
+        sock = self._running.pop(descriptor)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not code:
+            return sock
+        sock.close()
+        self.failures.append(OSError(code, os.strerror(code)))
+        return None
+
+
+def tune(sock: socket.socket, keep_alive_s: int) -> None:
+    """Send at once, read much, and give up a peer that acknowledges nothing for 1.5 times the keep alive.
+
+    The system asks a silent peer itself, so that it is given up also while the session sends no PINGREQ.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+    if hasattr(socket, "TCP_USER_TIMEOUT") and keep_alive_s:
+        # Finds a half-open line also while nothing is read: our pings then go unacknowledged.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(keep_alive_s * 1500))
+    probe = max(1, keep_alive_s // (2 * _PROBES))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", keep_alive_s), ("TCP_KEEPINTVL", probe), ("TCP_KEEPCNT", _PROBES)):
+        if value and hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), min(value, _LONGEST_PROBE))

@@ -1,0 +1,236 @@
+"""Open byte streams to a broker, never blocking: the same few verbs whatever lies beneath."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from typing import Final, Protocol
+
+from towline.errors import BrokerError, Unreachable
+from towline.net.transport.tls import Tls, tls_problem
+from towline.net.transport.websocket import Framing
+
+__all__ = ["READ_BYTES", "SocketTransport", "Transport", "WebSocketTransport"]
+
+#: Most bytes taken in one read: a gulp of some ten thousand small messages.
+READ_BYTES: Final = 1 << 20
+
+
+class Transport(Protocol):
+    """An open connection."""
+
+    def fileno(self) -> int:
+        """The descriptor, for a selector."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes written and not yet taken by the system; while there are any, wait for writability too."""
+
+    @property
+    def decrypted(self) -> bool:
+        """Something waits inside, where no selector sees it: read before you wait."""
+
+    @property
+    def problem(self) -> BrokerError | None:
+        """Why the line broke, when more is known than that it did."""
+
+    def read(self) -> bytes | None:
+        """Bytes that have arrived, None when there are none, ``b""`` when the peer has closed or the line broke."""
+
+    def write(self, data: bytes) -> bool:
+        """Send what the system takes now and keep the rest for `flush`; False when the line broke."""
+
+    def flush(self) -> bool:
+        """Send more of what was kept; False when the line broke."""
+
+    def drain(self, timeout_s: float) -> bool:
+        """Send all that was kept, waiting up to `timeout_s` seconds; False when it could not."""
+
+    def close(self) -> None:
+        """Close; never raises."""
+
+
+class SocketTransport:
+    """A connected socket: TCP, Unix or TLS.
+
+    Args:
+        sock: Connected and non-blocking, its handshake done.
+        where: Begins an error.
+        tls: The settings of an encrypted one.
+    """
+
+    def __init__(self, sock: socket.socket, where: str, tls: Tls | None = None) -> None:
+        self._sock = sock
+        self._where = where
+        self._tls = tls
+        self._out = bytearray()
+        #: TLS wants to send before it can read on (RFC 8446 section 4.6.3).
+        self._stuck = False
+        self._problem: BrokerError | None = None
+
+    def fileno(self) -> int:
+        """See `Transport`."""
+        return self._sock.fileno()
+
+    @property
+    def unsent(self) -> int:
+        """See `Transport`."""
+        return len(self._out) or int(self._stuck)
+
+    @property
+    def decrypted(self) -> bool:
+        """See `Transport`."""
+        return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
+
+    @property
+    def problem(self) -> BrokerError | None:
+        """See `Transport`."""
+        return self._problem
+
+    def read(self) -> bytes | None:
+        """See `Transport`."""
+        if self._tls is None:
+            try:
+                return self._sock.recv(READ_BYTES)
+            except BlockingIOError:
+                return None
+            except OSError:
+                return b""
+        return self._read_records(self._tls)
+
+    def _read_records(self, tls: Tls) -> bytes | None:
+        """TLS gives one record of at most 16 KiB a call; a gulp is all that are here."""
+        records: list[bytes] = []
+        size = 0
+        self._stuck = False
+        try:
+            while size < READ_BYTES and (record := self._sock.recv(READ_BYTES - size)):
+                records.append(record)
+                size += len(record)
+        except ssl.SSLWantReadError:
+            return b"".join(records) or None
+        except ssl.SSLWantWriteError:
+            self._stuck = True
+            return b"".join(records) or None
+        except ssl.SSLError as error:
+            self._problem = tls_problem(error, tls, self._where)
+        except OSError:
+            pass
+        return b"".join(records)
+
+    def write(self, data: bytes) -> bool:
+        """See `Transport`."""
+        self._out += data
+        return self.flush()
+
+    def flush(self) -> bool:
+        """See `Transport`."""
+        while self._out:
+            try:
+                sent = self._sock.send(self._out)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return True
+            except OSError:
+                if self._tls is not None and self._problem is None:
+                    self._read_records(self._tls)  # the alert that says why may have arrived
+                return False
+            del self._out[:sent]
+        return True
+
+    def drain(self, timeout_s: float) -> bool:
+        """See `Transport`."""
+        end = time.monotonic() + timeout_s
+        poller = select.poll()
+        poller.register(self._sock.fileno(), select.POLLOUT)
+        while self.flush() and self._out:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            poller.poll(left * 1000)
+        return not self._out
+
+    def close(self) -> None:
+        """See `Transport`."""
+        if isinstance(self._sock, ssl.SSLSocket) and not self._out:
+            with contextlib.suppress(OSError, ValueError):
+                self._sock.unwrap()  # sends close_notify and does not wait for the peer's
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+
+class WebSocketTransport:
+    """WebSocket frames on another transport.
+
+    Args:
+        inner: Carries the frames.
+        framing: Open.
+        where: Begins an error.
+    """
+
+    def __init__(self, inner: Transport, framing: Framing, where: str) -> None:
+        self._inner = inner
+        self._framing = framing
+        self._where = where
+        #: Bytes of MQTT may have come along with the answer that opened the WebSocket.
+        self._fresh = True
+        self._ended: str | None = None
+
+    def fileno(self) -> int:
+        """See `Transport`."""
+        return self._inner.fileno()
+
+    @property
+    def unsent(self) -> int:
+        """See `Transport`."""
+        return self._inner.unsent
+
+    @property
+    def decrypted(self) -> bool:
+        """See `Transport`."""
+        return self._inner.decrypted or self._fresh or self._ended is not None
+
+    @property
+    def problem(self) -> BrokerError | None:
+        """See `Transport`."""
+        if self._ended is not None:
+            return Unreachable("TL-M14", self._where, self._ended, "Trying again.")
+        return self._inner.problem
+
+    def read(self) -> bytes | None:
+        """See `Transport`."""
+        if self._ended is not None:
+            return b""
+        if self._fresh:
+            self._fresh = False
+            if (came_along := self._take(b"")) is not None:
+                return came_along
+        data = self._inner.read()
+        return self._take(data) if data else data
+
+    def _take(self, data: bytes) -> bytes | None:
+        taken = self._framing.take(data)
+        self._ended = taken.ended
+        if taken.answer:
+            self._inner.write(taken.answer)
+        return taken.data or (b"" if taken.ended is not None else None)
+
+    def write(self, data: bytes) -> bool:
+        """See `Transport`."""
+        return self._inner.write(self._framing.frame(data))
+
+    def flush(self) -> bool:
+        """See `Transport`."""
+        return self._inner.flush()
+
+    def drain(self, timeout_s: float) -> bool:
+        """See `Transport`."""
+        return self._inner.drain(timeout_s)
+
+    def close(self) -> None:
+        """See `Transport`."""
+        if goodbye := self._framing.closing():
+            self._inner.write(goodbye)
+        self._inner.close()

@@ -1,0 +1,177 @@
+"""MQTT in WebSocket frames (MQTT 5.0 and 3.1.1 section 6), as a machine without a socket.
+
+Bytes of the connection go in, bytes of MQTT and answers for the peer come out. Ping and close are answered here;
+text frames end the connection [MQTT-6.0.0-1]. A frame is handed on as it arrives, so nothing is collected: packets may
+span frames and frames may hold many packets [MQTT-6.0.0-2], and the MQTT decoder's limit holds for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import h11
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Event,
+    Ping,
+    RejectConnection,
+    Request,
+    TextMessage,
+)
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import LocalProtocolError, RemoteProtocolError
+
+from towline.net.transport.endpoint import Endpoint
+from towline.net.transport.proxy import http_status
+
+__all__ = ["SUBPROTOCOL", "Framing", "Refusal", "Taken"]
+
+#: [MQTT-6.0.0-3], [MQTT-6.0.0-4].
+SUBPROTOCOL: Final = "mqtt"
+#: Bytes of the peer's own words that are shown.
+_WORDS_SHOWN: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why there is no WebSocket.
+
+    Attributes:
+        what: In words, for an error.
+        do: What to do.
+    """
+
+    what: str
+    do: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What received bytes amount to.
+
+    Attributes:
+        data: Bytes of MQTT.
+        answer: Bytes to send to the peer: pongs, an answered close.
+        ended: Why nothing more will come, in words; None while the WebSocket is open.
+    """
+
+    data: bytes = b""
+    answer: bytes = b""
+    ended: str | None = None
+
+
+class Framing:
+    """The client's side of one WebSocket.
+
+    Args:
+        endpoint: Whose host and path are asked for.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._web = WSConnection(ConnectionType.CLIENT)
+        self._ended: str | None = None
+        self.open = False
+
+    def opening(self) -> bytes:
+        """The request that opens the WebSocket; send it first."""
+        request = Request(host=self._endpoint.authority, target=self._endpoint.path, subprotocols=[SUBPROTOCOL])
+        return self._web.send(request)
+
+    def answer(self, data: bytes) -> Refusal | None:
+        """Take bytes until `open`, ``b""`` for a closed connection; bytes of MQTT that came along stay for `take`.
+
+        Returns:
+            Why the server does not open the WebSocket; None when it did, or more bytes are needed.
+        """
+        if not data:
+            return Refusal("the server closed instead of answering", "Is this port a WebSocket listener?")
+        try:
+            self._web.receive_data(data)
+            for event in self._web.events():
+                if isinstance(event, AcceptConnection):
+                    return self._accepted(event)
+                if isinstance(event, RejectConnection):
+                    return _refused(event, self._endpoint)
+        except RemoteProtocolError as error:
+            foreign = isinstance(error.__context__, h11.RemoteProtocolError)
+            what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({_shown(str(error))})"
+            return Refusal(f"the server {what}", "Is this port a WebSocket listener?")
+        return None
+
+    def _accepted(self, event: AcceptConnection) -> Refusal | None:
+        if event.subprotocol != SUBPROTOCOL:
+            what = 'the server opens a WebSocket, but not with the subprotocol "mqtt" [MQTT-6.0.0-4]'
+            return Refusal(what, f'Is "{self._endpoint.path}" the path of MQTT?')
+        self.open = True
+        return None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._ended is not None
+
+    def take(self, data: bytes) -> Taken:
+        """Take received bytes; ``b""`` for what came along with the answer, or after nothing."""
+        if self._ended is not None:
+            return Taken(ended=self._ended)
+        parts: list[bytes] = []
+        answer = bytearray()
+        if data:
+            self._web.receive_data(data)
+        for event in self._web.events():
+            if isinstance(event, BytesMessage):
+                parts.append(bytes(event.data))
+            else:
+                answer += self._control(event)
+            if self.over:
+                break
+        return Taken(b"".join(parts), bytes(answer), self._ended)
+
+    def _control(self, event: Event) -> bytes:
+        if isinstance(event, Ping):
+            return self._web.send(event.response())
+        if isinstance(event, TextMessage):
+            self._ended = "the server sent a text frame [MQTT-6.0.0-1]"
+            return self.closing(CloseReason.UNSUPPORTED_DATA)
+        if isinstance(event, CloseConnection):
+            self._ended = _closed(event)
+            return self.closing(CloseReason.NORMAL_CLOSURE)
+        return b""
+
+    def frame(self, data: bytes) -> bytes:
+        """One binary frame with these bytes [MQTT-6.0.0-1]; nothing once the WebSocket is closed."""
+        try:
+            return self._web.send(BytesMessage(data=data))
+        except LocalProtocolError:
+            return b""
+
+    def closing(self, code: int = CloseReason.NORMAL_CLOSURE) -> bytes:
+        """A close frame; nothing when one was sent before."""
+        try:
+            return self._web.send(CloseConnection(code=code))
+        except LocalProtocolError:
+            return b""
+
+
+def _refused(event: RejectConnection, endpoint: Endpoint) -> Refusal:
+    what = f"the server answers HTTP {http_status(event.status_code)} instead of opening a WebSocket"
+    if event.status_code in {401, 403}:
+        return Refusal(what, "What stands before the broker wants a login; Towline has none for it.")
+    if event.status_code == 426 or event.status_code >= 500:
+        return Refusal(what, "Is the broker behind it up, and does it take WebSockets?")
+    return Refusal(what, f'Is "{endpoint.path}" the right path?')
+
+
+def _closed(event: CloseConnection) -> str:
+    name = event.code.name.lower().replace("_", " ") if isinstance(event.code, CloseReason) else ""
+    told = ", ".join(filter(None, (f"{int(event.code)}", name, _shown(event.reason or ""))))
+    return f"the WebSocket was closed ({told})"
+
+
+def _shown(words: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in words[:_WORDS_SHOWN])

@@ -1,0 +1,304 @@
+"""``format("kafka_transactional")`` as Spark sees it: options in, one writer for streams and one for batch queries.
+
+Mistakes in options show from ``__init__``, mistakes in columns from ``writer()`` and ``streamWriter()``: those are the
+places whose exceptions Spark shows as they are. What is pickled to the tasks holds no secret and no connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from towline.checkpoint import Checkpoint
+from towline.errors import ConfigError, KafkaError, one_line
+from towline.kafka import guard
+from towline.kafka.clientconfig import insecurities
+from towline.kafka.columns import Columns
+from towline.kafka.delivery import Task
+from towline.kafka.exactly_once import ExactlyOnce, Origin
+from towline.kafka.options import FORMAT, SinkSettings
+from towline.kafka.strategies import delivery_for
+from towline.spark import tally
+from towline.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyarrow import RecordBatch
+    from pyspark.sql.types import StructType
+
+    from towline.kafka.delivery import Delivery
+
+__all__ = ["BatchWriter", "KafkaTransactional", "StreamWriter", "Written"]
+
+#: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution); the job group is the run's id.
+_BATCH_ID: Final = "streaming.sql.batchId"
+_QUERY_ID: Final = "sql.streaming.queryId"
+_RUN_ID: Final = "spark.jobGroup.id"
+#: Spark hands a session's settings to its tasks as local properties (SQLExecution.withSQLConfPropagated).
+_SPECULATION: Final = "spark.speculation"
+
+_log = logging.getLogger("towline.kafka")
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """A task's answer to the driver.
+
+    Attributes:
+        partition: Spark's partition id.
+        batch: Batch id; None in a batch query.
+        query: Streaming query id; None in a batch query.
+        rows: Rows that reached Kafka.
+        bytes: Bytes of their keys and values.
+        lost: Rows given up (at_most_once only).
+        why: Why.
+        dead_lettered: Rows that went to the dead-letter topic.
+        skipped: The partition was in Kafka already, written by an earlier attempt or run.
+    """
+
+    partition: int
+    batch: int | None
+    query: str | None
+    rows: int
+    bytes: int
+    lost: int = 0
+    why: str = ""
+    dead_lettered: int = 0
+    skipped: bool = False
+
+
+class KafkaTransactional(DataSource):
+    """Sink of Kafka records with a guarantee; options and columns as Spark's own Kafka sink has them."""
+
+    @one_line
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._settings = SinkSettings.parse(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The word for ``format()``."""
+        return FORMAT
+
+    @one_line
+    def schema(self) -> StructType:
+        """Refuse to be read.
+
+        Raises:
+            ConfigError: TL-C49, always.
+        """
+        raise ConfigError(
+            "TL-C49",
+            FORMAT,
+            "this format only writes",
+            'Read with format("kafka"), kafka.isolation.level=read_committed.',
+        )
+
+    @one_line
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: ARG002, N802, FBT001 - Spark's signature
+        """Bind the columns of a stream; complete mode appends, as in Spark's Kafka sink.
+
+        Spark calls this on the driver before the tasks of every batch. The checkpoint is synced here, but for
+        at_least_once: a batch that is in Kafka must not be forgotten by Spark.
+
+        Raises:
+            ConfigError: TL-C48 for columns.
+            JournalError: TL-J20.
+            KafkaError: TL-K04 for a topic that is not there; TL-K10, TL-K11, as `guard.look` says.
+        """
+        location = self.options.get("checkpointlocation", "")
+        if self._settings.guarantee == "at_most_once":
+            Checkpoint(location).sync()
+        if self._settings.guarantee != "exactly_once" or not location:
+            return StreamWriter(self._delivery(schema), location)
+        return StreamWriter(self._delivery(schema, guard.look(self._settings, location)), location)
+
+    @one_line
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
+        """Bind the columns of a batch query.
+
+        Raises:
+            ConfigError: TL-C49 for mode("overwrite"): Kafka can only append.
+        """
+        if overwrite:
+            raise ConfigError(
+                "TL-C49",
+                FORMAT,
+                'mode("overwrite") is not possible, a topic can only be appended to',
+                'Use mode("append").',
+            )
+        return BatchWriter(self._delivery(schema, Origin(job=uuid.uuid4().hex)))
+
+    def _delivery(self, schema: StructType, origin: Origin | None = None) -> Delivery:
+        _tell_insecure(self._settings)
+        types = {field.name: field.dataType.simpleString() for field in schema.fields}
+        columns = Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
+        guard.require_topics(self._settings)
+        return delivery_for(self._settings, columns, origin or Origin())
+
+
+#: What was told of insecure clients in this process.
+_told: Final[set[str]] = set()
+
+
+def _tell_insecure(settings: SinkSettings) -> None:
+    """Warn once in a process, not at every batch."""
+    for line in set(insecurities(settings.client)) - _told:
+        _told.add(line)
+        _log.warning("%s: insecure: kafka.%s", FORMAT, line)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a stream.
+
+    Args:
+        delivery: The strategy.
+        location: The checkpoint; empty if unknown.
+    """
+
+    def __init__(self, delivery: Delivery, location: str = "") -> None:
+        self._delivery = delivery
+        self._location = location
+
+    @one_line
+    def write(self, iterator: Iterator[RecordBatch]) -> Written:
+        """Write a partition of a micro-batch.
+
+        Raises:
+            KafkaError: The rows are not safely in Kafka; TL-K08 if Spark does not say which batch this is.
+        """
+        task = _streaming_task()
+        if isinstance(self._delivery, ExactlyOnce):
+            _refuse_speculation()
+        return _write(self._delivery, iterator, task)
+
+    @one_line
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Account for a batch, and write the markers of partitions that had no task; repeats do no harm.
+
+        What a stateful query remembers after this batch, and how many dead letters there were, is made durable before
+        Spark's entry in the commit log.
+
+        Raises:
+            KafkaError: TL-K08 if an answer is missing or belongs to another batch; what `deliver` raises.
+            JournalError: TL-J20, the state can't be made durable.
+        """
+        total = account(messages, batchId)
+        if isinstance(self._delivery, ExactlyOnce) and total.query is not None:
+            seen = {message.partition for message in messages if isinstance(message, Written)}
+            for partition in sorted(set(range(self._delivery.settings.parallelism)) - seen):
+                self._delivery.deliver(Task(partition, batch=batchId, query=total.query), ())
+        checkpoint = Checkpoint(self._location)
+        tally.noted(checkpoint, batchId, total.dead_lettered)
+        checkpoint.sync_state()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
+        """End what tasks may have left open, so that readers need not wait; what is committed stays committed."""
+        if isinstance(self._delivery, ExactlyOnce):
+            self._delivery.fence(guard.query_of(self._location))
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes the result of a batch query.
+
+    exactly_once: one transaction for each partition, and a newer attempt of a task fences the older. There is no batch
+    id and so no marker: a query that is run again writes its rows again. at_least_once: so does a repeated task.
+    """
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    @one_line
+    def write(self, iterator: Iterator[RecordBatch]) -> Written:
+        """Write a partition.
+
+        Raises:
+            KafkaError: The rows are not safely in Kafka.
+        """
+        return _write(self._delivery, iterator, _task(None, None))
+
+    @one_line
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Account for the query."""
+        account(messages, None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: what is in Kafka stays."""
+
+
+def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> Written:
+    done = delivery.deliver(task, batches)
+    return Written(
+        task.partition,
+        task.batch,
+        task.query,
+        done.rows,
+        done.bytes,
+        done.lost,
+        done.why,
+        done.dead_lettered,
+        done.skipped,
+    )
+
+
+def _streaming_task() -> Task:
+    context = TaskContext.get()
+    batch = context.getLocalProperty(_BATCH_ID) if context else None
+    query = context.getLocalProperty(_QUERY_ID) if context else None
+    if not batch or not query:
+        what = "Spark does not say which batch this task belongs to, so the guarantee can't be kept"
+        raise KafkaError("TL-K08", FORMAT, what, "Use it with writeStream in micro-batch mode, not inside other code.")
+    return _task(int(batch), query, context.getLocalProperty(_RUN_ID) if context else None)
+
+
+def _refuse_speculation() -> None:
+    context = TaskContext.get()
+    if context is not None and context.getLocalProperty(_SPECULATION) == "true":
+        what = "spark.speculation is on: two attempts of one task would fence each other for ever"
+        raise KafkaError("TL-K25", FORMAT, what, "Set spark.speculation=false for this application.")
+
+
+def _task(batch: int | None, query: str | None, run: str | None = None) -> Task:
+    context = TaskContext.get()
+    if context is None:
+        raise KafkaError(
+            "TL-K08", FORMAT, "there is no Spark task around this call", "Use it as a sink of a Spark query."
+        )
+    return Task(context.partitionId(), context.attemptNumber(), batch, query, run)
+
+
+def account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> Written:
+    """Sum the answers of a batch's tasks; rows given up are logged as a warning.
+
+    Returns:
+        The sums, with partition -1.
+
+    Raises:
+        KafkaError: TL-K08 if an answer is missing or belongs to another batch.
+    """
+    answers: list[Any] = list(messages)
+    strange = [m for m in answers if not isinstance(m, Written) or m.batch != batch]
+    if strange:
+        what = f"{len(strange)} of {len(answers)} tasks did not answer for batch {batch}"
+        raise KafkaError("TL-K08", FORMAT, what, "The batch is not committed and runs again when the query restarts.")
+    rows, size, lost = (sum(getattr(m, name) for m in answers) for name in ("rows", "bytes", "lost"))
+    why = next((m.why for m in answers if m.why), "")
+    if lost:
+        total = f"{rows + lost:,}"
+        _log.warning(
+            "%s: batch %s: %s of %s rows lost (at_most_once): %s", FORMAT, batch, f"{lost:,}", total, printable(why)
+        )
+    query = answers[0].query if answers else None
+    letters = sum(m.dead_lettered for m in answers)
+    if letters:
+        _log.warning("%s: batch %s: %s rows went to the dead-letter topic", FORMAT, batch, f"{letters:,}")
+    skipped = sum(m.skipped for m in answers)
+    if skipped:
+        _log.info("%s: batch %s: %s of %s partitions were in Kafka already", FORMAT, batch, skipped, len(answers))
+    return Written(-1, batch, query, rows, size, lost, why, letters, bool(skipped))

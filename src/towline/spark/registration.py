@@ -1,0 +1,63 @@
+"""One call makes both formats known to a Spark session."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from towline.errors import SetupError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+#: Format → module and class.
+_SOURCES = {
+    "mqtt": ("towline.spark.source", "MqttDataSource"),
+    "kafka_transactional": ("towline.spark.kafka_sink", "KafkaTransactional"),
+}
+
+
+def register(spark: SparkSession) -> None:
+    """Register ``format("mqtt")`` and ``format("kafka_transactional")`` where Spark has not found them by itself.
+
+    Args:
+        spark: The session, classic or Connect.
+
+    Raises:
+        SetupError: TL-S20 when PySpark lacks what the formats are built on.
+    """
+    _run_our_python(spark)
+    known = _known(spark)
+    for word, (module, name) in _SOURCES.items():
+        if word in known:
+            continue
+        try:
+            source = getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            raise SetupError(
+                "TL-S20",
+                "towline.register",
+                f"the data sources can't be loaded ({error})",
+                "Install towline[spark]: PySpark 4.3 with its Python Data Source API.",
+            ) from error
+        spark.dataSource.register(source)
+
+
+def _known(spark: SparkSession) -> set[str]:
+    """The formats that the session has: what is registered beside one that Spark found is warned of at every load."""
+    try:
+        manager = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001
+        return {name for name in _SOURCES if manager.dataSourceExists(name)}
+    except Exception:  # noqa: BLE001 - a Connect session has none, and discovery is no promise of Spark's
+        return set()
+
+
+def _run_our_python(spark: SparkSession) -> None:
+    """Let a local session run the formats with this interpreter, where Towline is installed, not with any python3."""
+    context = getattr(spark, "_sc", None)  # a Connect session has none
+    if context is not None and "PYSPARK_PYTHON" not in os.environ and context.master.startswith("local"):
+        context.pythonExec = sys.executable

@@ -1,0 +1,120 @@
+"""The account of a run: what was sent, what the gateway says it did, what an independent reader found, and the sum."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from towline_prove.referee import Verdict
+
+__all__ = ["Account", "Watermarks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """What a gateway says of itself; counts of messages since its journal began [I1].
+
+    Attributes:
+        received: Taken from the broker.
+        journaled: Durable on disk.
+        committed: Carried by a batch in Spark's commit log.
+    """
+
+    received: int
+    journaled: int
+    committed: int
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any]) -> Watermarks:
+        """Take the three watermarks out of a gateway's status."""
+        return cls(*(int(status[name]) for name in ("received", "journaled", "committed")))
+
+    def since(self, before: Watermarks) -> Watermarks:
+        """What was added since an earlier look."""
+        return Watermarks(
+            self.received - before.received, self.journaled - before.journaled, self.committed - before.committed
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Durable and not committed yet."""
+        return self.journaled - self.committed
+
+    @property
+    def ordered(self) -> bool:
+        """Received >= journaled >= committed [I1]."""
+        return self.received >= self.journaled >= self.committed >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One run, told in one line and judged.
+
+    Attributes:
+        verdict: What the referee found.
+        guarantee: The promise it is held against.
+        gateway: Watermarks of the gateway at the end; None where it could not be asked.
+        notes: What happened on the way (faults), in order.
+    """
+
+    verdict: Verdict
+    guarantee: str = "at_least_once"
+    gateway: Watermarks | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def problems(self) -> list[str]:
+        """Everything that breaks the promise or does not add up; empty for a good run."""
+        found = []
+        if not self.verdict.ok(self.guarantee):
+            found.append(f"{self.guarantee} was not kept")
+        if not self.verdict.adds_up():
+            found.append("the referee's own sum does not add up")
+        if self.gateway is not None:
+            found += self._gateway_problems(self.gateway)
+        return found
+
+    def _gateway_problems(self, gateway: Watermarks) -> list[str]:
+        found = []
+        if not gateway.ordered:
+            found.append(f"watermarks out of order: {gateway}")
+        if gateway.waiting == 0 and self.verdict.copies < gateway.journaled and not self.verdict.lost:
+            found.append(
+                f"{gateway.journaled:,} journaled and committed, but only {self.verdict.copies:,} records found"
+            )
+        if gateway.journaled < self.verdict.delivered:
+            found.append(f"{self.verdict.delivered:,} delivered, but only {gateway.journaled:,} journaled")
+        if not gateway.waiting and gateway.committed < self.verdict.acked - self.verdict.lost:
+            found.append(f"{self.verdict.acked:,} acknowledged to the senders, only {gateway.committed:,} committed")
+        return found
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems()
+
+    def line(self) -> str:
+        """The account in one line."""
+        gateway = self.gateway
+        told = ""
+        if gateway is not None:
+            told = f"   journaled {gateway.journaled:,}   committed {gateway.committed:,}   waiting {gateway.waiting:,}"
+        return self.verdict.line() + told
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, ready for `json.dumps`."""
+        verdict = asdict(self.verdict)
+        for tally in verdict["devices"].values():
+            tally["partitions"] = sorted(tally["partitions"])
+        verdict["stories"] = [str(story) for story in self.verdict.stories]
+        gateway = asdict(self.gateway) if self.gateway else None
+        return {
+            "ok": self.ok,
+            "problems": self.problems(),
+            "guarantee": self.guarantee,
+            "verdict": verdict,
+            "gateway": gateway,
+            "notes": self.notes,
+        }

@@ -1,0 +1,253 @@
+"""A real Apache Kafka (KRaft, one node, broker and controller in one) in a directory of its own."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import secrets
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from towline.errors import KafkaError, SetupError
+from towline_prove.devstack.classes import QUIET_JVM, archive_once, java_build, recording, sharing
+from towline_prove.devstack.java import find_java, resolve_jars
+from towline_prove.devstack.ports import LOOPBACK
+from towline_prove.devstack.process import wait_for
+from towline_prove.devstack.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from concurrent.futures import Future
+
+__all__ = ["KAFKA_VERSION", "Kafka", "kafka_jars", "prepare_kafka"]
+
+KAFKA_VERSION = "4.3.1"
+SCALA_VERSION = "2.13"
+SLF4J_VERSION = "1.7.36"
+
+ANSWER_SECONDS = 2.0
+TOPIC_SECONDS = 60.0
+FORMAT_SECONDS = 60
+
+DEFAULTS = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "controller.listener.names": "CONTROLLER",
+    "inter.broker.listener.name": "PLAINTEXT",
+    # one node: nothing can be replicated
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "2",
+    "group.initial.rebalance.delay.ms": "0",
+    "broker.heartbeat.interval.ms": "200",
+    # A transaction times out at the next sweep only; Kafka's default is every 10 s.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    "background.threads": "2",
+    "log.cleaner.dedupe.buffer.size": "16777216",
+    # A typing error in a topic's name must not become a topic.
+    "auto.create.topics.enable": "false",
+}
+
+#: A machine that stands still for a while must not fence the only broker; Kafka's own value is 9 s.
+SESSION_MS = "18000"
+#: After SIGKILL the next incarnation waits until its own old session has lapsed.
+SESSION_AFTER_KILL_MS = "2000"
+
+FORMAT_JVM = [*QUIET_JVM, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
+BROKER_JVM = [
+    *QUIET_JVM,
+    "-Xms256m",
+    "-Xmx512m",
+    "-XX:+UseG1GC",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
+]
+
+# librdkafka reports every refused connection while the broker is not up yet: said to nobody.
+_unheard = logging.Logger("towline_prove.devstack.kafka", level=logging.CRITICAL + 1)  # noqa: LOG001  kept out of the tree
+
+
+def kafka_jars() -> Path:
+    """The directory with Kafka's jars, fetched on first use (46 jars, 44 MB, some 6 s) into the user's cache.
+
+    Raises:
+        SetupError: Maven is missing or can't resolve them (TL-S15); the cache can't be written (TL-S18).
+    """
+    coordinates = [f"org.apache.kafka:kafka_{SCALA_VERSION}:{KAFKA_VERSION}", f"org.slf4j:slf4j-simple:{SLF4J_VERSION}"]
+    return resolve_jars(f"kafka-{KAFKA_VERSION}", coordinates)
+
+
+def prepare_kafka() -> Path:
+    """Fetch Kafka's jars and archive its loaded classes, so that every later start is some two seconds shorter.
+
+    The archive (50 MB, Java's class data sharing, JEP 350) belongs to one build of Java; another one ignores it.
+
+    Returns:
+        The directory with the jars.
+
+    Raises:
+        SetupError: As `Kafka.start`.
+    """
+    java, jars = find_java(), kafka_jars()
+    archive_once(_class_archive(java, jars), _trial)
+    return jars
+
+
+def _class_archive(java: Path, jars: Path) -> Path:
+    return jars.with_name(f"{jars.name}-{java_build(java)}.jsa")
+
+
+def _trial(draft: Path) -> None:
+    broker = Kafka(draft.parent / "kafka")
+    broker._more_jvm = [recording(draft)]  # noqa: SLF001  our own class
+    with broker:
+        broker.create_topics({"trial": 1})
+
+
+class Kafka(Server):
+    """A real single-node Kafka on loopback, without security and without automatic topics.
+
+    Args:
+        directory: Configuration, logs, data and state live here.
+        port: The port on 127.0.0.1; None keeps the directory's port, or picks a free one.
+        settings: Lines of server.properties over `DEFAULTS`.
+    """
+
+    name: ClassVar[str] = "kafka"
+    port_count: ClassVar[int] = 2  # the controller's port is part of the quorum's state, so it stays too
+    start_seconds: ClassVar[float] = 90.0
+    stop_seconds: ClassVar[float] = 30.0
+
+    _more_jvm: Sequence[str] = ()
+
+    @property
+    def bootstrap(self) -> str:
+        """``127.0.0.1:PORT``, for ``bootstrap.servers``."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """The same as `bootstrap`."""
+        return self.bootstrap
+
+    @property
+    def version(self) -> str:
+        """The version of Kafka, such as ``4.3.1``."""
+        return KAFKA_VERSION
+
+    def create_topics(self, topics: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
+        """Create topics and wait until every partition has a leader.
+
+        Args:
+            topics: Number of partitions by name.
+            config: Topic settings for all of them, such as ``{"cleanup.policy": "compact"}``.
+
+        Raises:
+            KafkaError: Kafka refused, or the topics did not appear within a minute (TL-K70).
+        """
+        admin = self._admin(self.port)
+        new = [NewTopic(name, partitions, 1, config=dict(config or {})) for name, partitions in topics.items()]
+        asked = admin.create_topics(new, operation_timeout=TOPIC_SECONDS, request_timeout=TOPIC_SECONDS)
+        for name, created in asked.items():
+            self._await_topic(name, created)
+        if not wait_for(lambda: all(_is_led(admin, name) for name in topics), TOPIC_SECONDS):
+            what = f"a topic of {', '.join(topics)} has no leader after {TOPIC_SECONDS:.0f} s"
+            raise KafkaError("TL-K70", self.bootstrap, what, f"Its log is {self.log}.")
+
+    def _await_topic(self, name: str, created: Future[None]) -> None:
+        try:
+            created.result(TOPIC_SECONDS)
+        except (KafkaException, TimeoutError) as error:
+            reason = error.args[0].str() if isinstance(error, KafkaException) else "no answer"
+            raise KafkaError("TL-K70", self.bootstrap, f"can't create topic {name!r}: {reason}") from error
+
+    def _command(self, ports: tuple[int, ...]) -> list[str | Path]:
+        java, jars = find_java(), kafka_jars()
+        properties = self.directory / "server.properties"
+        properties.write_text(self._properties(*ports), encoding="utf-8")
+        run: list[str | Path] = [java, *sharing(_class_archive(java, jars)), "-cp", f"{jars}/*"]
+        if not self._is_formatted():
+            self._format([*run, *FORMAT_JVM], properties)
+        return [*run, *BROKER_JVM, *self._more_jvm, "kafka.Kafka", properties]
+
+    def _properties(self, port: int, controller_port: int) -> str:
+        listeners = f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}"
+        ours = {
+            "listeners": listeners,
+            "advertised.listeners": listeners,
+            "controller.quorum.bootstrap.servers": f"{LOOPBACK}:{controller_port}",
+            "log.dirs": str(self._data),
+            "broker.session.timeout.ms": SESSION_AFTER_KILL_MS if self._was_killed() else SESSION_MS,
+        }
+        return "".join(f"{key}={value}\n" for key, value in {**DEFAULTS, **ours, **self.settings}.items())
+
+    def _was_killed(self) -> bool:
+        """Whether there is data without the mark of a clean end (Kafka's CleanShutdownFileHandler)."""
+        return self._is_formatted() and not (self._data / ".kafka_cleanshutdown").exists()
+
+    def _is_formatted(self) -> bool:
+        return (self._data / "meta.properties").exists()
+
+    def _format(self, run: list[str | Path], properties: Path) -> None:
+        command = [*run, "kafka.tools.StorageTool", "format", "--standalone", "-t", _cluster_id(), "-c", properties]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_SECONDS, check=False)
+        if answer.returncode:
+            words = (answer.stderr + answer.stdout).strip().splitlines() or ["it said nothing"]
+            what = f"its directory could not be formatted: {words[0]}"
+            raise SetupError("TL-S12", self.name, what, f"Look at the settings in {properties}.")
+
+    def _answers(self, port: int) -> bool:
+        try:
+            # Far cheaper than a client of librdkafka, and most of the waiting is for this.
+            socket.create_connection((LOOPBACK, port), ANSWER_SECONDS).close()
+            return bool(self._admin(port).list_topics(timeout=1).brokers)
+        except (OSError, KafkaException):
+            return False
+
+    def _admin(self, port: int) -> AdminClient:
+        settings: dict[str, Any] = {
+            "bootstrap.servers": f"{LOOPBACK}:{port}",
+            "socket.timeout.ms": int(ANSWER_SECONDS * 1000),
+            "log_level": 0,
+            "logger": _unheard,
+        }
+        return AdminClient(settings)
+
+    def _forget_data(self) -> None:
+        shutil.rmtree(self._data, ignore_errors=True)
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+
+def _is_led(admin: AdminClient, topic: str) -> bool:
+    try:
+        found = admin.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+    except KafkaException:
+        return False
+    return bool(found.partitions) and all(partition.leader >= 0 for partition in found.partitions.values())
+
+
+def _cluster_id() -> str:
+    """What Kafka's own Uuid.randomUuid gives: 16 random bytes in URL-safe base64, without a leading dash."""
+    while True:
+        text = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text

@@ -1,0 +1,215 @@
+"""A real Mosquitto in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import warnings
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import mqtt5
+
+from towline.errors import SetupError
+from towline_prove.devstack.ports import LOOPBACK
+from towline_prove.devstack.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["OLDEST_SOUND", "Installed", "Mosquitto", "MosquittoTooOld", "find_mosquitto", "flaw"]
+
+OLDEST_SOUND = (2, 0, 13)
+"""Mosquitto's issue #2301: before 2.0.13 it sends another full window after every acknowledgement."""
+
+ANSWER_SECONDS = 2.0
+CONNACK_LIMIT = 64 * 1024
+SEARCHED = "/usr/local/sbin:/usr/sbin:/sbin"
+"""Debian keeps servers where an ordinary user's PATH does not look."""
+
+
+class MosquittoTooOld(UserWarning):
+    """The Mosquitto found breaks promises by itself; whatever is measured on it says little about Towline."""
+
+
+class Installed(NamedTuple):
+    """A Mosquitto on this machine.
+
+    Attributes:
+        binary: The server program.
+        version: As numbers, such as ``(2, 0, 21)``.
+    """
+
+    binary: Path
+    version: tuple[int, ...]
+
+
+class Mosquitto(Server):
+    """A real Mosquitto on loopback.
+
+    It listens on 127.0.0.1 only and lets everybody in, unless `settings` name a ``password_file``. All limits are
+    Mosquitto's own (``max_queued_messages`` 1000 among them) unless `settings` say otherwise. With a ``certfile`` the
+    listener speaks TLS. A ``listener`` among the settings is a second one (``9001 127.0.0.1``, ``0 /path``), to which
+    the settings after it belong (``protocol websockets``).
+
+    Args:
+        directory: Configuration, log, persistence and state live here.
+        port: The port on 127.0.0.1; None keeps the directory's port, or picks a free one.
+        settings: Lines of mosquitto.conf(5), such as ``{"persistence": "true"}``.
+        binary: The server program; None looks at ``TOWLINE_MOSQUITTO``, PATH and the sbin directories.
+    """
+
+    name: ClassVar[str] = "mosquitto"
+    start_seconds: ClassVar[float] = 15.0
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        binary: Path | None = None,
+    ) -> None:
+        super().__init__(directory, port=port, settings=settings)
+        self._binary = binary
+
+    @property
+    def uri(self) -> str:
+        """``mqtt://127.0.0.1:PORT``, or ``mqtts://`` when the settings turn on TLS."""
+        return f"{'mqtts' if self._tls else 'mqtt'}://{LOOPBACK}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """The same as `uri`."""
+        return self.uri
+
+    @property
+    def version(self) -> str:
+        """The version of the program, such as ``2.0.21``.
+
+        Raises:
+            SetupError: There is no Mosquitto on this machine (TL-S10).
+        """
+        return ".".join(map(str, find_mosquitto(self._binary).version))
+
+    @property
+    def _tls(self) -> bool:
+        return "certfile" in self._first_listener
+
+    @property
+    def _first_listener(self) -> Mapping[str, str]:
+        """The settings up to a further ``listener``, whose own come after it."""
+        return dict(takewhile(lambda line: line[0] != "listener", self.settings.items()))
+
+    def _command(self, ports: tuple[int, ...]) -> list[str | Path]:
+        installed = find_mosquitto(self._binary)
+        reason = flaw(installed)
+        if reason:
+            warnings.warn(reason, MosquittoTooOld, stacklevel=4)
+        configuration = self.directory / "mosquitto.conf"
+        configuration.write_text(self._configuration(ports[0]), encoding="utf-8")
+        configuration.chmod(0o600)
+        return [installed.binary, "-c", configuration]
+
+    def _configuration(self, port: int) -> str:
+        defaults = {
+            "allow_anonymous": "false" if "password_file" in self.settings else "true",
+            "log_dest": "stderr",
+            "log_timestamp_format": "%Y-%m-%dT%H:%M:%S",
+            "persistence_location": f"{self.directory}/",
+        }
+        if os.geteuid() == 0:
+            # Started by root, Mosquitto becomes the user "mosquitto", who can't write into a directory of root's.
+            defaults["user"] = "root"
+        settings = {**defaults, **self.settings}
+        # mosquitto.conf(5): per_listener_settings must come before anything it concerns, and settings of a listener
+        # (certfile, max_qos ...) come after their listener.
+        first = settings.pop("per_listener_settings", None)
+        lines = [] if first is None else [f"per_listener_settings {first}"]
+        lines += [f"listener {port} {LOOPBACK}", *(f"{key} {value}" for key, value in settings.items())]
+        return "\n".join(lines) + "\n"
+
+    def _answers(self, port: int) -> bool:
+        try:
+            with socket.create_connection((LOOPBACK, port), ANSWER_SECONDS) as plain:
+                if not self._tls:
+                    return _greets(plain)
+                with _any_certificate().wrap_socket(plain) as secured:
+                    return _greets(secured)
+        except ssl.SSLError as error:
+            # A listener with require_certificate refuses us, who have none: that is an answer too.
+            return "CERTIFICATE_REQUIRED" in str(error) or "HANDSHAKE_FAILURE" in str(error)
+        except OSError:
+            return False
+
+    def _forget_data(self) -> None:
+        """Nothing is written before the port is bound."""
+
+
+def _greets(connection: socket.socket) -> bool:
+    """Whether CONNECT is answered with CONNACK; a refused user name is an answer too."""
+    connection.settimeout(ANSWER_SECONDS)
+    connection.sendall(mqtt5.ConnectPacket("towline-devstack-check", clean_start=True, keep_alive=10).write())
+    received = b""
+    while len(received) < CONNACK_LIMIT:
+        chunk = connection.recv(4096)
+        if not chunk:
+            return False
+        received += chunk
+        try:
+            packet, _ = mqtt5.read(memoryview(received))
+        except IndexError:  # not all of it is here yet
+            continue
+        if isinstance(packet, mqtt5.ConnAckPacket):
+            connection.sendall(mqtt5.DisconnectPacket().write())
+            return True
+        return False
+    return False
+
+
+def _any_certificate() -> ssl.SSLContext:
+    """We ask our own child on loopback whether it lives; whose certificate it shows is for the tests to check."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def find_mosquitto(binary: Path | None = None) -> Installed:
+    """The Mosquitto to use: `binary`, else ``TOWLINE_MOSQUITTO``, else the first on PATH and in the sbin directories.
+
+    Raises:
+        SetupError: There is none, or it does not tell its version (TL-S10).
+    """
+    named = str(binary) if binary else os.environ.get("TOWLINE_MOSQUITTO", "mosquitto")
+    found = shutil.which(named, path=f"{os.environ.get('PATH', '')}:{SEARCHED}")
+    if found is None:
+        advice = "Run `make setup`, or install Mosquitto 2.0.13 or newer."
+        raise SetupError("TL-S10", named, "there is no such MQTT broker on this machine", advice)
+    return Installed(Path(found), _version_of(found))
+
+
+@cache
+def _version_of(binary: str) -> tuple[int, ...]:
+    answer = subprocess.run([binary, "-h"], capture_output=True, text=True, timeout=10, check=False)
+    match = re.search(r"mosquitto version (\d+(?:\.\d+)*)", answer.stdout + answer.stderr)
+    if match is None:
+        raise SetupError("TL-S10", binary, "does not tell its version, so it is no Mosquitto", "Run `make setup`.")
+    return tuple(int(part) for part in match[1].split("."))
+
+
+def flaw(installed: Installed) -> str | None:
+    """Why this Mosquitto is not to be trusted with promises, in one line; None when it is sound."""
+    if installed.version >= OLDEST_SOUND:
+        return None
+    version = ".".join(map(str, installed.version))
+    return (
+        f"Mosquitto {version} ({installed.binary}) ignores Receive Maximum and reuses QoS 2 packet ids that it has not "
+        "released: it loses QoS 2 messages by itself. Run `make setup`, or install 2.0.13 or newer.   [TL-S11]"
+    )

@@ -1,0 +1,59 @@
+"""A process to be killed: publishes numbered messages with receipts, and goes on where an earlier life stopped.
+
+    python -m towline_prove.receipts_publisher BROKER STATE_DIR COUNT RATE QOS KEY_FILE
+
+The payload of a message is its number in the outbox, so that what is on disk says what is still to be published. One
+JSON object a line says how far it is; ends with 0 when all messages have their receipt.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from towline.publisher import Publisher
+
+__all__ = ["main"]
+
+_TELL_S = 0.2
+
+
+def main(broker: str, state_dir: str, count: int, rate: float, qos: int, key_file: str) -> int:
+    """Publish what is missing up to `count`, and wait for the receipts.
+
+    Args:
+        broker: Its URI.
+        state_dir: Of the publisher.
+        count: Messages in all, over all lives.
+        rate: Messages a second.
+        qos: 1 or 2.
+        key_file: Of the line.
+    """
+    publisher = Publisher(broker, state_dir=state_dir, receipts=True, receipt_key_file=key_file, receipt_patience_s=2)
+    began, first = time.monotonic(), publisher.status()["accepted"]
+    told_at = 0.0
+    number = first
+    while publisher.awaiting or number < count:
+        now = time.monotonic()
+        while number < count and number - first < (now - began) * rate:
+            publisher.publish(f"telemetry/d{number % 8}/data", str(number), qos=qos)
+            number += 1
+        if now - told_at > _TELL_S:
+            told_at = now
+            _tell(publisher)
+        time.sleep(0.01)
+    _tell(publisher)
+    return 1 if publisher.close() else 0
+
+
+def _tell(publisher: Publisher) -> None:
+    status = publisher.status()
+    told = {"on_disk": status["accepted"], "at_broker": status["delivered"], **status["receipts"]}
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    place, directory, *numbers, file = sys.argv[1:]
+    sys.exit(main(place, directory, int(numbers[0]), float(numbers[1]), int(numbers[2]), file))

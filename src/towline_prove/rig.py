@@ -1,0 +1,293 @@
+"""One real Mosquitto, one real Kafka, one bridge between them, each behind a proxy, for soaks and outages."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import mqtt5
+
+from towline_prove.account import Account, Watermarks
+from towline_prove.devstack import Kafka, Mosquitto, free_port
+from towline_prove.devstack.process import wait_for
+from towline_prove.history import Claim, read_history
+from towline_prove.load import LoadPlan, LoadResult, connect, run_load
+from towline_prove.numbered import decode
+from towline_prove.processes import Role
+from towline_prove.proxy import Proxy
+from towline_prove.reader import Tail
+from towline_prove.referee import Arrival, judge
+from towline_prove.subject import BridgeRun, NotReady
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["LINE", "TOPIC", "Rig", "Trial", "dropped_by"]
+
+LINE = "telemetry"
+TOPIC = "telemetry"
+#: Spark's first batch on a busy machine takes its time.
+PATIENCE_S = 400.0
+
+_CONFIG = """\
+name = "prove"
+state_dir = "{state_dir}"
+
+[mqtt]
+brokers = ["mqtt://127.0.0.1:{mqtt}"]
+
+[kafka]
+bootstrap_servers = "127.0.0.1:{kafka}"
+settings = {{ {client} }}
+
+[[uplink]]
+name = "{line}"
+guarantee = "{guarantee}"
+
+[[uplink.route]]
+from = "telemetry/{{device}}/data"
+topic = "{topic}"
+key = "{{device}}"
+"""
+
+
+def dropped_by(broker: Mosquitto) -> int:
+    """What a Mosquitto says it dropped because a queue was full; as of its last ``sys_interval``."""
+    hello = mqtt5.ConnectPacket(f"prove-sys-{time.time_ns()}", clean_start=True)
+    sock, _, rest = connect(hello, "127.0.0.1", broker.port)
+    with sock:
+        sock.settimeout(15)
+        topic = "$SYS/broker/publish/messages/dropped"
+        sock.sendall(mqtt5.SubscribePacket(1, [mqtt5.TopicFilter(topic)]).write())
+        while True:
+            with contextlib.suppress(IndexError):
+                packet, used = mqtt5.read(memoryview(rest))
+                rest = rest[used:]
+                if isinstance(packet, mqtt5.PublishPacket):
+                    payload = packet.payload
+                    assert isinstance(payload, bytes)
+                    return int(payload)
+                continue
+            rest += sock.recv(4096)
+
+
+class Rig:
+    """The whole way from publishers to Kafka, ready to be hurt; a context manager.
+
+    Args:
+        directory: Everything lives below it.
+        mosquitto: Settings of the broker; its own defaults where not given.
+        guarantee: Of the line.
+        partitions: Of the Kafka topic.
+        kafka: Settings of Kafka.
+        client: Settings of the bridge's Kafka client.
+        direct: The bridge meets both brokers without a proxy between, for measurements; nothing can be cut then.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        mosquitto: Mapping[str, str] | None = None,
+        guarantee: str = "at_least_once",
+        partitions: int = 2,
+        kafka: Mapping[str, str] | None = None,
+        client: Mapping[str, int] | None = None,
+        direct: bool = False,
+    ) -> None:
+        self.directory = directory
+        self.guarantee = guarantee
+        self._partitions = partitions
+        self._client = dict(client or {})
+        self._direct = direct
+        directory.mkdir(parents=True, exist_ok=True)
+        self.mosquitto = Mosquitto(directory / "mosquitto", settings={"sys_interval": "1", **(mosquitto or {})})
+        self.mqtt_proxy = Proxy(self.mosquitto.port)
+        front = free_port()
+        inner = free_port()
+        advertised = {} if direct else {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{front}"}
+        self.kafka = Kafka(directory / "kafka", port=inner, settings={**advertised, **(kafka or {})})
+        self.kafka_proxy = Proxy(inner, listen=front)
+        self.bridge = BridgeRun(directory / "bridge.toml", directory / "state" / LINE, directory / "bridge.log")
+        self._stack = contextlib.ExitStack()
+        self._runs = 0
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.mosquitto)
+            self.mqtt_proxy = stack.enter_context(Proxy(self.mosquitto.port))  # the port is settled now
+            stack.enter_context(self.kafka_proxy)
+            stack.enter_context(self.kafka)
+            self.kafka.create_topics({TOPIC: self._partitions})
+            self._write_config()
+            stack.enter_context(self.bridge)
+            self.bridge.start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _write_config(self) -> None:
+        text = _CONFIG.format(
+            state_dir=self.directory / "state",
+            mqtt=self.mosquitto.port if self._direct else self.mqtt_proxy.port,
+            kafka=self.kafka.port if self._direct else self.kafka_proxy.port,
+            client=", ".join(f'"{name}" = {value}' for name, value in self._client.items()),
+            line=LINE,
+            guarantee=self.guarantee,
+            topic=TOPIC,
+        )
+        self.bridge.config.write_text(text, encoding="utf-8")
+
+    @property
+    def bootstrap(self) -> str:
+        """Kafka as an independent reader meets it: where there is a proxy, that is what the broker advertises."""
+        return self.kafka.bootstrap if self._direct else f"127.0.0.1:{self.kafka_proxy.port}"
+
+    def online(self, timeout: float = PATIENCE_S) -> None:
+        """Wait until the gateway is subscribed.
+
+        Raises:
+            NotReady: It is not in time, or the bridge ended (TL-P01).
+        """
+        wait_for(lambda: not self.bridge.running or self._state() == "online", timeout)
+        if self._state() != "online":
+            raise NotReady("TL-P01", "bridge", "its gateway is not subscribed", f"See {self.bridge.log}.")
+
+    def warm(self, messages: int = 200) -> None:
+        """Send a first few messages the whole way, so that Spark is warm.
+
+        Raises:
+            NotReady: They did not arrive in time (TL-P01).
+        """
+        self.online()
+        with self.trial("warm") as trial:
+            trial.load(messages)
+            account = trial.account(PATIENCE_S)
+        if not account.ok:
+            raise NotReady("TL-P01", "bridge", f"the first messages: {account.line()}", f"See {self.bridge.log}.")
+
+    def _state(self) -> str:
+        time.sleep(0.05)  # asking costs a call; leave the CPU to the one who is asked
+        return str((self.bridge.status() or {}).get("state"))
+
+    def watermarks(self, timeout: float = 30.0) -> Watermarks | None:
+        """What the gateway says now; None when it does not answer in time."""
+        found: list[dict[str, Any]] = []
+
+        def ask() -> bool:
+            status = self.bridge.status()
+            found.extend([status] if status else [])
+            return bool(found)
+
+        return Watermarks.of(found[0]) if wait_for(ask, timeout) else None
+
+    def kill(self, role: Role) -> bool:
+        """SIGKILL to whoever plays a role now, Kafka included; False when nobody does."""
+        if role is Role.KAFKA:
+            self.kafka.kill()
+            return True
+        return self.bridge.hit(role, signal.SIGKILL)
+
+    def revive(self, role: Role) -> bool:
+        """Start what no service manager would leave down; whether the role is played again."""
+        if role is Role.KAFKA:
+            self.kafka.restart()
+            return True
+        self.bridge.restart_if_ended()
+        process = self.bridge.find(role)
+        return process is not None and process.alive
+
+    def trial(self, name: str = "trial") -> Trial:
+        """Begin one judged piece of traffic; call it while Kafka answers."""
+        self._runs += 1
+        return Trial(self, f"{name}-{self._runs}")
+
+
+@dataclass
+class _Part:
+    claims: Path
+    plan: LoadPlan
+
+
+class Trial:
+    """Numbered messages sent through a rig in one or more parts, and the account of all of them; a context manager.
+
+    Args:
+        rig: The rig.
+        run: Name of the run; part n is called ``run.n``.
+    """
+
+    def __init__(self, rig: Rig, run: str) -> None:
+        self._rig = rig
+        self._run = run
+        self._parts: list[_Part] = []
+        self._arrivals: list[Arrival] = []
+        self._tail = Tail(rig.bootstrap, TOPIC, from_now=True)
+        self._before = rig.watermarks()
+        self.notes: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tail.close()
+
+    def plan(self, messages: int, *, rate: float = 0.0, seconds: float = 600.0) -> tuple[LoadPlan, Path]:
+        """Make the plan of the next part and the file for its claims; for loads run elsewhere."""
+        run = f"{self._run}.{len(self._parts) + 1}"
+        publishers = min(8, messages)
+        plan = LoadPlan(
+            port=self._rig.mosquitto.port,
+            run=run,
+            publishers=publishers,
+            devices=max(publishers, min(50, messages)),
+            messages=messages,
+            rate=rate,
+            seconds=seconds,
+            qos=2 if self._rig.guarantee == "exactly_once" else 1,
+        )
+        part = _Part(self._rig.directory / f"claims-{run}", plan)
+        self._parts.append(part)
+        return plan, part.claims
+
+    def load(self, messages: int, *, rate: float = 0.0, seconds: float = 600.0) -> LoadResult:
+        """Send the next part, straight to the broker, and wait until it is acknowledged."""
+        plan, claims = self.plan(messages, rate=rate, seconds=seconds)
+        return run_load(plan, claims)
+
+    def arrived(self, seconds: float = 1.0) -> int:
+        """Read on for at most this long; how many different messages of this trial are in Kafka."""
+        self._arrivals += self._tail.pull(seconds)
+        runs = {part.plan.run for part in self._parts}
+        messages = filter(None, (decode(arrival.value) for arrival in self._arrivals))
+        return len({(m.run, m.publisher, m.number) for m in messages if m.run in runs})
+
+    def account(self, seconds: float = PATIENCE_S) -> Account:
+        """Wait until everything acknowledged is in Kafka and committed at the gateway (or time is up), and judge."""
+        acked = sum(read_history(part.claims).count(Claim.ACKED) for part in self._parts)
+        if not wait_for(lambda: self.arrived() >= acked, seconds / 2):
+            # The witness itself may be what is stuck; the note says how far it had read.
+            self.notes.append(self._tail.reopen())
+            wait_for(lambda: self.arrived() >= acked, seconds / 2)
+        wait_for(self._nothing_waits, 30)
+        self.arrived(2.0)
+        return self._judge()
+
+    def _nothing_waits(self) -> bool:
+        time.sleep(0.1)
+        marks = self._rig.watermarks(5)
+        return marks is not None and marks.waiting == 0
+
+    def _judge(self) -> Account:
+        verdict = judge(read_history(self._parts[0].claims), self._arrivals)
+        for part in self._parts[1:]:
+            verdict.merge(judge(read_history(part.claims), self._arrivals))
+        after = self._rig.watermarks()
+        marks = after.since(self._before) if after and self._before else after
+        return Account(verdict, self._rig.guarantee, marks, self.notes)

@@ -1,0 +1,200 @@
+"""kill -9 of every role at random moments under load, and an account of each run.
+
+One run: numbered messages from 8 publishers (QoS 2 where exactly once is promised), in a process of their own; at a
+random moment (a fixed seed makes it repeatable) one role gets SIGKILL; the run ends when everything acknowledged is in
+Kafka, or is not. The bridge stays up from run to run, as it would in life; where the bridge itself is killed, the
+harness starts it again, as a service manager would.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from towline_prove.devstack.process import wait_for
+from towline_prove.history import Claim, read_history
+from towline_prove.processes import Role
+from towline_prove.rig import PATIENCE_S, Rig, dropped_by
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from towline_prove.account import Account
+    from towline_prove.load import LoadPlan
+    from towline_prove.rig import Trial
+
+__all__ = ["EVERYBODY", "KEEP_ALL", "ROLES", "Outcome", "Soak", "SoakPlan", "claimed", "start_load"]
+
+ROLES = (Role.GATEWAY, Role.JVM, Role.DRIVER, Role.BRIDGE)
+#: Also Spark's Python workers, which hold the transactions, and Kafka itself.
+EVERYBODY = (*ROLES, Role.WORKER, Role.KAFKA)
+
+#: A stopped or restarting gateway must not make the broker drop: what a user is told to set.
+KEEP_ALL = {"max_queued_messages": "0", "max_inflight_messages": "1000"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakPlan:
+    """How much is killed how often.
+
+    Attributes:
+        roles: Who is killed.
+        runs: Runs per role; one kill each.
+        messages: Messages per run.
+        rate: Messages a second; 0 for as fast as the broker takes them.
+        seed: Decides the moments.
+        guarantee: The promise that is held against each run.
+    """
+
+    roles: tuple[Role, ...] = ROLES
+    runs: int = 20
+    messages: int = 100_000
+    rate: float = 10_000.0
+    seed: int = 1
+    guarantee: str = "at_least_once"
+
+    @classmethod
+    def quick(cls, guarantee: str = "at_least_once") -> SoakPlan:
+        """The short form that belongs into every test run."""
+        return cls(runs=1, messages=4_000, rate=1_500.0, guarantee=guarantee)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run.
+
+    Attributes:
+        role: Who was killed.
+        run: Which run of that role, from 1.
+        at: How many messages had been sent at the kill; -1 when nobody could be killed.
+        back: Seconds until the role was played again.
+        seconds: The whole run.
+        account: Its account.
+    """
+
+    role: Role
+    run: int
+    at: int
+    back: float
+    seconds: float
+    account: Account
+
+    @property
+    def ok(self) -> bool:
+        """A kill took place, the role came back, and the promise was kept."""
+        return self.at >= 0 and self.back >= 0 and self.account.ok
+
+    def line(self) -> str:
+        """One line of the table."""
+        mark = "ok " if self.ok else "BAD"
+        back = f"back after {self.back:4.1f} s" if self.back >= 0 else "NEVER BACK"
+        told = f"{mark} {self.role:<8} {self.run:>3}   killed at {self.at:>9,}   {back}   {self.account.line()}"
+        problems = [*self.account.problems(), *map(str, self.account.verdict.stories)] if not self.ok else []
+        return "\n      ".join([told, *problems])
+
+
+@dataclass
+class Soak:
+    """Runs a plan in a directory.
+
+    Attributes:
+        plan: What to do.
+        directory: For brokers, state, histories and logs.
+        say: Gets a line for each event.
+    """
+
+    plan: SoakPlan
+    directory: Path
+    say: Callable[[str], None] = lambda _: None
+    outcomes: list[Outcome] = field(default_factory=list, init=False)
+
+    def run(self) -> list[Outcome]:
+        """Run everything; the outcomes, good and bad."""
+        with Rig(self.directory, mosquitto=KEEP_ALL, guarantee=self.plan.guarantee) as rig:
+            self.say(f"Mosquitto {rig.mosquitto.version}, Kafka {rig.kafka.version}, seed {self.plan.seed}")
+            rig.warm()
+            for outcome in self._runs(rig):
+                self.outcomes.append(outcome)
+                self.say(outcome.line())
+            dropped = dropped_by(rig.mosquitto)
+            if dropped:
+                self.say(f"the broker itself dropped {dropped:,} messages: its fault, and these runs prove nothing")
+        return self.outcomes
+
+    def _runs(self, rig: Rig) -> Iterator[Outcome]:
+        chance = random.Random(self.plan.seed)  # noqa: S311 - moments, not secrets
+        for role in self.plan.roles:
+            for number in range(1, self.plan.runs + 1):
+                yield self._one(rig, role, number, chance.uniform(0.05, 0.9))
+
+    def _one(self, rig: Rig, role: Role, number: int, moment: float) -> Outcome:
+        began = time.monotonic()
+        with rig.trial(f"{role}-{number}") as trial:
+            plan, claims = trial.plan(self.plan.messages, rate=self.plan.rate)
+            load = start_load(plan, claims)
+            try:
+                at = _kill_at(rig, role, claims, int(moment * self.plan.messages))
+                trial.notes.append(f"killed {role} at {at}")
+                back = _await_back(rig, role) if at >= 0 else -1.0
+                load.wait(plan.seconds)
+            finally:
+                load.kill()
+            account = _patiently(rig, trial)
+        return Outcome(role, number, at, back, time.monotonic() - began, account)
+
+
+def start_load(plan: LoadPlan, claims: Path) -> subprocess.Popen[bytes]:
+    """Publish from another process: the senders must not share our interpreter's lock."""
+    options = {
+        "--port": plan.port,
+        "--run": plan.run,
+        "--publishers": plan.publishers,
+        "--devices": plan.devices,
+        "--messages": plan.messages,
+        "--rate": plan.rate,
+        "--qos": plan.qos,
+        "--size": plan.size,
+        "--window": plan.window,
+        "--seconds": plan.seconds,
+    }
+    arguments = [str(word) for option in options.items() for word in option]
+    command = [sys.executable, "-m", "towline_prove", "load", str(claims), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def _kill_at(rig: Rig, role: Role, claims: Path, moment: int) -> int:
+    """Wait for the moment and kill; how many messages had been sent then, -1 when nobody was there to be killed."""
+    wait_for(lambda: claimed(claims) >= moment, PATIENCE_S)
+    at = claimed(claims)
+    if not wait_for(lambda: rig.kill(role), PATIENCE_S):
+        return -1
+    return at
+
+
+def claimed(claims: Path) -> int:
+    """How many messages the senders say they have sent by now."""
+    time.sleep(0.01)
+    return read_history(claims).count(Claim.ATTEMPTED) if claims.exists() else 0
+
+
+def _await_back(rig: Rig, role: Role) -> float:
+    """Seconds until somebody plays the role again; -1 when nobody does in time."""
+    began = time.monotonic()
+
+    def back() -> bool:
+        time.sleep(0.02)
+        return rig.revive(role)
+
+    return time.monotonic() - began if wait_for(back, PATIENCE_S) else -1.0
+
+
+def _patiently(rig: Rig, trial: Trial) -> Account:
+    account = trial.account()
+    if not rig.bridge.running:
+        trial.notes.append("the bridge has ended")
+    return account

@@ -1,0 +1,208 @@
+"""Enhanced authentication: SCRAM-SHA-256 of the example against a server that checks it, and servers that cheat."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import importlib.util
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnAckReasonCode, ConnectPacket, DisconnectPacket
+
+from tests.integration.mqtt.scripted import Line, Scripted
+from towline import Client
+from towline.errors import ConfigError, ProtocolViolation, Refused, TowlineError
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "mqtt_scram.py"
+SALT, ROUNDS, PASSWORD = b"0123456789abcdef", 4096, b"opensesame"
+METHOD = "SCRAM-SHA-256"
+MORE = AuthReasonCode.CONTINUE_AUTHENTICATION
+
+
+def scram(password: bytes = PASSWORD) -> Any:
+    spec = importlib.util.spec_from_file_location("mqtt_scram", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.ScramSha256("device,1", password)
+
+
+def auth(data: bytes, method: str = METHOD) -> AuthPacket:
+    return AuthPacket(reason_code=MORE, authentication_method=method, authentication_data=data)
+
+
+def challenged(line: Line) -> str:
+    """Take CONNECT and answer with salt and rounds; what both sides have signed so far."""
+    connect = line.expect(ConnectPacket)
+    assert connect.authentication_method == METHOD
+    assert connect.authentication_data is not None
+    first = connect.authentication_data.decode().removeprefix("n,,")
+    assert first.startswith("n=device=2C1,r=")
+    asked = f"r={first.partition('r=')[2]}server,s={base64.b64encode(SALT).decode()},i={ROUNDS}"
+    line.send(auth(asked.encode()))
+    return f"{first},{asked}"
+
+
+def judged(line: Line, signed: str) -> bytes | None:
+    """The server's last word to the client's proof, None when that is wrong."""
+    answer = line.expect(AuthPacket)
+    assert (answer.reason_code, answer.authentication_method) == (MORE, METHOD)
+    assert answer.authentication_data is not None
+    told, _, proof = answer.authentication_data.decode().rpartition(",p=")
+    salted = hashlib.pbkdf2_hmac("sha256", PASSWORD, SALT, ROUNDS)
+    stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    message = f"{signed},{told}".encode()
+    signature = hmac.digest(stored, message, "sha256")
+    key = bytes(a ^ b for a, b in zip(base64.b64decode(proof), signature, strict=True))
+    if hashlib.sha256(key).digest() != stored:
+        return None
+    return b"v=" + base64.b64encode(hmac.digest(hmac.digest(salted, b"Server Key", "sha256"), message, "sha256"))
+
+
+def honest(line: Line) -> None:
+    word = judged(line, challenged(line))
+    if word is None:
+        line.send(ConnAckPacket(reason_code=ConnAckReasonCode.NOT_AUTHORIZED))
+    else:
+        line.send(ConnAckPacket(authentication_method=METHOD, authentication_data=word))
+    assert line.closed()
+
+
+def refused(script: Callable[[Line], object], **options: Any) -> TowlineError:
+    with Scripted(script) as server, pytest.raises(TowlineError) as caught:
+        Client(server.uri, client_id="x", **{"authenticator": scram(), **options}).open()
+    assert PASSWORD.decode() not in str(caught.value)
+    return caught.value
+
+
+def test_scram_sha_256() -> None:
+    """[MQTT-4.12.0-3], [MQTT-3.15.2-1], [MQTT-4.12.0-5]: AUTH is answered with AUTH, reason 0x18 and the method."""
+    with Scripted(honest) as server, Client(server.uri, client_id="x", authenticator=scram()) as client:
+        assert client.online
+
+
+def test_each_connection_begins_a_new_exchange() -> None:
+    cut = threading.Event()
+
+    def once(line: Line) -> None:
+        word = judged(line, challenged(line))
+        line.send(ConnAckPacket(authentication_method=METHOD, authentication_data=word))
+        cut.wait(60)
+
+    with Scripted(once, honest) as server, Client(server.uri, client_id="x", authenticator=scram()) as client:
+        cut.set()
+        while server.connections < 2 or not client.online:
+            assert client.receive(0.02) is None
+
+
+def test_a_wrong_password_is_refused_by_the_server() -> None:
+    error = refused(honest, authenticator=scram(b"guess"))
+    assert isinstance(error, Refused)
+    assert error.code == "TL-M08"
+
+
+@pytest.mark.parametrize("word", [b"v=AAAA", b"", None])
+def test_a_server_that_proves_nothing_is_refused(word: bytes | None) -> None:
+    """It took any password, so it may be anybody."""
+
+    def cheat(line: Line) -> None:
+        judged(line, challenged(line))
+        line.send(ConnAckPacket(authentication_method=METHOD, authentication_data=word))
+        assert line.closed()
+
+    error = refused(cheat)
+    assert isinstance(error, Refused)
+    assert error.code == "TL-M28"
+    assert "the server has not proved that it knows the password" in str(error)
+
+
+def test_a_server_that_asks_for_nothing_is_refused() -> None:
+    def cheat(line: Line) -> None:
+        line.welcome(authentication_method=METHOD)
+        assert line.closed()
+
+    assert refused(cheat).code == "TL-M28"
+
+
+def test_an_exception_of_another_kind_shows_its_kind_only() -> None:
+    def nonsense(line: Line) -> None:
+        line.expect(ConnectPacket)
+        line.send(auth(b"s=opensesame"))
+        assert line.closed()
+
+    error = refused(nonsense)
+    assert error.code == "TL-M28"
+    assert "failed (KeyError)." in str(error)
+
+
+def test_another_method_than_ours_is_a_protocol_error() -> None:
+    """[MQTT-4.12.0-5]."""
+
+    def other(line: Line) -> None:
+        line.expect(ConnectPacket)
+        line.send(auth(b"x", "GS2-KRB5"))
+        assert int(line.expect(DisconnectPacket).reason_code) == 0x82
+        assert line.closed()
+
+    assert isinstance(refused(other), ProtocolViolation)
+
+
+@pytest.mark.parametrize("method", [None, "GS2-KRB5"])
+def test_a_connack_without_our_method_is_a_protocol_error(method: str | None) -> None:
+    """[MQTT-4.12.0-5]: a server that knows nothing of authentication must not pass for one that has done it."""
+
+    def other(line: Line) -> None:
+        line.welcome(authentication_method=method)
+        assert int(line.expect(DisconnectPacket).reason_code) == 0x82
+        assert line.closed()
+
+    assert isinstance(refused(other), ProtocolViolation)
+
+
+def test_auth_without_a_method_in_connect_is_a_protocol_error_and_not_answered() -> None:
+    """[MQTT-4.12.0-6], [MQTT-4.12.0-7]: no AUTH leaves."""
+
+    def unasked(line: Line) -> None:
+        assert line.expect(ConnectPacket).authentication_method is None
+        line.send(auth(b"x"))
+        assert int(line.expect(DisconnectPacket).reason_code) == 0x82
+        assert line.closed()
+
+    assert isinstance(refused(unasked, authenticator=None), ProtocolViolation)
+
+
+def test_auth_while_online_is_a_protocol_error() -> None:
+    """Only a client begins to authenticate again, and ours does not [MQTT 5 section 4.12.1]."""
+
+    told = threading.Event()
+
+    def again(line: Line) -> None:
+        word = judged(line, challenged(line))
+        line.send(ConnAckPacket(authentication_method=METHOD, authentication_data=word))
+        line.send(auth(b"x"))
+        assert int(line.expect(DisconnectPacket).reason_code) == 0x82
+        assert line.closed()
+        told.set()
+
+    with Scripted(again) as server, Client(server.uri, client_id="x", authenticator=scram()):
+        assert told.wait(60)
+
+
+def test_a_method_the_server_does_not_know_is_told_as_such() -> None:
+    def unknown(line: Line) -> None:
+        line.welcome(reason_code=ConnAckReasonCode.BAD_AUTHENTICATION_METHOD)
+        assert line.closed()
+
+    error = refused(unknown)
+    assert "bad authentication method (0x8C)" in str(error)
+
+
+def test_older_protocols_have_no_authentication() -> None:
+    with pytest.raises(ConfigError, match="TL-C50"):
+        Client("mqtt://127.0.0.1", client_id="x", protocol="3.1.1", authenticator=scram())

@@ -1,0 +1,337 @@
+"""The public client against a real Mosquitto: what comes, what leaves, and what a crash of either side leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mqtt5 import Will
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.mqtt.conftest import Authority
+from towline import Client, Filter, Memory, Message, SessionRecord, Tls
+from towline.errors import Refused, TakenOver, TowlineError, Unreachable
+from towline.mqtt.events import Held
+from towline_prove.devstack import Mosquitto
+from towline_prove.devstack.ports import free_port
+
+ROOT = Path(__file__).parents[3]
+KEEP = {"persistence": "true", "autosave_interval": "1", "autosave_on_changes": "true"}
+
+
+def take(client: Client, count: int, *, ack: bool = True) -> list[Message]:
+    """The next messages, acknowledged unless told otherwise."""
+    taken: list[Message] = []
+    while len(taken) < count:
+        message = client.receive(10)
+        assert message is not None, f"only {len(taken)} of {count}"
+        if ack:
+            message.ack()
+        taken.append(message)
+    return taken
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1", "3.1", "auto"])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_there_and_back(mosquitto: Mosquitto, protocol: Any, qos: int) -> None:
+    """Over TCP with what the standard has and nothing else.
+
+    [MQTT-4.2.0-1], [MQTT-7.0.0-2 of 3.1.1], [MQTT-7.1.2-1 of 3.1.1].
+    """
+    subscribe = [Filter("t/#", qos)]
+    with Client(mosquitto.uri, client_id="both", subscribe=subscribe, protocol=protocol) as client:
+        receipts = [client.publish(f"t/{n}", b"%d" % n, qos=qos) for n in range(200)]
+        taken = take(client, 200)
+        assert [receipt.wait(60).reason for receipt in receipts] == [0] * 200
+    assert [(m.topic, m.payload, m.qos) for m in taken] == [(f"t/{n}", b"%d" % n, qos) for n in range(200)]
+
+
+def test_all_properties_arrive(mosquitto: Mosquitto) -> None:
+    with Client(mosquitto.uri, client_id="both", subscribe=["t"]) as client:
+        pairs = [("b", "1"), ("a", "2"), ("b", "1")]
+        client.publish(
+            "t",
+            "größer",
+            content_type="text/plain",
+            payload_is_utf8=True,
+            response_topic="answers/1",
+            correlation_data=b"\0\xff",
+            expiry_s=600,
+            user_properties=pairs,
+        )
+        (message,) = take(client, 1)
+    assert message.payload == "größer".encode()
+    assert (message.content_type, message.payload_is_utf8) == ("text/plain", True)
+    assert (message.response_topic, message.correlation_data) == ("answers/1", b"\0\xff")
+    assert message.user_properties == tuple(pairs)
+    assert message.expiry_s in (599, 600)
+    assert (message.retain, message.duplicate, message.subscription_ids) == (False, False, ())
+
+
+def test_a_message_not_acknowledged_comes_again_to_the_next_client(mosquitto: Mosquitto) -> None:
+    with Client(mosquitto.uri, client_id="reader", subscribe=["t"]) as client:
+        client.publish("t", b"1").wait(60)
+        client.publish("t", b"2").wait(60)
+        first, second = take(client, 2, ack=False)
+        second.ack()  # can't leave before the first
+        assert not first.duplicate
+    with Client(mosquitto.uri, client_id="reader", subscribe=["t"]) as client:
+        again = take(client, 2)
+        assert [(m.payload, m.duplicate) for m in again] == [(b"1", True), (b"2", True)]
+    with Client(mosquitto.uri, client_id="reader", subscribe=["t"]) as client:
+        assert client.receive(0.3) is None
+
+
+def test_acknowledgements_in_any_order_from_several_threads(mosquitto: Mosquitto) -> None:
+    """A window of 10 moves only when acknowledgements leave, and they leave as a prefix [MQTT-4.6.0-2]."""
+    with Client(mosquitto.uri, client_id="both", subscribe=[Filter("t", 2)], receive_maximum=10) as client:
+        receipts = [client.publish("t", b"%d" % n, qos=1 + n % 2) for n in range(100)]
+        seen: list[int] = []
+        while len(seen) < 100:
+            batch = take(client, min(10, 100 - len(seen)), ack=False)
+            seen += [int(m.payload or b"") for m in batch]
+            random.Random(4).shuffle(batch)
+            threads = [threading.Thread(target=message.ack) for message in batch]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        # A broker keeps the order within one QoS: it hands a QoS 2 message on when that is released.
+        assert [n for n in seen if n % 2] == list(range(1, 100, 2))
+        assert [n for n in seen if not n % 2] == list(range(0, 100, 2))
+        assert all(receipt.wait(60).reason in (0, 0x10) for receipt in receipts)
+
+
+def test_it_goes_on_by_itself_after_the_broker_was_killed(new_mosquitto: NewMosquitto) -> None:
+    broker = new_mosquitto(**KEEP)
+    with Client(broker.uri, client_id="both", subscribe=[Filter("t", 2)]) as client:
+        client.publish("t", b"before", qos=2).wait(60)
+        take(client, 1)
+        broker.kill()
+        wait_until(lambda: client.last_error is not None)
+        waiting = client.publish("t", b"meanwhile", qos=2)
+        assert not waiting.done
+        with pytest.raises(Unreachable, match=r"no answer within 0.1 s.*TL-M33"):
+            waiting.wait(0.1)
+        broker.start()
+        assert waiting.wait(60).reason == 0
+        assert [m.payload for m in take(client, 1)] == [b"meanwhile"]
+        assert client.last_error is None
+        assert client.online
+        assert client.sessions_lost == 0
+
+
+def test_a_broker_that_has_lost_the_session_is_told(mosquitto: Mosquitto) -> None:
+    with Client(mosquitto.uri, client_id="both", subscribe=["t"]) as client:
+        mosquitto.restart()  # without persistence
+        wait_until(lambda: client.sessions_lost, what="the loss")
+        wait_until(lambda: client.online)
+        client.publish("t", b"after").wait(60)
+        assert [m.payload for m in take(client, 1)] == [b"after"]
+
+
+class DirectoryStore:
+    """Packet ids as a file each, replaced whole: what an application's own transaction would hold."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(exist_ok=True)
+
+    def load(self) -> tuple[SessionRecord | None, Mapping[int, Held]]:
+        record = None
+        held = {}
+        for file in self._directory.iterdir():
+            stored = json.loads(file.read_text())
+            if file.name == "session":
+                record = SessionRecord(**stored)
+            else:
+                held[int(file.name)] = Held(*stored)
+        return record, held
+
+    def ids(self) -> set[str]:
+        """What is held now; from any thread, where `load` could meet a file that is just released."""
+        return {file.name for file in self._directory.iterdir()} - {"session"}
+
+    def remember(self, record: SessionRecord | None) -> None:
+        if record is not None:
+            given = [record.client_id, record.established, record.subscriptions]
+            names = ("client_id", "established", "subscriptions")
+            self._write("session", dict(zip(names, given, strict=True)))
+
+    def hold(self, packet_id: int, held: Held) -> None:
+        self._write(str(packet_id), list(held))
+
+    def release(self, packet_ids: Sequence[int]) -> None:
+        for packet_id in packet_ids:
+            (self._directory / str(packet_id)).unlink(missing_ok=True)
+
+    def _write(self, name: str, value: object) -> None:
+        new = self._directory.with_suffix(".new")
+        new.write_text(json.dumps(value))
+        new.replace(self._directory / name)
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.integration.net.test_client import DirectoryStore
+from towline import Client, Filter
+uri, place, when = sys.argv[1:]
+class Deadly(DirectoryStore):
+    def hold(self, packet_id, held):
+        if when == "before": os.kill(os.getpid(), signal.SIGKILL)
+        super().hold(packet_id, held)
+        if when == "after": os.kill(os.getpid(), signal.SIGKILL)
+    def release(self, packet_ids):
+        if when == "release": os.kill(os.getpid(), signal.SIGKILL)
+        super().release(packet_ids)
+        if when == "released": os.kill(os.getpid(), signal.SIGKILL)
+with Client(uri, client_id="reader", subscribe=[Filter("t", 2)], store=Deadly(Path(place))) as client:
+    for message in client:
+        message.ack()
+"""
+
+
+@pytest.mark.parametrize(("when", "again"), [("before", [b"once"]), ("after", []), ("release", []), ("released", [])])
+def test_with_a_store_qos_2_is_exactly_once_across_kill_9(
+    mosquitto: Mosquitto, tmp_path: Path, when: str, again: list[bytes]
+) -> None:
+    """Killed before the id is durable the message comes again; after it never."""
+    with Client(mosquitto.uri, client_id="reader", subscribe=[Filter("t", 2)], store=DirectoryStore(tmp_path / "ids")):
+        pass  # the session is there before the message
+    with Client(mosquitto.uri, client_id="device") as device:
+        device.publish("t", b"once", qos=2).wait(60)
+    command = [sys.executable, "-c", _KILLED, mosquitto.uri, str(tmp_path / "ids"), when]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    killed = subprocess.run(command, cwd=ROOT, env=env, timeout=120, check=False)
+    assert killed.returncode == -9
+    store = DirectoryStore(tmp_path / "ids")
+    with Client(mosquitto.uri, client_id="reader", subscribe=[Filter("t", 2)], store=store) as reader:
+        reader.publish("t", b"next", qos=2).wait(60)
+        taken = take(reader, 1 + len(again))
+        wait_until(lambda: not store.ids(), what="every id released")
+    assert [m.payload for m in taken] == [*again, b"next"]
+
+
+class Failing(Memory):
+    """A disk that takes nothing any more."""
+
+    def release(self, packet_ids: Sequence[int]) -> None:
+        raise OSError(28, f"No space left on device for {packet_ids}")
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_a_store_that_fails_ends_the_connection_and_is_told(mosquitto: Mosquitto, protocol: Any) -> None:
+    """[MQTT-4.8.0-2 of 3.1.1]: PUBREL can't be carried out, so the connection on which it came is closed."""
+    options = {"client_id": "x", "subscribe": [Filter("t", 2)], "protocol": protocol}
+    with Client(mosquitto.uri, store=Failing(), **options) as client:
+        client.publish("t", b"1", qos=2)
+        take(client, 1)
+        with pytest.raises(OSError, match="No space left"):
+            client.receive(10)
+        assert not client.online
+    with Client(mosquitto.uri, **options) as client:
+        assert client.receive(0.2) is None, "PUBREL came again to an unknown id and is complete"
+
+
+def test_a_will_is_published_when_the_process_dies(mosquitto: Mosquitto) -> None:
+    script = """
+import os, signal, sys
+from mqtt5 import QoS
+from towline import Client, Will
+will = Will("state/reader", payload=b"gone", qos=QoS.AT_LEAST_ONCE, content_type="text/plain")
+with Client(sys.argv[1], client_id="reader", will=will):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with Client(mosquitto.uri, client_id="watcher", subscribe=["state/#"]) as watcher:
+        subprocess.run([sys.executable, "-c", script, mosquitto.uri], timeout=120, check=False)
+        (message,) = take(watcher, 1)
+        assert (message.payload, message.content_type) == (b"gone", "text/plain")
+
+
+def test_a_goodbye_publishes_no_will(mosquitto: Mosquitto) -> None:
+    with Client(mosquitto.uri, client_id="watcher", subscribe=["state/#"]) as watcher:
+        with Client(mosquitto.uri, client_id="reader", will=Will("state/reader", payload=b"gone")):
+            pass
+        watcher.publish("state/end", b"end").wait(60)
+        assert [m.payload for m in take(watcher, 1)] == [b"end"]
+
+
+def test_nobody_there_is_one_sentence() -> None:
+    with pytest.raises(Unreachable, match="TL-M01"):
+        Client(f"mqtt://127.0.0.1:{free_port()}", client_id="x").open()
+
+
+def test_the_next_broker_of_the_list_is_taken(mosquitto: Mosquitto) -> None:
+    away = f"mqtt://127.0.0.1:{free_port()}"
+    with Client([away, mosquitto.uri], client_id="x") as client:
+        assert client.broker == mosquitto.uri
+
+
+def test_a_refused_login_is_one_sentence_without_the_password(new_mosquitto: NewMosquitto, tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_text("")
+    users.chmod(0o600)
+    broker = new_mosquitto(allow_anonymous="false", password_file=str(users))
+    with pytest.raises(Refused, match=r"TL-M08") as caught:
+        Client(broker.uri, client_id="x", username="me", password="opensesame").open()
+    assert "opensesame" not in str(caught.value)
+
+
+def test_a_client_id_taken_over_twice_is_given_up(mosquitto: Mosquitto) -> None:
+    with Client(mosquitto.uri, client_id="same") as first, Client(mosquitto.uri, client_id="same") as second:
+        ended: list[TowlineError] = []
+
+        def listen(client: Client) -> None:
+            try:
+                client.receive(20)
+            except TakenOver as error:
+                ended.append(error)
+
+        threads = [threading.Thread(target=listen, args=(client,)) for client in (first, second)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: ended, what="one that gives up")
+        assert ended[0].code == "TL-M21"
+        wait_until(lambda: first.online != second.online, what="the other stays")
+        with pytest.raises(TakenOver):
+            (second if first.online else first).publish("t", b"x")
+        (first if first.online else second).close()
+        for thread in threads:
+            thread.join(60)
+
+
+def test_tls(new_mosquitto: NewMosquitto, authority: Authority) -> None:
+    broker = new_mosquitto(**authority.listener("localhost"))
+    uri = f"mqtts://localhost:{broker.port}"
+    with pytest.raises(Unreachable, match="TL-M07"):
+        Client(uri, client_id="x").open()
+    with Client(uri, client_id="x", tls=Tls(ca_file=authority.ca_file), subscribe=["t"]) as client:
+        client.publish("t", b"secret")
+        assert take(client, 1)[0].payload == b"secret"
+
+
+def test_the_example_answers_requests(mosquitto: Mosquitto) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "mqtt_client.py"), mosquitto.uri, "--count", "3"]
+    with Client(mosquitto.uri, client_id="asker", subscribe=["answers/#"]) as asker:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as example:
+            assert example.stdout is not None
+            assert example.stdout.readline().startswith("online at ")
+            asker.publish("requests/a", b"one")
+            asker.publish("requests/b", b"two", response_topic="answers/elsewhere", correlation_data=b"7")
+            asker.publish("requests/c", b"three")
+            answers = take(asker, 3)
+            assert example.stdout.read() == "3 answered\n"
+        assert example.returncode == 0
+    found = [(m.topic, m.payload, m.correlation_data) for m in answers]
+    wanted = [("answers/a", b"ONE", None), ("answers/elsewhere", b"TWO", b"7"), ("answers/c", b"THREE", None)]
+    assert found == wanted

@@ -1,0 +1,89 @@
+"""A backlog larger than the window: what the broker says behind it is heard, and memory stays bounded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mqtt5 import PubAckPacket, PublishPacket, QoS
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.mqtt.scripted import Line, Scripted
+from tests.integration.net.test_client import take
+from towline import Client, Filter
+from towline.errors import Unreachable
+
+MANY = 1500
+
+
+def opened(client: Client, seconds: float = 20) -> Client:
+    """The client, open within this time: one that hangs fails its test."""
+    thread = threading.Thread(target=client.open, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    try:
+        assert not thread.is_alive(), "open() does not return"
+    finally:
+        if thread.is_alive():
+            client.close(0)
+    return client
+
+
+def backlog(count: int, size: int, then: Callable[[Line], Any]) -> Callable[[Line], None]:
+    """Messages of QoS 1 before anything else, as a broker does that resumes a session and knows no window."""
+
+    def script(line: Line) -> None:
+        line.welcome(session_present=True)
+        for number in range(1, count + 1):
+            line.send(PublishPacket("t", b"%08d" % number + bytes(size), qos=QoS.AT_LEAST_ONCE, packet_id=number))
+        then(line)
+        while line.receive() is not None:
+            pass
+
+    return script
+
+
+@pytest.mark.parametrize("protocol", ["3.1.1", "3.1"])
+def test_a_client_opens_in_front_of_a_backlog_without_a_window(new_mosquitto: NewMosquitto, protocol: Any) -> None:
+    """MQTT 3.x has no Receive Maximum, and Mosquitto may be told to have none either: SUBACK comes last."""
+    broker = new_mosquitto(max_inflight_messages="0", max_queued_messages="0")
+    filters = [Filter("t", 1)]
+    Client(broker.uri, client_id="late", subscribe=filters, protocol=protocol).open().close()
+    with Client(broker.uri, client_id="pub") as publisher:
+        for receipt in [publisher.publish("t", b"%d" % n) for n in range(MANY)]:
+            receipt.wait(20)
+    client = opened(Client(broker.uri, client_id="late", subscribe=filters, protocol=protocol))
+    with client:
+        assert client.online
+        assert [m.payload for m in take(client, MANY)] == [b"%d" % n for n in range(MANY)]
+
+
+def test_an_answer_behind_messages_nobody_takes_is_heard() -> None:
+    """The broker overruns the window it was told, and answers our own message behind what it sent."""
+
+    def answered(line: Line) -> None:
+        line.expect(PublishPacket)
+        line.send(PubAckPacket(1))
+
+    answer = backlog(MANY, 0, answered)
+    with Scripted(answer) as server, Client(server.uri, client_id="x", receive_maximum=10) as client:
+        assert client.publish("out", b"x").wait(20).reason == 0
+        assert len(take(client, MANY)) == MANY
+
+
+def test_a_backlog_too_large_for_memory_is_taken_before_the_client_is_online() -> None:
+    mib, count = 1 << 20, 150
+    answer = backlog(count, mib, Line.subscribed)
+    with Scripted(answer) as server:
+        client = opened(Client(server.uri, client_id="x", subscribe=["t"]))
+        with client:
+            assert not client.online
+            assert sum(len(m.payload or b"") for m in client._waiting) < 70 * mib
+            receipt = client.publish("out", b"x")
+            with pytest.raises(Unreachable, match=r"messages wait to be taken.*TL-M33"):
+                receipt.wait(0.1)
+            assert [int((m.payload or b"")[:8]) for m in take(client, count)] == list(range(1, count + 1))
+            wait_until(lambda: client.online)

@@ -1,0 +1,196 @@
+"""What a new connection means for messages on their way, against a scripted server: each packet where it hurts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from mqtt5 import (
+    ConnAckPacket,
+    ConnectPacket,
+    DisconnectPacket,
+    Packet,
+    PubAckPacket,
+    PubCompPacket,
+    PublishPacket,
+    PubRecPacket,
+    PubRelPacket,
+    QoS,
+)
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.mqtt.scripted import Line, Scripted
+from tests.integration.net.test_client import take
+from towline import Client
+from towline.errors import BrokerError, ProtocolViolation, Refused
+
+ONE, TWO = QoS.AT_LEAST_ONCE, QoS.EXACTLY_ONCE
+
+
+def message(payload: bytes, packet_id: int, qos: QoS = ONE, *, again: bool = False) -> PublishPacket:
+    return PublishPacket("t", payload, qos=qos, packet_id=packet_id, duplicate=again)
+
+
+def until(cut: threading.Event, *packets: Packet) -> Callable[[Line], None]:
+    """Send these on the first connection, and break it at `cut`."""
+
+    def script(line: Line) -> None:
+        line.welcome()
+        line.send(*packets)
+        assert cut.wait(60)
+
+    return script
+
+
+def resumed(*packets: Packet, answers: list[Packet], kept: bool = True) -> Callable[[Line], None]:
+    """Send these on the second connection and expect the answers, then the goodbye."""
+
+    def script(line: Line) -> None:
+        line.welcome(session_present=kept)
+        line.send(*packets)
+        for wanted in answers:
+            got = line.receive()
+            assert got == wanted, got
+            if isinstance(got, PubRecPacket):
+                line.send(PubRelPacket(got.packet_id))
+        assert isinstance(line.receive(), DisconnectPacket)
+        assert line.closed()
+
+    return script
+
+
+def test_qos_1_that_nobody_had_taken_is_handed_out_once() -> None:
+    cut = threading.Event()
+    again = [message(b"a", 1, again=True), message(b"b", 2, again=True), message(b"c", 3)]
+    answers: list[Packet] = [PubAckPacket(1), PubAckPacket(2), PubAckPacket(3)]
+    first = until(cut, message(b"a", 1), message(b"b", 2))
+    with Scripted(first, resumed(*again, answers=answers)) as server, Client(server.uri, client_id="x") as client:
+        wait_until(lambda: len(client._waiting) == 2)
+        cut.set()
+        wait_until(lambda: client._connection.count == 2 and client._waiting and client._waiting[-1].payload == b"c")
+        assert [m.payload for m in take(client, 3)] == [b"a", b"b", b"c"]
+        assert client.receive(0.1) is None
+        wait_until(lambda: client._connection.session.inbound.unacknowledged == 0)
+
+
+def test_qos_1_that_was_taken_and_not_acknowledged_holds_nothing_back_after_a_reconnect() -> None:
+    """Its acknowledgement means nothing any more; that of its second copy does."""
+    cut = threading.Event()
+    again = [message(b"a", 1, again=True), message(b"b", 2)]
+    script = resumed(*again, answers=[PubAckPacket(1), PubAckPacket(2)])
+    with Scripted(until(cut, message(b"a", 1)), script) as server, Client(server.uri, client_id="x") as client:
+        (old,) = take(client, 1, ack=False)
+        cut.set()
+        assert [m.payload for m in take(client, 2)] == [b"a", b"b"]
+        old.ack()
+        wait_until(lambda: client._connection.session.inbound.unacknowledged == 0)
+
+
+def test_qos_2_that_was_taken_is_acknowledged_on_the_next_connection_and_not_handed_out_again() -> None:
+    cut = threading.Event()
+    again = [message(b"a", 1, TWO, again=True), message(b"b", 2, TWO)]
+    answers: list[Packet] = [PubRecPacket(1), PubRecPacket(2), PubCompPacket(1), PubCompPacket(2)]
+    script = resumed(*again, answers=answers)
+    with Scripted(until(cut, message(b"a", 1, TWO)), script) as server, Client(server.uri, client_id="x") as client:
+        (first,) = take(client, 1, ack=False)
+        cut.set()
+        (second,) = take(client, 1)
+        assert second.payload == b"b"
+        assert client.receive(0.1) is None
+        first.ack()
+        wait_until(lambda: not client._connection.session.inbound.held)
+
+
+def test_a_lost_session_lets_an_old_id_mean_a_new_message() -> None:
+    cut = threading.Event()
+    script = resumed(message(b"new", 1, TWO), answers=[PubRecPacket(1), PubCompPacket(1)], kept=False)
+    with Scripted(until(cut, message(b"old", 1, TWO)), script) as server, Client(server.uri, client_id="x") as client:
+        (old,) = take(client, 1, ack=False)
+        cut.set()
+        (new,) = take(client, 1)
+        assert (old.payload, new.payload) == (b"old", b"new")
+        old.ack()
+        assert client.sessions_lost == 1
+        wait_until(lambda: not client._connection.session.inbound.held)
+
+
+def test_what_was_published_before_the_version_is_agreed_on_is_sent_in_it() -> None:
+    """A broker of 3.1.1 answers CONNECT of 5 in its own words; the message waits for the second attempt."""
+
+    def older(line: Line) -> None:
+        line.expect(ConnectPacket)
+        line.sock.sendall(b"\x20\x02\x00\x01")
+        assert line.closed()
+
+    def speaks_311(line: Line) -> None:
+        old = Line(line.sock, 4)
+        old.expect(ConnectPacket)
+        old.send(ConnAckPacket())
+        old.send(PubAckPacket(old.expect(PublishPacket).packet_id or 0))
+        assert isinstance(old.receive(), DisconnectPacket)
+
+    with Scripted(older, speaks_311) as server:
+        client = Client(server.uri, client_id="x", protocol="auto")
+        receipt = client.publish("t", b"early")
+        with client:
+            assert receipt.wait(60).reason == 0
+
+
+@pytest.mark.parametrize(("protocol", "kind"), [("5", Refused), ("3.1.1", ProtocolViolation)])
+def test_a_version_the_broker_does_not_speak_is_one_sentence(protocol: str, kind: type) -> None:
+    def other(line: Line) -> None:
+        line.receive()
+        line.sock.sendall(b"\x20\x02\x00\x01" if protocol == "5" else b"\x20\x03\x00\x00\x00")
+        assert line.closed()
+
+    with Scripted(other, version=5 if protocol == "5" else 4) as server, pytest.raises(kind) as caught:
+        Client(server.uri, client_id="x", protocol=protocol).open()  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def hangs_up(line: Line) -> None:
+    line.expect(ConnectPacket)
+
+
+def answers_311(line: Line) -> None:
+    old = Line(line.sock, 4)
+    old.expect(ConnectPacket)
+    old.send(ConnAckPacket())
+    assert isinstance(old.receive(), DisconnectPacket), "it was only to see whether the broker answers"
+
+
+def takes_one(line: Line) -> None:
+    line.welcome()
+    line.send(PubAckPacket(line.expect(PublishPacket).packet_id or 0))
+    assert isinstance(line.receive(), DisconnectPacket)
+
+
+def takes_one_311(line: Line) -> None:
+    takes_one(Line(line.sock, 4))
+
+
+@pytest.mark.parametrize(
+    "scripts",
+    [
+        pytest.param([hangs_up, answers_311, takes_one], id="it was restarting, and speaks version 5"),
+        pytest.param([hangs_up, answers_311, hangs_up, takes_one_311], id="it speaks 3.1.1 only"),
+    ],
+)
+def test_an_end_in_place_of_connack_is_a_guess_at_the_version_that_is_confirmed(
+    scripts: list[Callable[[Line], None]],
+) -> None:
+    with Scripted(*scripts) as server, Client(server.uri, client_id="x", protocol="auto") as client:
+        assert client.publish("t", b"x").wait(60).reason == 0
+
+
+def test_a_message_over_a_limit_that_3_1_1_has_no_word_for_stops_no_other(new_mosquitto: NewMosquitto) -> None:
+    """The broker ends the connection at it each time it is sent; version 5 would have named a Maximum Packet Size."""
+    broker = new_mosquitto(max_packet_size="2000")
+    with Client(broker.uri, client_id="x", protocol="3.1.1") as client:
+        sent = [client.publish("t", bytes(size), qos=2) for size in (10, 5000, 20, 30)]
+        for receipt in (sent[0], *sent[2:]):
+            assert receipt.wait(60).reason == 0
+        with pytest.raises(BrokerError, match=r"ends the connection at this message.*\[TL-M31\]"):
+            sent[1].wait(60)

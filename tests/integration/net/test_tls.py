@@ -1,0 +1,243 @@
+"""What a real Mosquitto's TLS is refused for, each in its own sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from mqtt5 import ConnectPacket
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import NewGateway
+from tests.integration.mqtt.conftest import Authority
+from towline.errors import BrokerError, Unreachable
+from towline.gateway.settings import TlsSettings
+from towline.net.transport import Endpoint, Tls, connect
+from towline_prove.devstack import Mosquitto
+
+CONNECT = ConnectPacket("test", clean_start=True, keep_alive=10).write()
+
+
+def refusal(broker: Mosquitto, tls: Tls, host: str = "localhost") -> str:
+    with pytest.raises(Unreachable) as caught:
+        connect(Endpoint("mqtts", host, broker.port), tls=tls, timeout_s=5)
+    return str(caught.value).replace(str(broker.port), "PORT")
+
+
+def greeting(broker: Mosquitto, tls: Tls, host: str = "localhost") -> bytes | BrokerError | None:
+    """The first bytes after CONNECT, or why there are none."""
+    transport = connect(Endpoint("mqtts", host, broker.port), tls=tls, timeout_s=5)
+    try:
+        transport.write(CONNECT)
+        answers: list[bytes] = []
+
+        def answered() -> bool:
+            data = transport.read()
+            if data is not None:
+                answers.append(data)
+            return bool(answers)
+
+        wait_until(answered, what="an answer")
+        return answers[0] or transport.problem
+    finally:
+        transport.close()
+
+
+def day(days: int) -> str:
+    return f"{datetime.now(UTC) + timedelta(days=days):%Y-%m-%d}"
+
+
+def test_the_right_certificate_is_accepted_by_name_and_by_address(
+    new_mosquitto: NewMosquitto, authority: Authority
+) -> None:
+    broker = new_mosquitto(**authority.listener("localhost", "127.0.0.1"))
+    tls = Tls(ca_file=authority.ca_file, alpn=("mqtt",))
+    for host in ("localhost", "127.0.0.1"):
+        answer = greeting(broker, tls, host)
+        assert isinstance(answer, bytes)
+        assert answer[:1] == b"\x20", "CONNACK"
+
+
+def test_a_certificate_for_another_name(new_mosquitto: NewMosquitto, authority: Authority) -> None:
+    broker = new_mosquitto(**authority.listener("broker.local"))
+    tls = Tls(ca_file=authority.ca_file)
+    assert refusal(broker, tls) == (
+        'mqtts://localhost:PORT: the server\'s certificate is for "broker.local", not "localhost". '
+        "Use that name, or set tls.server_name.   [TL-M07]"
+    )
+    assert refusal(broker, tls, "127.0.0.1").startswith(
+        'mqtts://127.0.0.1:PORT: the server\'s certificate is for "broker.local", not "127.0.0.1".'
+    )
+    assert isinstance(greeting(broker, Tls(ca_file=authority.ca_file, server_name="broker.local")), bytes)
+
+
+def test_an_expired_certificate(new_mosquitto: NewMosquitto, authority: Authority) -> None:
+    broker = new_mosquitto(**authority.listener("localhost", days=(-60, -3)))
+    assert refusal(broker, Tls(ca_file=authority.ca_file)) == (
+        f'mqtts://localhost:PORT: the server\'s certificate for "localhost" expired on {day(-3)}. '
+        "The broker needs a new one; is the clock of this machine right?   [TL-M07]"
+    )
+
+
+def test_a_certificate_from_the_future(new_mosquitto: NewMosquitto, authority: Authority) -> None:
+    broker = new_mosquitto(**authority.listener("localhost", days=(3, 60)))
+    assert refusal(broker, Tls(ca_file=authority.ca_file)) == (
+        f'mqtts://localhost:PORT: the server\'s certificate for "localhost" is valid only from {day(3)}. '
+        "Is the clock of this machine right?   [TL-M07]"
+    )
+
+
+def test_an_unknown_authority(new_mosquitto: NewMosquitto, authority: Authority, tmp_path: Path) -> None:
+    broker = new_mosquitto(**authority.listener("localhost", "broker.local"))
+    expected = (
+        'mqtts://localhost:PORT: the server\'s certificate for "localhost" or "broker.local" was issued by "Test CA", '
+        "which is not trusted. Set tls.ca_file to that authority's certificate.   [TL-M07]"
+    )
+    assert refusal(broker, Tls()) == expected, "the system's authorities"
+    assert refusal(broker, Tls(ca_file=Authority(tmp_path / "other", "Other CA").ca_file)) == expected
+
+
+def test_a_self_signed_certificate(new_mosquitto: NewMosquitto, authority: Authority) -> None:
+    broker = new_mosquitto(certfile=str(authority.ca_file), keyfile=str(authority.key_file))
+    assert refusal(broker, Tls()) == (
+        'mqtts://localhost:PORT: the server\'s certificate for "Test CA" is self-signed and not trusted. '
+        "If it is the right one, set tls.ca_file to it.   [TL-M07]"
+    )
+
+
+def test_insecure_accepts_anything_and_only_when_asked(new_mosquitto: NewMosquitto, authority: Authority) -> None:
+    broker = new_mosquitto(**authority.listener("elsewhere", days=(-60, -3)))
+    assert isinstance(greeting(broker, Tls(insecure=True)), bytes)
+
+
+def test_a_client_certificate_is_asked_for(new_mosquitto: NewMosquitto, authority: Authority, tmp_path: Path) -> None:
+    broker = new_mosquitto(**authority.listener("localhost"), cafile=str(authority.ca_file), require_certificate="true")
+    bare = str(greeting(broker, Tls(ca_file=authority.ca_file)))
+    assert "the broker asks for a client certificate (certificate required)" in bare
+    assert "Set tls.cert_file and tls.key_file.   [TL-M09]" in bare
+    cert_file, key_file = Authority(tmp_path / "other").issue("gateway")
+    foreign = Tls(ca_file=authority.ca_file, cert_file=cert_file, key_file=key_file)
+    said = str(greeting(broker, foreign))
+    assert "the broker does not accept our certificate (unknown ca). Check tls.cert_file.   [TL-M09]" in said
+    cert_file, key_file = authority.issue("gateway")
+    assert isinstance(greeting(broker, Tls(ca_file=authority.ca_file, cert_file=cert_file, key_file=key_file)), bytes)
+
+
+def test_an_older_tls_than_wanted(authority: Authority) -> None:
+    """Mosquitto 2.0 can't be held below TLS 1.3, so Python's own server stands in."""
+    context = server_context(authority)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with serving(context, times=2) as (port, chosen):
+        endpoint = Endpoint("mqtts", "127.0.0.1", port)
+        with pytest.raises(Unreachable) as caught:
+            connect(endpoint, tls=Tls(ca_file=authority.ca_file, min_version="1.3"))
+        assert str(caught.value) == (
+            f"mqtts://127.0.0.1:{port}: the broker speaks no TLS 1.3 or newer. "
+            "Lower tls.min_version, or mend the broker.   [TL-M02]"
+        )
+        connect(endpoint, tls=Tls(ca_file=authority.ca_file, server_name="broker.local")).close()
+    assert len(chosen) == 1, "1.2 is the default"
+
+
+def test_tls_to_a_port_without(mosquitto: Mosquitto) -> None:
+    said = refusal(mosquitto, Tls())
+    assert said.startswith("mqtts://localhost:PORT: no TLS (")
+    assert said.endswith("Is this port a TLS listener?   [TL-M02]")
+
+
+def server_context(authority: Authority) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("broker.local"))
+    return context
+
+
+@contextlib.contextmanager
+def serving(context: ssl.SSLContext, times: int = 1) -> Iterator[tuple[int, list[str | None]]]:
+    """A TLS server for so many connections: its port, and the ALPN protocols chosen."""
+    chosen: list[str | None] = []
+
+    def serve() -> None:
+        for _ in range(times):
+            with server.accept()[0] as plain, contextlib.suppress(OSError):
+                plain.settimeout(5)
+                with context.wrap_socket(plain, server_side=True) as sock:
+                    chosen.append(sock.selected_alpn_protocol())
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(5)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1], chosen
+        thread.join(60)
+
+
+def test_alpn_and_the_name_that_is_sent(authority: Authority) -> None:
+    """Mosquitto knows no ALPN."""
+    context = server_context(authority)
+    context.set_alpn_protocols(["mqtt"])
+    names: list[str | None] = []
+    context.sni_callback = lambda _sock, name, _context: names.append(name)
+    with serving(context) as (port, chosen):
+        tls = Tls(ca_file=authority.ca_file, alpn=("other", "mqtt"), server_name="broker.local")
+        connect(Endpoint("mqtts", "127.0.0.1", port), tls=tls).close()
+    assert (names, chosen) == (["broker.local"], ["mqtt"])
+
+
+def test_the_gateway_says_it_and_goes_on_when_it_is_mended(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, authority: Authority
+) -> None:
+    broker = new_mosquitto(**authority.listener("broker.local"))
+    gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=TlsSettings(ca_file=authority.ca_file))
+    gateway.start()
+    status = wait_until(lambda: s if (s := gateway.status())["last_error"] else None, what="an error")
+    assert status["last_error"]["code"] == "TL-M07"
+    assert 'is for "broker.local", not "localhost"' in status["last_error"]["text"]
+    broker.stop()
+    mended = authority.listener("localhost")
+    Path(broker.settings["certfile"]).write_bytes(Path(mended["certfile"]).read_bytes())
+    Path(broker.settings["keyfile"]).write_bytes(Path(mended["keyfile"]).read_bytes())
+    broker.start()
+    gateway.until(state="online")
+
+
+def test_a_gateway_that_lacks_its_client_certificate_says_so(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, authority: Authority
+) -> None:
+    broker = new_mosquitto(**authority.listener("localhost"), cafile=str(authority.ca_file), require_certificate="true")
+    gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=TlsSettings(ca_file=authority.ca_file))
+    gateway.start()
+    status = wait_until(lambda: s if (s := gateway.status())["last_error"] else None, what="an error")
+    assert status["last_error"]["code"] == "TL-M09"
+
+
+def test_insecure_is_shown_in_the_status(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, authority: Authority
+) -> None:
+    broker = new_mosquitto(**authority.listener("elsewhere"))
+    gateway = new_gateway(broker, tls=TlsSettings(insecure=True))
+    gateway.start()
+    assert gateway.until(state="online")["insecure"] is True
+
+
+def test_a_file_that_is_away_while_it_is_renewed_does_not_end_a_gateway_that_worked(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, authority: Authority, tmp_path: Path
+) -> None:
+    broker = new_mosquitto(**authority.listener("localhost"))
+    ca_file = tmp_path / "ca.pem"
+    gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=TlsSettings(ca_file=ca_file))
+    assert "TL-C30" in gateway.fail(), "at the start it does"
+    ca_file.write_bytes(authority.ca_file.read_bytes())
+    gateway.start()
+    gateway.until(state="online")
+    ca_file.unlink()
+    broker.restart()
+    wait_until(lambda: (gateway.status()["last_error"] or {}).get("code") == "TL-C30", what="the missing file")
+    ca_file.write_bytes(authority.ca_file.read_bytes())
+    gateway.until(state="online")

@@ -1,0 +1,194 @@
+"""What keeps the children running must not end itself, whatever goes wrong, and is watched all the same."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import io
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.unit.bridge.test_config import GOOD, read
+from towline.bridge.config.model import Bridge
+from towline.bridge.runtime import supervisors as keepers
+from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.screen import PlainScreen
+from towline.bridge.runtime.supervisor import Supervisor
+from towline.bridge.runtime.supervisors import DriverKeeper, GatewayKeeper, KafkaKeeper
+
+
+@pytest.fixture
+def stopping() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return Board("plant", tmp_path, {"line": "up"})
+
+
+NO_PROCESS = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+#: What nobody thought of, and the machine's refusals beside OSError.
+UNFORESEEN = [KeyError("received"), RuntimeError("can't start new thread"), MemoryError()]
+
+
+def refusing(times: int, then: Any, error: Exception = NO_PROCESS) -> Any:
+    """A call that fails so many times."""
+    left = [times]
+
+    def call(*_: object, **__: object) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return then()
+
+    return call
+
+
+@pytest.mark.parametrize(("error", "code"), [(NO_PROCESS, "TL-B32"), *((error, "TL-B55") for error in UNFORESEEN)])
+def test_a_gateway_that_can_not_be_started_is_tried_again(
+    board: Board,
+    stopping: threading.Event,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    code: str,
+) -> None:
+    line: Any = SimpleNamespace(name="line", gateway=SimpleNamespace(state_dir=tmp_path))
+    keeper = GatewayKeeper(line, tmp_path / "bridge.toml", board, tmp_path / "log", stopping)
+
+    def ended() -> Closing:
+        stopping.set()
+        return Closing()
+
+    monkeypatch.setattr(keepers, "ensure", refusing(1, ended, error))
+    keeper.start()
+    keeper.join(20)
+    assert not keeper.is_alive()
+    assert keeper.up.is_set()
+    assert any(f"[{code}]" in text for text in board.heard())
+
+
+@pytest.mark.parametrize("error", UNFORESEEN)
+def test_kafka_is_asked_again_whatever_went_wrong(
+    board: Board, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    bridge: Any = SimpleNamespace(kafka=SimpleNamespace(bootstrap_servers="k:9092"))
+    keeper = KafkaKeeper(bridge, board, stopping)
+    monkeypatch.setattr(keeper, "_look", refusing(1, keeper.ready.set, error))
+    keeper.start()
+    keeper.join(20)
+    assert keeper.ready.is_set()
+    assert any("[TL-B55]" in text for text in board.heard())
+
+
+def test_dead_letters_of_another_journal_are_counted_anew(board: Board, stopping: threading.Event) -> None:
+    nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
+    keeper = DriverKeeper(nothing, board, nothing, stopping)
+    view: Any = board.lines["line"]
+    for before, after, told in ((5, 0, 0), (0, 2, 1)):
+        view.counts = SimpleNamespace(dead_lettered=before, add=lambda _, n=after: SimpleNamespace(dead_lettered=n))
+        keeper._on_progress({"line": "line"})
+        assert sum("2 messages went to the dead-letter topic" in text for text in board.heard()) == told
+
+
+def test_a_report_that_can_not_be_read_ends_nothing(board: Board, stopping: threading.Event) -> None:
+    nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
+    keeper = DriverKeeper(nothing, board, nothing, stopping)
+    for report in ('{"kind": "started", "line": "nobody"}', '{"kind": "progress", "line": "line"}', "[]", "{"):
+        keeper._take(report)
+    keeper._take('{"kind": "started", "line": "line"}')
+    assert board.lines["line"].query == "running"
+    assert sum("[TL-B55]" in text for text in board.heard()) == 3
+
+
+def test_a_keeper_that_ended_is_no_secret(tmp_path: Path) -> None:
+    """Whatever ends a thread that should go on ends the bridge with a word and a code: a service manager starts it."""
+    supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
+    ended: Any = SimpleNamespace(fatal=None, is_alive=lambda: False, wanted=True, where="gateway line", given_up={})
+    living: Any = SimpleNamespace(fatal=None, is_alive=lambda: True, wanted=True, where="x", given_up={})
+    supervisor._kafka = supervisor._driver = living
+    supervisor._gateways = [living]
+    assert supervisor._fatal() is None
+    supervisor._gateways = [ended, living]
+    told = supervisor._fatal()
+    assert told is not None
+    assert told.code == "TL-B55"
+    assert "gateway line" in str(told)
+
+
+class Closing:
+    """A client with nothing to say."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+
+def test_a_driver_that_can_not_be_started_is_tried_again(
+    board: Board, stopping: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge: Any = SimpleNamespace(
+        lines=(SimpleNamespace(name="line"),),
+        logs=tmp_path,
+        state_dir=tmp_path,
+        spark=SimpleNamespace(master="spark://x", conf={}),
+        model_copy=lambda update: SimpleNamespace(model_dump=lambda **_: str(update)),
+    )
+    kafka: Any = SimpleNamespace(ready=threading.Event())
+    monkeypatch.setattr(subprocess, "Popen", refusing(1, Driver))
+    keeper = DriverKeeper(bridge, board, kafka, stopping)
+    keeper.start()
+    told = wait_until(lambda: [text for text in board.heard() if "was ended by signal 9" in text], what="a driver")
+    stopping.set()
+    keeper.join(20)
+    assert told
+    assert board.spark_restarts >= 2
+
+
+class Driver:
+    """A driver that was killed at once."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.stdin = io.StringIO()
+        self.stdout = io.StringIO()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+    def poll(self) -> int:
+        return -9
+
+    def wait(self) -> int:
+        return -9
+
+
+def test_what_the_driver_is_told_is_ascii(board: Board, stopping: threading.Event, tmp_path: Path) -> None:
+    """``PYTHONIOENCODING=latin-1`` garbled the routes on the way."""
+    bridge = read(GOOD.replace('"telemetry/{device}/#"', '"tél/温度/{device}/#"'), tmp_path)
+    bridge.state_dir.mkdir()
+    kafka: Any = SimpleNamespace(ready=threading.Event())
+    keeper = DriverKeeper(bridge, Board("plant", tmp_path, {"telemetry": "up"}), kafka, stopping)
+    echo = "import sys; print(ascii(sys.stdin.readline()))"
+    keeper.command = (sys.executable, "-c", echo)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONIOENCODING", "latin-1")
+        with keeper._start()[0] as process:
+            assert process.stdout is not None
+            told = Bridge.model_validate_json(ast.literal_eval(process.stdout.read()))
+    assert told.uplinks[0].routes == bridge.uplinks[0].routes

@@ -1,0 +1,208 @@
+"""What goes next, against a model broker that accepts, refuses and puts off at random."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from towline.delivery.dispatch import Dispatch, Fate
+from towline.journal.ranges import Ranges
+
+QUOTA, NOT_AUTHORIZED = 0x97, 0x87
+
+
+def dispatch(done: Ranges | None = None, *, most_open: int = 10, most_bytes: int = 1000) -> Dispatch:
+    return Dispatch(done or Ranges(), most_open=most_open, most_bytes=most_bytes, most_waiting=20)
+
+
+def test_a_window_and_its_bytes_are_kept_to() -> None:
+    plan = dispatch(most_open=2, most_bytes=100)
+    rooms = []
+    for number, size in enumerate((1, 1, 200)):
+        plan.hand_over(number, "a", size)
+        rooms.append(plan.room)
+        if number == 1:
+            assert plan.answered(0, 0, 0.0) is Fate.DELIVERED
+    assert rooms == [True, False, False]
+
+
+def test_what_was_put_off_holds_back_its_topic_alone() -> None:
+    plan = dispatch()
+    plan.hand_over(0, "a", 1)
+    assert plan.answered(0, QUOTA, 0.0) is Fate.LATER
+    assert plan.admit(1, "a") is Fate.WAIT
+    assert plan.admit(1, "a") is Fate.KNOWN
+    assert plan.admit(2, "b") is Fate.GO
+    assert list(plan.ready(0.5, 10)) == []
+    assert list(plan.ready(1.0, 10)) == [0]
+    plan.hand_over(0, "a", 1)
+    assert plan.answered(0, 0, 1.0) is Fate.DELIVERED
+    assert list(plan.ready(1.0, 10)) == [1]
+    plan.validate()
+
+
+def test_the_pause_grows_to_a_minute() -> None:
+    plan, now = dispatch(), 0.0
+    pauses = []
+    for _ in range(9):
+        plan.hand_over(0, "a", 1)
+        plan.answered(0, QUOTA, now)
+        due = plan.due()
+        assert due is not None
+        pauses.append(due - now)
+        now = due
+        assert list(plan.ready(now, 10)) == [0]
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_a_refusal_lets_the_next_of_its_topic_go() -> None:
+    plan = dispatch()
+    plan.hand_over(0, "a", 1)
+    plan.answered(0, QUOTA, 0.0)
+    plan.admit(1, "a")
+    assert list(plan.ready(1.0, 10)) == [0]
+    plan.hand_over(0, "a", 1)
+    assert plan.answered(0, NOT_AUTHORIZED, 1.0) is Fate.REFUSED
+    assert list(plan.ready(1.0, 10)) == [1]
+
+
+def test_nothing_new_goes_before_what_waited_longer() -> None:
+    """More of a topic may become ready at once than one round hands over."""
+    plan = dispatch()
+    plan.hand_over(0, "a", 1)
+    plan.answered(0, QUOTA, 0.0)
+    assert [plan.admit(number, "a") for number in (1, 2, 3)] == [Fate.WAIT] * 3
+    assert list(plan.ready(1.0, 10)) == [0]
+    plan.hand_over(0, "a", 1)
+    plan.answered(0, 0, 1.0)
+    assert list(plan.ready(1.0, 2)) == [1, 2]
+    assert not plan.room
+    assert plan.due() == 0.0
+    assert list(plan.ready(1.0, 2)) == [3]
+    assert plan.room
+
+
+def test_older_numbers_that_come_late_go_once_each() -> None:
+    plan = dispatch()
+    for number in (5, 6):
+        plan.hand_over(number, "a", 1)
+    plan.answered(5, QUOTA, 0.0)
+    assert list(plan.ready(1.0, 10)) == [5]
+    plan.hand_over(5, "a", 1)
+    assert [plan.admit(number, "a") for number in (1, 2)] == [Fate.WAIT] * 2  # their batch has become whole
+    plan.answered(6, QUOTA, 1.0)
+    plan.validate()
+    plan.answered(5, 0, 1.5)
+    plan.validate()
+    sent = []
+    for now in (100.0, 100.0, 100.0):
+        for number in plan.ready(now, 10):
+            plan.hand_over(number, "a", 1)
+            sent.append(number)
+        for number in list(plan.open):
+            plan.answered(number, 0, now)
+            plan.validate()
+    assert sent == [1, 2, 6]
+
+
+def test_what_is_being_tried_again_is_not_handed_over_twice() -> None:
+    plan = dispatch()
+    plan.hand_over(5, "a", 1)
+    plan.answered(5, QUOTA, 0.0)
+    assert list(plan.ready(1.0, 10)) == [5]
+    plan.hand_over(5, "a", 1)
+    assert [plan.admit(number, "a") for number in (1, 2)] == [Fate.WAIT] * 2
+    for number in plan.ready(100.0, 10):
+        plan.hand_over(number, "a", 1)
+        plan.answered(number, 0, 100.0)
+    assert sorted(plan.open) == [5]
+    assert list(plan.ready(100.0, 10)) == []
+
+
+class Delivery(RuleBasedStateMachine):
+    """An outbox of numbered messages on a few topics, a session without loss, and a moody broker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done = Ranges()
+        self.plan = dispatch(self.done, most_open=6)
+        self.topics: list[str] = []
+        self.cursor = 0
+        self.now = 0.0
+        #: handed over, in order, not answered
+        self.at_broker: list[int] = []
+        self.accepted: list[int] = []
+        self.refused: list[int] = []
+        #: topics of which a message was put off while later ones were on their way: those may overtake it
+        self.overtaken: set[str] = set()
+
+    @initialize()
+    def begin(self) -> None:
+        self.topics = ["a"]
+
+    @rule(topics=st.lists(st.sampled_from("abc"), min_size=1, max_size=6))
+    def arrive(self, topics: list[str]) -> None:
+        self.topics += topics
+
+    @rule()
+    def send(self) -> None:
+        for number in self.plan.ready(self.now, 3):
+            if not self.plan.wait_again(number, self.topics[number]):
+                self._go(number)
+        while self.plan.room and self.cursor < len(self.topics):
+            if self.plan.admit(self.cursor, self.topics[self.cursor]) is Fate.GO:
+                self._go(self.cursor)
+            self.cursor += 1
+
+    def _go(self, number: int) -> None:
+        self.plan.hand_over(number, self.topics[number], 1)
+        self.at_broker.append(number)
+
+    @precondition(lambda self: self.at_broker)
+    @rule(reason=st.sampled_from([0, 0, 0, 0x10, QUOTA, NOT_AUTHORIZED]))
+    def answer(self, reason: int) -> None:
+        number = self.at_broker.pop(0)
+        fate = self.plan.answered(number, reason, self.now)
+        if fate is Fate.LATER:
+            topic = self.topics[number]
+            if any(self.topics[later] == topic for later in self.at_broker):
+                self.overtaken.add(topic)
+            return
+        self.done.add(number)
+        (self.accepted if fate is Fate.DELIVERED else self.refused).append(number)
+
+    @rule(seconds=st.floats(0.1, 100))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(left=st.integers(0, 6))
+    def line_breaks(self, left: int) -> None:
+        """The last of those handed over never left; the others stay the session's."""
+        never = self.at_broker[left:]
+        del self.at_broker[left:]
+        self.plan.start_again(never)
+        self.cursor = self.done.watermark
+
+    @invariant()
+    def sound(self) -> None:
+        self.plan.validate()
+        assert sorted(self.accepted + self.refused) == sorted({*self.accepted, *self.refused})  # each once
+        for topic in {*"abc"} - self.overtaken:
+            order = [n for n in self.accepted if self.topics[n] == topic]
+            assert order == sorted(order)
+
+    def teardown(self) -> None:
+        """Left alone with a kind broker, everything is delivered or refused."""
+        for _ in range(10 * len(self.topics) + 10):
+            self.now += 100
+            self.send()
+            while self.at_broker:
+                self.answer(0)
+        assert self.done.watermark == len(self.topics)
+
+
+Delivery.TestCase.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestDelivery = Delivery.TestCase

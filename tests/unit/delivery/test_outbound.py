@@ -1,0 +1,332 @@
+"""The downlink and a session without a network: what becomes of messages when connections end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from mqtt5 import (
+    ConnAckPacket,
+    DisconnectPacket,
+    DisconnectReasonCode,
+    PubAckPacket,
+    PubAckReasonCode,
+    PublishPacket,
+    PubRecPacket,
+    QoS,
+)
+
+from tests.helpers import read_all
+from towline.delivery.outbound import Downlink
+from towline.delivery.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.errors import JournalFull
+from towline.journal import Batch, Limits, Outbox
+from towline.mqtt import suspects as module
+from towline.mqtt.events import Event, Lost, Opened, Received, Send, SessionConfig, SessionLost
+from towline.mqtt.reasons import CUT
+from towline.mqtt.session import Session
+
+
+class Log:
+    def __init__(self) -> None:
+        self.codes: list[object] = []
+
+    def warning(self, _event: str, **facts: object) -> None:
+        self.codes.append(facts.get("code"))
+
+
+class Line:
+    """A downlink and its session; `sent` is what the broker has got on this connection."""
+
+    def __init__(
+        self, directory: Path, messages: int, topics: int = 1, qos: int = 1, *, exactly_once: bool = False
+    ) -> None:
+        self.outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
+        if messages:
+            rows = rows_of([{"topic": f"d{n % topics}", "payload": b"%d" % n, "qos": qos} for n in range(messages)])
+            self.outbox.append(arrived(rows, 0))
+        config = SessionConfig("c", "w", unknown_session="adopt", durable_ids=True, exactly_once=exactly_once)
+        self.session = Session(config)
+        self.sent: list[PublishPacket] = []
+        self.log = Log()
+        self.lost = 0
+        self.downlink = Downlink(
+            self.outbox, handle=self.handle, log=self.log, aside=directory / "refused", exactly_once=exactly_once
+        )
+        self.downlink.attach(self.session)
+
+    def handle(self, event: Event) -> None:
+        for action in self.session.handle(event, time.monotonic()):
+            self.lost += isinstance(action, SessionLost)
+            if isinstance(action, Send):
+                self.sent += [packet for packet in read_all(action.data) if isinstance(packet, PublishPacket)]
+            else:
+                self.downlink.perform(action)
+
+    def connect(self, window: int = 65535, *, present: bool = True, **connack: Any) -> list[int]:
+        """Come online, and return what is published then."""
+        self.sent.clear()
+        self.handle(Opened())
+        self.handle(Received([ConnAckPacket(session_present=present, receive_max=window, **connack)]))
+        self.downlink.turn()
+        self.downlink.turn()
+        return [int(packet.payload) for packet in self.sent]
+
+    def end(self, event: Event) -> bool:
+        self.handle(event)
+        return self.downlink.lost(self.session.outbound.withdraw())
+
+    def answer(self, reason: PubAckReasonCode = PubAckReasonCode.SUCCESS) -> None:
+        ids = [packet.packet_id for packet in self.sent if packet.packet_id]
+        self.sent.clear()
+        self.handle(Received([PubAckPacket(packet_id, reason_code=reason) for packet_id in ids]))
+        self.downlink.turn()
+
+    def drain(self) -> list[int]:
+        """Answer until nothing more is published, and return all that was."""
+        published: list[int] = []
+        while self.sent:
+            published += [int(packet.payload) for packet in self.sent]
+            self.answer()
+        return published
+
+    def refused(self) -> list[tuple[int, int]]:
+        self.downlink.turn()
+        return [(row["number"], row["reason"]) for row in self.downlink.refused.page(0)["rows"]]
+
+
+def test_a_message_put_off_is_overtaken_by_none_of_its_topic_that_had_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session had them all before the answer came; the broker's window let one of them leave."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    line = Line(tmp_path, 6, topics=2)
+    assert line.connect(window=1) == [0]
+    line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
+    assert line.drain() == [1, 3, 5], "the other topic goes on"
+    assert line.downlink.status()["put_off"] == 3
+    now += 2
+    line.downlink.turn()
+    assert line.drain() == [0, 2, 4]
+    assert line.outbox.waiting == 0
+
+
+def test_what_is_sent_a_second_time_is_put_off_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    line = Line(tmp_path, 3)
+    line.connect()
+    line.answer()
+    line.end(Lost())
+    assert line.connect(window=1) == []
+    line.downlink.send_again([(0, 3)], lambda _: True)
+    line.downlink.turn()
+    line.answer(PubAckReasonCode.QUOTA_EXCEEDED)
+    assert line.sent == []
+    now += 2
+    line.downlink.turn()
+    assert line.drain() == [0, 1, 2]
+    assert line.refused() == []
+
+
+def test_a_broker_that_ends_every_connection_at_once_sets_nothing_aside(tmp_path: Path) -> None:
+    """The first message of a connection waits for a second of quiet, while one is suspected."""
+    line = Line(tmp_path, 5)
+    assert line.connect() == [0, 1, 2, 3, 4]
+    line.end(Lost())
+    assert line.connect() == [0, 1, 2, 3, 4]
+    line.end(Lost())
+    for _ in range(20):
+        assert line.connect() == []
+        line.end(Lost())
+    assert line.refused() == []
+    assert line.downlink.status()["queued"] + line.downlink.status()["in_flight"] == 5
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_QUIET_S", 0.0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_three_ends_alone_set_aside_and_the_window_opens_again(tmp_path: Path) -> None:
+    line = Line(tmp_path, 5)
+    for published, found in zip(([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0], [0], [0]), (0, 0, 0, 0, 1), strict=True):
+        assert line.connect() == published
+        assert line.end(Lost()) == found, "the next connection comes soon after a find"
+    assert line.connect() == [1, 2, 3, 4]
+    line.answer()
+    assert line.refused() == [(0, CUT)]
+    assert line.outbox.waiting == 0
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("reason", "counts"),
+    [
+        (DisconnectReasonCode.MALFORMED_PACKET, True),
+        (DisconnectReasonCode.NOT_AUTHORIZED, True),
+        (DisconnectReasonCode.SERVER_SHUTTING_DOWN, False),
+        (DisconnectReasonCode.SESSION_TAKEN_OVER, False),
+    ],
+)
+def test_the_broker_s_word_at_the_end_counts(tmp_path: Path, reason: DisconnectReasonCode, counts: bool) -> None:
+    line = Line(tmp_path, 1)
+    for _ in range(3):
+        assert line.connect() == [0]
+        line.end(Received([DisconnectPacket(reason_code=reason)]))
+    line.connect()
+    assert line.refused() == ([(0, CUT)] if counts else [])
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_end_long_after_the_message_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROMPT_S", 0.0)
+    line = Line(tmp_path, 1)
+    for _ in range(10):
+        assert line.connect() == [0]
+        line.end(Lost())
+    line.connect()
+    assert line.refused() == []
+
+
+def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -> None:
+    """An attempt of a batch fills the outbox, the next one drops its rows, and the process ends before it is noted."""
+    limits = Limits(max_bytes=100_000, min_free_bytes=0)
+    rows = arrived(rows_of([{"topic": "d", "payload": bytes(9_000), "qos": 1}]), 0)
+    outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
+    for start in range(8):
+        outbox.append(rows, Batch("q/0", 0, attempt="a"), start=start, whole=False)
+    with pytest.raises(JournalFull):
+        outbox.append(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
+    outbox.close()
+    outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
+    session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
+    downlink = Downlink(outbox, handle=lambda _: None, log=Log(), aside=tmp_path / "refused")
+    downlink.attach(session)
+    downlink.turn()
+    outbox.append(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))
+    assert outbox.waiting == 8
+
+
+def test_exactly_once_stands_still_at_the_first_qos_2_message_that_was_taken_as_qos_1(tmp_path: Path) -> None:
+    """RabbitMQ 3.10 does so, and MQTT 3.1.1 has no Maximum QoS that would tell before."""
+    line = Line(tmp_path, 5, qos=2, exactly_once=True)
+    assert line.connect() == [0], "no second one before the broker has shown that it knows QoS 2"
+    line.answer()
+    assert line.sent == []
+    status = line.downlink.status()
+    assert (status["delivered"], status["degraded"], status["queued"] + status["in_flight"]) == (1, 1, 4)
+    assert "exactly once" in status["held_back"]
+    assert line.log.codes == ["TL-M44"]
+    line.end(Lost())
+    assert line.connect() == []
+
+
+def test_exactly_once_goes_on_once_the_broker_has_shown_that_it_knows_qos_2(tmp_path: Path) -> None:
+    line = Line(tmp_path, 5, qos=2, exactly_once=True)
+    line.connect()
+    line.handle(Received([PubRecPacket(line.sent[0].packet_id or 0)]))
+    line.downlink.turn()
+    assert [int(packet.payload) for packet in line.sent] == [0, 1, 2, 3, 4]
+    assert line.downlink.held_back is None
+
+
+def test_exactly_once_sets_nothing_aside_at_a_broker_without_qos_2(tmp_path: Path) -> None:
+    line = Line(tmp_path, 3, qos=2, exactly_once=True)
+    assert line.connect(max_qos=QoS.AT_LEAST_ONCE) == []
+    assert line.refused() == []
+    assert line.downlink.status()["queued"] == 3
+    assert "Maximum QoS" in (line.downlink.held_back or "")
+
+
+def test_at_least_once_counts_what_was_taken_at_qos_1(tmp_path: Path) -> None:
+    line = Line(tmp_path, 3, qos=2)
+    assert line.connect() == [0, 1, 2]
+    line.answer()
+    assert line.downlink.status()["degraded"] == 3
+    assert line.downlink.held_back is None
+
+
+def test_after_a_crash_qos_1_goes_out_again_under_the_same_packet_ids_with_dup(tmp_path: Path) -> None:
+    """[MQTT-4.4.0-1], [MQTT-3.3.1-1], where the broker has kept the session."""
+    line = Line(tmp_path, 30)
+    line.connect(window=10)
+    line.handle(Received([PubAckPacket(packet.packet_id or 0) for packet in line.sent[:4]]))
+    line.downlink.turn()
+    before = {int(packet.payload): packet.packet_id for packet in line.sent}
+    assert list(before) == list(range(14))
+    line.downlink.flush()
+    line.outbox.journal.close()
+
+    after = Line(tmp_path, 0)
+    assert after.connect(window=10) == list(range(4, 14)), "in the original order, and nothing new before"
+    assert all(packet.duplicate for packet in after.sent)
+    assert [packet.packet_id for packet in after.sent] == [before[number] for number in range(4, 14)]
+    assert after.drain() == list(range(4, 30))
+    assert after.outbox.waiting == 0
+    assert after.outbox.flights == {}
+
+
+def test_after_a_crash_and_a_lost_session_qos_1_goes_out_anew(tmp_path: Path) -> None:
+    line = Line(tmp_path, 5)
+    line.connect()
+    line.outbox.journal.close()
+    after = Line(tmp_path, 0)
+    assert after.connect(present=False) == [0, 1, 2, 3, 4]
+    assert not any(packet.duplicate for packet in after.sent)
+    assert after.downlink.status()["resent_after_lost_session"] == 0, "at least once: nothing to tell"
+    after.answer()
+    assert after.outbox.flights == {}
+
+
+def test_a_packet_id_that_is_used_again_before_the_flush_is_the_new_message_s(tmp_path: Path) -> None:
+    line = Line(tmp_path, 4)
+    line.session.outbound._last_id = 65534
+    line.connect(window=2)
+    assert [packet.packet_id for packet in line.sent] == [65535, 1]
+    line.session.outbound._last_id = 65534
+    line.answer()
+    assert [packet.packet_id for packet in line.sent] == [65535, 1]
+    line.outbox.journal.close()
+    after = Line(tmp_path, 0)
+    assert {i: f.number for i, f in after.outbox.flights.items()} == {65535: 2, 1: 3}
+    assert after.connect() == [2, 3]
+
+
+@pytest.mark.parametrize(("qos", "answered", "told"), [(1, True, 0), (1, False, 0), (2, True, 0), (2, False, 1)])
+def test_a_lost_session_is_told_only_where_it_held_something(
+    tmp_path: Path, qos: int, *, answered: bool, told: int
+) -> None:
+    """Many brokers keep no session without subscriptions; of a downlink only a QoS 2 message under way is lost."""
+    line = Line(tmp_path, 2, qos=qos)
+    line.connect(present=False)
+    if answered:
+        line.answer()  # also for QoS 2, as RabbitMQ does
+    line.end(Lost())
+    line.connect(present=False)
+    assert line.lost == told
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_what_expired_stays_counted_whatever_frame_says_that_it_is_done(tmp_path: Path, *, flushed: bool) -> None:
+    """Packet ids that are free again become durable with what is done, and so does how it was done [I11]."""
+    line = Line(tmp_path, 0)
+    expiring = [{"topic": "d", "payload": b"%d" % n, "qos": 1, "message_expiry_seconds": 0} for n in range(2)]
+    lasting = [{"topic": "d", "payload": b"%d" % n, "qos": 1} for n in range(2, 5)]
+    line.outbox.append(arrived(rows_of(expiring + lasting), 0))
+    line.connect(window=1)
+    line.session.outbound._last_id = 0  # the next message takes the id that was freed last
+    line.answer()
+    assert line.outbox.done.watermark == 3
+    if flushed:
+        line.downlink.flush()
+    line.outbox.journal.close()
+
+    after = Line(tmp_path, 0)
+    told = after.downlink.status()
+    assert (told["expired"], told["delivered"], told["accepted"]) == (2, 1, 5)

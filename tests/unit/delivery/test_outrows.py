@@ -1,0 +1,209 @@
+"""From any row of the outbox to a packet or a reason: nothing a column can hold raises [I15]."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import mqtt5
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRelPacket
+
+from tests.helpers import read_all
+from towline.delivery import outrows
+from towline.delivery.outrows import OUTBOX_SCHEMA, Outgoing, arrived, outgoing, packet, rows_of
+from towline.mqtt.codec import encode
+from towline.mqtt.events import Acknowledged, Action, Send
+from towline.mqtt.outbound import LONGEST_EXPIRY, Outbound, Phase
+
+_INT64 = st.integers(-(2**63), 2**63 - 1)
+#: Arrow does not look whether a string is UTF-8, so text is drawn as bytes.
+_TEXT = st.one_of(
+    st.none(),
+    st.sampled_from([b"", b"a", b"a/b", b"a/+", b"#", b"\0", b"a\x01", b"\xff\xfe", b"\xed\xa0\x80", b"x" * 70_000]),
+    st.binary(max_size=8),
+    st.text(max_size=8).map(lambda text: text.encode("utf-8", "surrogatepass")),
+)
+_BINARY = st.one_of(st.none(), st.binary(max_size=20), st.just(bytes(65_536)))
+_PAIR = st.one_of(st.none(), st.tuples(_TEXT, _TEXT))
+
+
+def text(value: bytes | None) -> pa.Array:
+    return pa.array([value], pa.binary()).view(pa.string())
+
+
+def pairs(values: list[tuple[bytes | None, bytes | None] | None] | None) -> pa.Array:
+    found = values or []
+    made = pa.StructArray.from_arrays(
+        [pa.array([p and p[at] for p in found], pa.binary()).view(pa.string()) for at in (0, 1)],
+        fields=list(OUTBOX_SCHEMA.field("user_properties").type.value_type),
+        mask=pa.array([p is None for p in found], pa.bool_()),
+    )
+    offsets = pa.array([None if values is None else 0, len(found)], pa.int32())
+    return pa.ListArray.from_arrays(offsets, made, type=OUTBOX_SCHEMA.field("user_properties").type)
+
+
+_COLUMNS: dict[str, st.SearchStrategy[pa.Array]] = {
+    "topic": _TEXT.map(text),
+    "payload": _BINARY.map(lambda value: pa.array([value], pa.binary())),
+    "qos": st.one_of(st.none(), st.integers(-128, 127), st.integers(0, 2)).map(lambda v: pa.array([v], pa.int8())),
+    "retain": st.one_of(st.none(), st.booleans()).map(lambda value: pa.array([value], pa.bool_())),
+    "content_type": _TEXT.map(text),
+    "payload_is_utf8": st.one_of(st.none(), st.booleans()).map(lambda value: pa.array([value], pa.bool_())),
+    "response_topic": _TEXT.map(text),
+    "correlation_data": _BINARY.map(lambda value: pa.array([value], pa.binary())),
+    "user_properties": st.one_of(st.none(), st.lists(_PAIR, max_size=3)).map(pairs),
+    "message_expiry_seconds": st.one_of(st.none(), _INT64).map(lambda value: pa.array([value], pa.int64())),
+    "arrived_at": st.one_of(st.none(), _INT64).map(lambda value: pa.array([value], pa.timestamp("us", "UTC"))),
+}
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> pa.RecordBatch:
+    rows = [
+        pa.RecordBatch.from_arrays([draw(_COLUMNS[name]) for name in OUTBOX_SCHEMA.names], schema=OUTBOX_SCHEMA)
+        for _ in range(draw(st.integers(1, 3)))
+    ]
+    return pa.concat_batches(rows)
+
+
+def sent(actions: list[Action]) -> list[Any]:
+    return read_all(b"".join(action.data for action in actions if isinstance(action, Send)))
+
+
+def fate(message: Outgoing, version: int, now: float, *, restored: bool) -> int | None:
+    """The reason a message is refused for here, None for one that leaves, and leaves again."""
+    if isinstance(message.content, int):
+        return message.content
+    expires = None if message.expires_at_us is None else now + message.expires_at_us / 1e6
+    outbound = Outbound(partial(encode, version=version))
+    if restored and int(message.content.qos):
+        outbound.restore(7, message.number, message.content, Phase.PUBLISHED, expires)
+    else:
+        outbound.publish(message.number, message.content, expires)
+    refused: int | None = None
+    packets: list[Any] = []
+    for _ in range(2):
+        outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
+        actions = list(outbound.actions(now))
+        packets = sent(actions) if version == 5 else [action for action in actions if isinstance(action, Send)]
+        for one in packets:
+            if isinstance(one, PubRelPacket):  # given up: its id is freed first
+                actions += outbound.answered(PubCompPacket(one.packet_id))
+        for action in actions:
+            if isinstance(action, Acknowledged) and action.reason:
+                refused = action.reason
+        if refused is not None:
+            assert not len(outbound)
+            return refused
+        if not int(message.content.qos):
+            break
+        outbound.disconnected()
+    assert packets
+    return None
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(batches(), st.sampled_from([5, 4]), st.booleans(), st.booleans())
+def test_every_row_is_sent_or_has_a_reason(rows: pa.RecordBatch, version: int, restored: bool, marked: bool) -> None:
+    mark = (lambda _number, _content: [("towline-n", "1")]) if marked else None
+    found = list(outgoing(rows, 5, mark))
+    assert [message.number for message in found] == list(range(5, 5 + rows.num_rows))
+    for message in found:
+        reason = fate(message, version, 1e6, restored=restored)
+        assert reason is None or 0x80 <= reason <= 0xFF
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("qos", 3, 0x9B),
+        ("qos", -128, 0x9B),
+        ("topic", "", 0x90),
+        ("topic", "a/#", 0x90),
+        ("topic", "a" * 70_000, 0x90),
+        ("topic", "a\0", 0x90),
+        ("content_type", "a\0", 0x90),
+        ("content_type", "x" * 70_000, 0x99),
+        ("correlation_data", bytes(65_536), 0x99),
+        ("user_properties", [None], 0x99),
+        ("user_properties", [{"key": None, "value": None}], None),
+        ("user_properties", [{"key": "k", "value": "v"}] * 100_000, None),
+        ("message_expiry_seconds", 2**63 - 1, None),
+        ("message_expiry_seconds", -(2**63), None),
+    ],
+)
+@pytest.mark.parametrize("restored", [False, True])
+def test_an_extreme_value(field: str, value: object, reason: int | None, restored: bool) -> None:
+    row = rows_of([{"topic": "d", "payload": b"x", "qos": 2, field: value}])
+    (message,) = outgoing(arrived(row, 0), 0)
+    assert fate(message, 5, 0.0, restored=restored) == reason
+
+
+def test_the_size_of_a_message_is_not_its_payload_alone() -> None:
+    """What is handed over at once is bounded by it."""
+    pairs = [{"key": "k" * 10, "value": "v" * 10}] * 1000
+    row = {"topic": "t" * 100, "payload": b"p", "correlation_data": bytes(50), "user_properties": pairs}
+    (message,) = outgoing(arrived(rows_of([row]), 0), 0)
+    assert message.size >= 1000 * 20 + 151
+
+
+def test_an_expiry_beyond_mqtt_s_longest_is_that_one() -> None:
+    (message,) = outgoing(arrived(rows_of([{"topic": "d", "message_expiry_seconds": 2**40, "qos": 1}]), 0), 0)
+    assert message.expires_at_us == LONGEST_EXPIRY * 1_000_000
+    outbound = Outbound(encode)
+    assert isinstance(message.content, PublishPacket)
+    outbound.publish(0, message.content, float(2**40))
+    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    (packet,) = sent(list(outbound.actions(0.0)))
+    assert packet.message_expiry_interval == LONGEST_EXPIRY
+
+
+def test_a_message_in_flight_that_a_new_server_does_not_take_is_given_up() -> None:
+    """[MQTT-3.2.2-15]: what the limit of the connection before allowed may be too large for this one."""
+    outbound = Outbound(encode)
+    outbound.connected(ConnAckPacket(), 10, resumed=False)
+    outbound.publish(1, PublishPacket("d", bytes(2000), qos=mqtt5.QoS(1), packet_id=1))
+    outbound.publish(2, PublishPacket("d", b"small", qos=mqtt5.QoS(1), packet_id=1))
+    assert len(sent(list(outbound.actions()))) == 2
+    outbound.disconnected()
+    outbound.connected(ConnAckPacket(session_present=True, max_packet_size=1000), 10, resumed=True)
+    actions = list(outbound.actions())
+    assert [(a.token, a.reason) for a in actions if isinstance(a, Acknowledged)] == [(1, 0x95)]
+    (again,) = sent(actions)
+    assert again.payload == b"small"
+    list(outbound.answered(PubAckPacket(again.packet_id)))
+    outbound.validate()
+
+
+def test_a_payload_beyond_what_mqtt_can_say_has_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    payload = bytes(268_435_455)
+    assert packet("t", payload, 1, retain=False) == 0x95
+    assert isinstance(packet("t", payload[:-6], 1, retain=False), PublishPacket)
+    assert capfd.readouterr().err == ""
+
+
+class PanicException(BaseException):  # as pyo3 calls it
+    """What a panic looks like."""
+
+
+@pytest.mark.parametrize("error", [PanicException, AttributeError, OverflowError])
+def test_whatever_a_constructor_raises_is_a_reason(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(outrows, "PublishPacket", raising)
+    assert packet("t", b"", 1, retain=False) == 0x99
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_what_is_not_the_rows_fault_passes(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(outrows, "PublishPacket", raising)
+    with pytest.raises(error):
+        packet("t", b"", 1, retain=False)

@@ -1,0 +1,239 @@
+"""The place aside: kept once, looked at, and back into the outbox once, whatever ends the process meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from mqtt5 import ConnAckPacket
+
+from tests.helpers import wait_until
+from towline.delivery.outbound import Downlink, Outcome
+from towline.delivery.outrows import OUTBOX_SCHEMA, REFUSED_SCHEMA, arrived, rows_of
+from towline.delivery.refused import Refused
+from towline.errors import JournalFull
+from towline.journal import Journal, Limits, Outbox
+from towline.mqtt.events import Event, Opened, PublishMany, Received, SessionConfig
+from towline.mqtt.session import Session
+
+#: Room for some messages of 50 KB.
+_SMALL = Limits(max_bytes=3 << 20, min_free_bytes=0, segment_bytes=64 << 10)
+
+
+class Log:
+    def __init__(self) -> None:
+        self.codes: list[str] = []
+
+    def warning(self, event: str, **facts: object) -> None:
+        del event
+        self.codes.append(str(facts.get("code")))
+
+
+def outbox_at(directory: Path) -> Outbox:
+    return Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
+
+
+def rows(*payloads: bytes, topic: str = "d", at: int = 1) -> pa.RecordBatch:
+    return arrived(rows_of([{"topic": topic, "payload": payload, "qos": 1} for payload in payloads]), at)
+
+
+def refuse(outbox: Outbox, refused: Refused, *numbers: int) -> None:
+    messages = ((next(iter(outbox.read(n, n + 1))), n, 0x87) for n in numbers)
+    for kept in refused.keep(messages):
+        outbox.finish(kept)
+
+
+def payloads(outbox: Outbox, start: int = 0) -> list[bytes]:
+    return [p for batch in outbox.read(start, outbox.end) for p in batch.column("payload").to_pylist()]
+
+
+def test_kept_shown_replayed(tmp_path: Path) -> None:
+    outbox = outbox_at(tmp_path)
+    outbox.append(rows(b"0", b"1", b"2", b"3"))
+    refused = Refused(tmp_path / "refused", outbox)
+    assert refused.page(0) == {"rows": [], "next": 0, "end": 0}
+    refuse(outbox, refused, 1, 3)
+    shown = refused.page(0)
+    assert [(row["number"], row["words"], row["topic"], row["bytes"]) for row in shown["rows"]] == [
+        (1, "not authorized", "d", 1),
+        (3, "not authorized", "d", 1),
+    ]
+    assert refused.replay(shown["end"]) == {"moved": 2, "next": 2, "end": 2}
+    assert payloads(outbox, 4) == [b"1", b"3"]
+    assert refused.page(0)["rows"] == []
+    assert refused.replay(2)["moved"] == 0
+    assert outbox.end == 6
+    assert outbox.ledger["replayed"] == 2
+    refuse(outbox, refused, 4)
+    assert refused.drop(3)["moved"] == 1
+    assert refused.page(0)["rows"] == []
+    assert outbox.end == 6
+
+
+def test_a_replay_that_a_crash_interrupted_enters_once(tmp_path: Path) -> None:
+    """The messages are in the outbox, and the mark that they left this place is lost with the crash."""
+    outbox = outbox_at(tmp_path)
+    outbox.append(rows(*(b"%d" % n for n in range(5))))
+    refused = Refused(tmp_path / "refused", outbox)
+    refuse(outbox, refused, 0, 1, 2)
+    refused.close()
+    shutil.copytree(tmp_path / "refused", tmp_path / "before")
+    refused = Refused(tmp_path / "refused", outbox)
+    assert refused.replay(99)["moved"] == 3
+    refused.close()
+    shutil.rmtree(tmp_path / "refused")
+    shutil.copytree(tmp_path / "before", tmp_path / "refused")
+    again = Refused(tmp_path / "refused", outbox)
+    refuse(outbox, again, 3)
+    assert again.replay(99) == {"moved": 1, "next": 4, "end": 4}
+    assert payloads(outbox, 5) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp_path: Path) -> None:
+    """Kept, and not yet done in the outbox: the message is refused there once more, or the replay comes first."""
+    outbox = outbox_at(tmp_path)
+    outbox.append(rows(b"0", b"1"))
+    row = next(iter(outbox.read(0, 1)))
+    refused = Refused(tmp_path / "refused", outbox)
+    assert list(refused.keep([(row, 0, 0x87)])) == [[0]]
+    refused.close()
+    shutil.copytree(tmp_path / "refused", tmp_path / "before")
+    again = Refused(tmp_path / "refused", outbox)
+    refuse(outbox, again, 0)
+    assert [found["number"] for found in again.page(0)["rows"]] == [0]
+    again.close()
+
+    outbox.close()
+    shutil.rmtree(tmp_path / "outbox")
+    outbox = outbox_at(tmp_path)
+    outbox.append(rows(b"0", b"1"))
+    first = Refused(tmp_path / "before", outbox)
+    assert first.replay(99)["moved"] == 0
+    assert outbox.end == 2
+    outbox.close()
+
+
+def test_what_was_set_aside_before_a_crash_is_not_sent_once_more(tmp_path: Path) -> None:
+    """The broker's rights were mended meanwhile: it would accept the message now, and once more with a replay."""
+    outbox = outbox_at(tmp_path)
+    outbox.append(rows(b"0", b"1", b"2"))
+    refused = Refused(tmp_path / "refused", outbox)
+    refuse(outbox, refused, 0)
+    outbox.flush()
+    assert list(refused.keep([(next(iter(outbox.read(1, 2))), 1, 0x87)])) == [[1]]
+    refused.close()
+    outbox.close()
+    outbox, sent = outbox_at(tmp_path), list[Event]()
+    downlink = Downlink(outbox, handle=sent.append, log=Log(), aside=tmp_path / "refused")
+    downlink.attach(online())
+    until(downlink, lambda: bool(sent))
+    assert [message.token for event in sent if isinstance(event, PublishMany) for message in event.messages] == [2]
+    account = downlink.status()
+    assert (account["accepted"], account["refused"], account["in_flight"]) == (3, 1, 1)
+    assert downlink.refused.replay(9)["moved"] == 2
+    assert payloads(outbox, 3) == [b"0", b"1"]
+    downlink.close()
+    outbox.close()
+
+
+def test_messages_of_an_outbox_that_is_gone_are_replayed_into_the_new_one(tmp_path: Path) -> None:
+    outbox = outbox_at(tmp_path)
+    outbox.append(rows(b"old 0", b"old 1"))
+    refused = Refused(tmp_path / "refused", outbox)
+    refuse(outbox, refused, 0, 1)
+    refused.close()
+    outbox.close()
+    shutil.rmtree(tmp_path / "outbox")
+    outbox = outbox_at(tmp_path)
+    outbox.append(rows(b"new 0", at=2))
+    refused = Refused(tmp_path / "refused", outbox)
+    refuse(outbox, refused, 0)
+    assert len(refused.page(0)["rows"]) == 3
+    assert refused.replay(99)["moved"] == 3
+    assert payloads(outbox, 1) == [b"old 0", b"old 1", b"new 0"]
+
+
+def test_what_an_older_version_kept_twice_is_replayed_once(tmp_path: Path) -> None:
+    outbox = outbox_at(tmp_path)
+    outbox.append(rows(b"0", b"1"))
+    row = next(iter(outbox.read(1, 2)))
+    old = Journal.open(tmp_path / "refused", schema=REFUSED_SCHEMA, limits=_SMALL)
+    extra = [pa.array([1], pa.int64()), pa.array([0x87], pa.int16())]
+    for _ in range(2):
+        old.append(pa.RecordBatch.from_arrays([*row.columns, *extra], schema=REFUSED_SCHEMA))
+    old.close()
+    outbox.finish([0, 1])
+    refused = Refused(tmp_path / "refused", outbox)
+    assert refused.replay(1)["moved"] == 1
+    assert refused.replay(2)["moved"] == 0
+    assert payloads(outbox, 2) == [b"1"]
+
+
+def test_a_full_outbox_stops_a_replay_and_nothing_is_lost(tmp_path: Path) -> None:
+    limits = Limits(max_bytes=300_000, min_free_bytes=0, segment_bytes=64 << 10)
+    outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
+    outbox.append(rows(bytes(150_000)))
+    refused = Refused(tmp_path / "refused", outbox)
+    refuse(outbox, refused, 0)
+    outbox.flush()
+    outbox.append(rows(bytes(250_000)))
+    with pytest.raises(JournalFull):
+        refused.replay(99)
+    assert outbox.ledger["replayed"] == 0
+    assert len(refused.page(0)["rows"]) == 1
+    outbox.finish([1])
+    outbox.flush()
+    assert refused.replay(99)["moved"] == 1
+
+
+def test_without_room_aside_everything_waits_and_nothing_is_done(tmp_path: Path) -> None:
+    outbox, log = outbox_at(tmp_path), Log()
+    events: list[Event] = []
+    outcomes: list[tuple[int, Outcome]] = []
+    downlink = Downlink(
+        outbox,
+        handle=events.append,
+        log=log,
+        aside=tmp_path / "refused",
+        on_outcome=lambda number, outcome: outcomes.append((number, outcome)),
+    )
+    downlink.refused = Refused(tmp_path / "refused", outbox, _SMALL)
+    downlink.attach(online())
+    for _ in range(100):
+        outbox.append(rows(bytes(50_000), topic=""))  # MQTT has no way to say it
+    outbox.append(rows(b"fine"))
+    until(downlink, lambda: downlink.held_back is not None)
+    kept = len(downlink.refused.page(0)["rows"])
+    account = downlink.status()
+    assert 0 < kept == account["refused"] == len(outcomes) < 100
+    assert account["accepted"] == 101 == account["queued"] + account["refused"] + account["in_flight"]
+    assert "don't fit" in account["held_back"]
+    assert log.codes.count("TL-M49") == 1
+    before = len(events)
+    downlink.lost(())
+    downlink.turn()
+    assert len(events) == before, "nothing is sent while there is no room"
+    downlink.refused.drop(99)
+    until(downlink, lambda: downlink.status()["refused"] == 100)
+    assert downlink.held_back is None
+    assert [number for number, _ in outcomes] == list(range(100))
+    downlink.close()
+    outbox.close()
+
+
+def online() -> Session:
+    session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
+    session.handle(Opened(), 0.0)
+    session.handle(Received([ConnAckPacket()]), 0.0)
+    return session
+
+
+def until(downlink: Downlink, condition: Callable[[], bool]) -> None:
+    def turned() -> bool:
+        downlink.turn()
+        return condition()
+
+    wait_until(turned, 10)

@@ -1,0 +1,232 @@
+"""The client without a broker: what it refuses at once, its receipts, its end, and that it is loaded lazily."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from mqtt5 import ConnectPacket, QoS
+from mqtt5 import Will as PlainWill
+
+from towline import Client, Filter, Memory, SessionRecord, Will
+from towline.errors import ConfigError, Refused, Unreachable
+from towline.mqtt.events import Acknowledged, Held
+from towline.net.messages import Receipt
+
+URI = "mqtt://127.0.0.1:1"
+ONE = QoS.AT_LEAST_ONCE
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"uri": "http://a"}, '"http://" is not a broker scheme'),
+        ({"uri": "mqtt://me:secret@a"}, "carries no user or password"),
+        ({"uri": []}, "no broker"),
+        ({"protocol": "4"}, 'protocol "4" is none of 5, 3.1.1, 3.1, auto'),
+        ({"subscribe": ["a/#/b"]}, "# stands alone and last"),
+        ({"subscribe": [""]}, "is not empty"),
+        ({"subscribe": ["a", Filter("a", 2)]}, "subscribed twice"),
+        ({"subscribe": [Filter("a", 3)]}, "qos and retain_handling are 0, 1 or 2"),
+        ({"subscribe": [Filter("a", identifier=0)]}, "a number from 1 to 268,435,455"),
+        ({"subscribe": [Filter("a", identifier=268_435_456)]}, "a number from 1 to 268,435,455"),
+        ({"subscribe": [Filter("$share/g/a", no_local=True)]}, "MQTT-3.8.3-4"),
+        ({"subscribe": [Filter("a", no_local=True)], "protocol": "3.1.1"}, "need MQTT 5"),
+        ({"subscribe": [Filter("a", identifier=1)], "protocol": "3.1"}, "needs MQTT 5"),
+        ({"password": "x", "protocol": "3.1.1"}, "a password needs a username"),
+        ({"clean_start": True, "session_expiry_s": 1, "protocol": "3.1.1"}, "a clean start ends with the connection"),
+        ({"receive_maximum": 0}, "receive_maximum: 0 is no whole number from 1 to 65,535"),
+        ({"receive_maximum": 1.5}, "receive_maximum: 1.5 is no whole number"),
+        ({"topic_aliases": 65_536}, "topic_aliases: 65536 is no whole number from 0 to 65,535"),
+        ({"session_expiry_s": -1}, "session_expiry_s: -1 is no whole number from 0 to 4,294,967,295"),
+        ({"session_expiry_s": "1h"}, "session_expiry_s: '1h' is no whole number"),
+        ({"keep_alive_s": "x"}, "keep_alive_s: 'x' is no whole number"),
+        ({"max_packet_bytes": -5}, "max_packet_bytes: -5 is no whole number"),
+        ({"connect_timeout_s": -1}, "connect_timeout_s: -1 is no number of seconds above 0"),
+        ({"connect_timeout_s": float("nan")}, "connect_timeout_s: nan is no number of seconds above 0"),
+        ({"client_id": "a\0b"}, "client_id: it has a surrogate or U+0000 [MQTT-1.5.4-1, -2]"),
+        ({"client_id": 5}, "client_id: it is text, not int"),
+        ({"username": "a" * 65_536}, "username: it has more than 65,535 bytes"),
+        ({"password": 5}, "password: it is bytes or text"),
+        ({"unknown_session": "x"}, "unknown_session: 'x' is none of adopt, discard, refuse"),
+        ({"subscribe": 5}, "subscribe: it is a topic filter, or a list of them"),
+        ({"subscribe": [5]}, "subscribe: it is a topic filter, or a list of them"),
+    ],
+)
+def test_what_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Client(**{"uri": URI, "client_id": "x", **given})
+    told = str(caught.value)
+    assert words in told
+    assert "\n" not in told
+    assert "secret" not in told
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"topic": "a/+"}, "a topic has no +, no # and no U+0000"),
+        ({"topic": ""}, "1 to 65,535 bytes"),
+        ({"topic": "a" * 65_536}, "1 to 65,535 bytes"),
+        ({"topic": 5}, "a topic is text, not int"),
+        ({"topic": "a", "qos": 3}, "QoS is 0, 1 or 2, not 3"),
+        ({"topic": "a", "expiry_s": -1}, "from 0 to 4,294,967,295, not -1. Change it.   [TL-C51]"),
+        ({"topic": "a", "payload": {"t": 1}}, "a payload is bytes or text, not dict; json.dumps() makes text of most"),
+        ({"topic": "a", "payload": None}, "a payload is bytes or text, not None"),
+        ({"topic": "a", "user_properties": {"a": "b"}}, "a list of pairs, not a dict"),
+        ({"topic": "a", "user_properties": ["ab"]}, "a list of pairs of text"),
+        ({"topic": "a", "correlation_data": "x"}, "correlation data are bytes, at most 65,535, not str"),
+    ],
+)
+def test_a_message_that_can_not_be_is_one_line(given: dict[str, Any], words: str) -> None:
+    client = Client(URI, client_id="x")
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        client.publish(**given)
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"uri": [URI, "mqtt://b"]}, True),
+        ({"uri": URI, "follow_redirects": True}, True),
+        ({"uri": [URI, "mqtt://b"], "brokers_share_sessions": True}, False),
+        ({"uri": URI}, False),
+    ],
+)
+def test_qos_2_to_several_brokers_needs_a_word(given: dict[str, Any], refused: bool) -> None:
+    client = Client(client_id="x", **given)
+    client.publish("t", qos=1)
+    expected = pytest.raises(ConfigError, match=r"brokers_share_sessions.*TL-C51") if refused else nullcontext()
+    with expected:
+        client.publish("t", qos=2)
+    client.close(0)
+
+
+def opened() -> Client:
+    """A client that is open as far as its callers see, with a thread that does nothing."""
+    client = Client(URI, client_id="x")
+    client._thread = threading.Thread()
+    client._thread.start()
+    return client
+
+
+def test_a_text_is_one_filter() -> None:
+    client = Client(URI, client_id="x", subscribe="telemetry/#")
+    assert [f.pattern for f in client._config.filters] == ["telemetry/#"]
+
+
+def test_a_will_takes_numbers_and_text() -> None:
+    will = Will("state", payload="größer", qos=1, will_delay_interval=5)
+    assert (will.topic, will.payload, will.qos, will.will_delay_interval) == ("state", "größer".encode(), ONE, 5)
+    assert (
+        ConnectPacket("c", will=will).write()
+        == ConnectPacket(
+            "c", will=PlainWill("state", payload="größer".encode(), qos=ONE, will_delay_interval=5)
+        ).write()
+    )
+    with pytest.raises(ConfigError, match=r"will to 'state': QoS is 0, 1 or 2, not 3.*TL-C51"):
+        Will("state", qos=3)
+
+
+@pytest.mark.parametrize("timeout", [0.01, None])
+def test_a_client_that_was_never_opened_says_so(timeout: float | None) -> None:
+    """With no time-out it would wait for ever: nothing is sent or received before open()."""
+    client = Client(URI, client_id="x", subscribe="t")
+    receipt = client.publish("t", b"sent once it is opened")
+    with pytest.raises(Unreachable, match=r"the client is not opened.*open\(\) first.*TL-M50"):
+        receipt.wait(timeout)
+    with pytest.raises(Unreachable, match="TL-M50"):
+        client.receive(timeout)
+    for _ in range(999):
+        client.publish("t")
+    with pytest.raises(Unreachable, match="TL-M50"):
+        client.publish("t", timeout_s=timeout)
+    client.close(0)
+
+
+def test_a_closed_client_says_so() -> None:
+    client = Client(URI, client_id="x")
+    waiting = client.publish("t", b"never sent")
+    client.close(0)
+    client.close(0)
+    assert client.receive() is None
+    assert list(client) == []
+    with pytest.raises(Unreachable, match=r"the client is closed.*TL-M32"):
+        client.publish("t")
+    with pytest.raises(Unreachable, match="TL-M32"):
+        client.open()
+    with pytest.raises(Unreachable, match="TL-M32"):
+        waiting.wait(1)
+
+
+def test_too_many_unconfirmed_messages_make_publish_wait() -> None:
+    client = opened()
+    for _ in range(1000):
+        client.publish("t")
+    with pytest.raises(Unreachable, match=r"1,000 messages are not confirmed after 0.05 s.*TL-M33"):
+        client.publish("t", timeout_s=0.05)
+    client.close(0)
+
+
+def test_receipts() -> None:
+    client = Client(URI, client_id="x")
+    taken, dropped, weaker, nobody = (client.publish(f"t/{n}", qos=2) for n in range(4))
+    for action in (Acknowledged(1, 0), Acknowledged(2, 0x97), Acknowledged(3, 0, degraded=True)):
+        client._perform(action)
+    assert taken.wait() is taken
+    assert (taken.done, taken.reason, taken.degraded, taken.topic) == (True, 0, False, "t/0")
+    with pytest.raises(Refused, match=r"t/1: the message was dropped: quota exceeded \(0x97\).*TL-M31"):
+        dropped.wait()
+    assert weaker.wait().degraded
+    assert not nobody.done
+    client.close(0)
+    assert nobody.done
+
+
+def test_a_receipt_wakes_who_waits() -> None:
+    client = opened()
+    receipt = client.publish("t")
+    with pytest.raises(Unreachable, match=r"no answer within 0 s.*sent again by itself"):
+        receipt.wait(0)
+    got: list[Receipt] = []
+    thread = threading.Thread(target=lambda: got.append(receipt.wait(60)))
+    thread.start()
+    client._perform(Acknowledged(1, 0x10))
+    thread.join(60)
+    assert got == [receipt]
+    client.close(0)
+
+
+class Stored(Memory):
+    def load(self) -> tuple[SessionRecord | None, Mapping[int, Held]]:
+        return SessionRecord("x", established=True, subscriptions={"a": 1}), {5: Held(7, 0)}
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_state_belongs_to_a_client_id(protocol: Any) -> None:
+    """[MQTT-3.1.3-2], [MQTT-3.1.3-2 of 3.1.1]: with another id the session of before is not ours."""
+    for client_id, known in (("x", True), ("y", False)):
+        client = Client(URI, client_id=client_id, store=Stored(), protocol=protocol)
+        session = client._connection.session
+        assert (session.record is not None, bool(session.inbound.held)) == (known, known)
+        assert session.inbound.next_number == (8 if known else 0)
+        client.close(0)
+
+
+def test_the_session_never_shows_its_password() -> None:
+    client = Client(URI, client_id="x", username="me", password="opensesame")
+    assert "opensesame" not in repr(client._config)
+    client.close()
+
+
+def test_a_message_beyond_what_mqtt_can_say_is_refused_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    client = Client(URI, client_id="c")
+    with pytest.raises(ConfigError, match=r"268,435,455.*\[TL-C51\]"):
+        client.publish("t", bytes(300_000_000))
+    client.close()
+    assert capfd.readouterr().err == ""

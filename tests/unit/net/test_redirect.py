@@ -1,0 +1,107 @@
+"""Reading a Server Reference, and what is remembered of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from towline.errors import Unreachable
+from towline.mqtt.events import Close
+from towline.net.redirect import MOST_HOPS, Redirects, read_references
+from towline.net.transport.endpoint import Endpoint
+
+HOME = Endpoint.parse("mqtt://home.example")
+A, B, C = (Endpoint.parse(f"mqtt://{name}.example") for name in "abc")
+
+
+def sent_to(reference: str, *, moved: bool = False) -> Close:
+    return Close(Unreachable("TL-M26", "x", "y"), fatal=moved, reference=reference, moved=moved)
+
+
+@pytest.mark.parametrize(
+    ("text", "like", "found"),
+    [
+        ("a.example", "mqtt://h", ["mqtt://a.example:1883"]),
+        ("a.example", "mqtts://h", ["mqtts://a.example:8883"]),
+        ("a.example:1234 b", "mqtt://h:99", ["mqtt://a.example:1234", "mqtt://b:1883"]),
+        ("[fe80::1]:1884 [::1]", "mqtt://h", ["mqtt://[fe80::1]:1884", "mqtt://[::1]:1883"]),
+        ("a", "wss://h/path", ["wss://a:443/path"]),
+        ("mqtts://a b", "mqtts://h", ["mqtts://a:8883", "mqtts://b:8883"]),
+        ("mqtt://a", "mqtts://h", []),  # it would take the encryption away
+        ("a", "unix:///run/mqtt.sock", []),
+        ("user:secret@a a/b a:0 a:65536 fe80::1 [a b] a\r\nb", "mqtt://h", []),
+        ("a" * 254, "mqtt://h", []),
+        ("a a a", "mqtt://h", ["mqtt://a:1883"]),
+        (" ".join("abcdefghijkl"), "mqtt://h", [f"mqtt://{c}:1883" for c in "abcdefgh"]),
+        ("", "mqtt://h", []),
+    ],
+)
+def test_references(text: str, like: str, found: list[str]) -> None:
+    assert [str(endpoint) for endpoint in read_references(text, Endpoint.parse(like))] == found
+
+
+def test_nothing_is_followed_unless_asked_for() -> None:
+    redirects = Redirects(follow=False)
+    close = sent_to("a.example")
+    assert redirects.judge(close, HOME) is close
+    assert redirects.target(HOME) == HOME
+
+
+def test_for_now_means_the_next_connection() -> None:
+    redirects = Redirects(follow=True)
+    assert redirects.judge(sent_to("a.example"), HOME).again_at_once
+    assert redirects.target(HOME) == A
+    redirects.served(A)
+    assert redirects.target(HOME) == HOME
+
+
+def test_for_good_counts_from_the_moment_the_new_server_serves() -> None:
+    redirects = Redirects(follow=True)
+    judged = redirects.judge(sent_to("a.example b.example", moved=True), HOME)
+    assert (judged.again_at_once, judged.fatal) == (True, False)
+    assert redirects.target(HOME) == A
+    assert redirects.pending
+    assert redirects.target(HOME) == B
+    redirects.served(B)
+    assert redirects.target(HOME) == B
+    redirects.judge(sent_to("c.example", moved=True), B)
+    assert redirects.target(HOME) == C
+    redirects.served(C)
+    assert redirects.target(HOME) == C
+
+
+def test_servers_that_moved_to_each_other_end_where_one_serves() -> None:
+    redirects = Redirects(follow=True)
+    for here, there in ((HOME, A), (A, HOME)):
+        redirects.judge(sent_to(there.host, moved=True), here)
+        assert redirects.target(HOME) == there
+        redirects.served(there)
+    assert redirects.target(HOME) == HOME
+
+
+def test_a_move_to_servers_that_are_not_there_is_forgotten() -> None:
+    redirects = Redirects(follow=True)
+    redirects.judge(sent_to("a.example", moved=True), HOME)
+    assert redirects.target(HOME) == A
+    assert redirects.target(HOME) == HOME
+
+
+@pytest.mark.parametrize("reference", ["", "home.example", "n@me!"])
+def test_a_reference_to_nobody_else_is_an_error_to_show(reference: str) -> None:
+    redirects = Redirects(follow=True)
+    close = sent_to(reference, moved=True)
+    assert redirects.judge(close, HOME) is close
+
+
+def test_after_a_few_hops_it_is_given_up_and_begun_anew() -> None:
+    redirects = Redirects(follow=True)
+    here = HOME
+    for there in [A, B] * (MOST_HOPS // 2):
+        assert redirects.judge(sent_to(there.host), here).again_at_once
+        here = redirects.target(HOME)
+        assert here == there
+    judged = redirects.judge(sent_to("a.example"), here)
+    assert not judged.again_at_once
+    assert judged.error is not None
+    assert judged.error.code == "TL-M27"
+    assert redirects.target(HOME) == HOME
+    assert redirects.judge(sent_to("a.example"), HOME).again_at_once

@@ -1,0 +1,314 @@
+"""Connecting, and failing to, with sockets of our own on the other side."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.integration.mqtt.ways import HttpProxy, SocksProxy
+from towline.errors import ConfigError, TowlineError, Unreachable
+from towline.net.transport import Endpoint, Proxy, connect
+from towline.net.transport.patience import Patience
+from towline.net.transport.sockets import Address, interleaved
+from towline_prove.devstack.ports import free_port
+
+LOOPBACK = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def answering(*answers: bytes) -> Iterator[int]:
+    """A server that sends this to each connection after its first bytes, and closes: its port."""
+
+    def serve() -> None:
+        for answer in answers:
+            with contextlib.suppress(OSError), server.accept()[0] as sock:
+                sock.settimeout(5)
+                sock.recv(65536)
+                sock.sendall(answer)
+
+    with socket.create_server((LOOPBACK, 0)) as server:
+        server.settimeout(5)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join(60)
+
+
+def refusal(uri: str, proxy: Proxy | None = None, timeout_s: float = 3) -> str:
+    with pytest.raises(TowlineError) as caught:
+        connect(Endpoint.parse(uri), proxy=proxy, timeout_s=timeout_s)
+    return str(caught.value)
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    port = free_port()
+    assert refusal(f"mqtt://127.0.0.1:{port}") == (
+        f"mqtt://127.0.0.1:{port}: no connection (connection refused). Is the broker up, and the port right?   [TL-M01]"
+    )
+    assert refusal(f"unix://{tmp_path}/x") == (
+        f"unix://{tmp_path}/x: no connection (no such file or directory). "
+        "Is the broker up, and may we open its socket?   [TL-M01]"
+    )
+
+
+def test_a_name_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_args: object, **_options: object) -> object:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert refusal("mqtt://nowhere.invalid") == (
+        'mqtt://nowhere.invalid:1883: no address for "nowhere.invalid" (name or service not known). '
+        "Check the broker's host, and the DNS of this machine.   [TL-M01]"
+    )
+    assert "no address" in refusal("mqtt://" + "a" * 70), "a label too long for the DNS"
+
+
+def test_a_resolver_that_hangs_does_not_hold_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: ended.wait(60))
+    began = time.monotonic()
+    assert "no answer within 0.3 s" in refusal("mqtt://slow.example", timeout_s=0.3)
+    ended.set()
+    assert time.monotonic() - began < 2
+
+
+def test_families_take_turns_in_the_resolvers_order() -> None:
+    """RFC 8305 section 4."""
+    six = [Address(socket.AF_INET6, (n,)) for n in range(3)]
+    four = [Address(socket.AF_INET, (n,)) for n in range(2)]
+    assert interleaved([*six, *four, six[0]]) == [six[0], four[0], six[1], four[1], six[2]]
+    assert interleaved([]) == []
+
+
+def addresses(monkeypatch: pytest.MonkeyPatch, *found: tuple[str, int]) -> None:
+    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in found]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: answers)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[tuple[str, int]]:
+    """An address that answers no connection attempt: its queue is full."""
+    with socket.create_server((LOOPBACK, 0), backlog=0) as server, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(server.getsockname())
+        yield server.getsockname()
+
+
+def test_a_silent_address_does_not_keep_the_next_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    with silent() as hole, socket.create_server((LOOPBACK, 0)) as server:
+        addresses(monkeypatch, hole, server.getsockname())
+        began = time.monotonic()
+        transport = connect(Endpoint.parse("mqtt://two.example"), timeout_s=10)
+        assert time.monotonic() - began < 2, "not the whole time for the first"
+        peer, _ = server.accept()
+        with peer:
+            assert transport.write(b"x")
+            assert peer.recv(1) == b"x"
+        transport.close()
+
+
+def test_all_addresses_fail_and_each_reason_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    addresses(monkeypatch, (LOOPBACK, port), ("127.0.0.2", port), ("127.0.0.3", port))
+    assert "no connection to any of 3 addresses (connection refused)" in refusal("mqtt://many.example")
+    with silent() as hole:
+        addresses(monkeypatch, (LOOPBACK, port), hole)
+        said = refusal("mqtt://many.example", timeout_s=3)
+        assert "to any of 2 addresses (connection refused; no answer within 3 s)" in said
+
+
+def test_connecting_is_given_up_when_asked() -> None:
+    asked = threading.Event()
+    with silent() as (host, port):
+        threading.Timer(0.2, asked.set).start()
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match="given up"):
+            connect(Endpoint("mqtt", host, port), timeout_s=30, cancelled=asked.is_set)
+        assert time.monotonic() - began < 2
+
+
+def test_a_result_that_comes_too_late_is_discarded() -> None:
+    go = threading.Event()
+    discarded: list[int] = []
+
+    def slow() -> int:
+        go.wait(60)
+        return 7
+
+    with pytest.raises(TimeoutError):
+        Patience(0.05).call(slow, discarded.append)
+    go.set()
+    wait_until(lambda: discarded == [7], what="the discarded result")
+
+
+def test_the_system_gives_a_dead_peer_up_after_one_and_a_half_keep_alives() -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        transport = connect(Endpoint("mqtt", LOOPBACK, server.getsockname()[1]), keep_alive_s=20)
+        with socket.socket(fileno=transport.fileno()) as sock:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            probes = [getattr(socket, f"TCP_KEEP{name}") for name in ("IDLE", "INTVL", "CNT")]
+            assert [sock.getsockopt(socket.IPPROTO_TCP, one) for one in probes] == [20, 3, 3]
+            sock.detach()
+        transport.close()
+
+
+@pytest.mark.parametrize("keep_alive_s", [1, 65535])
+def test_every_keep_alive_is_one_the_system_takes(keep_alive_s: int) -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        connect(Endpoint("mqtt", LOOPBACK, server.getsockname()[1]), keep_alive_s=keep_alive_s).close()
+
+
+def test_what_the_system_does_not_take_is_kept_and_flushed() -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        transport = connect(Endpoint("mqtt", LOOPBACK, server.getsockname()[1]))
+        peer, _ = server.accept()
+        data = bytes(range(256)) * 80_000
+        assert transport.write(data)
+        assert transport.unsent > 0
+        assert not transport.drain(0.05)
+        got = bytearray()
+        with peer:
+            while len(got) < len(data):
+                assert transport.flush()
+                got += peer.recv(1 << 20)
+        assert got == data
+        assert transport.unsent == 0
+        wait_until(lambda: transport.read() == b"", what="the end")
+        transport.close()
+
+
+def test_a_websocket_that_is_refused_or_is_none() -> None:
+    with answering(b"HTTP/1.1 404 Nope\r\nContent-Length: 0\r\n\r\n", b"\x20\x02\x00\x00\r\n\r\n", b"") as port:
+        uri = f"ws://127.0.0.1:{port}/mqtt"
+        assert refusal(uri) == (
+            f"{uri}: the server answers HTTP 404 not found instead of opening a WebSocket. "
+            'Is "/mqtt" the right path?   [TL-M14]'
+        )
+        assert refusal(uri) == (
+            f"{uri}: the server does not answer in HTTP. Is this port a WebSocket listener?   [TL-M14]"
+        )
+        assert "the server closed instead of answering" in refusal(uri)
+
+
+def test_a_websocket_server_that_says_nothing() -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        uri = f"ws://127.0.0.1:{server.getsockname()[1]}/mqtt"
+        assert "no answer to the WebSocket's opening (no answer within 2 s)" in refusal(uri, timeout_s=2)
+
+
+@pytest.mark.parametrize("kind", [HttpProxy, SocksProxy])
+def test_a_proxy_that_wants_another_login(kind: type[HttpProxy], tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("wrongword")
+    scheme = "http" if kind is HttpProxy else "socks5"
+    with kind("me:right") as proxy:
+        for way in (
+            Proxy.parse(f"{scheme}://{proxy.address}"),
+            Proxy.parse(f"{scheme}://me@{proxy.address}", secret),
+        ):
+            said = refusal("mqtt://broker:1", way)
+            assert said.startswith(f"mqtt://broker:1: the proxy {scheme}://{proxy.address} did not let us through: ")
+            assert said.endswith("Set a user in the proxy's URI and proxy_password_file.   [TL-M15]")
+            assert "wrongword" not in said
+
+
+@pytest.mark.parametrize(
+    ("reply", "what"),
+    [
+        (b"HTTP/1.1 403 Secret words\r\n\r\n", "did not let us through: HTTP 403 forbidden. Ask who runs the proxy"),
+        (b"HTTP/1.1 502 Bad\r\nContent-Length: 3\r\n\r\nabc", "HTTP 502 bad gateway. Does the proxy reach the broker?"),
+        (b"SSH-2.0-x\r\n\r\n", "gave no answer to CONNECT"),
+        (b"", "gave no answer to CONNECT (it closed the connection). Is it an HTTP proxy?"),
+        (b"HTTP/1.1 407 " + b"x" * 100_000, "gave no answer to CONNECT"),
+    ],
+)
+def test_what_an_http_proxy_may_answer(reply: bytes, what: str) -> None:
+    with answering(reply) as port:
+        said = refusal("mqtt://broker:1", Proxy("http", LOOPBACK, port))
+    assert what in said
+    assert "Secret" not in said
+    assert said.endswith("[TL-M15]")
+
+
+def test_bytes_behind_a_proxys_answer_are_not_taken_for_the_brokers() -> None:
+    with answering(b"HTTP/1.1 200 OK\r\n\r\n\x20\x02\x00\x00") as port:
+        assert "it sent more than its answer" in refusal("mqtt://broker:1", Proxy("http", LOOPBACK, port))
+
+
+def test_a_socks_proxy_that_can_not_reach_the_broker() -> None:
+    with SocksProxy(names={"broker": (LOOPBACK, free_port())}) as proxy:
+        said = refusal("mqtt://broker:1", Proxy.parse(f"socks5://{proxy.address}"))
+    assert said == (
+        f"mqtt://broker:1: the proxy socks5://{proxy.address} did not let us through: "
+        "connection refused by destination host. Does the proxy reach the broker?   [TL-M15]"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["http", "socks5"])
+def test_a_proxy_that_is_not_there_or_says_nothing(scheme: str) -> None:
+    way = Proxy.parse(f"{scheme}://{LOOPBACK}:{free_port()}")
+    assert refusal("mqtt://broker:1", way) == (
+        f"mqtt://broker:1 through {way}: no connection (connection refused). "
+        "Is the proxy up, and the port right?   [TL-M01]"
+    )
+    with socket.create_server((LOOPBACK, 0)) as server:
+        way = Proxy.parse(f"{scheme}://{LOOPBACK}:{server.getsockname()[1]}")
+        began = time.monotonic()
+        assert refusal("mqtt://broker:1", way, timeout_s=0.4).endswith("[TL-M15]")
+        assert time.monotonic() - began < 3
+
+
+def test_a_socks_password_that_can_not_be_carried_is_not_told(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("geheimnisvoll-ü", "utf-8")
+    with SocksProxy("me:x") as proxy:
+        said = refusal("mqtt://broker:1", Proxy.parse(f"socks5://me@{proxy.address}", secret))
+    assert "geheimnis" not in said
+    assert said.endswith("Use ASCII.   [TL-C33]")
+
+
+def test_socks_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "python_socks", None)
+    assert refusal("mqtt://broker:1", Proxy.parse("socks5://proxy:1080")) == (
+        "socks5://proxy:1080: a SOCKS proxy needs the package python-socks. "
+        'Run: pip install "towline[proxy]"   [TL-C34]'
+    )
+
+
+def test_a_unix_socket_through_a_proxy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="TL-C35"):
+        connect(Endpoint.parse(f"unix://{tmp_path}/x"), proxy=Proxy("http", LOOPBACK, 1))
+
+
+def test_a_unix_socket_with_a_full_queue_is_waited_for(tmp_path: Path) -> None:
+    path = f"{tmp_path}/mqtt.sock"
+    with socket.socket(socket.AF_UNIX) as server, contextlib.ExitStack() as stack:
+        server.bind(path)
+        server.listen(0)
+        filler = stack.enter_context(socket.socket(socket.AF_UNIX))
+        filler.connect(path)
+        assert "no answer within 0.3 s" in refusal(f"unix://{path}", timeout_s=0.3)
+
+        def room() -> None:
+            server.accept()[0].close()
+
+        _later(room)
+        connect(Endpoint.parse(f"unix://{path}"), timeout_s=5).close()
+
+
+def _later(call: Callable[[], None]) -> None:
+    timer = threading.Timer(0.2, call)
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,172 @@
+"""Broker URIs and proxy URIs: what is read, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from towline.errors import ConfigError
+from towline.gateway.settings import Broker, GatewaySettings, TlsSettings
+from towline.net.transport import Endpoint, Proxy
+from towline.net.transport.proxy import http_status
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("broker", "mqtt://broker:1883"),
+        ("broker:1884", "mqtt://broker:1884"),
+        ("mqtt://broker/", "mqtt://broker:1883"),
+        ("mqtts://Broker.Example", "mqtts://broker.example:8883"),
+        ("mqtt://[::1]", "mqtt://[::1]:1883"),
+        ("mqtts://[fe80::1%eth0]:1", "mqtts://[fe80::1%eth0]:1"),
+        ("ws://broker", "ws://broker:80/mqtt"),
+        ("ws://broker:9001/", "ws://broker:9001/"),
+        ("wss://broker/a/b%20c", "wss://broker:443/a/b%20c"),
+        ("wss://[::1]:8084", "wss://[::1]:8084/mqtt"),
+        ("unix:///run/mqtt.sock", "unix:///run/mqtt.sock"),
+        ("mqtt://bücher.example", "mqtt://xn--bcher-kva.example:1883"),
+    ],
+)
+def test_a_uri_is_read_and_shown(uri: str, shown: str) -> None:
+    endpoint = Endpoint.parse(uri)
+    assert str(endpoint) == shown
+    assert Endpoint.parse(shown) == endpoint
+    broker = Broker.parse(uri)
+    assert str(broker) == shown
+    assert broker.endpoint == endpoint
+    assert Broker.model_validate_json(broker.model_dump_json()) == broker
+    assert broker.tls is (endpoint.scheme in {"mqtts", "wss"})
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("http://broker", "is not a broker scheme; use mqtt://, mqtts://, ws://, wss:// or unix://"),
+        ("mqtt://me:secret@broker", "carries no user or password"),
+        ("wss://me@broker", "carries no user or password"),
+        ("mqtt://", r"is mqtt://HOST\[:PORT\]"),
+        ("mqtt://a b", "a name or an address"),
+        ("mqtt://a'b", "a name or an address"),
+        ("mqtt://broker:0", "1 to 65535"),
+        ("mqtt://broker:65536", "1 to 65535"),
+        ("mqtt://broker:x", "1 to 65535"),
+        ("mqtt://broker/path", "without a path"),
+        ("mqtt://[::1", "IPv6"),
+        ("mqtt://" + "ü" * 70, "a name or an address"),
+        ("ws://broker/a?token=secret", r"no \? and no #"),
+        ("ws://broker/a b", "letters, digits"),
+        ("ws://broker/a\x7f", "letters, digits"),
+        ("unix://run/mqtt.sock", "three slashes"),
+        ("unix:///", "three slashes"),
+        ("unix:///" + "a" * 107, "at most 107 bytes"),
+    ],
+)
+def test_a_uri_is_refused_without_being_repeated(uri: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        Endpoint.parse(uri)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValidationError, match=said) as refused:
+        settings(brokers=uri)
+    assert "secret" not in str(refused.value)
+
+
+@given(st.text())
+def test_any_text_is_an_endpoint_or_a_value_error(text: str) -> None:
+    try:
+        endpoint = Endpoint.parse(text)
+    except UnicodeError:
+        pytest.fail("a sentence, not the codec's")
+    except ValueError:
+        return
+    else:
+        assert str(Endpoint.parse(str(endpoint))) == str(endpoint)
+
+
+def settings(**given_settings: object) -> GatewaySettings:
+    return GatewaySettings.model_validate(
+        {"name": "x", "state_dir": "/x", "brokers": "mqtt://x", "subscriptions": [{"filter": "#"}], **given_settings}
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_tls", "said"),
+    [
+        ({"key_file": "k"}, "key_file needs cert_file"),
+        ({"key_password_file": "k"}, "key_password_file needs cert_file"),
+        ({"min_version": "1.1"}, "'1.2' or '1.3'"),
+        ({"server_name": ""}, "at least 1 character"),
+        ({"alpn": ["a b"]}, "pattern"),
+    ],
+)
+def test_tls_settings_that_contradict_each_other(given_tls: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TlsSettings.model_validate(given_tls)
+
+
+def test_alpn_as_text_or_list() -> None:
+    assert TlsSettings.model_validate({"alpn": "mqtt, x-amzn-mqtt-ca"}).alpn == ("mqtt", "x-amzn-mqtt-ca")
+    assert TlsSettings.model_validate({"alpn": ["mqtt"]}).alpn == ("mqtt",)
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown", "username"),
+    [
+        ("http://proxy:3128", "http://proxy:3128", None),
+        ("http://me@proxy:3128/", "http://proxy:3128", "me"),
+        ("socks5://m%40e@[::1]:1080", "socks5://[::1]:1080", "m@e"),
+    ],
+)
+def test_a_proxy_is_read_and_shown_without_its_user(uri: str, shown: str, username: str | None) -> None:
+    proxy = Proxy.parse(uri)
+    assert (str(proxy), proxy.username) == (shown, username)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("http://me:secret@proxy:1", "carries no password; use proxy_password_file"),
+        ("https://proxy:1", "a proxy is http://"),
+        ("proxy:3128", "a proxy is http://"),
+        ("socks4://proxy:1", "a proxy is http://"),
+        ("http://proxy", "its port always named"),
+        ("socks5://proxy:1/x", "its port always named"),
+        ("http://proxy:x", "1 to 65535"),
+        ("http://a%3Ab@proxy:1", "no colon"),
+    ],
+)
+def test_a_proxy_is_refused_without_being_repeated(uri: str, said: str) -> None:
+    with pytest.raises(ValidationError, match=said) as caught:
+        settings(proxy=uri)
+    assert "secret" not in str(caught.value)
+
+
+def test_proxy_settings_that_contradict_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="needs proxy"):
+        settings(proxy_password_file=tmp_path)
+    with pytest.raises(ValidationError, match="needs a user in the proxy's URI"):
+        settings(proxy="http://proxy:1", proxy_password_file=tmp_path)
+    with pytest.raises(ValidationError, match="not reached through a proxy"):
+        settings(proxy="http://proxy:1", brokers="unix:///x")
+    assert settings().way is None
+
+
+def test_a_proxy_password_is_read_each_time(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    proxy = Proxy.parse("http://me@proxy:1", secret)
+    with pytest.raises(ConfigError, match=r"no such file.*TL-C33"):
+        proxy.password()
+    for word in ("one", "zwölf"):
+        secret.write_text(f"{word}\r\n", "utf-8")
+        assert proxy.password() == word
+    secret.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="no UTF-8"):
+        proxy.password()
+
+
+def test_a_status_in_words() -> None:
+    assert (http_status(404), http_status(799)) == ("404 not found", "799")

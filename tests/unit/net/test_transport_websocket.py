@@ -1,0 +1,229 @@
+"""WebSocket framing against wsproto's own server side, cut at every place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Event,
+    Ping,
+    Pong,
+    RejectConnection,
+    RejectData,
+    Request,
+    TextMessage,
+)
+
+from towline.net.transport import Endpoint
+from towline.net.transport.websocket import Framing, Refusal, Taken
+
+WHERE = Endpoint.parse("ws://broker:9001/mqtt")
+
+
+class Server:
+    """The other side."""
+
+    def __init__(self, framing: Framing) -> None:
+        self._web = WSConnection(ConnectionType.SERVER)
+        self.request = self.takes(framing.opening())[0]
+
+    def takes(self, data: bytes) -> list[Event]:
+        self._web.receive_data(data)
+        return list(self._web.events())
+
+    def says(self, *events: Event) -> bytes:
+        return b"".join(bytes(self._web.send(event)) for event in events)
+
+
+def opened() -> tuple[Framing, Server]:
+    framing = Framing(WHERE)
+    server = Server(framing)
+    assert framing.answer(server.says(AcceptConnection(subprotocol="mqtt"))) is None
+    assert framing.open
+    return framing, server
+
+
+def taken(framing: Framing, pieces: Iterable[bytes]) -> Taken:
+    """All that the pieces amount to."""
+    data, answer, ended = b"", b"", None
+    for piece in pieces:
+        one = framing.take(piece)
+        data, answer, ended = data + one.data, answer + one.answer, one.ended
+    return Taken(data, answer, ended)
+
+
+def test_the_request_names_host_path_and_subprotocol() -> None:
+    """[MQTT-6.0.0-3], [MQTT-6.0.0-3 of 3.1.1]."""
+    request = Server(Framing(WHERE)).request
+    assert isinstance(request, Request)
+    assert (request.host, request.target, request.subprotocols) == ("broker:9001", "/mqtt", ["mqtt"])
+
+
+def test_bytes_that_come_along_with_the_answer_are_kept() -> None:
+    framing = Framing(WHERE)
+    server = Server(framing)
+    answer = server.says(AcceptConnection(subprotocol="mqtt")) + server.says(BytesMessage(data=b"early"))
+    assert framing.answer(answer) is None
+    assert framing.take(b"").data == b"early"
+    assert framing.take(b"").data == b""
+
+
+def test_an_answer_in_single_bytes_opens_too() -> None:
+    framing = Framing(WHERE)
+    answer = Server(framing).says(AcceptConnection(subprotocol="mqtt"))
+    assert [framing.answer(answer[n : n + 1]) for n in range(len(answer))] == [None] * len(answer)
+    assert framing.open
+
+
+@pytest.mark.parametrize(
+    ("status", "what", "advice"),
+    [
+        (404, "the server answers HTTP 404 not found instead of opening a WebSocket", 'Is "/mqtt" the right path?'),
+        (301, "HTTP 301 moved permanently", 'Is "/mqtt" the right path?'),
+        (200, "HTTP 200 ok", 'Is "/mqtt" the right path?'),
+        (401, "HTTP 401 unauthorized", "wants a login"),
+        (403, "HTTP 403 forbidden", "wants a login"),
+        (502, "HTTP 502 bad gateway", "Is the broker behind it up"),
+        (426, "HTTP 426 upgrade required", "does it take WebSockets"),
+    ],
+)
+def test_a_refusal_by_status(status: int, what: str, advice: str) -> None:
+    framing = Framing(WHERE)
+    refusal = framing.answer(b"HTTP/1.1 %d Whatever it says\r\nContent-Length: 0\r\n\r\n" % status)
+    assert refusal is not None
+    assert what in refusal.what
+    assert advice in refusal.do
+    assert "Whatever" not in refusal.what
+
+
+def test_a_refusal_with_a_body() -> None:
+    framing = Framing(WHERE)
+    server = Server(framing)
+    refusal = framing.answer(server.says(RejectConnection(status_code=503, has_body=True), RejectData(data=b"x" * 999)))
+    assert refusal is not None
+    assert "503 service unavailable" in refusal.what
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        (b"\x20\x02\x00\x00" * 30 + b"\r\n\r\n", "the server does not answer in HTTP"),
+        (b"", "the server closed instead of answering"),
+        (
+            b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+            "answers, but opens no WebSocket (Bad accept token)",
+        ),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, "does not answer in HTTP"),
+    ],
+)
+def test_an_answer_that_is_none(answer: bytes, what: str) -> None:
+    refusal = Framing(WHERE).answer(answer) if not answer else _asked(answer)
+    assert refusal is not None
+    assert what in refusal.what
+    assert refusal.do == "Is this port a WebSocket listener?"
+
+
+def _asked(answer: bytes) -> Refusal | None:
+    framing = Framing(WHERE)
+    framing.opening()
+    return framing.answer(answer)
+
+
+def test_another_subprotocol_is_refused() -> None:
+    """[MQTT-6.0.0-4]."""
+    framing = Framing(WHERE)
+    refusal = framing.answer(Server(framing).says(AcceptConnection()))
+    assert refusal is not None
+    assert 'not with the subprotocol "mqtt" [MQTT-6.0.0-4]' in refusal.what
+    assert not framing.open
+
+
+@given(
+    messages=st.lists(st.binary(max_size=300), max_size=6),
+    cut=st.integers(1, 400),
+    chunk=st.integers(1, 200),
+    ping=st.binary(max_size=125),
+)
+def test_packets_and_frames_have_nothing_to_do_with_each_other(
+    messages: list[bytes], cut: int, chunk: int, ping: bytes
+) -> None:
+    """[MQTT-6.0.0-2], [MQTT-6.0.0-2 of 3.1.1]: frames in fragments, pings between them, reads that end anywhere."""
+    framing, server = opened()
+    wire = b""
+    for message in messages:
+        parts = [message[n : n + chunk] for n in range(0, len(message), chunk)] or [b""]
+        for number, part in enumerate(parts):
+            wire += server.says(Ping(payload=ping))
+            wire += server.says(BytesMessage(data=part, message_finished=number == len(parts) - 1))
+    got = taken(framing, (wire[n : n + cut] for n in range(0, len(wire), cut)))
+    assert got.data == b"".join(messages)
+    assert got.ended is None
+    pongs = server.takes(got.answer)
+    assert all(isinstance(pong, Pong) and bytes(pong.payload) == ping for pong in pongs)
+    assert len(pongs) == wire.count(server.says(Ping(payload=ping))) or not ping
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 1_000_000])
+def test_what_we_send_is_one_masked_binary_frame(size: int) -> None:
+    """[MQTT-6.0.0-1], [MQTT-6.0.0-1 of 3.1.1]; RFC 6455 section 5.3."""
+    framing, server = opened()
+    frame = framing.frame(b"\x30" * size)
+    assert frame[0] == 0x82
+    assert frame[1] & 0x80, "masked"
+    events = server.takes(frame)
+    assert all(isinstance(event, BytesMessage) for event in events)
+    assert b"".join(bytes(e.data) for e in events if isinstance(e, BytesMessage)) == b"\x30" * size
+
+
+def test_a_long_frame_is_handed_on_as_it_arrives() -> None:
+    framing, server = opened()
+    wire = server.says(BytesMessage(data=bytes(1_000_000)))
+    assert len(framing.take(wire[:500_000]).data) > 490_000
+
+
+def test_a_text_frame_ends_it() -> None:
+    """[MQTT-6.0.0-1], [MQTT-6.0.0-1 of 3.1.1]."""
+    framing, server = opened()
+    got = framing.take(server.says(BytesMessage(data=b"good"), TextMessage(data="bad"), BytesMessage(data=b"late")))
+    assert (got.data, got.ended) == (b"good", "the server sent a text frame [MQTT-6.0.0-1]")
+    (close,) = server.takes(got.answer)
+    assert isinstance(close, CloseConnection)
+    assert close.code == 1003
+    assert framing.take(b"more").ended == got.ended, "and stays ended"
+
+
+def test_a_close_is_answered_and_told() -> None:
+    framing, server = opened()
+    got = framing.take(server.says(CloseConnection(code=1001, reason="see you\x00")))
+    assert got.ended == "the WebSocket was closed (1001, going away, see you?)"
+    assert [type(event) for event in server.takes(got.answer)] == [CloseConnection]
+    assert framing.frame(b"late") == b""
+    assert framing.closing() == b"", "said once"
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [b"\x83\x00", b"\xc2\x01x", b"\x82\x81abcdx", b"\x80\x00", b"\x09\x00", b"\x89\x7e\x00\x7e", b"\x88\x01x"],
+)
+def test_a_frame_that_can_not_be_ends_it(wire: bytes) -> None:
+    """Reserved opcode or bit, masked, a continuation of nothing, a control frame cut, too long or with half a code."""
+    framing, _ = opened()
+    got = framing.take(wire)
+    assert got.ended is not None
+    assert got.ended.startswith("the WebSocket was closed (1002")
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_no_bytes_raise(wire: bytes, cut: int) -> None:
+    framing, _ = opened()
+    taken(framing, (wire[n : n + cut] for n in range(0, len(wire), cut)))
+    fresh = Framing(WHERE)
+    fresh.opening()
+    fresh.answer(wire)

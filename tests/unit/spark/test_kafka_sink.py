@@ -1,0 +1,138 @@
+"""What can be said of the sink without a running Spark: its accounts, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from towline.checkpoint import Checkpoint
+from towline.errors import ConfigError, KafkaError
+from towline.kafka import guard
+from towline.kafka.delivery import AtLeastOnce, AtMostOnce
+from towline.kafka.exactly_once import ExactlyOnce
+from towline.spark.kafka_sink import KafkaTransactional, Written, account
+from towline.spark.tally import sum_at
+
+OPTIONS = {"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once", "topic": "t"}
+SCHEMA = StructType([StructField("value", StringType())])
+
+
+@pytest.fixture(autouse=True)
+def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers at k1; what is asked there is tested on a real Kafka."""
+    monkeypatch.setattr(guard, "require_topics", lambda _: None)
+
+
+def written(batch: int | None = 7, rows: int = 10, lost: int = 0, why: str = "") -> Written:
+    return Written(partition=0, batch=batch, query="q", rows=rows, bytes=rows * 3, lost=lost, why=why)
+
+
+def test_a_batch_is_the_sum_of_its_tasks() -> None:
+    assert account([written(rows=10), written(rows=5)], 7) == Written(-1, 7, "q", 15, 45)
+    assert account([], None) == Written(-1, None, None, 0, 0)
+
+
+def test_dead_letters_and_skipped_partitions_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = written(), written()
+    one.dead_lettered, other.skipped = 3, True
+    with caplog.at_level(logging.INFO, "towline.kafka"):
+        total = account([one, other], 7)
+    assert (total.dead_lettered, total.skipped) == (3, True)
+    assert "batch 7: 3 rows went to the dead-letter topic" in caplog.text
+    assert "1 of 2 partitions were in Kafka already" in caplog.text
+
+
+def test_rows_given_up_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "towline.kafka"):
+        total = account([written(), written(rows=1000, lost=2000, why="no broker is up")], 7)
+    assert (total.rows, total.lost) == (1010, 2000)
+    assert "batch 7: 2,000 of 3,010 rows lost (at_most_once): no broker is up" in caplog.text
+
+
+def test_an_insecure_client_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    loose = {"kafka.security.protocol": "ssl", "kafka.enable.ssl.certificate.verification": "false"}
+    with caplog.at_level(logging.WARNING, "towline.kafka"):
+        for _ in range(3):
+            KafkaTransactional({**OPTIONS, **loose}).streamWriter(SCHEMA, overwrite=False)
+    (told,) = caplog.messages
+    assert told.startswith("kafka_transactional: insecure: kafka.enable.ssl.certificate.verification=false: ")
+
+
+@pytest.mark.parametrize("strange", [None, written(batch=6), written(batch=None)])
+def test_an_answer_that_is_missing_or_of_another_batch(strange: Written | None) -> None:
+    with pytest.raises(KafkaError, match="1 of 2 tasks did not answer for batch 7") as caught:
+        account([written(), strange], 7)
+    assert caught.value.code == "TL-K08"
+
+
+def test_dead_letters_of_a_batch_are_noted_once(tmp_path: Path) -> None:
+    sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
+    sink._location = str(tmp_path)
+    one = written()
+    one.dead_lettered = 3
+    for batch in (7, 7):  # Spark was killed before it noted the commit
+        sink.commit([one, written()], batch)
+    assert sum_at(Checkpoint(str(tmp_path)), 7) == 3
+
+
+def test_committing_twice_and_aborting_do_no_harm() -> None:
+    writer = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
+    for _ in range(2):
+        writer.commit([written()], 7)
+    writer.abort([written(), None], 7)
+
+
+def test_without_a_task_nothing_is_written() -> None:
+    """A task that does not know its batch must refuse, never guess."""
+    sink = KafkaTransactional(OPTIONS)
+    with pytest.raises(KafkaError, match="which batch") as caught:
+        sink.streamWriter(SCHEMA, overwrite=False).write(iter([]))
+    assert caught.value.code == "TL-K08"
+    with pytest.raises(KafkaError, match="no Spark task") as caught:
+        sink.writer(SCHEMA, overwrite=False).write(iter([]))
+    assert caught.value.code == "TL-K08"
+
+
+def test_errors_leave_their_frames_behind() -> None:
+    with pytest.raises(ConfigError) as caught:
+        KafkaTransactional({**OPTIONS, "topik": "x"})
+    assert [entry.name for entry in caught.traceback][1:] == ["bordered"]
+    assert caught.value.__context__ is None
+
+
+def test_a_guarantee_is_a_strategy() -> None:
+    for guarantee, strategy in (
+        ("exactly_once", ExactlyOnce),
+        ("at_least_once", AtLeastOnce),
+        ("at_most_once", AtMostOnce),
+    ):
+        writer = KafkaTransactional({**OPTIONS, "guarantee": guarantee}).streamWriter(SCHEMA, overwrite=False)
+        assert type(writer._delivery) is strategy
+
+
+def test_what_travels_to_the_tasks_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    sink = KafkaTransactional({**OPTIONS, "kafka.sasl.password": "${KAFKA_PASSWORD}"})
+    sent = pickle.dumps(sink.streamWriter(SCHEMA, overwrite=False))
+    assert b"hunter2" not in sent
+    assert b"${KAFKA_PASSWORD}" in sent
+
+
+def test_reading_is_refused() -> None:
+    with pytest.raises(ConfigError, match="only writes"):
+        KafkaTransactional(OPTIONS).schema()
+
+
+def test_the_checkpoint_is_synced_before_the_tasks_of_what_must_not_run_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(Checkpoint, "sync", lambda self: synced.append(self._location))
+    for guarantee in ("at_least_once", "at_most_once", "exactly_once"):
+        given = {**OPTIONS, "guarantee": guarantee, "checkpointlocation": str(tmp_path / guarantee)}
+        KafkaTransactional(given).streamWriter(SCHEMA, overwrite=False)
+    assert synced == [str(tmp_path / "at_most_once"), str(tmp_path / "exactly_once")]

@@ -1,0 +1,49 @@
+"""The public surface: what is there, and what importing it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import towline
+
+
+@pytest.mark.parametrize("name", towline.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(towline, name).__name__ == name
+
+
+def test_other_names_are_not() -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        towline.nothing  # noqa: B018 - the look-up is the test
+
+
+def imported_by(code: str) -> set[str]:
+    program = f"{code}\nimport sys; print(*sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    return set(answer.stdout.split())
+
+
+def test_importing_the_package_is_light() -> None:
+    assert imported_by("import towline").isdisjoint({"pyspark", "confluent_kafka", "pyarrow"})
+
+
+def test_the_look_ups_need_no_spark() -> None:
+    assert "pyspark" not in imported_by(
+        "from towline.kafka.admin import reachable; from towline.kafka.options import SinkSettings"
+    )
+
+
+def test_discovery_finds_the_sink() -> None:
+    package = import_module("pyspark_kafka_transactional")
+    assert package.DefaultSource.name() == "kafka_transactional"
+
+
+def test_discovery_never_raises() -> None:
+    """One broken pyspark_* package would disable the discovery of all."""
+    broken = "import sys; sys.modules['confluent_kafka'] = None; import pyspark_kafka_transactional as p"
+    code = f"{broken}; assert not hasattr(p, 'DefaultSource')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
