@@ -6,18 +6,18 @@ reached Kafka is read back with a plain consumer (or kcat), never through the br
 
 from __future__ import annotations
 
-from towline_prove.account import Account
+from towline_prove.account import RunAccount
 from towline_prove.history import Claims, HistoryWriter, read_history
 from towline_prove.load import LoadPlan, LoadResult, run_load
 from towline_prove.referee import Arrival, Verdict, judge
 
 __all__ = [
-    "Account",
     "Arrival",
     "Claims",
     "HistoryWriter",
     "LoadPlan",
     "LoadResult",
+    "RunAccount",
     "Verdict",
     "judge",
     "read_history",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from towline_prove.referee import Verdict
 
-__all__ = ["Account", "Watermarks"]
+__all__ = ["RunAccount", "Watermarks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Watermarks:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class RunAccount:
     """One run, told in one line and judged.
 
     Attributes:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from towline.errors import ConfigError, TowlineError
-from towline_prove.account import Account
+from towline_prove.account import RunAccount
 from towline_prove.gateway_soak import GatewaySoak, GatewaySoakPlan
 from towline_prove.history import read_history
 from towline_prove.large import LargePlan, append, run_large
@@ -83,7 +83,7 @@ def judge_command(
     """Compare claims with what a Kafka topic holds. Exit code 1 when the promise was broken."""
     way: Literal["confluent", "kcat"] = "kcat" if reader == "kcat" else "confluent"
     verdict = judge(read_history(history), read_topic(bootstrap, topic, reader=way))
-    account = Account(verdict, guarantee)
+    account = RunAccount(verdict, guarantee)
     typer.echo(json.dumps(account.as_json()) if as_json else account.line())
     if not as_json:
         for line in [*map(str, verdict.stories), *account.problems()]:

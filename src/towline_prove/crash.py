@@ -24,7 +24,7 @@ from towline.schema import ROW_SCHEMA
 from towline_prove.devstack.process import wait_for
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
-from towline_prove.powerloss import Disk
+from towline_prove.powerloss import DiskModel
 from towline_prove.referee import Arrival, judge
 from towline_prove.strace import Injection, fired, recording, wrapped
 from towline_prove.subject import GatewayRun, NotReady
@@ -141,7 +141,7 @@ class CrashBench:
         directory.mkdir(parents=True)
         log = directory / "strace"
         settings = self._settings(directory)
-        disk = Disk.of(_disk(directory))
+        disk = DiskModel.of(_disk(directory))
         with GatewayRun(settings, log=directory / "gateway.log") as run:
             run.start(lambda command: self._hurt(command, injection, log))
             listening = _ready(run)

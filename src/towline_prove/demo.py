@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from towline.bridge.runtime.board import read_board
 from towline.errors import TowlineError
-from towline_prove.account import Account, Watermarks
+from towline_prove.account import RunAccount, Watermarks
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, LoadResult, run_load
@@ -26,7 +26,7 @@ from towline_prove.reader import Tail, read_topic
 from towline_prove.referee import Verdict, judge
 from towline_prove.subject import BridgeRun, NotReady
 
-__all__ = ["LINE", "TOPIC", "Demo", "DemoFailed", "Moment", "Stage", "bridge_file", "last_line", "ready"]
+__all__ = ["LINE", "TOPIC", "Demo", "DemoFailed", "DemoView", "Moment", "bridge_file", "last_line", "ready"]
 
 TOPIC: Final = "telemetry"
 LINE: Final = "telemetry"
@@ -85,7 +85,7 @@ class Moment:
     waiting: int = 0
 
 
-class Stage(Protocol):
+class DemoView(Protocol):
     """Where the demo is shown."""
 
     def step(self, title: str, text: str) -> None:
@@ -126,7 +126,7 @@ class Demo:
         kills: Whether the gateway and Spark are killed on the way.
     """
 
-    stage: Stage
+    stage: DemoView
     guarantee: str = "at_least_once"
     messages: int = 20_000
     devices: int = 50
@@ -135,7 +135,7 @@ class Demo:
     kills: bool = True
     _moment: Moment = field(default_factory=Moment, init=False)
 
-    def run(self) -> Account:
+    def run(self) -> RunAccount:
         """Run the demo and return its account.
 
         Raises:
@@ -149,7 +149,7 @@ class Demo:
         shutil.rmtree(scratch, ignore_errors=True)
         return account
 
-    def _run(self, directory: Path) -> Account:
+    def _run(self, directory: Path) -> RunAccount:
         began = time.monotonic()
         # The gateway is killed: what the broker then holds must not be cut at Mosquitto's default of 1,000.
         mosquitto = Mosquitto(directory / "mosquitto", settings={"max_queued_messages": "0"})
@@ -165,7 +165,7 @@ class Demo:
                 self._start(bridge)
                 verdict, watermarks, notes = self._perform(directory, bridge, mosquitto, kafka)
                 bridge.stop()
-            return Account(verdict, self.guarantee, watermarks, notes)
+            return RunAccount(verdict, self.guarantee, watermarks, notes)
 
     def _configure(self, directory: Path, mosquitto: Mosquitto, kafka: Kafka) -> Path:
         config = directory / "bridge.toml"

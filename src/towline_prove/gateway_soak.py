@@ -16,7 +16,7 @@ from towline.guarantee import Guarantee
 from towline_prove.crash import journal_arrivals
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.process import wait_for
-from towline_prove.history import Claim, read_history
+from towline_prove.history import SenderRecord, read_history
 from towline_prove.load import LoadPlan
 from towline_prove.referee import judge
 from towline_prove.soak import KEEP_ALL, claimed, start_load
@@ -120,6 +120,6 @@ class GatewaySoak:
 
     def _settle(self, run: GatewayRun, claims: Path) -> None:
         """Wait until the journal has grown by everything acknowledged, and for what may come beyond it."""
-        acked = read_history(claims).count(Claim.ACKED)
+        acked = read_history(claims).count(SenderRecord.ACKED)
         run.until(acked, _PATIENCE_S)
         wait_for(lambda: not (run.status() or {"held": 1}).get("held"), 30)

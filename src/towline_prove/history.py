@@ -23,12 +23,12 @@ from typing import Any, NamedTuple, Self
 
 from towline.errors import ConfigError
 
-__all__ = ["Claim", "Claims", "HistoryWriter", "Record", "ranges", "read_history"]
+__all__ = ["Claims", "HistoryWriter", "Record", "SenderRecord", "ranges", "read_history"]
 
 _RECORD = struct.Struct("<BxHIId")
 
 
-class Claim(IntFlag):
+class SenderRecord(IntFlag):
     """What a sender knows of one message; the values are the record kinds in the file."""
 
     ATTEMPTED = 1
@@ -37,7 +37,7 @@ class Claim(IntFlag):
     REFUSED = 8
 
 
-_ADD = {claim: bytes(value | claim for value in range(256)) for claim in Claim}
+_ADD = {claim: bytes(value | claim for value in range(256)) for claim in SenderRecord}
 
 
 class Record(NamedTuple):
@@ -51,7 +51,7 @@ class Record(NamedTuple):
         at: Wall clock, seconds since 1970 UTC.
     """
 
-    claim: Claim
+    claim: SenderRecord
     publisher: int
     first: int
     length: int
@@ -60,7 +60,7 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class Claims:
-    """The claims of all publishers of one load: for each number a byte of `Claim` flags.
+    """The claims of all publishers of one load: for each number a byte of `SenderRecord` flags.
 
     Attributes:
         plan: The plan from the head of the file.
@@ -78,12 +78,12 @@ class Claims:
             flags.extend(bytes(end - len(flags)))
         flags[record.first : end] = flags[record.first : end].translate(_ADD[record.claim])
 
-    def of(self, publisher: int, number: int) -> Claim:
+    def of(self, publisher: int, number: int) -> SenderRecord:
         """Flags of one message; none when it was never attempted."""
         flags = self.flags.get(publisher, b"")
-        return Claim(flags[number]) if number < len(flags) else Claim(0)
+        return SenderRecord(flags[number]) if number < len(flags) else SenderRecord(0)
 
-    def count(self, claim: Claim) -> int:
+    def count(self, claim: SenderRecord) -> int:
         """How many messages carry this claim."""
         carrying = bytes(value for value in range(256) if value & claim)
         return sum(len(flags) - len(flags.translate(None, carrying)) for flags in self.flags.values())
@@ -120,11 +120,11 @@ class HistoryWriter:
             draft.unlink()
         self._pending = bytearray()
 
-    def note(self, claim: Claim, publisher: int, first: int, count: int = 1) -> None:
+    def note(self, claim: SenderRecord, publisher: int, first: int, count: int = 1) -> None:
         """Remember a claim; it is on its way to disk only after `flush`."""
         self._pending += _RECORD.pack(claim, publisher, first, count, time.time())
 
-    def note_all(self, claim: Claim, publisher: int, numbers: Iterable[int]) -> None:
+    def note_all(self, claim: SenderRecord, publisher: int, numbers: Iterable[int]) -> None:
         """Remember a claim about many numbers, in the order given."""
         for first, count in ranges(numbers):
             self.note(claim, publisher, first, count)
@@ -161,7 +161,7 @@ def records(data: bytes) -> Iterator[Record]:
     """Decode records; a torn one at the end (the writer was killed inside a write) is left out."""
     whole = len(data) - len(data) % _RECORD.size
     for kind, publisher, first, count, at in _RECORD.iter_unpack(data[:whole]):
-        yield Record(Claim(kind), publisher, first, count, at)
+        yield Record(SenderRecord(kind), publisher, first, count, at)
 
 
 def read_history(path: Path) -> Claims:

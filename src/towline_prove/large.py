@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from towline.kafka.admin import settled
-from towline_prove.account import Account
+from towline_prove.account import RunAccount
 from towline_prove.devstack.process import wait_for
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan
@@ -83,7 +83,7 @@ class LargeRun:
     """
 
     plan: LargePlan
-    account: Account
+    account: RunAccount
     peaks: Peaks
     backlog: int
     intake_s: float
@@ -208,7 +208,7 @@ def _nothing_waits(rig: Rig) -> bool:
     return marks is not None and marks.waiting == 0
 
 
-def _account(plan: LargePlan, rig: Rig, before: Watermarks | None) -> Account:
+def _account(plan: LargePlan, rig: Rig, before: Watermarks | None) -> RunAccount:
     """Judge what Kafka holds, a few records in memory at a time."""
     settled(rig.bootstrap, TOPIC)
     tail = Tail(rig.bootstrap, TOPIC)
@@ -219,7 +219,7 @@ def _account(plan: LargePlan, rig: Rig, before: Watermarks | None) -> Account:
     after = rig.watermarks()
     marks = after.since(before) if after and before else after
     notes = [] if rig.bridge.starts == 1 else [f"the bridge was started {rig.bridge.starts} times"]
-    return Account(verdict, plan.guarantee, marks, notes)
+    return RunAccount(verdict, plan.guarantee, marks, notes)
 
 
 def _found(tail: Tail) -> Iterator[Arrival]:

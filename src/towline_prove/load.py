@@ -20,9 +20,9 @@ import mqtt5
 from mqtt5 import ConnAckPacket, ConnectPacket, DisconnectPacket
 
 from towline.errors import ConfigError, Refused, Unreachable
-from towline_prove.history import Claim, HistoryWriter
+from towline_prove.history import HistoryWriter, SenderRecord
 from towline_prove.numbered import MIN_SIZE
-from towline_prove.sender import Sender, own_devices, share
+from towline_prove.sender import NumberedSender, own_devices, share
 
 __all__ = ["LoadPlan", "LoadResult", "connect", "run_load"]
 
@@ -164,7 +164,7 @@ class _Link:
     """A sender and its socket, for as long as it has one."""
 
     def __init__(self, plan: LoadPlan, publisher: int) -> None:
-        self.sender = Sender(
+        self.sender = NumberedSender(
             run=plan.run,
             publisher=publisher,
             devices=own_devices(publisher, plan.publishers, plan.devices),
@@ -265,7 +265,7 @@ class _Load:
                 self._welcome(link, again)
 
     def _welcome(self, link: _Link, again: list[int]) -> None:
-        self._history.note_all(Claim.RESENT, link.sender.publisher, again)
+        self._history.note_all(SenderRecord.RESENT, link.sender.publisher, again)
         self._resent += len(again)
         if link.sock is not None:
             self._selector.register(link.sock, selectors.EVENT_READ, link)
@@ -284,7 +284,7 @@ class _Load:
             data, first, count = link.sender.burst(min(each, allowed))
             if count:
                 link.out += data
-                self._history.note(Claim.ATTEMPTED, link.sender.publisher, first, count)
+                self._history.note(SenderRecord.ATTEMPTED, link.sender.publisher, first, count)
                 allowed -= count
 
     def _allowed(self) -> int:
@@ -320,8 +320,8 @@ class _Load:
             data = b""
         answers = link.sender.feed(data)
         link.out += answers.reply
-        self._history.note_all(Claim.ACKED, link.sender.publisher, answers.acked)
-        self._history.note_all(Claim.REFUSED, link.sender.publisher, answers.refused)
+        self._history.note_all(SenderRecord.ACKED, link.sender.publisher, answers.acked)
+        self._history.note_all(SenderRecord.REFUSED, link.sender.publisher, answers.refused)
         if not data or answers.closed is not None:
             self._drop(link)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from towline_prove.account import Account
+    from towline_prove.account import RunAccount
     from towline_prove.rig import Rig
 
 __all__ = ["BREAKS", "Steady", "outage", "steady_outage"]
@@ -111,7 +111,7 @@ BREAKS: dict[str, Callable[[Rig], AbstractContextManager[None]]] = {
 }
 
 
-def outage(rig: Rig, what: str, each: int = 4, *, held: float = 2.0) -> Account:
+def outage(rig: Rig, what: str, each: int = 4, *, held: float = 2.0) -> RunAccount:
     """Send a part, break something, send another, mend it, send the third; the account of all three.
 
     Args:
@@ -141,7 +141,7 @@ class Steady:
         dropped: What the broker says it dropped.
     """
 
-    account: Account
+    account: RunAccount
     journaled_during: int
     sent_during: int
     dropped: int

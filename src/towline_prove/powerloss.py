@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from towline_prove.strace import Call
 
-__all__ = ["EVERYTHING", "NOTHING", "Disk", "Gap", "Survives", "some"]
+__all__ = ["EVERYTHING", "NOTHING", "DiskModel", "Gap", "Survives", "some"]
 
 #: Asked for each unsynced change, oldest first within a file or directory: is it on the disk?
 Survives = Callable[[], bool]
@@ -150,7 +150,7 @@ class _Open:
     append: bool = False
 
 
-#: What a system call does, as the method of `Disk` that follows it.
+#: What a system call does, as the method of `DiskModel` that follows it.
 _KINDS: Final = {
     **dict.fromkeys(("open", "openat", "creat"), "_opened"),
     **dict.fromkeys(("write", "writev"), "_wrote"),
@@ -172,7 +172,7 @@ _KINDS: Final = {
 _UNKNOWN: Final = frozenset({"truncate", "sendfile", "copy_file_range", "splice", "symlink", "symlinkat"})
 
 
-class Disk:
+class DiskModel:
     """The files below a directory, what the programs see and what the disk holds.
 
     Args:

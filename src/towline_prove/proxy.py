@@ -12,7 +12,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Self
 
-__all__ = ["Mode", "Proxy"]
+__all__ = ["FaultProxy", "Mode"]
 
 _CHUNK = 1 << 16
 _LOOPBACK = "127.0.0.1"
@@ -48,7 +48,7 @@ class _Pair:
             sock.close()
 
 
-class Proxy:
+class FaultProxy:
     """A loopback proxy in front of one server, in a thread of its own; a context manager.
 
     Args:

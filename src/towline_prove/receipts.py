@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from towline.gateway.endpoint import write_private
-from towline_prove.demo import LINE, TOPIC, DemoFailed, Moment, Stage, bridge_file, last_line, ready
+from towline_prove.demo import LINE, TOPIC, DemoFailed, DemoView, Moment, bridge_file, last_line, ready
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.reader import Tail, read_topic
 from towline_prove.referee import Arrival
@@ -74,7 +74,7 @@ class ReceiptsDemo:
         directory: Keeps everything there; None for a directory that is removed after a run that came to its end.
     """
 
-    stage: Stage
+    stage: DemoView
     guarantee: str = "exactly_once"
     messages: int = 5_000
     rate: float = 500.0

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from towline_prove.history import Claim, Claims
+from towline_prove.history import Claims, SenderRecord
 from towline_prove.numbered import Numbered, decode
 
 __all__ = ["Arrival", "DeviceTally", "Story", "Verdict", "judge"]
@@ -231,7 +231,7 @@ class _Judge:
         self.verdict.doubled += 1
         tally.doubled += 1
         claim = self.claims.of(message.publisher, message.number)
-        self.verdict.resent_doubled += bool(claim & Claim.RESENT)
+        self.verdict.resent_doubled += bool(claim & SenderRecord.RESENT)
         first = self.first_place[message.publisher, message.number]
         self.tell(
             "doubled",
@@ -253,31 +253,31 @@ class _Judge:
             f"after number {highest[0]} at partition {highest[1]} offset {highest[2]}",
         )
 
-    def absent(self) -> Iterator[tuple[int, int, Claim]]:
+    def absent(self) -> Iterator[tuple[int, int, SenderRecord]]:
         for publisher, flags in self.claims.flags.items():
             seen = self.seen[publisher]
             for number, flag in enumerate(flags):
                 if flag and not seen[number]:
-                    yield publisher, number, Claim(flag)
+                    yield publisher, number, SenderRecord(flag)
 
     def close(self) -> Verdict:
         verdict = self.verdict
         for publisher, number, claim in self.absent():
-            if claim & Claim.ACKED:
+            if claim & SenderRecord.ACKED:
                 verdict.lost += 1
                 self._tell_lost(publisher, number)
             else:
                 verdict.missing += 1
-        verdict.attempted = self.claims.count(Claim.ATTEMPTED)
-        verdict.acked = self.claims.count(Claim.ACKED)
-        verdict.refused = self.claims.count(Claim.REFUSED)
+        verdict.attempted = self.claims.count(SenderRecord.ATTEMPTED)
+        verdict.acked = self.claims.count(SenderRecord.ACKED)
+        verdict.refused = self.claims.count(SenderRecord.REFUSED)
         verdict.recovered = self._recovered()
         verdict.split = sum(len(tally.partitions) > 1 for tally in verdict.devices.values())
         return verdict
 
     def _recovered(self) -> int:
         return sum(
-            bool(seen) and not Claim(flag) & (Claim.ACKED | Claim.REFUSED)
+            bool(seen) and not SenderRecord(flag) & (SenderRecord.ACKED | SenderRecord.REFUSED)
             for publisher, flags in self.claims.flags.items()
             for flag, seen in zip(flags, self.seen[publisher], strict=True)
         )

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import mqtt5
 
-from towline_prove.account import Account, Watermarks
+from towline_prove.account import RunAccount, Watermarks
 from towline_prove.devstack import Kafka, Mosquitto, free_port
 from towline_prove.devstack.process import wait_for
-from towline_prove.history import Claim, read_history
+from towline_prove.history import SenderRecord, read_history
 from towline_prove.load import LoadPlan, LoadResult, connect, run_load
 from towline_prove.numbered import decode
 from towline_prove.processes import Role
-from towline_prove.proxy import Proxy
+from towline_prove.proxy import FaultProxy
 from towline_prove.reader import Tail
 from towline_prove.referee import Arrival, judge
 from towline_prove.subject import BridgeRun, NotReady
@@ -106,12 +106,12 @@ class Rig:
         self._direct = direct
         directory.mkdir(parents=True, exist_ok=True)
         self.mosquitto = Mosquitto(directory / "mosquitto", settings={"sys_interval": "1", **(mosquitto or {})})
-        self.mqtt_proxy = Proxy(self.mosquitto.port)
+        self.mqtt_proxy = FaultProxy(self.mosquitto.port)
         front = free_port()
         inner = free_port()
         advertised = {} if direct else {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{front}"}
         self.kafka = Kafka(directory / "kafka", port=inner, settings={**advertised, **(kafka or {})})
-        self.kafka_proxy = Proxy(inner, listen=front)
+        self.kafka_proxy = FaultProxy(inner, listen=front)
         self.bridge = BridgeRun(directory / "bridge.toml", directory / "state" / LINE, directory / "bridge.log")
         self._stack = contextlib.ExitStack()
         self._runs = 0
@@ -119,7 +119,7 @@ class Rig:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.mosquitto)
-            self.mqtt_proxy = stack.enter_context(Proxy(self.mosquitto.port))  # the port is settled now
+            self.mqtt_proxy = stack.enter_context(FaultProxy(self.mosquitto.port))  # the port is settled now
             stack.enter_context(self.kafka_proxy)
             stack.enter_context(self.kafka)
             self.kafka.create_topics({TOPIC: self._partitions})
@@ -268,9 +268,9 @@ class Trial:
         messages = filter(None, (decode(arrival.value) for arrival in self._arrivals))
         return len({(m.run, m.publisher, m.number) for m in messages if m.run in runs})
 
-    def account(self, seconds: float = PATIENCE_S) -> Account:
+    def account(self, seconds: float = PATIENCE_S) -> RunAccount:
         """Wait until everything acknowledged is in Kafka and committed at the gateway (or time is up), and judge."""
-        acked = sum(read_history(part.claims).count(Claim.ACKED) for part in self._parts)
+        acked = sum(read_history(part.claims).count(SenderRecord.ACKED) for part in self._parts)
         if not wait_for(lambda: self.arrived() >= acked, seconds / 2):
             # The witness itself may be what is stuck; the note says how far it had read.
             self.notes.append(self._tail.reopen())
@@ -284,10 +284,10 @@ class Trial:
         marks = self._rig.watermarks(5)
         return marks is not None and marks.waiting == 0
 
-    def _judge(self) -> Account:
+    def _judge(self) -> RunAccount:
         verdict = judge(read_history(self._parts[0].claims), self._arrivals)
         for part in self._parts[1:]:
             verdict.merge(judge(read_history(part.claims), self._arrivals))
         after = self._rig.watermarks()
         marks = after.since(self._before) if after and self._before else after
-        return Account(verdict, self._rig.guarantee, marks, self.notes)
+        return RunAccount(verdict, self._rig.guarantee, marks, self.notes)

@@ -19,7 +19,7 @@ from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, Pub
 
 from towline_prove.numbered import encoder
 
-__all__ = ["Answers", "Sender", "own_devices", "share"]
+__all__ = ["Answers", "NumberedSender", "own_devices", "share"]
 
 _LAST_ID = 65535
 _REFUSAL = 0x80
@@ -59,7 +59,7 @@ class _Open:
     released: bool = False
 
 
-class Sender:
+class NumberedSender:
     """Numbers 0..total-1 of one publisher, as MQTT bytes.
 
     Args:
@@ -195,8 +195,8 @@ class Sender:
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {
-    PubAckPacket: Sender._on_end,  # noqa: SLF001 - the table of this class
-    PubCompPacket: Sender._on_end,  # noqa: SLF001
-    PubRecPacket: Sender._on_pubrec,  # noqa: SLF001
-    mqtt5.DisconnectPacket: Sender._on_disconnect,  # noqa: SLF001
+    PubAckPacket: NumberedSender._on_end,  # noqa: SLF001 - the table of this class
+    PubCompPacket: NumberedSender._on_end,  # noqa: SLF001
+    PubRecPacket: NumberedSender._on_pubrec,  # noqa: SLF001
+    mqtt5.DisconnectPacket: NumberedSender._on_disconnect,  # noqa: SLF001
 }

@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from towline_prove.devstack.process import wait_for
-from towline_prove.history import Claim, read_history
+from towline_prove.history import SenderRecord, read_history
 from towline_prove.processes import Role
 from towline_prove.rig import PATIENCE_S, Rig, dropped_by
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from towline_prove.account import Account
+    from towline_prove.account import RunAccount
     from towline_prove.load import LoadPlan
     from towline_prove.rig import Trial
 
-__all__ = ["EVERYBODY", "KEEP_ALL", "ROLES", "Outcome", "Soak", "SoakPlan", "claimed", "start_load"]
+__all__ = ["EVERYBODY", "KEEP_ALL", "ROLES", "Soak", "SoakPlan", "SoakRun", "claimed", "start_load"]
 
 ROLES = (Role.GATEWAY, Role.JVM, Role.DRIVER, Role.BRIDGE)
 #: Also Spark's Python workers, which hold the transactions, and Kafka itself.
@@ -65,7 +65,7 @@ class SoakPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SoakRun:
     """One run.
 
     Attributes:
@@ -82,7 +82,7 @@ class Outcome:
     at: int
     back: float
     seconds: float
-    account: Account
+    account: RunAccount
 
     @property
     def ok(self) -> bool:
@@ -111,9 +111,9 @@ class Soak:
     plan: SoakPlan
     directory: Path
     say: Callable[[str], None] = lambda _: None
-    outcomes: list[Outcome] = field(default_factory=list, init=False)
+    outcomes: list[SoakRun] = field(default_factory=list, init=False)
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> list[SoakRun]:
         """Run everything; the outcomes, good and bad."""
         with Rig(self.directory, mosquitto=KEEP_ALL, guarantee=self.plan.guarantee) as rig:
             self.say(f"Mosquitto {rig.mosquitto.version}, Kafka {rig.kafka.version}, seed {self.plan.seed}")
@@ -126,13 +126,13 @@ class Soak:
                 self.say(f"the broker itself dropped {dropped:,} messages: its fault, and these runs prove nothing")
         return self.outcomes
 
-    def _runs(self, rig: Rig) -> Iterator[Outcome]:
+    def _runs(self, rig: Rig) -> Iterator[SoakRun]:
         chance = random.Random(self.plan.seed)  # noqa: S311 - moments, not secrets
         for role in self.plan.roles:
             for number in range(1, self.plan.runs + 1):
                 yield self._one(rig, role, number, chance.uniform(0.05, 0.9))
 
-    def _one(self, rig: Rig, role: Role, number: int, moment: float) -> Outcome:
+    def _one(self, rig: Rig, role: Role, number: int, moment: float) -> SoakRun:
         began = time.monotonic()
         with rig.trial(f"{role}-{number}") as trial:
             plan, claims = trial.plan(self.plan.messages, rate=self.plan.rate)
@@ -145,7 +145,7 @@ class Soak:
             finally:
                 load.kill()
             account = _patiently(rig, trial)
-        return Outcome(role, number, at, back, time.monotonic() - began, account)
+        return SoakRun(role, number, at, back, time.monotonic() - began, account)
 
 
 def start_load(plan: LoadPlan, claims: Path) -> subprocess.Popen[bytes]:
@@ -179,7 +179,7 @@ def _kill_at(rig: Rig, role: Role, claims: Path, moment: int) -> int:
 def claimed(claims: Path) -> int:
     """How many messages the senders say they have sent by now."""
     time.sleep(0.01)
-    return read_history(claims).count(Claim.ATTEMPTED) if claims.exists() else 0
+    return read_history(claims).count(SenderRecord.ATTEMPTED) if claims.exists() else 0
 
 
 def _await_back(rig: Rig, role: Role) -> float:
@@ -193,7 +193,7 @@ def _await_back(rig: Rig, role: Role) -> float:
     return time.monotonic() - began if wait_for(back, PATIENCE_S) else -1.0
 
 
-def _patiently(rig: Rig, trial: Trial) -> Account:
+def _patiently(rig: Rig, trial: Trial) -> RunAccount:
     account = trial.account()
     if not rig.bridge.running:
         trial.notes.append("the bridge has ended")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from towline.errors import GatewayError, TowlineError
 from towline.gateway.client import GatewayClient
-from towline.gateway.endpoint import Endpoint
+from towline.gateway.endpoint import GatewayEndpoint
 from towline_prove import processes
 from towline_prove.devstack.process import Process
 from towline_prove.processes import Role
@@ -60,7 +60,7 @@ class GatewayRun:
     settings: GatewaySettings
     log: Path | None = None
     child: subprocess.Popen[bytes] | None = field(default=None, init=False)
-    _before: Endpoint | None = field(default=None, init=False)
+    _before: GatewayEndpoint | None = field(default=None, init=False)
 
     def start(self, wrap: Callable[[Sequence[str]], list[str]] = _as_is) -> Self:
         """Start the process; do not wait for it.
@@ -68,7 +68,7 @@ class GatewayRun:
         Args:
             wrap: Changes the command line, such as `towline_prove.strace.wrapped`.
         """
-        self._before = Endpoint.read(self.settings.state_dir)  # left by a killed one
+        self._before = GatewayEndpoint.read(self.settings.state_dir)  # left by a killed one
         if self.log is None:
             self.settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.log or self.settings.state_dir / "prove.log").open("ab") as log:
@@ -121,7 +121,7 @@ class GatewayRun:
 
     def client(self) -> GatewayClient | None:
         """A connection to *this* process, when it listens."""
-        endpoint = Endpoint.read(self.settings.state_dir)
+        endpoint = GatewayEndpoint.read(self.settings.state_dir)
         if endpoint is None or not self.running or endpoint == self._before:
             return None
         return GatewayClient(endpoint.location)
@@ -206,7 +206,7 @@ class BridgeRun:
 
     def gateway(self) -> Process | None:
         """The gateway that serves the line now, wherever in the tree it is."""
-        endpoint = Endpoint.read(self.state_dir)
+        endpoint = GatewayEndpoint.read(self.state_dir)
         if endpoint is None or endpoint.process.gone():
             return None
         return processes.process(endpoint.pid)
@@ -236,7 +236,7 @@ class BridgeRun:
 
     def status(self) -> dict[str, Any] | None:
         """The account of the line's gateway; None while it does not answer."""
-        endpoint = Endpoint.read(self.state_dir)
+        endpoint = GatewayEndpoint.read(self.state_dir)
         if endpoint is None or endpoint.process.gone():
             return None
         with GatewayClient(endpoint.location) as client, contextlib.suppress(GatewayError):

@@ -20,7 +20,7 @@ from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.sqlcheck import Findings
 from towline.bridge.deadletters import dlq
-from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.screen import LiveScreen, PlainScreen
 from towline.errors import KafkaError, TowlineError
@@ -181,8 +181,8 @@ def test_check(
     assert_harmless(out)
 
 
-def hostile_board(state_dir: Path) -> Board:
-    board = Board("plant", state_dir, {"telemetry": "up"})
+def hostile_board(state_dir: Path) -> BridgeState:
+    board = BridgeState("plant", state_dir, {"telemetry": "up"})
     board.kafka = board.kafka_error = HOSTILE
     view = board.lines["telemetry"]
     view.query_error = HOSTILE

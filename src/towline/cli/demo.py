@@ -17,7 +17,7 @@ from rich.table import Table
 from towline.cli._screen import is_live, plain
 
 if TYPE_CHECKING:
-    from towline_prove.account import Account
+    from towline_prove.account import RunAccount
     from towline_prove.demo import Moment
 
 __all__ = ["demo"]
@@ -94,7 +94,7 @@ def _receipts(
     return account.ok
 
 
-def _tell(account: Account, devices: int, seconds: float) -> None:
+def _tell(account: RunAccount, devices: int, seconds: float) -> None:
     verdict = account.verdict
     late = sum(bool(tally.late) for tally in verdict.devices.values())
     _say(

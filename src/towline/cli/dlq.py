@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from towline.bridge.config.model import Bridge
-    from towline.bridge.deadletters.dlq import Entry, Ledger, Replay, Wanted
+    from towline.bridge.deadletters.dlq import DeadLetterTopic, Entry, Replay, Wanted
 
 __all__ = ["app"]
 
@@ -128,7 +128,7 @@ def _facts(topic: str, line: str, entry: Entry) -> dict[str, Any]:
     }
 
 
-def _besides(ledgers: list[Ledger]) -> dict[str, Any]:
+def _besides(ledgers: list[DeadLetterTopic]) -> dict[str, Any]:
     """What is no letter of a line: topics that are not there yet, and letters that no line here has signed."""
     nobodys = [
         {"topic": ledger.topic, "signed": name, "letters": count}

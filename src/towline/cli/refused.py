@@ -141,7 +141,7 @@ def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
 def _reached(directory: Path) -> Iterator[_Ask]:
     """The refused messages of a state directory: through the gateway that runs there, or from the disk."""
     from towline.delivery.outrows import OUTBOX_SCHEMA  # noqa: PLC0415
-    from towline.delivery.refused import Refused  # noqa: PLC0415
+    from towline.delivery.refused import RefusedMessages  # noqa: PLC0415
     from towline.gateway.client import discover  # noqa: PLC0415 - loaded when it is called
     from towline.journal import Limits, Outbox  # noqa: PLC0415
 
@@ -155,7 +155,7 @@ def _reached(directory: Path) -> Iterator[_Ask]:
     with contextlib.ExitStack() as open_ones:
         outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=64 << 20))
         open_ones.callback(outbox.close)
-        refused = Refused(directory / "refused", outbox)
+        refused = RefusedMessages(directory / "refused", outbox)
         open_ones.callback(refused.close)
         yield lambda do, at: getattr(refused, do)(at)
 

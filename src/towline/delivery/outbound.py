@@ -28,7 +28,7 @@ from mqtt5 import PublishPacket, QoS
 from towline.delivery.dispatch import Dispatch, Fate
 from towline.delivery.outrows import Outgoing, outgoing
 from towline.delivery.receipts_wire import Content
-from towline.delivery.refused import REPLAYED, Refused
+from towline.delivery.refused import REPLAYED, RefusedMessages
 from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
 from towline.errors import Refused as BrokerRefused
 from towline.journal import Flight, Outbox
@@ -37,7 +37,7 @@ from towline.journal.outbox import PUBLISHED, RELEASED, SENT
 from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany
 from towline.mqtt.outbound import Phase
 from towline.mqtt.reasons import QOS_NOT_SUPPORTED, reason_words
-from towline.mqtt.session import Session, State
+from towline.mqtt.session import Session, SessionState
 from towline.mqtt.suspects import STRIKES, Culprits
 
 __all__ = ["Downlink", "Outcome"]
@@ -107,7 +107,7 @@ class Downlink:
         self._handle = handle
         self._log = log
         #: For the same thread.
-        self.refused = Refused(aside, outbox)
+        self.refused = RefusedMessages(aside, outbox)
         self._max_age_us = None if max_age_s is None else int(max_age_s * 1e6)
         self._on_outcome = on_outcome
         self._on_progress = on_progress
@@ -130,7 +130,7 @@ class Downlink:
         #: Bytes of the largest message that the broker has taken.
         self._largest = 0
         #: Calls of other threads, for this one.
-        self._asked: deque[tuple[Callable[[Refused], Any], Future[Any]]] = deque()
+        self._asked: deque[tuple[Callable[[RefusedMessages], Any], Future[Any]]] = deque()
         self._unflushed = 0
         #: Numbers that a life before this one had set aside; the outbox learns of it now.
         self._aside_before: set[int] = set()
@@ -145,7 +145,7 @@ class Downlink:
 
     # -- from any thread --
 
-    def ask(self, call: Callable[[Refused], _T]) -> Future[_T]:
+    def ask(self, call: Callable[[RefusedMessages], _T]) -> Future[_T]:
         """Let a call look at the refused messages on the driver's thread, at its next turn; wake it."""
         answer: Future[_T] = Future()
         self._asked.append((call, answer))
@@ -292,7 +292,7 @@ class Downlink:
             self.flush()
         if self._session is not None and self._culprits.pace(self._session, now):
             self._handle(PublishMany(()))
-        online = self._session is not None and self._session.state is State.ONLINE
+        online = self._session is not None and self._session.state is SessionState.ONLINE
         if online and unsent < _MOST_UNSENT and now >= self._room_at and self.broken is None:
             self._send(now)
         if self._news:
@@ -302,7 +302,7 @@ class Downlink:
     def due(self) -> float | None:
         """When `turn` is due by the clock, None for never; new rows and answers are for others to tell."""
         times = [self._flush_at, self._room_at if self._to_set_aside else None]
-        if self._session is not None and self._session.state is State.ONLINE:
+        if self._session is not None and self._session.state is SessionState.ONLINE:
             times.append(self._dispatch.due())
             times.append(self._culprits.due(self._session))
             times.append(self._room_at if self._room_at > time.monotonic() else None)

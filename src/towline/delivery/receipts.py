@@ -25,10 +25,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from towline.delivery.receipts_key import ReceiptKeys
 from towline.delivery.receipts_openings import Openings
-from towline.delivery.receipts_wire import Mark, Receipt, is_genuine, mark_of
+from towline.delivery.receipts_wire import Mark, ReceiptPayload, is_genuine, mark_of
 from towline.journal.ranges import Ranges
 
-__all__ = ["Change", "Ledger", "Verdict"]
+__all__ = ["Change", "Ledger", "MarkVerdict"]
 
 _NOTE: Final = "publisher:"
 #: Frames of a publisher that wait for their commit, apart; of more, neighbours wait together.
@@ -40,7 +40,7 @@ _FARTHEST: Final = 1 << 40
 _MOST_EPOCHS: Final = 1 << 20
 
 
-class Verdict(Enum):
+class MarkVerdict(Enum):
     """What becomes of a marked message."""
 
     NEW = "new"  # store it
@@ -188,7 +188,7 @@ class Ledger:
             if mark is None or not self._believed(mark, packet, topics[place]):
                 continue
             verdict = self.take(mark, now_s)
-            if verdict is Verdict.NEW:
+            if verdict is MarkVerdict.NEW:
                 self._new[id(packet)] = mark
             elif verdict in _DROPPED:
                 dropped.add(place)
@@ -209,43 +209,43 @@ class Ledger:
         """The marks of messages that `screen` let in as new, once; reading them anew would cost as much again."""
         return [self._new.pop(id(packet), None) for packet in packets]
 
-    def take(self, mark: Mark, now_s: int) -> Verdict:
+    def take(self, mark: Mark, now_s: int) -> MarkVerdict:
         """Judge a message and, if it is new, see it."""
         known = self._known(mark, now_s)
         if known is None or mark.number > known.seen.end + _FARTHEST:
             self.unknown += 1
             if mark.publisher in self._publishers:  # a copy of an older epoch has to learn of the newer one
                 self._asked(mark.publisher, self._publishers[mark.publisher], mark)
-            return Verdict.UNKNOWN
+            return MarkVerdict.UNKNOWN
         known.heard_s = max(known.heard_s, now_s)
         if mark.number in known.seen and known.openings.of(mark.number) not in (None, mark.opening):
             verdict = self._foreign(mark, known)
         else:
             self._raise_low(mark, known)
             verdict = self._judge(mark, known)
-        if verdict is Verdict.NEW:
+        if verdict is MarkVerdict.NEW:
             known.seen.add(mark.number)
         else:
             self._asked(mark.publisher, known, mark)
         return verdict
 
-    def _judge(self, mark: Mark, known: _Publisher) -> Verdict:
+    def _judge(self, mark: Mark, known: _Publisher) -> MarkVerdict:
         number = mark.number
         if number in known.seen:
-            return Verdict.REPEAT
+            return MarkVerdict.REPEAT
         room = known.seen.touches(number) or known.seen.pieces < self._most_ranges
         newest = number >= known.seen.end
         if not room or not known.openings.put(number, mark.opening, newest=newest, low=known.low):
             self.deferred += 1
-            return Verdict.DEFERRED
-        return Verdict.NEW
+            return MarkVerdict.DEFERRED
+        return MarkVerdict.NEW
 
-    def _foreign(self, mark: Mark, known: _Publisher) -> Verdict:
+    def _foreign(self, mark: Mark, known: _Publisher) -> MarkVerdict:
         self.foreign += 1
         if known.foreign != mark.opening:
             known.foreign, known.contradicted = mark.opening, True
             self._due[mark.publisher] = None
-        return Verdict.FOREIGN
+        return MarkVerdict.FOREIGN
 
     def _known(self, mark: Mark, now_s: int) -> _Publisher | None:
         known = self._publishers.get(mark.publisher)
@@ -347,17 +347,17 @@ class Ledger:
         """Something is to be told."""
         return bool(self._due)
 
-    def receipts(self, most: int, busy: Iterable[str] = ()) -> list[Receipt]:
+    def receipts(self, most: int, busy: Iterable[str] = ()) -> list[ReceiptPayload]:
         """Receipts to be sent now, at most one for a publisher; none for those in `busy`, whose turn comes again."""
         taken = set(busy)
         names = islice((name for name in self._due if name not in taken), most)
         return [self._receipt(name) for name in names]
 
-    def _receipt(self, name: str) -> Receipt:
+    def _receipt(self, name: str) -> ReceiptPayload:
         known = self._publishers[name]
         telling = known.asked or known.contradicted
         ranges = ((0, known.journaled.watermark), *known.journaled.above()) if telling else ()
-        return Receipt(
+        return ReceiptPayload(
             name,
             known.epoch,
             known.committed.watermark,
@@ -368,12 +368,12 @@ class Ledger:
             openings=known.openings.steps(),
         )
 
-    def notes(self, receipts: Iterable[Receipt]) -> dict[str, Any]:
+    def notes(self, receipts: Iterable[ReceiptPayload]) -> dict[str, Any]:
         """What has to be durable before these leave: a watermark never goes back."""
         known = ((one, self._publishers[one.publisher]) for one in receipts)
         return {_NOTE + one.publisher: of.note() for one, of in known if one.watermark > of.noted}
 
-    def told(self, receipt: Receipt) -> None:
+    def told(self, receipt: ReceiptPayload) -> None:
         """A receipt was handed over."""
         known = self._publishers.get(receipt.publisher)
         if known is None or known.epoch != receipt.epoch:
@@ -422,7 +422,7 @@ class Ledger:
         assert len(self._publishers) <= self._most_publishers
 
 
-_DROPPED: Final = (Verdict.REPEAT, Verdict.DEFERRED)
+_DROPPED: Final = (MarkVerdict.REPEAT, MarkVerdict.DEFERRED)
 
 
 def _copy(numbers: Ranges) -> Ranges:

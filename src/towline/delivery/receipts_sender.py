@@ -17,14 +17,14 @@ from mqtt5 import PublishPacket, QoS
 from towline.delivery.inbox import Inbox
 from towline.delivery.receipts import Ledger
 from towline.delivery.receipts_key import ReceiptKeys
-from towline.delivery.receipts_wire import Receipt, receipt_topic
+from towline.delivery.receipts_wire import ReceiptPayload, receipt_topic
 from towline.errors import JournalFull
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.mqtt.events import Acknowledged, Event, Publish, PublishMany
 from towline.mqtt.reasons import reason_words
 from towline.schema import ROW_SCHEMA
 
-__all__ = ["ReceiptDesk", "ledger_of"]
+__all__ = ["ReceiptSender", "ledger_of"]
 
 #: Receipts under way at once, at most: they share the broker's window with what else is sent.
 _MOST_OPEN: Final = 200
@@ -61,7 +61,7 @@ def ledger_of(settings: GatewaySettings, inbox: Inbox) -> Ledger | None:
     return ledger
 
 
-class ReceiptDesk:
+class ReceiptSender:
     """Tells publishers how far their messages are; belongs to the pump's thread.
 
     Args:
@@ -81,7 +81,7 @@ class ReceiptDesk:
         self._handle = handle
         self._log = log
         #: Token → receipt under way; tokens are negative, those of the outbox are not.
-        self._open: dict[int, Receipt] = {}
+        self._open: dict[int, ReceiptPayload] = {}
         self._token = 0
         self._next_at = 0.0
         self._expire_at = 0.0
@@ -132,7 +132,7 @@ class ReceiptDesk:
             return False
         return True
 
-    def _send(self, receipts: list[Receipt]) -> None:
+    def _send(self, receipts: list[ReceiptPayload]) -> None:
         messages = []
         for receipt in receipts:
             self._token -= 1

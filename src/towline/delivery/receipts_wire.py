@@ -30,7 +30,7 @@ __all__ = [
     "PREFIX",
     "Content",
     "Mark",
-    "Receipt",
+    "ReceiptPayload",
     "is_genuine",
     "mark_of",
     "receipt_topic",
@@ -233,7 +233,7 @@ def receipt_topic(prefix: str, publisher: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class ReceiptPayload:
     """What a gateway tells a publisher.
 
     Attributes:

@@ -23,7 +23,7 @@ from towline.delivery.outrows import OUTBOX_SCHEMA, REFUSED_SCHEMA
 from towline.journal import Batch, Journal, Limits, Outbox
 from towline.mqtt.reasons import reason_words
 
-__all__ = ["ACTIONS", "Refused"]
+__all__ = ["ACTIONS", "RefusedMessages"]
 
 #: Beyond it nothing more is kept, and the delivery waits [I7]. Several of the largest packets have room.
 _LIMITS: Final = Limits(max_bytes=1 << 30, min_free_bytes=64 << 20, segment_bytes=16 << 20)
@@ -39,7 +39,7 @@ REPLAYED: Final = "replayed"
 ACTIONS: Final = ("page", "replay", "drop")
 
 
-class Refused:
+class RefusedMessages:
     """The place aside.
 
     Args:

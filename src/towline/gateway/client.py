@@ -22,12 +22,12 @@ from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
 from towline.gateway.endpoint import (
     ERROR_FILE,
     LOG_FILE,
-    Endpoint,
+    GatewayEndpoint,
     ProcessMark,
     revive,
 )
 from towline.gateway.interruptible import interruptible
-from towline.gateway.remembered import Position, Stored
+from towline.gateway.remembered import OutboxPosition, StoredBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["CALL_S", "START_S", "GatewayClient", "Lease", "Stored", "Window", "discover", "ensure", "usable"]
+__all__ = ["CALL_S", "START_S", "GatewayClient", "Lease", "StoredBatch", "Window", "discover", "ensure", "usable"]
 
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
 CALL_S = 20.0
@@ -267,7 +267,7 @@ class GatewayClient:
         """Give a lease back, so that the next reader need not wait for the end of this process."""
         self._action("release", {"consumer": lease.consumer, "lease": lease.token}, 2.0)
 
-    def place(self, writer: str, batch: int, origin: str = "", attempt: str = "") -> Stored:
+    def place(self, writer: str, batch: int, origin: str = "", attempt: str = "") -> StoredBatch:
         """Ask how much of a batch the outbox holds; arguments are those of `send`.
 
         Raises:
@@ -276,7 +276,7 @@ class GatewayClient:
             GatewayUnreachable: When no gateway answers.
         """
         asked = {"writer": writer, "batch": batch, "origin": origin, "attempt": attempt}
-        return Stored(**self._action("place", asked))
+        return StoredBatch(**self._action("place", asked))
 
     def send(
         self,
@@ -289,7 +289,7 @@ class GatewayClient:
         whole: bool = True,
         origin: str = "",
         attempt: str = "",
-    ) -> Stored:
+    ) -> StoredBatch:
         """Bring the rows of a batch to the outbox; on return they are durable there, and they are there once [I10].
 
         Args:
@@ -331,16 +331,16 @@ class GatewayClient:
             raise
         with self._translated():
             stream.close()
-            return Stored(**json.loads(answer.to_pybytes()))
+            return StoredBatch(**json.loads(answer.to_pybytes()))
 
-    def outbox(self, offset: int) -> Position:
+    def outbox(self, offset: int) -> OutboxPosition:
         """Where the outbox stands, and which opening of its journal wrote the row below ``offset`` [I14].
 
         Raises:
             GatewayError: TL-G20 when the gateway has no outbox.
             GatewayUnreachable: When no gateway answers.
         """
-        return Position(**self._action("outbox", {"offset": offset}))
+        return OutboxPosition(**self._action("outbox", {"offset": offset}))
 
     def end_job(self, job: str) -> None:
         """Let the outbox forget the batches of a job; what comes of it later is refused (TL-J17).
@@ -354,7 +354,7 @@ class GatewayClient:
         """Wait until each message of the outbox below `upto` is with the broker, refused for good, or expired.
 
         Args:
-            upto: As ``end`` of `Stored`.
+            upto: As ``end`` of `StoredBatch`.
             timeout_s: Seconds to wait, 60 at most.
 
         Returns:
@@ -430,7 +430,7 @@ def discover(state_dir: Path) -> GatewayClient | None:
     Returns:
         A client whose gateway has just answered, or None: no endpoint, its process is gone, or the socket is dead.
     """
-    endpoint = Endpoint.read(state_dir)
+    endpoint = GatewayEndpoint.read(state_dir)
     if endpoint is None or endpoint.process.gone():
         return None
     client = GatewayClient(endpoint.location)
@@ -518,7 +518,7 @@ def _locked(handle: int) -> bool:
 
 def _fits(running: GatewayClient, settings: GatewaySettings, owner_pid: int, deadline: float) -> bool:
     """Whether the running gateway is what the settings ask for; an idle one of our own that is not is ended."""
-    endpoint = Endpoint.read(settings.state_dir)
+    endpoint = GatewayEndpoint.read(settings.state_dir)
     if endpoint is None or endpoint.settings in ("", settings.digest()):
         return True
     if endpoint.owner_pid == owner_pid and not running.status()["readers"]:

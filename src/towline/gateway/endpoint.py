@@ -25,7 +25,7 @@ __all__ = [
     "ERROR_FILE",
     "LOG_FILE",
     "MAX_SOCKET_BYTES",
-    "Endpoint",
+    "GatewayEndpoint",
     "ProcessMark",
     "location_of",
     "revive",
@@ -80,7 +80,7 @@ def _started(pid: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class GatewayEndpoint:
     """What ``<state_dir>/endpoint.json`` says: enough to find a gateway and to see that it is the one.
 
     Attributes:

@@ -14,14 +14,14 @@ from typing import Any, Final
 import pyarrow as pa
 
 from towline.delivery.outrows import MESSAGE_SCHEMA, arrived
-from towline.delivery.refused import Refused
+from towline.delivery.refused import RefusedMessages
 from towline.errors import GatewayError, JournalFailed
-from towline.gateway.remembered import Position, position
+from towline.gateway.remembered import OutboxPosition, position
 from towline.journal import Batch, Outbox
 from towline.journal.batches import Appended
-from towline.journal.reading import Piece, combined
+from towline.journal.reading import RowSlice, combined
 
-__all__ = ["OutboxDesk"]
+__all__ = ["OutboxHandler"]
 
 #: Most bytes of one frame, unless it is one row: a batch above is stored in several, each with the marker of how far
 #: it has come.
@@ -38,7 +38,7 @@ _ASK_S: Final = 15.0
 _GLANCE_S: Final = 1.0
 
 
-class OutboxDesk:
+class OutboxHandler:
     """Takes batches and answers how far they are.
 
     Args:
@@ -57,7 +57,7 @@ class OutboxDesk:
         *,
         wake: Callable[[], None],
         on_failure: Callable[[JournalFailed], None],
-        ask: Callable[[Callable[[Refused], dict[str, Any]]], Future[dict[str, Any]]],
+        ask: Callable[[Callable[[RefusedMessages], dict[str, Any]]], Future[dict[str, Any]]],
         max_bytes: int | None = None,
     ) -> None:
         self._frame_bytes = _FRAME_BYTES if max_bytes is None else min(_FRAME_BYTES, max_bytes // _FRAMES_BELOW_LIMIT)
@@ -74,7 +74,7 @@ class OutboxDesk:
         """How much of a batch is here."""
         return self._outbox.stored(batch)
 
-    def position(self, offset: int | None = None) -> Position:
+    def position(self, offset: int | None = None) -> OutboxPosition:
         """Where the outbox stands; see `towline.gateway.remembered`."""
         return position(self._outbox, offset)
 
@@ -139,7 +139,7 @@ class OutboxDesk:
         return True
 
     def refused(self, do: str, at: int) -> dict[str, Any]:
-        """Look at some of the refused messages, or move some of them: a method of `Refused` and its argument.
+        """Look at some of the refused messages, or move some of them: a method of `RefusedMessages` and its argument.
 
         Raises:
             GatewayError: TL-G32, the gateway is ending, or has no time. What was asked for may have been done: each
@@ -183,8 +183,8 @@ def _pieces(reader: Any, most: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
     yield _empty() if waiting is None else waiting, True
 
 
-def _piece(chunk: Any) -> Piece:
-    return Piece(chunk.data, chunk.data.nbytes)
+def _piece(chunk: Any) -> RowSlice:
+    return RowSlice(chunk.data, chunk.data.nbytes)
 
 
 def _empty() -> pa.RecordBatch:

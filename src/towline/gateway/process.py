@@ -28,7 +28,7 @@ from towline.delivery.outrows import OUTBOX_SCHEMA
 from towline.errors import ConfigError, JournalError, TowlineError
 from towline.gateway.belonging import check_checkpoint
 from towline.gateway.endpoint import ERROR_FILE, ProcessMark, tell, write_private
-from towline.gateway.outbox_handler import OutboxDesk
+from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.pump import Pump
 from towline.gateway.remembered import check_outbox
 from towline.gateway.service import InboxService, unforeseen
@@ -158,7 +158,7 @@ class _Gateway:
         self._oldest = (
             Oldest(self._journal, "received_at") if self._outbox is None else Oldest(self._outbox.journal, "arrived_at")
         )
-        self._desk: OutboxDesk | None = None
+        self._desk: OutboxHandler | None = None
         self._pump = Pump(
             settings,
             self._journal,
@@ -168,7 +168,7 @@ class _Gateway:
             on_progress=self._on_progress,
         )
         if self._outbox is not None:
-            self._desk = OutboxDesk(
+            self._desk = OutboxHandler(
                 self._outbox,
                 settings.name,
                 wake=self._pump.wake,

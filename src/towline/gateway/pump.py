@@ -29,9 +29,9 @@ import structlog
 from towline.delivery.inbound import Uplink
 from towline.delivery.inbox import Inbox
 from towline.delivery.outbound import Downlink
-from towline.delivery.receipts_sender import ReceiptDesk, ledger_of
+from towline.delivery.receipts_sender import ReceiptSender, ledger_of
 from towline.delivery.record import recall
-from towline.delivery.refused import Refused
+from towline.delivery.refused import RefusedMessages
 from towline.errors import BrokerError, ConfigError, JournalFull, TakenOver, TowlineError, Unreachable
 from towline.errors import Refused as RefusedByBroker
 from towline.gateway.sessions import session_config
@@ -61,7 +61,7 @@ from towline.mqtt.events import (
     Written,
 )
 from towline.mqtt.reasons import CUT
-from towline.mqtt.session import Session, State
+from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import LEVELS, NAMES, Versions
 from towline.net.backoff import Backoff
 from towline.net.redirect import Redirects
@@ -148,7 +148,7 @@ class Pump:
         self._fatal: TowlineError | None = None
         #: What `status` shows; written by the pump's thread only, each value replaced as a whole.
         self._shown: dict[str, Any] = {
-            "state": State.OFFLINE.value,
+            "state": SessionState.OFFLINE.value,
             "broker": None,
             "connected_since": None,
             "connects": 0,
@@ -171,9 +171,9 @@ class Pump:
                 exactly_once=settings.guarantee is Guarantee.EXACTLY_ONCE,
             )
             self._downlink.attach(self._session)
-        self._receipts: ReceiptDesk | None = None
+        self._receipts: ReceiptSender | None = None
         if self._ledger is not None and settings.receipts is not None:
-            self._receipts = ReceiptDesk(settings.receipts, self._ledger, inbox, self._handle, self._log)
+            self._receipts = ReceiptSender(settings.receipts, self._ledger, inbox, self._handle, self._log)
 
     # -- from any thread --
 
@@ -188,7 +188,7 @@ class Pump:
         if self._settings.acks is AckAfter.KAFKA or self._ledger is not None:
             self.wake()
 
-    def ask(self, call: Callable[[Refused], _T]) -> Future[_T]:
+    def ask(self, call: Callable[[RefusedMessages], _T]) -> Future[_T]:
         """Let a call look at the refused messages on the pump's thread; only for a gateway with an outbox."""
         assert self._downlink is not None
         answer = self._downlink.ask(call)
@@ -290,7 +290,7 @@ class Pump:
     def _tell_publishers(self, now: float) -> None:
         if self._ledger is not None and self._receipts is not None:
             self._ledger.commit(self._committed)
-            self._receipts.turn(now, online=self._session.state is State.ONLINE)
+            self._receipts.turn(now, online=self._session.state is SessionState.ONLINE)
 
     def _serve_transport(self) -> None:
         assert self._transport is not None
@@ -320,7 +320,7 @@ class Pump:
         if sending is not None:
             due = min(due, sending)
         telling = self._receipts.due() if self._receipts is not None and self._transport is not None else None
-        if telling is not None and self._session.state is State.ONLINE:
+        if telling is not None and self._session.state is SessionState.ONLINE:
             due = min(due, telling)
         return max(0.0, due - time.monotonic())
 
@@ -383,7 +383,7 @@ class Pump:
         not repeated for the next gulps.
         """
         assert self._transport is not None
-        if self._no_linger or not self._settings.linger_ms or self._session.state is not State.ONLINE:
+        if self._no_linger or not self._settings.linger_ms or self._session.state is not SessionState.ONLINE:
             self._no_linger = max(0, self._no_linger - 1)
             return b""
         time.sleep(self._settings.linger_ms / 1000)
@@ -583,7 +583,7 @@ class Pump:
                 self._backoff.culprit_found()
             if self._receipts is not None:
                 self._receipts.lost(withdrawn)
-        self._shown.update(connected_since=None, state=State.OFFLINE.value)
+        self._shown.update(connected_since=None, state=SessionState.OFFLINE.value)
 
     def _try_again(self, error: BrokerError | ConfigError) -> None:
         """The next broker of the list at once; a pause after each round through the list.

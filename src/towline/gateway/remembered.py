@@ -19,7 +19,7 @@ from towline.gateway.belonging import is_other
 if TYPE_CHECKING:
     from towline.journal import Outbox
 
-__all__ = ["FILE", "UNFIT", "Position", "Remembered", "Stored", "check_outbox", "position"]
+__all__ = ["FILE", "UNFIT", "OutboxPosition", "Remembered", "StoredBatch", "check_outbox", "position"]
 
 #: Codes of the errors below: another try finds the same.
 UNFIT: Final = frozenset({"TL-G35", "TL-G36", "TL-G37"})
@@ -32,7 +32,7 @@ _DO: Final = (
 )
 
 
-class Position(NamedTuple):
+class OutboxPosition(NamedTuple):
     """Where an outbox stands.
 
     Attributes:
@@ -49,7 +49,7 @@ class Position(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredBatch:
     """What the outbox holds of a batch.
 
     Attributes:
@@ -118,7 +118,7 @@ class Remembered:
         """
         Checkpoint(checkpoint).keep_note(FILE, json.dumps(asdict(self)) + "\n")
 
-    def check(self, name: str, here: Position) -> None:
+    def check(self, name: str, here: OutboxPosition) -> None:
         """See that an outbox is the one that is remembered, and no older copy of it.
 
         Args:
@@ -145,11 +145,13 @@ class Remembered:
             raise GatewayError("TL-G35", name, what, _DO)
 
 
-def position(outbox: Outbox, offset: int | None = None) -> Position:
+def position(outbox: Outbox, offset: int | None = None) -> OutboxPosition:
     """Where an outbox stands, and who wrote the row below an offset; its end by default."""
     journal = outbox.journal
     tip = journal.end
-    return Position(journal.journal_id, journal.first, tip, journal.incarnation_of(tip if offset is None else offset))
+    return OutboxPosition(
+        journal.journal_id, journal.first, tip, journal.incarnation_of(tip if offset is None else offset)
+    )
 
 
 def check_outbox(name: str, outbox: Outbox, checkpoint: str) -> None:

@@ -24,7 +24,7 @@ from pyarrow import flight
 from towline.delivery.refused import ACTIONS
 from towline.errors import Fenced, GatewayError, JournalFailed, TowlineError
 from towline.gateway.belonging import check_history, check_journal
-from towline.gateway.endpoint import ENDPOINT_FILE, Endpoint, ProcessMark, location_of, socket_path, tell
+from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, ProcessMark, location_of, socket_path, tell
 from towline.journal import Batch
 from towline.logfile import own_log
 from towline.schema import ROW_SCHEMA
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from towline.gateway.outbox_handler import OutboxDesk
+    from towline.gateway.outbox_handler import OutboxHandler
     from towline.journal import Journal
     from towline.journal.batches import Appended
 
@@ -166,7 +166,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         owner_pid: int | None = None,
         on_commit: Callable[[], None] | None = None,
         on_failure: Callable[[JournalFailed], None] | None = None,
-        desk: OutboxDesk | None = None,
+        desk: OutboxHandler | None = None,
     ) -> None:
         # Calls may come in as soon as the base class is made: every field is set before.
         self._journal = journal
@@ -205,7 +205,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             ) from error
         self._socket.chmod(0o600)
         me = ProcessMark.of(os.getpid())
-        self.endpoint = Endpoint(
+        self.endpoint = GatewayEndpoint(
             location=location_of(self._socket),
             pid=me.pid,
             started=me.started,
@@ -230,7 +230,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Withdraw the endpoint, wake the waiting and stop serving; a reader that hangs is not waited for."""
-        ours = Endpoint.read(self._state_dir) == self.endpoint  # not those of one that took the directory from us
+        ours = GatewayEndpoint.read(self._state_dir) == self.endpoint  # another may have the directory now
         if ours:
             (self._state_dir / ENDPOINT_FILE).unlink(missing_ok=True)
         with self._news:
@@ -419,7 +419,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             raise _bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
         return self._outgoing().refused(do, asked.number("at"))
 
-    def _outgoing(self) -> OutboxDesk:
+    def _outgoing(self) -> OutboxHandler:
         if self._desk is None:
             raise GatewayError(
                 "TL-G20",

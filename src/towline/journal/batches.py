@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Appended", "Batch", "Marker", "Range", "job_of", "joined"]
+__all__ = ["Appended", "Batch", "LastBatch", "Range", "job_of", "joined"]
 
 Range = tuple[int, int]
 
@@ -59,7 +59,7 @@ class Appended(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class LastBatch:
     """The newest batch of a writer, as the notes have it.
 
     Attributes:

@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from towline.errors import JournalError, JournalFull
-from towline.journal.batches import Appended, Batch, Marker, Range, job_of, joined
+from towline.journal.batches import Appended, Batch, LastBatch, Range, job_of, joined
 from towline.journal.journal import Journal, Limits
 from towline.journal.partial import Partial
 from towline.journal.ranges import Ranges
@@ -101,7 +101,7 @@ class Outbox:
         self._entering = threading.Lock()
         self._partial = Partial()
         for writer, values in self.markers.items():
-            if ranges := Marker.from_json(values).ranges:
+            if ranges := LastBatch.from_json(values).ranges:
                 self._partial.hold(writer, ranges)
         self._look_at = 0.0
         if _SENDER not in journal.consumers:
@@ -133,9 +133,9 @@ class Outbox:
             return Appended(0, self.journal.end, whole=False, already=False, newest=found.number)
         return Appended(found.rows, found.end, whole, already=True, newest=found.number)
 
-    def _marker(self, writer: str) -> Marker | None:
+    def _marker(self, writer: str) -> LastBatch | None:
         values = self.journal.notes.get(_MARKER + writer)
-        return None if values is None else Marker.from_json(values)
+        return None if values is None else LastBatch.from_json(values)
 
     def append(self, rows: Any, batch: Batch | None = None, *, start: int = 0, whole: bool = True) -> Appended:
         """Make rows durable, exactly once if they belong to a batch [I10].
@@ -184,9 +184,9 @@ class Outbox:
         end = self.journal.end + fresh.num_rows
         ranges = joined([*former, (self.journal.end, end)]) if attempt and (former or not whole) else ()
         at = int(self._clock()) if job_of(writer) else 0
-        marker = Marker(batch.number, count, whole, end, batch.origin, at=at)
+        marker = LastBatch(batch.number, count, whole, end, batch.origin, at=at)
         if not whole:
-            marker = Marker(batch.number, count, whole, end, batch.origin, attempt, ranges, at)
+            marker = LastBatch(batch.number, count, whole, end, batch.origin, attempt, ranges, at)
         self._partial.hold(writer, ranges)
         try:
             self._store(fresh, batch, marker)
@@ -199,7 +199,7 @@ class Outbox:
             self._partial.let_go(writer)
         return Appended(count, end, whole, already=False, newest=batch.number)
 
-    def _store(self, fresh: Any, batch: Batch, marker: Marker) -> None:
+    def _store(self, fresh: Any, batch: Batch, marker: LastBatch) -> None:
         notes = {_MARKER + batch.writer: marker.as_json()}
         try:
             self.journal.append(fresh, notes=notes)
@@ -244,7 +244,7 @@ class Outbox:
         for writer, parts in ranges.items():
             marker = self._marker(writer)
             if parts and marker is not None:
-                notes[_MARKER + writer] = Marker(marker.number, 0, False, marker.end, marker.origin, at=marker.at)
+                notes[_MARKER + writer] = LastBatch(marker.number, 0, False, marker.end, marker.origin, at=marker.at)
         self.journal.append(self.journal.no_rows, notes=_plain(notes))
         for writer in ranges:
             self._partial.give_up(writer)
@@ -283,7 +283,7 @@ class Outbox:
                 if value < now - _OVER_S:
                     notes[name] = None
             elif name.startswith(_MARKER) and job_of(name.removeprefix(_MARKER)):
-                marker = Marker.from_json(value)
+                marker = LastBatch.from_json(value)
                 if not marker.at:  # of a Towline that did not say when
                     notes[name] = [*value[:5], {"at": now}]
                 elif marker.at < now - _JOB_S and not marker.ranges:
@@ -443,7 +443,7 @@ class Outbox:
 
     @property
     def markers(self) -> Mapping[str, Any]:
-        """The newest batch of each writer, as `Marker.from_json` takes it."""
+        """The newest batch of each writer, as `LastBatch.from_json` takes it."""
         notes = dict(self.journal.notes).items()
         return {name.removeprefix(_MARKER): value for name, value in notes if name.startswith(_MARKER)}
 
@@ -459,4 +459,4 @@ def _another(directory: Path, batch: Batch) -> JournalError:
 
 
 def _plain(notes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.as_json() if isinstance(value, Marker) else value for name, value in notes.items()}
+    return {name: value.as_json() if isinstance(value, LastBatch) else value for name, value in notes.items()}

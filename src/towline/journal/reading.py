@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from towline.journal.frames import Header
 
-__all__ = ["BATCH_BYTES", "Piece", "combined", "cut", "offset_after_bytes", "origin_below", "pieces"]
+__all__ = ["BATCH_BYTES", "RowSlice", "combined", "cut", "offset_after_bytes", "origin_below", "pieces"]
 
 #: Most bytes of a batch that is read, unless it is one row: whoever reads holds a few of them at a time.
 BATCH_BYTES: Final = 32 << 20
@@ -31,7 +31,7 @@ def _overlapping(segments: Sequence[Segment], start: int) -> Iterator[Segment]:
     return (segment for segment in islice(segments, at, None) if segment.end > max(start, segment.first))
 
 
-class Piece(NamedTuple):
+class RowSlice(NamedTuple):
     """Rows as they lie in one frame.
 
     Attributes:
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     size: int
 
 
-def pieces(segments: Sequence[Segment], schema: Any, start: int, end: int) -> Iterator[Piece]:
+def pieces(segments: Sequence[Segment], schema: Any, start: int, end: int) -> Iterator[RowSlice]:
     """Yield the rows from `start` to `end` as they were appended, cut at the ends, without a copy.
 
     Raises:
@@ -58,7 +58,7 @@ def pieces(segments: Sequence[Segment], schema: Any, start: int, end: int) -> It
         for position, header in segment.records(view, segment.find(view, start)[0]):
             batch = _batch(segment, view, position, header, schema)
             rows = batch.slice(start - header.first, min(stop, header.end) - start)
-            yield Piece(rows, header.payload if rows.num_rows == header.rows else rows.nbytes)
+            yield RowSlice(rows, header.payload if rows.num_rows == header.rows else rows.nbytes)
             start = min(stop, header.end)
             if header.size >= _LARGE:
                 del batch, rows
@@ -76,7 +76,7 @@ def _batch(segment: Segment, view: View, position: int, header: Header, schema: 
     return pa.ipc.read_record_batch(view.buffer.slice(payload_at(position, header), header.payload), schema)
 
 
-def combined(pieces: Iterable[Piece], batch_rows: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
+def combined(pieces: Iterable[RowSlice], batch_rows: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
     """Yield the same rows in batches within both bounds: large ones sliced without a copy, small ones joined.
 
     A row larger than `batch_bytes` is a batch of its own. What is joined stays far below the 2 GiB that Arrow's 32-bit

@@ -27,7 +27,7 @@ from towline.journal.frames import (
     section_at,
 )
 from towline.journal.segment import Segment, View, damaged
-from towline.journal.state import Origin, Snapshot, State, apply, foreign
+from towline.journal.state import JournalState, Provenance, Snapshot, apply, foreign
 from towline.journal.writer import full, new_file
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Found:
         recovery: The account for a person.
     """
 
-    state: State
+    state: JournalState
     segments: list[Segment]
     sequence: int
     previous_bytes: int
@@ -80,12 +80,12 @@ class _Head:
     path: Path
     size: int
     snapshot: Snapshot
-    origin: Origin
+    origin: Provenance
 
 
 @dataclass(frozen=True)
 class _Tail:
-    state: State
+    state: JournalState
     good: int
     cut: int
 
@@ -102,7 +102,7 @@ def recover(directory: Path, schema: Any, disk: Disk) -> Found:
     heads = [_head(directory, name) for name in segment_names(directory)]
     if not heads:
         _remove_unfinished(directory, disk)
-        return Found(State(secrets.token_hex(6), 0), [], 1, 0, Recovery(0, 0, 0, None))
+        return Found(JournalState(secrets.token_hex(6), 0), [], 1, 0, Recovery(0, 0, 0, None))
     chain = _chain(heads)
     _check_schema(directory, chain[-1].snapshot.schema, schema)
     tail = _scan(chain[-1])
@@ -190,7 +190,7 @@ def _joined(older: _Head, newer: _Head) -> bool:
     return True
 
 
-def _check_floor(chain: list[_Head], state: State) -> None:
+def _check_floor(chain: list[_Head], state: JournalState) -> None:
     """Refuse a chain that begins above what may have been removed [I5]."""
     first = chain[0].name.first
     if first > state.floor:

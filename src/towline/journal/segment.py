@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from towline.errors import JournalDamaged, JournalError
 from towline.journal.frames import HEADER_BYTES, Header, Kind, header_at
-from towline.journal.state import Origin, foreign
+from towline.journal.state import Provenance, foreign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,7 @@ class Segment:
     """
 
     def __init__(
-        self, directory: Path, name: Name, *, size: int, end: int, origin: Origin, index: Index | None = None
+        self, directory: Path, name: Name, *, size: int, end: int, origin: Provenance, index: Index | None = None
     ) -> None:
         self.path = name.path(directory)
         self.name = name

@@ -17,12 +17,22 @@ from towline.journal.frames import Header, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Origin", "Snapshot", "State", "apply", "decode_json", "encode_json", "foreign", "section_of", "take_notes"]
+__all__ = [
+    "JournalState",
+    "Provenance",
+    "Snapshot",
+    "apply",
+    "decode_json",
+    "encode_json",
+    "foreign",
+    "section_of",
+    "take_notes",
+]
 
 FORMAT = 1
 
 
-class Origin(NamedTuple):
+class Provenance(NamedTuple):
     """Which openings of a journal wrote the rows of a segment, all of them one, and the row below its first."""
 
     rows: str
@@ -30,7 +40,7 @@ class Origin(NamedTuple):
 
 
 @dataclass
-class State:
+class JournalState:
     """Everything that a snapshot holds and later frames change."""
 
     #: 12 hex digits, the same for the life of the journal
@@ -58,9 +68,9 @@ class State:
     newest: str = ""
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> Provenance:
         """That of a segment that begins here."""
-        return Origin(self.incarnation, self.newest)
+        return Provenance(self.incarnation, self.newest)
 
     def begin(self) -> None:
         """Begin another opening [I8], [I14]."""
@@ -72,7 +82,7 @@ class State:
 class Snapshot:
     """The first frame of a segment: the state there, the rows' schema, and the segment before it."""
 
-    state: State
+    state: JournalState
     schema: Any
     #: 1 for the first segment of a journal, then one more each; without holes
     sequence: int
@@ -113,7 +123,7 @@ class Snapshot:
         content = decode_json(where, payload)
         if content.get("format") != FORMAT:
             raise foreign(where, f"has format {content.get('format')}; this Towline reads format {FORMAT}")
-        state = State(
+        state = JournalState(
             content["journal"],
             header.epoch,
             header.first,
@@ -130,27 +140,27 @@ class Snapshot:
         return cls(state, schema, content["sequence"], content["previous_bytes"])
 
 
-def _records(state: State, header: Header, _: bytes) -> None:
+def _records(state: JournalState, header: Header, _: bytes) -> None:
     state.end = header.end
     state.newest = state.incarnation
 
 
-def _session(state: State, _: Header, payload: bytes) -> None:
+def _session(state: JournalState, _: Header, payload: bytes) -> None:
     state.session = json.loads(payload)
 
 
-def _committed(state: State, _: Header, payload: bytes) -> None:
+def _committed(state: JournalState, _: Header, payload: bytes) -> None:
     content = json.loads(payload)
     state.consumers = content["consumers"]
     state.floor = content["floor"]
 
 
-def _released(_state: State, _header: Header, _payload: bytes) -> None:
+def _released(_state: JournalState, _header: Header, _payload: bytes) -> None:
     """Packet ids come and go in the section, with rows or without."""
 
 
 #: what a frame after the snapshot does to the state
-_CHANGES: Mapping[int, Callable[[State, Header, bytes], None]] = {
+_CHANGES: Mapping[int, Callable[[JournalState, Header, bytes], None]] = {
     Kind.RECORDS: _records,
     Kind.SESSION: _session,
     Kind.COMMITTED: _committed,
@@ -158,7 +168,7 @@ _CHANGES: Mapping[int, Callable[[State, Header, bytes], None]] = {
 }
 
 
-def apply(where: str, state: State, header: Header, section: bytes, payload: bytes) -> None:
+def apply(where: str, state: JournalState, header: Header, section: bytes, payload: bytes) -> None:
     """Change `state` as an intact frame says.
 
     Args:
@@ -190,7 +200,7 @@ def apply(where: str, state: State, header: Header, section: bytes, payload: byt
 
 
 #: what the parts of a section do to the state, in this order: ids are freed before they are held again
-_PARTS: Mapping[str, Callable[[State, Any], None]] = {
+_PARTS: Mapping[str, Callable[[JournalState, Any], None]] = {
     "ledger": lambda state, content: state.ledger.update(content),
     "released": lambda state, content: _drop(state.held, _unpack_ids(content)),
     "held": lambda state, content: state.held.update(_unpack_held(content)),
@@ -198,7 +208,7 @@ _PARTS: Mapping[str, Callable[[State, Any], None]] = {
 }
 
 
-def _apply_section(where: str, state: State, section: bytes) -> None:
+def _apply_section(where: str, state: JournalState, section: bytes) -> None:
     content = decode_json(where, section)
     if unknown := content.keys() - _PARTS.keys():
         raise foreign(where, f"has a frame with {', '.join(sorted(unknown))}, which this Towline doesn't know")

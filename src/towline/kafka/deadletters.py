@@ -30,7 +30,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-__all__ = ["PREFIX", "Collector", "Header", "Letter", "Piece", "Reason", "from_record", "to_record", "to_records"]
+__all__ = [
+    "PREFIX",
+    "Chunk",
+    "Collector",
+    "Header",
+    "Letter",
+    "Reason",
+    "from_record",
+    "to_record",
+    "to_records",
+]
 
 #: What every header of ours begins with.
 PREFIX: Final = "towline.dlq."
@@ -118,7 +128,7 @@ class Letter:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """A chunk of a letter; `Collector` makes letters of them.
 
     Attributes:
@@ -168,7 +178,7 @@ def to_records(letter: Letter, limit: int) -> list[Record]:
     ]
 
 
-def from_record(key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> Letter | Piece:
+def from_record(key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> Letter | Chunk:
     """Read a record of a dead-letter topic.
 
     Raises:
@@ -194,7 +204,7 @@ class Collector:
             letter are written in one transaction.
     """
 
-    waiting: dict[str, list[Piece]] = field(default_factory=dict)
+    waiting: dict[str, list[Chunk]] = field(default_factory=dict)
 
     def add(self, key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> Letter | None:
         """The letter this record completes; None while chunks are missing.
@@ -218,7 +228,7 @@ class Collector:
         return _joined(pieces)
 
 
-def _joined(pieces: Sequence[Piece]) -> Letter:
+def _joined(pieces: Sequence[Chunk]) -> Letter:
     key, value, headers = unpack(b"".join(piece.data for piece in pieces))
     head = pieces[0].letter
     return Letter(
@@ -266,12 +276,12 @@ def _letter(ours: dict[str, str], key: bytes | None, value: bytes | None, header
     )
 
 
-def _piece(letter: Letter, chunk: str, data: bytes) -> Piece:
+def _piece(letter: Letter, chunk: str, data: bytes) -> Chunk:
     name, _, place = chunk.partition(" ")
     index, _, count = place.partition("/")
     if not (name and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise ValueError(f'no dead letter: header "{_CHUNK}" is "{chunk}"')
-    return Piece(letter, name, int(index), int(count), data)
+    return Chunk(letter, name, int(index), int(count), data)
 
 
 def _number(ours: dict[str, str], name: str) -> int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from towline.errors import KafkaError
 from towline.kafka import faults, producers
-from towline.kafka.screening import Limits, Screen, fault_of
+from towline.kafka.screening import RecordCheck, RecordLimits, fault_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -92,7 +92,7 @@ class Delivery(ABC):
             KafkaError: TL-K06.
         """
         for topic in filter(self.settings.reserves, rows.topics):
-            limits = Limits({}, 0, None, 0, self.settings.reserves)
+            limits = RecordLimits({}, 0, None, 0, self.settings.reserves)
             fault = fault_of((topic,), limits)
             assert fault is not None, "it is reserved"
             raise faults.unfit(self.settings.servers, topic, fault.reason, fault.detail)
@@ -117,14 +117,14 @@ class AtLeastOnce(Delivery):
         first = next(batches, None)
         if first is None or self.settings.dead_letter_topic is None:
             return self.settings, batches if first is None else chain([first], batches)
-        screen = Screen(self.settings, self.columns, "")
+        screen = RecordCheck(self.settings, self.columns, "")
         screen.look([first])
         fitting = {**self.settings.client, **screen.fitting()}
         return replace(self.settings, client=fitting), chain([first], batches)
 
-    def _deliver(self, client: producers.Client, batches: Iterable[Any]) -> Delivered:
+    def _deliver(self, client: producers.KafkaProducer, batches: Iterable[Any]) -> Delivered:
         rows = size = 0
-        screen = Screen(self.settings, self.columns, self.settings.sink_id or "")
+        screen = RecordCheck(self.settings, self.columns, self.settings.sink_id or "")
         if self.columns.topic is not None:
             client.require({self.columns.topic})
         try:
@@ -148,7 +148,7 @@ class AtLeastOnce(Delivery):
             )
         return Delivered(rows - screen.letters, size, dead_lettered=screen.letters)
 
-    def _converted(self, screen: Screen, batch: Any) -> Rows:
+    def _converted(self, screen: RecordCheck, batch: Any) -> Rows:
         """A batch to be sent; with a dead-letter topic, looked at first."""
         if self.settings.dead_letter_topic is None:
             return self.columns.rows(batch)
@@ -170,7 +170,7 @@ class AtMostOnce(Delivery):
             producers.discard(self.settings)
             raise
 
-    def _deliver(self, client: producers.Client, batches: Iterable[Any]) -> Delivered:
+    def _deliver(self, client: producers.KafkaProducer, batches: Iterable[Any]) -> Delivered:
         rows = size = sent = 0
         remaining = iter(batches)
         why = ""

@@ -29,14 +29,14 @@ from towline.kafka.markers import (
     Claim,
     Marker,
     OnMissing,
-    Refusal,
     Situation,
+    TaskRefusal,
     situation,
 )
 from towline.kafka.markerstore import MarkerStore
-from towline.kafka.mismatches import Place, changed, mismatch
+from towline.kafka.mismatches import MarkerPlace, changed, mismatch
 from towline.kafka.options import FORMAT
-from towline.kafka.screening import Screen
+from towline.kafka.screening import RecordCheck
 from towline.kafka.spool import Spool
 from towline.kafka.transactions import Indefinite, Transactional
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from towline.kafka.options import SinkSettings
     from towline.kafka.spool import Totals
 
-__all__ = ["ExactlyOnce", "Origin", "place_of"]
+__all__ = ["BatchOrigin", "ExactlyOnce", "place_of"]
 
 #: Producers one task may use up on errors that pass; then the task fails, and Spark decides.
 _TRIES: Final = 3
@@ -56,7 +56,7 @@ _FENCE_S: Final = 3.0
 
 
 @dataclass(frozen=True)
-class Origin:
+class BatchOrigin:
     """What the driver knows when it hands out a batch; travels to the tasks.
 
     Attributes:
@@ -70,7 +70,7 @@ class Origin:
     hashes: Mapping[int, str] = field(default_factory=dict)
 
 
-def place_of(settings: SinkSettings, sink_id: str) -> Place:
+def place_of(settings: SinkSettings, sink_id: str) -> MarkerPlace:
     """Where a sink's markers are, and how the command line is told so."""
     command = f"--kafka {settings.servers} --sink {sink_id}"
     topic = settings.markers_of(sink_id)
@@ -78,7 +78,7 @@ def place_of(settings: SinkSettings, sink_id: str) -> Place:
         command += f" --marker-topic {topic}"
     if settings.prefix != "towline":
         command += f" --prefix {settings.prefix}"
-    return Place(settings.servers, sink_id, topic, command)
+    return MarkerPlace(settings.servers, sink_id, topic, command)
 
 
 class ExactlyOnce(Delivery):
@@ -90,7 +90,7 @@ class ExactlyOnce(Delivery):
         origin: What the driver knows.
     """
 
-    def __init__(self, settings: SinkSettings, columns: Columns, origin: Origin = Origin()) -> None:
+    def __init__(self, settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> None:
         super().__init__(settings, columns)
         self.origin = origin
 
@@ -154,7 +154,7 @@ class ExactlyOnce(Delivery):
         raise AssertionError("the last try returns or raises")
 
     def _attempt(self, work: _Work) -> Delivered:
-        screen = Screen(self.settings, self.columns, work.sink_id)
+        screen = RecordCheck(self.settings, self.columns, work.sink_id)
         screen.look(work.spool)
         if work.claim is not None:
             work.store(self.settings).ensure()
@@ -168,7 +168,7 @@ class ExactlyOnce(Delivery):
         transactions.give_back(self.settings, producer)
         return done
 
-    def _take(self, work: _Work, screen: Screen) -> Transactional:
+    def _take(self, work: _Work, screen: RecordCheck) -> Transactional:
         # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
         name = work.sink_id if work.claim else f"{work.sink_id}.{self.origin.job}"
         transactional_id = self.settings.transactional_id(name, work.task.partition)
@@ -181,7 +181,7 @@ class ExactlyOnce(Delivery):
                 raise
             return transactions.take(self.settings, transactional_id, fitting)  # the cluster allows no longer one
 
-    def _transact(self, work: _Work, producer: Transactional, screen: Screen) -> Delivered:
+    def _transact(self, work: _Work, producer: Transactional, screen: RecordCheck) -> Delivered:
         if work.claim is None:
             return self._write(work, producer, screen, None)
         before = producer.marker or work.store(self.settings).read(work.task.partition)
@@ -209,7 +209,13 @@ class ExactlyOnce(Delivery):
         return Delivered(marker.rows - marker.dead_lettered, 0, dead_lettered=marker.dead_lettered, skipped=True)
 
     def _write(
-        self, work: _Work, producer: Transactional, screen: Screen, before: Marker | None, *, leave_out: bool = False
+        self,
+        work: _Work,
+        producer: Transactional,
+        screen: RecordCheck,
+        before: Marker | None,
+        *,
+        leave_out: bool = False,
     ) -> Delivered:
         rows = size = 0
         producer.begin()
@@ -244,7 +250,7 @@ class ExactlyOnce(Delivery):
         try:
             before = store.read(0)
             found = situation(before, claim)
-            refusal = Refusal(claim.batch, task.run, task.partition)
+            refusal = TaskRefusal(claim.batch, task.run, task.partition)
             marker = before or Marker(BEFORE_FIRST, claim.parallelism, writer=claim.writer)
             marker = marker.refusing(refusal)
             if found in _REFUSABLE:

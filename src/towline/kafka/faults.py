@@ -18,7 +18,7 @@ __all__ = [
     "FOREIGN",
     "KEPT",
     "SILENCE",
-    "Verdict",
+    "TransactionVerdict",
     "gave_up",
     "missing",
     "reason",
@@ -204,7 +204,7 @@ def unfit(servers: str, topic: str | None, why: str, detail: str) -> KafkaError:
     return KafkaError(code, servers, what, f"{do} {KEPT}")
 
 
-class Verdict(Enum):
+class TransactionVerdict(Enum):
     """What an error within a transaction asks for (KIP-360, librdkafka's INTRODUCTION.md, "Error handling")."""
 
     #: The same call again.
@@ -252,18 +252,18 @@ def is_state(problem: BaseException) -> bool:
     return not isinstance(problem, confluent_kafka.KafkaException) or name_of(problem) in _STATES
 
 
-def verdict(problem: BaseException) -> Verdict:
+def verdict(problem: BaseException) -> TransactionVerdict:
     """What to do after an error of a transactional call; what can't be classified is indefinite."""
     if name_of(problem) in _FENCED:
-        return Verdict.FENCED
+        return TransactionVerdict.FENCED
     if not isinstance(problem, confluent_kafka.KafkaException):
-        return Verdict.DISCARD  # SystemError: a fatal error met a pending delivery report
+        return TransactionVerdict.DISCARD  # SystemError: a fatal error met a pending delivery report
     error = problem.args[0]
     if error.fatal():
-        return Verdict.DISCARD
+        return TransactionVerdict.DISCARD
     if error.txn_requires_abort():
-        return Verdict.ABORT
-    return Verdict.AGAIN if error.retriable() else Verdict.DISCARD
+        return TransactionVerdict.ABORT
+    return TransactionVerdict.AGAIN if error.retriable() else TransactionVerdict.DISCARD
 
 
 def fenced(servers: str, transactional_id: str) -> KafkaError:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from towline.checkpoint import Checkpoint
 from towline.errors import KafkaError
 from towline.kafka import admin, faults
-from towline.kafka.exactly_once import Origin, place_of
+from towline.kafka.exactly_once import BatchOrigin, place_of
 from towline.kafka.markers import Claim, OnMissing, Situation
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.mismatches import mismatch
@@ -35,7 +35,7 @@ _seen: Final[set[tuple[str, str]]] = set()
 _LOOK_S: Final = 2.0
 
 
-def look(settings: SinkSettings, location: str) -> Origin:
+def look(settings: SinkSettings, location: str) -> BatchOrigin:
     """Sync the checkpoint, and learn which batch is about to run.
 
     Args:
@@ -50,13 +50,13 @@ def look(settings: SinkSettings, location: str) -> Origin:
     checkpoint.sync()
     newest = checkpoint.last_offsets_batch()
     if newest is None:
-        return Origin()
+        return BatchOrigin()
     sink_id = settings.sink_id or query_of(location)
     if sink_id is not None and (location, sink_id) not in _checked:
         _hold_against(settings, sink_id, checkpoint, newest)
         _checked.add((location, sink_id))
     hashes = {batch: checkpoint.offsets_hash(batch) for batch in (newest - 1, newest)}
-    return Origin(newest=newest, hashes={batch: text for batch, text in hashes.items() if text is not None})
+    return BatchOrigin(newest=newest, hashes={batch: text for batch, text in hashes.items() if text is not None})
 
 
 def require_topics(settings: SinkSettings) -> None:

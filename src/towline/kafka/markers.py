@@ -24,10 +24,10 @@ __all__ = [
     "Action",
     "Claim",
     "Marker",
+    "MarkerRule",
     "OnMissing",
-    "Refusal",
     "Situation",
-    "Step",
+    "TaskRefusal",
     "situation",
 ]
 
@@ -51,7 +51,7 @@ class OnMissing(StrEnum):
 
 
 @dataclass(frozen=True)
-class Refusal:
+class TaskRefusal:
     """A task beyond the sink's parallelism said no: the batch has more partitions than may be written.
 
     Attributes:
@@ -91,7 +91,7 @@ class Marker:
     dead_lettered: int = 0
     total_rows: int = 0
     total_dead_lettered: int = 0
-    refused: Refusal | None = None
+    refused: TaskRefusal | None = None
 
     def to_json(self) -> bytes:
         """The value of the marker's record."""
@@ -139,12 +139,12 @@ class Marker:
                 total_dead_lettered=int(text.get("totalDeadLettered", 0)),
                 refused=None
                 if refused is None
-                else Refusal(int(refused["batch"]), refused["run"], refused["partition"]),
+                else TaskRefusal(int(refused["batch"]), refused["run"], refused["partition"]),
             )
         except (KeyError, TypeError) as problem:
             raise ValueError(f"it is no marker: {problem!r}") from None
 
-    def refusing(self, refusal: Refusal) -> Marker:
+    def refusing(self, refusal: TaskRefusal) -> Marker:
         """``self`` with a refusal beside it."""
         return replace(self, refused=refusal)
 
@@ -213,7 +213,7 @@ class Action(Enum):
     FAIL = "fail"
 
 
-class Step(NamedTuple):
+class MarkerRule(NamedTuple):
     """A row of the table.
 
     Attributes:
@@ -226,19 +226,19 @@ class Step(NamedTuple):
 
 
 #: The whole decision. MISSING may be overruled by ``onMissingMarker``; nothing else may.
-STEPS: Final[Mapping[Situation, Step]] = MappingProxyType(
+STEPS: Final[Mapping[Situation, MarkerRule]] = MappingProxyType(
     {
-        Situation.FIRST: Step(Action.WRITE),
-        Situation.NEXT: Step(Action.WRITE),
-        Situation.DONE: Step(Action.SKIP),
-        Situation.MISSING: Step(Action.FAIL, "TL-K10"),
-        Situation.BEHIND: Step(Action.FAIL, "TL-K11"),
-        Situation.AHEAD: Step(Action.FAIL, "TL-K12"),
-        Situation.FOREIGN: Step(Action.FAIL, "TL-K13"),
-        Situation.RESCALED: Step(Action.FAIL, "TL-K14"),
-        Situation.OTHER_OFFSETS: Step(Action.FAIL, "TL-K15"),
-        Situation.REFUSED: Step(Action.FAIL, "TL-K17"),
-        Situation.TORN: Step(Action.FAIL, "TL-K18"),
+        Situation.FIRST: MarkerRule(Action.WRITE),
+        Situation.NEXT: MarkerRule(Action.WRITE),
+        Situation.DONE: MarkerRule(Action.SKIP),
+        Situation.MISSING: MarkerRule(Action.FAIL, "TL-K10"),
+        Situation.BEHIND: MarkerRule(Action.FAIL, "TL-K11"),
+        Situation.AHEAD: MarkerRule(Action.FAIL, "TL-K12"),
+        Situation.FOREIGN: MarkerRule(Action.FAIL, "TL-K13"),
+        Situation.RESCALED: MarkerRule(Action.FAIL, "TL-K14"),
+        Situation.OTHER_OFFSETS: MarkerRule(Action.FAIL, "TL-K15"),
+        Situation.REFUSED: MarkerRule(Action.FAIL, "TL-K17"),
+        Situation.TORN: MarkerRule(Action.FAIL, "TL-K18"),
     }
 )
 

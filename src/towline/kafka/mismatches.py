@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from towline.kafka.markers import Claim, Marker
 
-__all__ = ["Place", "changed", "mismatch"]
+__all__ = ["MarkerPlace", "changed", "mismatch"]
 
 
-class Place(NamedTuple):
+class MarkerPlace(NamedTuple):
     """Where a marker is, for messages.
 
     Attributes:
@@ -103,7 +103,7 @@ _DO: Final[Mapping[Situation, str]] = MappingProxyType(
 )
 
 
-def mismatch(found: Situation, marker: Marker | None, claim: Claim, place: Place) -> KafkaError:
+def mismatch(found: Situation, marker: Marker | None, claim: Claim, place: MarkerPlace) -> KafkaError:
     """The error for a `Situation` whose step is FAIL."""
     m = -1 if marker is None else marker.batch
     refused = None if marker is None else marker.refused
@@ -127,7 +127,7 @@ def mismatch(found: Situation, marker: Marker | None, claim: Claim, place: Place
     return KafkaError(STEPS[found].code, where, _WHAT[found].format(**words), _DO[found].format(**words))
 
 
-def changed(marker: Marker, rows: int, claim: Claim, place: Place) -> KafkaError:
+def changed(marker: Marker, rows: int, claim: Claim, place: MarkerPlace) -> KafkaError:
     """TL-K16: a batch that is to be skipped has other rows than the one that was written."""
     versus = (
         f"{rows:,} rows, {marker.rows:,} were written" if rows != marker.rows else f"{rows:,} rows, but not the same"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from towline.kafka.columns import Record, Rows
     from towline.kafka.options import SinkSettings
 
-__all__ = ["Client", "borrow", "discard"]
+__all__ = ["KafkaProducer", "borrow", "discard"]
 
 #: Errors kept for the message; all are counted.
 FIRST_ERRORS: Final = 3
@@ -37,7 +37,7 @@ _ROOM_WAIT_S: Final = 0.1
 _MESSAGE_MAX_BYTES: Final = "1000000"
 
 
-class Client:
+class KafkaProducer:
     """A producer, its delivery reports and the topics it has seen. Not thread-safe: a Spark task is one thread.
 
     Args:
@@ -185,19 +185,19 @@ class QueueStuck(Exception):
 
 
 #: Process id and unresolved configuration -> client. The process id keeps a forked child off its parent's sockets.
-_clients: Final[dict[tuple[int, str, frozenset[tuple[str, str]]], Client]] = {}
+_clients: Final[dict[tuple[int, str, frozenset[tuple[str, str]]], KafkaProducer]] = {}
 
 
 def _key(settings: SinkSettings) -> tuple[int, str, frozenset[tuple[str, str]]]:
     return os.getpid(), settings.guarantee, frozenset(settings.client.items())
 
 
-def borrow(settings: SinkSettings) -> Client:
+def borrow(settings: SinkSettings) -> KafkaProducer:
     """This process's client for a configuration, made at the first call; `discard` it when it erred."""
     key = _key(settings)
     client = _clients.get(key)
     if client is None:
-        client = _clients[key] = Client(settings)
+        client = _clients[key] = KafkaProducer(settings)
     client.reset()
     return client
 

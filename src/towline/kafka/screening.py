@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from towline.kafka.columns import Columns, Record
     from towline.kafka.options import SinkSettings
 
-__all__ = ["Fault", "Limits", "Screen", "fault_of"]
+__all__ = ["Fault", "RecordCheck", "RecordLimits", "fault_of"]
 
 #: Seconds for which limits of topics are believed.
 _FRESH_S: Final = 300.0
@@ -61,7 +61,7 @@ class Fault(NamedTuple):
     detail: str
 
 
-class Limits(NamedTuple):
+class RecordLimits(NamedTuple):
     """What records are compared with.
 
     Attributes:
@@ -79,7 +79,7 @@ class Limits(NamedTuple):
     reserves: Callable[[str], bool] = lambda _: False
 
 
-def fault_of(record: Record, limits: Limits) -> Fault | None:
+def fault_of(record: Record, limits: RecordLimits) -> Fault | None:
     """Why Kafka would refuse a record; None if it should not.
 
     Args:
@@ -95,7 +95,7 @@ def fault_of(record: Record, limits: Limits) -> Fault | None:
     return next((fault for check in _CHECKS if (fault := check(record, facts, limits))), None)
 
 
-def _no_topic(topic: str, limits: Limits) -> Fault:
+def _no_topic(topic: str, limits: RecordLimits) -> Fault:
     if limits.reserves(topic):
         return Fault(Reason.TOPIC_RESERVED, "no message may choose this topic: markers, dead letters, Kafka's own")
     if not _LEGAL.fullmatch(topic) or topic in (".", ".."):
@@ -103,13 +103,13 @@ def _no_topic(topic: str, limits: Limits) -> Fault:
     return Fault(Reason.TOPIC_MISSING, "the topic does not exist, or this user may not see it")
 
 
-def _partition(record: Record, facts: TopicFacts, limits: Limits) -> Fault | None:  # noqa: ARG001 - one signature
+def _partition(record: Record, facts: TopicFacts, limits: RecordLimits) -> Fault | None:  # noqa: ARG001 - one signature
     if -1 <= record[3] < facts.partitions:
         return None
     return Fault(Reason.PARTITION, f"the topic has partitions 0 to {facts.partitions - 1}, not {record[3]}")
 
 
-def _time(record: Record, facts: TopicFacts, limits: Limits) -> Fault | None:
+def _time(record: Record, facts: TopicFacts, limits: RecordLimits) -> Fault | None:
     moment = record[6] if len(record) > 4 else 0
     if moment < 0:
         return Fault(Reason.TIMESTAMP, f"{moment} ms is before 1970")
@@ -123,13 +123,13 @@ def _time(record: Record, facts: TopicFacts, limits: Limits) -> Fault | None:
     return None
 
 
-def _key(record: Record, facts: TopicFacts, limits: Limits) -> Fault | None:  # noqa: ARG001 - one signature
+def _key(record: Record, facts: TopicFacts, limits: RecordLimits) -> Fault | None:  # noqa: ARG001 - one signature
     if facts.compacted and record[2] is None:
         return Fault(Reason.KEY_ABSENT, "a compacted topic takes no record without a key")
     return None
 
 
-def _size(record: Record, facts: TopicFacts, limits: Limits) -> Fault | None:
+def _size(record: Record, facts: TopicFacts, limits: RecordLimits) -> Fault | None:
     size = _bytes(record)
     if size > limits.client:
         return Fault(Reason.TOO_LARGE, f"{size:,} bytes, the client takes {limits.client:,} (kafka.message.max.bytes)")
@@ -153,10 +153,15 @@ def _bytes(record: Record) -> int:
     return size + sum(len(name.encode()) + len(value or b"") + _A_HEADER for name, value in headers)
 
 
-_CHECKS: Final[tuple[Callable[[Record, TopicFacts, Limits], Fault | None], ...]] = (_partition, _time, _key, _size)
+_CHECKS: Final[tuple[Callable[[Record, TopicFacts, RecordLimits], Fault | None], ...]] = (
+    _partition,
+    _time,
+    _key,
+    _size,
+)
 
 
-class Screen:
+class RecordCheck:
     """Looks at the batches of one task before they are sent.
 
     Args:
@@ -169,7 +174,7 @@ class Screen:
         self._settings = settings
         self._columns = columns
         self._source = source
-        self._limits = Limits({}, 0, None, 0)
+        self._limits = RecordLimits({}, 0, None, 0)
         #: Rows for the dead-letter topic that `rows` has handed out so far, wherever they were given up; only grows.
         self.letters = 0
 
@@ -220,7 +225,7 @@ class Screen:
             chain.from_iterable(self._sift(batch, at, record) for at, record in enumerate(rows.records)),
         )
 
-    def _known(self, named: set[str]) -> Limits:
+    def _known(self, named: set[str]) -> RecordLimits:
         required = {name for name in (self._settings.topic, self._settings.dead_letter_topic) if name}
         reserves = self._settings.reserves
         topics = facts_of(self._settings, {name for name in named if not reserves(name)} | required)
@@ -230,7 +235,7 @@ class Screen:
         client = self._settings.client
         codec = client.get("compression.type", client.get("compression.codec", "none"))
         most = int(client.get("message.max.bytes", _CLIENT_MAX))
-        return Limits(topics, most, None if codec == "none" else codec, int(time.time() * 1000), reserves)
+        return RecordLimits(topics, most, None if codec == "none" else codec, int(time.time() * 1000), reserves)
 
     def _check_place(self) -> None:
         """Letters have the keys of their records, or none, and headers that must fit beside a part of them."""

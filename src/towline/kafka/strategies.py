@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivery
-from towline.kafka.exactly_once import ExactlyOnce, Origin
+from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ _SIMPLE: Final[Mapping[str, type[Delivery]]] = MappingProxyType(
 )
 
 
-def delivery_for(settings: SinkSettings, columns: Columns, origin: Origin = Origin()) -> Delivery:  # noqa: B008 - frozen
+def delivery_for(settings: SinkSettings, columns: Columns, origin: BatchOrigin = BatchOrigin()) -> Delivery:  # noqa: B008 - frozen
     """The strategy of the sink's guarantee.
 
     Args:

@@ -18,8 +18,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.kafka import faults
-from towline.kafka.faults import Verdict
-from towline.kafka.producers import Client, QueueStuck
+from towline.kafka.faults import TransactionVerdict
+from towline.kafka.producers import KafkaProducer, QueueStuck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -72,7 +72,7 @@ class Indefinite(Exception):
         self.told = told
 
 
-class Transactional(Client):
+class Transactional(KafkaProducer):
     """A producer with a transactional id.
 
     Args:
@@ -104,7 +104,7 @@ class Transactional(Client):
         try:
             self._call(self._producer.init_transactions)
         except faults.FOREIGN as problem:
-            if faults.verdict(problem) is Verdict.AGAIN:
+            if faults.verdict(problem) is TransactionVerdict.AGAIN:
                 raise self._unanswered(problem, began) from None
             raise faults.failed(self._settings.servers, "to begin", problem) from None
 
@@ -169,7 +169,7 @@ class Transactional(Client):
             try:
                 call(max(0.1, min(left, _CALL_S)))
             except faults.FOREIGN as problem:
-                if left <= 0 or faults.verdict(problem) is not Verdict.AGAIN:
+                if left <= 0 or faults.verdict(problem) is not TransactionVerdict.AGAIN:
                     raise
                 self._producer.poll(_PAUSE_S)
             else:
@@ -180,15 +180,15 @@ class Transactional(Client):
         servers = self._settings.servers
         problem = self._cause(problem)
         verdict = faults.verdict(problem)
-        if verdict is Verdict.FENCED:
+        if verdict is TransactionVerdict.FENCED:
             self._open = False
             return faults.fenced(servers, self.transactional_id)
-        if isinstance(problem, QueueStuck) or verdict is Verdict.ABORT:
+        if isinstance(problem, QueueStuck) or verdict is TransactionVerdict.ABORT:
             self.abort()
             # Even a refused record is worth another attempt: the limits it was compared with may have been old.
             return Indefinite(faults.failed(servers, doing, problem, self.first))
         self._open = False  # what became of it is for the next producer to find out: an abort now could meet its commit
-        if verdict is Verdict.AGAIN:
+        if verdict is TransactionVerdict.AGAIN:
             return Indefinite(faults.undecided(servers, self._settings.timeout_s, self._why or faults.reason(problem)))
         return Indefinite(faults.gave_up(servers, problem))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from towline.mqtt.codec import Decoder, MalformedPacket, PublishRun
 from towline.mqtt.events import Authenticator, Filter, SessionConfig, SessionRecord
-from towline.mqtt.session import Session, State
+from towline.mqtt.session import Session, SessionState
 
 __all__ = [
     "Authenticator",
@@ -15,5 +15,5 @@ __all__ = [
     "Session",
     "SessionConfig",
     "SessionRecord",
-    "State",
+    "SessionState",
 ]

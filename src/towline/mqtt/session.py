@@ -75,12 +75,12 @@ from towline.mqtt.outbound import Answer, Outbound, Unexpected
 from towline.mqtt.reasons import BLAMING, ID_IN_USE
 from towline.mqtt.refusals import connection_ended, connection_refused, subscription_refused
 from towline.mqtt.rules import check_config, connack_problem, unsupported
-from towline.mqtt.subscriptions import Request, Step, Subscribe, Subscriptions, Unsubscribe
+from towline.mqtt.subscriptions import Request, Subscribe, Subscriptions, SubscriptionStep, Unsubscribe
 
-__all__ = ["Session", "State"]
+__all__ = ["Session", "SessionState"]
 
 
-class State(Enum):
+class SessionState(Enum):
     """Where the connection stands."""
 
     OFFLINE = "offline"
@@ -124,7 +124,7 @@ class Session:
     ) -> None:
         check_config(config)
         self.config = config
-        self.state = State.OFFLINE
+        self.state = SessionState.OFFLINE
         #: As last given to `Remember`.
         self.record = record
         #: The server's limits of this connection, None before CONNACK.
@@ -197,10 +197,10 @@ class Session:
 
     def deadline(self) -> float | None:
         """When `Tick` is due on the clock of `handle`, None for never."""
-        if self.state is State.OFFLINE:
+        if self.state is SessionState.OFFLINE:
             return None
         times = [self._answer_due] if self._owes_answer else []
-        if self.keep_alive_s and self.state is not State.CONNECTING:
+        if self.keep_alive_s and self.state is not SessionState.CONNECTING:
             # Also while an answer is missing: a packet that takes long to arrive must not silence us [MQTT-3.1.2-22].
             times += [self._sent_at + self.keep_alive_s * _PING_AFTER, self._pong_due]
         return min(times, default=None)
@@ -219,21 +219,21 @@ class Session:
     def _owes_answer(self) -> bool:
         """The broker has to say something now: CONNACK, or SUBACK unless it is us who do not read."""
         waiting = self._suspended or self._freeing is not None
-        return self.state is State.CONNECTING or (self.state is State.SUBSCRIBING and not waiting)
+        return self.state is SessionState.CONNECTING or (self.state is SessionState.SUBSCRIBING and not waiting)
 
     def validate(self) -> None:
         """Assert every invariant; for tests."""
         self.inbound.validate()
         self.outbound.validate()
-        assert self.state is not State.OFFLINE or not self.inbound.unacknowledged
+        assert self.state is not SessionState.OFFLINE or not self.inbound.unacknowledged
         assert set(self._requests) == self.outbound.reserved
-        assert self.state is not State.ONLINE or not self._requests
+        assert self.state is not SessionState.ONLINE or not self._requests
         assert self.record is None or self.record.subscriptions == self.subscriptions.known
 
     # -- events --
 
     def _on_opened(self, event: Opened, now: float, actions: list[Action]) -> None:
-        self.state = State.CONNECTING
+        self.state = SessionState.CONNECTING
         self.cut = False
         self._at = event.server
         last = self.record.servers[-1] if self.record and self.record.servers else ""
@@ -246,7 +246,7 @@ class Session:
         if self.record is None:
             # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
             self._remember(SessionRecord(self.config.client_id), actions)
-        self.subscriptions.step(Step.CONNECT)
+        self.subscriptions.step(SubscriptionStep.CONNECT)
         self._remember_subscriptions(actions)
         method = self.config.authenticator
         if method is None:
@@ -277,7 +277,7 @@ class Session:
         )
 
     def _on_received(self, event: Received, now: float, actions: list[Action]) -> None:
-        if event.items or self.state is not State.CONNECTING:  # a CONNACK byte by byte is none
+        if event.items or self.state is not SessionState.CONNECTING:  # a CONNACK byte by byte is none
             self._heard_at = now
         if self._ping_at is not None:
             self._ping_at = now  # a peer that sends is alive, however long its packet takes
@@ -289,14 +289,14 @@ class Session:
                 self._violation(f"sent {name} while {self.state.value}", 0x82, actions)
             else:
                 handler(self, item, now, actions)
-            if self.state is State.OFFLINE:
+            if self.state is SessionState.OFFLINE:
                 break
         actions += self.outbound.actions(now)  # once for all answers: one write, and one sync where ids are durable
         self._hand_over(actions)
 
     def _hand_over(self, actions: list[Action]) -> None:
         delivery = self.inbound.hand_over()
-        if self.state is not State.OFFLINE:
+        if self.state is not SessionState.OFFLINE:
             # Repeats of what is settled; before the delivery, whose own acknowledgements come after [MQTT-4.6.0-3].
             self._send_bytes(self.inbound.settle(self.inbound.settled), actions)
         if delivery:
@@ -309,7 +309,7 @@ class Session:
         self._send_bytes(self.inbound.stored(event.ticket), actions)
         if self._freeing is not None and event.ticket >= self._freeing:
             self._freeing = None
-            if self.state is State.SUBSCRIBING:
+            if self.state is SessionState.SUBSCRIBING:
                 self._heard_at = now  # the time for the answer to SUBSCRIBE begins here
                 self._take_up(now, actions)
 
@@ -341,7 +341,7 @@ class Session:
             return
         where = self.config.where
         if self._owes_answer and now >= self._answer_due:
-            within, unanswered = f"within {self.config.connect_timeout_s:g} s", self.state is State.CONNECTING
+            within, unanswered = f"within {self.config.connect_timeout_s:g} s", self.state is SessionState.CONNECTING
             what = f"no {'CONNACK' if unanswered else 'answer to SUBSCRIBE'} {within}"
             self._go_offline()
             actions.append(Close(Unreachable("TL-M03", where, what, "Trying again."), unanswered=unanswered))
@@ -356,19 +356,19 @@ class Session:
         self._violation(f"sent {event.what}", event.reason, actions)
 
     def _on_lost(self, _event: Lost, _now: float, _actions: list[Action]) -> None:
-        self.cut = self.state in {State.SUBSCRIBING, State.ONLINE}
+        self.cut = self.state in {SessionState.SUBSCRIBING, SessionState.ONLINE}
         self._go_offline()
 
     def broke(self, where: str) -> Close:
         """What `Lost`, which is given next, means for the connection where the transport itself has no words for it."""
-        if self.state is not State.CONNECTING:
+        if self.state is not SessionState.CONNECTING:
             return Close(Unreachable("TL-M05", where, "the connection broke", "Trying again."))
         return Close(
             Unreachable("TL-M03", where, "the connection ended in place of CONNACK", "Trying again."), unanswered=True
         )
 
     def _on_stop(self, _event: Stop, _now: float, actions: list[Action]) -> None:
-        if self.state is not State.OFFLINE:
+        if self.state is not SessionState.OFFLINE:
             # A plain DISCONNECT: no expiry in it, so the broker keeps the session for us.
             self._send(DisconnectPacket(), actions)
             self._close(None, actions)
@@ -378,7 +378,7 @@ class Session:
     def _on_connack(self, packet: ConnAckPacket, now: float, actions: list[Action]) -> None:
         self._unanswered = False
         if int(packet.reason_code):
-            self.subscriptions.step(Step.REFUSED)
+            self.subscriptions.step(SubscriptionStep.REFUSED)
             self._remember_subscriptions(actions)
             self._go_offline()
             actions.append(connection_refused(packet, self.config.where))
@@ -399,7 +399,7 @@ class Session:
             )
             return
         self.server = packet
-        self.state = State.SUBSCRIBING
+        self.state = SessionState.SUBSCRIBING
         self._ping_at = None
         if self.probing:
             self._send(DisconnectPacket(), actions)
@@ -474,9 +474,9 @@ class Session:
         """Go on with a session whose packet ids are known, on disk too: subscribe, and send what waits."""
         assert self.server is not None
         resumed = self.resumed
-        kept = Step.ELSEWHERE if self._perhaps_elsewhere else Step.RESUMED
-        kept = Step.PERHAPS_RESUMED if self.config.protocol == 3 else kept
-        self.subscriptions.step(kept if self._present else Step.NEW)
+        kept = SubscriptionStep.ELSEWHERE if self._perhaps_elsewhere else SubscriptionStep.RESUMED
+        kept = SubscriptionStep.PERHAPS_RESUMED if self.config.protocol == 3 else kept
+        self.subscriptions.step(kept if self._present else SubscriptionStep.NEW)
         requests = self.subscriptions.ask()
         servers = tuple(s for s in self.record.servers if s != self._at) if self.record and self._at else ()
         servers = (*servers[1 - _MOST_SERVERS :], self._at) if self._at else ()
@@ -525,7 +525,7 @@ class Session:
             self._close(refused, actions, fatal=True)
             return
         for request in requests:
-            if self.state is not State.OFFLINE:
+            if self.state is not SessionState.OFFLINE:
                 self._ask(request, actions)
         self._come_online(actions)
 
@@ -578,8 +578,8 @@ class Session:
         self._come_online(actions)
 
     def _come_online(self, actions: list[Action]) -> None:
-        if self.state is State.SUBSCRIBING and not self._requests:
-            self.state = State.ONLINE
+        if self.state is SessionState.SUBSCRIBING and not self._requests:
+            self.state = SessionState.ONLINE
             actions.append(Online(resumed=self.resumed))
 
     # -- messages --
@@ -600,7 +600,7 @@ class Session:
         handler = _CONNECTED[run.kind]
         for packet in run.packets:
             handler(self, packet, now, actions)
-            if self.state is State.OFFLINE:
+            if self.state is SessionState.OFFLINE:
                 break
 
     def _on_answer(self, packet: Answer, _now: float, actions: list[Action]) -> None:
@@ -657,7 +657,7 @@ class Session:
     def _go_offline(self) -> None:
         if self._unanswered:
             self._unanswered, self._known_before = False, True  # the session it may have made is ours
-        self.state = State.OFFLINE
+        self.state = SessionState.OFFLINE
         self.server = None
         self._ping_at = None
         self._requests.clear()
@@ -703,11 +703,11 @@ _CONNECTED: Final[dict[type, _Handler]] = {
 }
 
 #: A resumed session may deliver right after CONNACK, before SUBACK: PUBLISH is at home in both connected states.
-_PACKETS: Final[dict[tuple[State, type], _Handler]] = {
-    (State.CONNECTING, ConnAckPacket): Session._on_connack,
-    (State.CONNECTING, AuthPacket): Session._on_auth,
-    **{(State.SUBSCRIBING, kind): handler for kind, handler in _CONNECTED.items()},
-    **{(State.ONLINE, kind): handler for kind, handler in _CONNECTED.items()},
+_PACKETS: Final[dict[tuple[SessionState, type], _Handler]] = {
+    (SessionState.CONNECTING, ConnAckPacket): Session._on_connack,
+    (SessionState.CONNECTING, AuthPacket): Session._on_auth,
+    **{(SessionState.SUBSCRIBING, kind): handler for kind, handler in _CONNECTED.items()},
+    **{(SessionState.ONLINE, kind): handler for kind, handler in _CONNECTED.items()},
 }
 
 #: Packets that MQTT 3.x does not have in this direction.

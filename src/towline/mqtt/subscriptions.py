@@ -21,13 +21,13 @@ from mqtt5 import SubscribePacket, TopicFilter, UnsubAckReasonCode, UnsubscribeP
 
 from towline.mqtt.events import RETAIN_HANDLING, Filter
 
-__all__ = ["UNSURE", "Request", "Step", "Subscribe", "Subscriptions", "Unsubscribe"]
+__all__ = ["UNSURE", "Request", "Subscribe", "SubscriptionStep", "Subscriptions", "Unsubscribe"]
 
 #: In place of `Filter.terms`: the filter may be there or not, with whatever terms. Equal to those of no filter.
 UNSURE: Final = -1
 
 
-class Step(Enum):
+class SubscriptionStep(Enum):
     """What happens to subscriptions: the first six to all that are known, the others to those of one packet."""
 
     CONNECT = "CONNECT is about to leave"
@@ -49,20 +49,20 @@ class _Known(Enum):
     GONE = "not there"
 
 
-_AFTER: Final[dict[Step, _Known]] = {
+_AFTER: Final[dict[SubscriptionStep, _Known]] = {
     # It may find our session lost and make an empty one. Unless we live to see its CONNACK, the next one says Session
     # Present of that.
-    Step.CONNECT: _Known.UNSURE,
-    Step.REFUSED: _Known.AS_BEFORE,  # no session was touched
-    Step.RESUMED: _Known.AS_BEFORE,
-    Step.PERHAPS_RESUMED: _Known.UNSURE,
-    Step.ELSEWHERE: _Known.UNSURE,  # it has a session of ours, with what we wanted when we were there last
-    Step.NEW: _Known.GONE,
+    SubscriptionStep.CONNECT: _Known.UNSURE,
+    SubscriptionStep.REFUSED: _Known.AS_BEFORE,  # no session was touched
+    SubscriptionStep.RESUMED: _Known.AS_BEFORE,
+    SubscriptionStep.PERHAPS_RESUMED: _Known.UNSURE,
+    SubscriptionStep.ELSEWHERE: _Known.UNSURE,  # it has a session of ours, with what we wanted when we were there last
+    SubscriptionStep.NEW: _Known.GONE,
     # Either may have been carried out though its answer never comes.
-    Step.SUBSCRIBE: _Known.UNSURE,
-    Step.UNSUBSCRIBE: _Known.UNSURE,
-    Step.GRANTED: _Known.AS_WANTED,
-    Step.REMOVED: _Known.GONE,
+    SubscriptionStep.SUBSCRIBE: _Known.UNSURE,
+    SubscriptionStep.UNSUBSCRIBE: _Known.UNSURE,
+    SubscriptionStep.GRANTED: _Known.AS_WANTED,
+    SubscriptionStep.REMOVED: _Known.GONE,
 }
 
 
@@ -114,9 +114,9 @@ class Subscriptions:
         self.known = {p: terms if terms == UNSURE else terms & ~RETAIN_HANDLING for p, terms in known.items()}
         self._before = self.known
 
-    def step(self, step: Step, patterns: Iterable[str] | None = None) -> None:
+    def step(self, step: SubscriptionStep, patterns: Iterable[str] | None = None) -> None:
         """Take what happened to these filters; None for all that are known."""
-        if step is Step.CONNECT:
+        if step is SubscriptionStep.CONNECT:
             self._before = self.known
         about = self.known if patterns is None else patterns
         said = {pattern: self._said(_AFTER[step], pattern) for pattern in about}
@@ -133,8 +133,8 @@ class Subscriptions:
         """What has to be asked for by what is known; unsure from here on, even if it can't be sent."""
         changed = [self._asked(f) for f in self._wanted.values() if self.known.get(f.pattern) != f.terms]
         surplus = tuple(pattern for pattern in self.known if pattern not in self._wanted)
-        self.step(Step.SUBSCRIBE, [f.pattern for f in changed])
-        self.step(Step.UNSUBSCRIBE, surplus)
+        self.step(SubscriptionStep.SUBSCRIBE, [f.pattern for f in changed])
+        self.step(SubscriptionStep.UNSUBSCRIBE, surplus)
         identifiers = dict.fromkeys(f.identifier for f in changed)
         requests: list[Request] = [Subscribe(tuple(f for f in changed if f.identifier == i)) for i in identifiers]
         return [*requests, Unsubscribe(surplus)] if surplus else requests
@@ -145,7 +145,7 @@ class Subscriptions:
 
     def granted(self, request: Subscribe) -> None:
         """Take a SUBACK that grants all that was asked for."""
-        self.step(Step.GRANTED, [f.pattern for f in request.filters])
+        self.step(SubscriptionStep.GRANTED, [f.pattern for f in request.filters])
 
     def removed(self, request: Unsubscribe, codes: Sequence[UnsubAckReasonCode]) -> None:
         """Take an UNSUBACK.
@@ -156,4 +156,4 @@ class Subscriptions:
                 0x80 stays unsure [MQTT 5 section 3.11.3].
         """
         refused = {pattern for pattern, code in zip(request.patterns, codes, strict=False) if int(code) >= 0x80}
-        self.step(Step.REMOVED, [pattern for pattern in request.patterns if pattern not in refused])
+        self.step(SubscriptionStep.REMOVED, [pattern for pattern in request.patterns if pattern not in refused])

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from towline.mqtt.reasons import CUT
-from towline.mqtt.session import Session, State
+from towline.mqtt.session import Session, SessionState
 
 __all__ = ["STRIKES", "Culprits", "Suspects"]
 
@@ -139,7 +139,7 @@ class Culprits:
     def pace(self, session: Session, now: float) -> bool:
         """Let the first message leave after a time of quiet; whether the session has to look what may leave now."""
         outbound = session.outbound
-        if outbound.limit is None or session.state is not State.ONLINE:
+        if outbound.limit is None or session.state is not SessionState.ONLINE:
             return False
         if self._quiet_until is None:
             self._quiet_until = now + _QUIET_S

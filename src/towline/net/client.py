@@ -51,7 +51,7 @@ from towline.mqtt.session import Session
 from towline.mqtt.stubs import Published
 from towline.mqtt.suspects import Culprits
 from towline.net.connection import LEVELS, Connection, Way
-from towline.net.messages import Memory, Message, Receipt, Store
+from towline.net.messages import Memory, Message, PublishResult, Store
 from towline.net.transport import Endpoint, Proxy, Tls
 
 __all__ = ["Client"]
@@ -178,7 +178,7 @@ class Client:
         #: Events for the session, from any thread.
         self._orders: deque[Event] = deque()
         #: Token of each message that is not confirmed → its receipt.
-        self._receipts: dict[int, Receipt] = {}
+        self._receipts: dict[int, PublishResult] = {}
         self._token = 0
         #: Came and not handed out, in order.
         self._waiting: deque[Message] = deque()
@@ -314,7 +314,7 @@ class Client:
         correlation_data: bytes | None = None,
         expiry_s: int | None = None,
         user_properties: Sequence[tuple[str, str]] = (),
-    ) -> Receipt:
+    ) -> PublishResult:
         """Hand over a message; it is sent, and sent again after a broken connection, until the broker answers.
 
         Waits while 1,000 messages are not confirmed. MQTT 3.x leaves all properties out.
@@ -362,7 +362,7 @@ class Client:
                 what = f"{_AHEAD:,} messages are not confirmed after {timeout_s:g} s"
                 raise Unreachable("TL-M33", self._where, what, "Is the broker alive? This message was not taken.")
             self._token += 1
-            receipt = Receipt(topic, self._changed, self._check_open, self._missing_answer)
+            receipt = PublishResult(topic, self._changed, self._check_open, self._missing_answer)
             self._receipts[self._token] = receipt
             self._order(Publish(self._token, packet))
         return receipt

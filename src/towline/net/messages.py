@@ -15,7 +15,7 @@ from towline.mqtt.events import Held, SessionRecord
 from towline.mqtt.reasons import reason_words
 from towline.mqtt.rules import message_problem
 
-__all__ = ["Memory", "Message", "Receipt", "Store", "Will"]
+__all__ = ["Memory", "Message", "PublishResult", "Store", "Will"]
 
 
 class Store(Protocol):
@@ -137,7 +137,7 @@ class Message:
         self._acknowledge(self)
 
 
-class Receipt:
+class PublishResult:
     """What became of a published message. Made by `Client.publish`."""
 
     def __init__(

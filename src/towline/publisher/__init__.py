@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from towline.publisher.aio import AsyncPublisher
 from towline.publisher.publisher import Publisher
-from towline.publisher.receipt import Receipt, Stage
+from towline.publisher.receipt import Completion, Receipt
 
-__all__ = ["AsyncPublisher", "Publisher", "Receipt", "Stage"]
+__all__ = ["AsyncPublisher", "Completion", "Publisher", "Receipt"]

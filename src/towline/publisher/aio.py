@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from towline.publisher.publisher import Publisher
-from towline.publisher.receipt import Receipt, Stage
+from towline.publisher.receipt import Completion, Receipt
 
 __all__ = ["AsyncPublisher", "AsyncReceipt", "AsyncStage"]
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 class AsyncStage(Generic[T]):
     """A stage of a message, to be awaited; as often as you like.
 
-    Awaiting raises what `Stage.result` raises. Cancelling the wait cancels nothing else.
+    Awaiting raises what `Completion.result` raises. Cancelling the wait cancels nothing else.
     """
 
-    def __init__(self, stage: Stage[T]) -> None:
+    def __init__(self, stage: Completion[T]) -> None:
         self._stage = stage
 
     def done(self) -> bool:
@@ -35,7 +35,7 @@ class AsyncStage(Generic[T]):
             loop = asyncio.get_running_loop()
             reached = asyncio.Event()
 
-            def tell(_stage: Stage[T]) -> None:
+            def tell(_stage: Completion[T]) -> None:
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(reached.set)
 

@@ -22,7 +22,7 @@ from typing import Final
 
 from towline.delivery.receipts_key import ReceiptKeys
 from towline.delivery.receipts_openings import same_messages
-from towline.delivery.receipts_wire import Content, Mark, Receipt
+from towline.delivery.receipts_wire import Content, Mark, ReceiptPayload
 from towline.journal import Outbox
 from towline.journal.ranges import Ranges
 from towline.publisher.words import foreign_key, without_key
@@ -137,16 +137,16 @@ class Awaited:
         """A message is not sent any more: refused, or expired."""
         self.settled.add(number)
 
-    def believed(self, payload: bytes | None) -> Receipt | None:
+    def believed(self, payload: bytes | None) -> ReceiptPayload | None:
         """The receipt in a payload; None for one that anybody may have written, or was not taken in whole."""
         if payload is None:
             return None
-        if self._keys is not None and not Receipt.was_told_by(self._keys, self.publisher, payload):
+        if self._keys is not None and not ReceiptPayload.was_told_by(self._keys, self.publisher, payload):
             self.not_believed += 1
             return None
-        return Receipt.decode(payload)
+        return ReceiptPayload.decode(payload)
 
-    def receipt(self, told: Receipt, end: int, now: float) -> list[tuple[int, int]]:
+    def receipt(self, told: ReceiptPayload, end: int, now: float) -> list[tuple[int, int]]:
         """Take a receipt; return the ranges of numbers to be sent again.
 
         Args:
@@ -175,7 +175,7 @@ class Awaited:
         self._question, self._carrier = "", -1
         return self._lost(told, now)
 
-    def _same(self, told: Receipt, end: int) -> bool:
+    def _same(self, told: ReceiptPayload, end: int) -> bool:
         """Whether the gateway means our messages: all of those that have no receipt, one by one."""
         here = self.settled.watermark
         ranges = [(max(start, here), stop) for start, stop in ((0, told.watermark), *told.journaled)]
@@ -183,7 +183,7 @@ class Awaited:
             return False
         return told.openings is None or same_messages(told.openings, ranges, self._opening_of)
 
-    def _lost(self, told: Receipt, now: float) -> list[tuple[int, int]]:
+    def _lost(self, told: ReceiptPayload, now: float) -> list[tuple[int, int]]:
         there = Ranges(0)
         for start, end in told.journaled:
             there.add(start, end)

@@ -11,7 +11,7 @@ from towline.errors import TowlineError
 from towline.publisher.words import closed, died, elsewhere, own_thread
 
 if TYPE_CHECKING:
-    from towline.publisher.receipt import Stage
+    from towline.publisher.receipt import Completion
 
 __all__ = ["Home"]
 
@@ -34,7 +34,7 @@ class Home:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.changed = threading.Condition()
-        self.kept: set[Stage[Any]] = set()
+        self.kept: set[Completion[Any]] = set()
         self.closing = False
         self.ended = False
         self.dead: TowlineError | None = None

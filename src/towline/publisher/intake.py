@@ -14,7 +14,7 @@ from towline.delivery.outrows import arrived, rows_of
 from towline.errors import JournalFull
 from towline.journal import Outbox
 from towline.publisher.home import Home
-from towline.publisher.receipt import Message
+from towline.publisher.receipt import PendingMessage
 from towline.publisher.words import Log, closed, not_taken, outbox_full
 
 __all__ = ["Intake"]
@@ -52,17 +52,17 @@ class Intake:
         *,
         refuses: bool,
         max_bytes: int | None,
-        on_stored: Callable[[list[Message], int], None],
+        on_stored: Callable[[list[PendingMessage], int], None],
     ) -> None:
         self._home = home
         self._outbox = outbox
         self._refuses = refuses
         self._group_bytes = _GROUP_BYTES if max_bytes is None else min(_GROUP_BYTES, max_bytes // _FRAMES_BELOW_LIMIT)
         self._on_stored = on_stored
-        self._queue: deque[Message] = deque()
+        self._queue: deque[PendingMessage] = deque()
         self._bytes = 0
         #: what the disk thread is at work on
-        self._group: list[Message] = []
+        self._group: list[PendingMessage] = []
         #: that work waits for room, and a message may be taken out of it
         self._held = False
         self._log = Log()
@@ -81,7 +81,7 @@ class Intake:
 
     # -- any thread --
 
-    def put(self, message: Message, deadline: float | None = None) -> None:
+    def put(self, message: PendingMessage, deadline: float | None = None) -> None:
         """Queue a message; `deadline` as `time.monotonic` has it, None for never.
 
         Raises:
@@ -111,7 +111,7 @@ class Intake:
             if not self._group:
                 home.changed.notify_all()
 
-    def stored(self, message: Message, deadline: float) -> None:
+    def stored(self, message: PendingMessage, deadline: float) -> None:
         """Wait until a queued message is durable; at the deadline take it back, unless it is being written.
 
         Raises:
@@ -129,7 +129,7 @@ class Intake:
                 home.changed.wait(left if left > 0 else None)
         stage.result()
 
-    def _take_back(self, message: Message) -> bool:
+    def _take_back(self, message: PendingMessage) -> bool:
         if message in self._queue:
             self._queue.remove(message)
             self._bytes -= message.size
@@ -146,7 +146,7 @@ class Intake:
         while group := self._next_group():
             self._store(group)
 
-    def _next_group(self) -> list[Message]:
+    def _next_group(self) -> list[PendingMessage]:
         changed = self._home.changed
         with changed:
             self._group = []
@@ -162,7 +162,7 @@ class Intake:
             self._bytes -= size
             return group
 
-    def _store(self, group: list[Message]) -> None:
+    def _store(self, group: list[PendingMessage]) -> None:
         while group:  # less of it, or nothing, after a wait for room
             rows = arrived(rows_of([message.fields for message in group]), time.time_ns() // 1000)
             try:
@@ -177,7 +177,7 @@ class Intake:
                 self._on_stored(group, end - len(group))
                 return
 
-    def _hold_back(self, group: list[Message], error: JournalFull) -> bool:
+    def _hold_back(self, group: list[PendingMessage], error: JournalFull) -> bool:
         """Wait for room, or refuse the group; whether to try again."""
         home = self._home
         if self.full_since is None and not self._refuses:
@@ -204,6 +204,6 @@ class Intake:
             self._group = []
 
     @staticmethod
-    def _fail(messages: list[Message], failure: BaseException) -> None:
+    def _fail(messages: list[PendingMessage], failure: BaseException) -> None:
         for message in messages:
             message.receipt._fail(failure)  # noqa: SLF001 - ours

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, NoReturn, Self
 from towline.delivery.outbound import Downlink, Outcome
 from towline.delivery.outrows import OUTBOX_SCHEMA
 from towline.delivery.receipts_wire import PREFIX, receipt_topic
-from towline.delivery.receipts_wire import Receipt as Told
+from towline.delivery.receipts_wire import ReceiptPayload as Told
 from towline.delivery.record import recall
 from towline.errors import BrokerError, JournalError, JournalFull, PublisherError, Unreachable
 from towline.journal import Limits, Outbox
@@ -47,7 +47,7 @@ from towline.net.transport import Proxy, Tls
 from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep, keys_of
 from towline.publisher.home import Home
 from towline.publisher.intake import Intake
-from towline.publisher.receipt import Callbacks, Message, Receipt, Stage, call_all, guarded, settle
+from towline.publisher.receipt import Callbacks, Completion, PendingMessage, Receipt, call_all, guarded, settle
 from towline.publisher.words import (
     Log,
     check_settings,
@@ -189,13 +189,13 @@ class Publisher:
         refuses = overflow == "refuse"
         self._intake = Intake(self._home, self._outbox, refuses=refuses, max_bytes=max_bytes, on_stored=self._stored)
         #: number of a message → its stage at the broker, as long as somebody holds it or wants to be told
-        self._stages: weakref.WeakValueDictionary[int, Stage[None]] = weakref.WeakValueDictionary()
+        self._stages: weakref.WeakValueDictionary[int, Completion[None]] = weakref.WeakValueDictionary()
         #: the same for their receipts
-        self._ends: weakref.WeakValueDictionary[int, Stage[None]] = weakref.WeakValueDictionary()
+        self._ends: weakref.WeakValueDictionary[int, Completion[None]] = weakref.WeakValueDictionary()
         #: the one end of all messages where there are no receipts
-        self._no_end: Stage[None] | None = None
+        self._no_end: Completion[None] | None = None
         if not receipts:
-            self._no_end = Stage(self._home)
+            self._no_end = Completion(self._home)
             self._no_end._settle(failure=without_receipts(self._where))  # noqa: SLF001 - ours
         #: every message below has been entered in `_stages`
         self._entered = self._outbox.end
@@ -305,7 +305,7 @@ class Publisher:
         if wait:
             self._home.may_wait()
         receipt = Receipt(topic, self._home, self._no_end)
-        message = Message(fields, receipt)
+        message = PendingMessage(fields, receipt)
         deadline = None if timeout is None else time.monotonic() + timeout
         self._intake.put(message, deadline)
         if wait and deadline is not None:
@@ -415,7 +415,7 @@ class Publisher:
         except BaseException as error:  # noqa: BLE001 - told to everybody who waits
             self._die(error, disk=True)
 
-    def _stored(self, group: list[Message], first: int) -> None:
+    def _stored(self, group: list[PendingMessage], first: int) -> None:
         callbacks: Callbacks = []
         with self._changed:
             for number, message in enumerate(group, first):

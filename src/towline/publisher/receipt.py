@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from towline.publisher.home import Home
 from towline.publisher.words import LOG
 
-__all__ = ["Callbacks", "Message", "Receipt", "Stage", "call_all", "guarded", "settle"]
+__all__ = ["Callbacks", "Completion", "PendingMessage", "Receipt", "call_all", "guarded", "settle"]
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _ROW_BYTES, _PAIR_BYTES = 64, 16
 
 
-class Stage(Generic[T]):
+class Completion(Generic[T]):
     """Something that happens once, or fails once; like `concurrent.futures.Future`, and lighter.
 
     Args:
@@ -34,7 +34,7 @@ class Stage(Generic[T]):
         self._done = False
         self._value: T | None = None
         self._failure: BaseException | None = None
-        self._callbacks: list[Callable[[Stage[T]], None]] = []
+        self._callbacks: list[Callable[[Completion[T]], None]] = []
 
     def done(self) -> bool:
         """Whether it has happened, or failed."""
@@ -77,7 +77,7 @@ class Stage(Generic[T]):
             self._wait(timeout)
         return self._failure
 
-    def add_done_callback(self, call: Callable[[Stage[T]], None]) -> None:
+    def add_done_callback(self, call: Callable[[Completion[T]], None]) -> None:
         """Call with this stage once it is done, on a thread of the publisher's; at once if it is."""
         self._home.check()
         with self._home.changed:
@@ -87,7 +87,9 @@ class Stage(Generic[T]):
                 return
         call(self)
 
-    def _settle(self, value: T | None = None, failure: BaseException | None = None) -> list[Callable[[Stage[T]], None]]:
+    def _settle(
+        self, value: T | None = None, failure: BaseException | None = None
+    ) -> list[Callable[[Completion[T]], None]]:
         """Note the outcome with the condition held; the caller notifies, and calls what this returns, without it."""
         if self._done:
             return []
@@ -112,11 +114,11 @@ class Receipt:
 
     __slots__ = ("at_broker", "end_to_end", "on_disk", "topic")
 
-    def __init__(self, topic: str, home: Home, end_to_end: Stage[None] | None) -> None:
+    def __init__(self, topic: str, home: Home, end_to_end: Completion[None] | None) -> None:
         self.topic = topic
-        self.on_disk: Stage[int] = Stage(home)
-        self.at_broker: Stage[None] = Stage(home)
-        self.end_to_end: Stage[None] = end_to_end or Stage(home)
+        self.on_disk: Completion[int] = Completion(home)
+        self.at_broker: Completion[None] = Completion(home)
+        self.end_to_end: Completion[None] = end_to_end or Completion(home)
 
     def _fail(self, failure: BaseException) -> None:
         """Nothing comes of it; with the condition held."""
@@ -135,7 +137,7 @@ class Receipt:
 
 
 @dataclass(slots=True, eq=False)
-class Message:
+class PendingMessage:
     """What `publish` was given, on its way to the disk.
 
     Attributes:
@@ -155,10 +157,12 @@ class Message:
 
 
 #: What is to be called, once no lock is held, for stages that were settled.
-Callbacks: TypeAlias = list[tuple[Stage[Any], Callable[[Stage[Any]], None]]]
+Callbacks: TypeAlias = list[tuple[Completion[Any], Callable[[Completion[Any]], None]]]
 
 
-def settle(stages: MutableMapping[int, Stage[None]], number: int, failure: BaseException | None = None) -> Callbacks:
+def settle(
+    stages: MutableMapping[int, Completion[None]], number: int, failure: BaseException | None = None
+) -> Callbacks:
     """Settle the stage of a message, if anybody holds it, with the condition held; what is to be called for it."""
     stage = stages.pop(number, None)
     return [] if stage is None else [(stage, call) for call in stage._settle(failure=failure)]  # noqa: SLF001 - ours

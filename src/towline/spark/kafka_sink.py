@@ -20,7 +20,7 @@ from towline.kafka import guard
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Task
-from towline.kafka.exactly_once import ExactlyOnce, Origin
+from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.strategies import delivery_for
 from towline.spark import tally
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from towline.kafka.delivery import Delivery
 
-__all__ = ["BatchWriter", "KafkaTransactional", "StreamWriter", "Written"]
+__all__ = ["BatchWriter", "KafkaTransactional", "KafkaWritten", "StreamWriter"]
 
 #: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution); the job group is the run's id.
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -47,7 +47,7 @@ _log = logging.getLogger("towline.kafka")
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class KafkaWritten(WriterCommitMessage):
     """A task's answer to the driver.
 
     Attributes:
@@ -133,14 +133,14 @@ class KafkaTransactional(DataSource):
                 'mode("overwrite") is not possible, a topic can only be appended to',
                 'Use mode("append").',
             )
-        return BatchWriter(self._delivery(schema, Origin(job=uuid.uuid4().hex)))
+        return BatchWriter(self._delivery(schema, BatchOrigin(job=uuid.uuid4().hex)))
 
-    def _delivery(self, schema: StructType, origin: Origin | None = None) -> Delivery:
+    def _delivery(self, schema: StructType, origin: BatchOrigin | None = None) -> Delivery:
         _tell_insecure(self._settings)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         columns = Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
         guard.require_topics(self._settings)
-        return delivery_for(self._settings, columns, origin or Origin())
+        return delivery_for(self._settings, columns, origin or BatchOrigin())
 
 
 #: What was told of insecure clients in this process.
@@ -167,7 +167,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._location = location
 
     @one_line
-    def write(self, iterator: Iterator[RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[RecordBatch]) -> KafkaWritten:
         """Write a partition of a micro-batch.
 
         Raises:
@@ -191,7 +191,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """
         total = account(messages, batchId)
         if isinstance(self._delivery, ExactlyOnce) and total.query is not None:
-            seen = {message.partition for message in messages if isinstance(message, Written)}
+            seen = {message.partition for message in messages if isinstance(message, KafkaWritten)}
             for partition in sorted(set(range(self._delivery.settings.parallelism)) - seen):
                 self._delivery.deliver(Task(partition, batch=batchId, query=total.query), ())
         checkpoint = Checkpoint(self._location)
@@ -215,7 +215,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._delivery = delivery
 
     @one_line
-    def write(self, iterator: Iterator[RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[RecordBatch]) -> KafkaWritten:
         """Write a partition.
 
         Raises:
@@ -232,9 +232,9 @@ class BatchWriter(DataSourceArrowWriter):
         """Do nothing: what is in Kafka stays."""
 
 
-def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> Written:
+def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> KafkaWritten:
     done = delivery.deliver(task, batches)
-    return Written(
+    return KafkaWritten(
         task.partition,
         task.batch,
         task.query,
@@ -273,7 +273,7 @@ def _task(batch: int | None, query: str | None, run: str | None = None) -> Task:
     return Task(context.partitionId(), context.attemptNumber(), batch, query, run)
 
 
-def account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> Written:
+def account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> KafkaWritten:
     """Sum the answers of a batch's tasks; rows given up are logged as a warning.
 
     Returns:
@@ -283,7 +283,7 @@ def account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -
         KafkaError: TL-K08 if an answer is missing or belongs to another batch.
     """
     answers: list[Any] = list(messages)
-    strange = [m for m in answers if not isinstance(m, Written) or m.batch != batch]
+    strange = [m for m in answers if not isinstance(m, KafkaWritten) or m.batch != batch]
     if strange:
         what = f"{len(strange)} of {len(answers)} tasks did not answer for batch {batch}"
         raise KafkaError("TL-K08", FORMAT, what, "The batch is not committed and runs again when the query restarts.")
@@ -301,4 +301,4 @@ def account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -
     skipped = sum(m.skipped for m in answers)
     if skipped:
         _log.info("%s: batch %s: %s of %s partitions were in Kafka already", FORMAT, batch, skipped, len(answers))
-    return Written(-1, batch, query, rows, size, lost, why, letters, bool(skipped))
+    return KafkaWritten(-1, batch, query, rows, size, lost, why, letters, bool(skipped))

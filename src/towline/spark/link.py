@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["PATIENCE_S", "Place", "driver_pid", "patiently"]
+__all__ = ["PATIENCE_S", "GatewayPlace", "driver_pid", "patiently"]
 
 #: How long a reader waits for a gateway that does not answer, in seconds: a supervisor's restart and its recovery.
 PATIENCE_S = 60.0
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GatewayPlace:
     """Where a gateway is, in plain values: it travels to Spark's workers.
 
     Attributes:

@@ -30,7 +30,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, one_line
 from towline.schema import EVENT_TIME, TIMED_SCHEMA
 from towline.spark.cut import Cut
-from towline.spark.link import PATIENCE_S, Place, patiently
+from towline.spark.link import PATIENCE_S, GatewayPlace, patiently
 from towline.spark.offsets import Position
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class ReadPlan:
         event_time: Whether rows have an event time that is never late.
     """
 
-    place: Place
+    place: GatewayPlace
     consumer: str
     at_most_once: bool = False
     max_rows: int | None = None
@@ -105,7 +105,7 @@ class Slice(InputPartition):
 class _Hold:
     """A lease on a consumer, kept over restarts of the gateway; lives in the runner only."""
 
-    def __init__(self, place: Place, consumer: str, max_bytes: int | None) -> None:
+    def __init__(self, place: GatewayPlace, consumer: str, max_bytes: int | None) -> None:
         self._place = place
         self._consumer = consumer
         self._max_bytes = max_bytes

@@ -23,7 +23,7 @@ from towline.checkpoint import Checkpoint
 from towline.delivery.outrows import MESSAGE_SCHEMA
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
 from towline.gateway.remembered import Remembered
-from towline.spark.link import Place
+from towline.spark.link import GatewayPlace
 from towline.spark.sink_columns import SinkColumns
 from towline.spark.sink_options import SinkOptions, parse_sink_options
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from towline.gateway.client import GatewayClient, Stored
+    from towline.gateway.client import GatewayClient, StoredBatch
 
-__all__ = ["MqttBatchWriter", "MqttStreamWriter", "Written", "batch_writer", "stream_writer"]
+__all__ = ["MqttBatchWriter", "MqttStreamWriter", "MqttWritten", "batch_writer", "stream_writer"]
 
 _WHERE: Final = 'format("mqtt")'
 #: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution).
@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class MqttWritten(WriterCommitMessage):
     """A task's answer to the driver.
 
     Attributes:
@@ -68,7 +68,7 @@ class Written(WriterCommitMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class PartitionSender:
     """Brings one partition's rows to the gateway; picklable, and free of secrets [I12].
 
     Attributes:
@@ -84,11 +84,11 @@ class Sender:
     origin_batch: int | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> GatewayPlace:
         """Where the gateway is."""
-        return Place(self.options.state_dir, self.options.location, self.options.settings)
+        return GatewayPlace(self.options.state_dir, self.options.location, self.options.settings)
 
-    def bring(self, writer: str, batch: int, batches: Iterator[pa.RecordBatch]) -> Stored:
+    def bring(self, writer: str, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
         """Bring all rows of a batch, and wait for the broker if that was asked for.
 
         Raises:
@@ -112,7 +112,7 @@ class Sender:
             self._confirmed(stored.end)
         return stored
 
-    def _bring(self, send: Callable[..., Stored], batches: Iterator[pa.RecordBatch]) -> Stored:
+    def _bring(self, send: Callable[..., StoredBatch], batches: Iterator[pa.RecordBatch]) -> StoredBatch:
         start, stored = 0, None
         for rows, last in _chunks(map(self.columns.rows, batches)):
             stored = self._patiently(partial(send, rows=rows, start=start, whole=last))
@@ -154,7 +154,7 @@ class Sender:
                 )
 
 
-def _send(client: GatewayClient, *, writer: str, batch: int, rows: pa.RecordBatch, **more: Any) -> Stored:
+def _send(client: GatewayClient, *, writer: str, batch: int, rows: pa.RecordBatch, **more: Any) -> StoredBatch:
     return client.send(writer, batch, [rows], MESSAGE_SCHEMA, **more)
 
 
@@ -192,13 +192,13 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         remembered: How far the outbox had come, as the checkpoint has it.
     """
 
-    def __init__(self, sender: Sender, checkpoint: str = "", remembered: Remembered | None = None) -> None:
+    def __init__(self, sender: PartitionSender, checkpoint: str = "", remembered: Remembered | None = None) -> None:
         self._sender = sender
         self._checkpoint = checkpoint
         self._remembered = remembered
 
     @one_line
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> MqttWritten:
         """Bring a partition of a micro-batch to the outbox.
 
         Raises:
@@ -213,7 +213,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         partition = context.partitionId()
         stored = self._sender.bring(f"{query}/{partition}", int(batch), iterator)
         outbox = Remembered(stored.journal, stored.tip, stored.incarnation) if stored.journal else None
-        return Written(partition, int(batch), stored.rows, stored.already, outbox)
+        return MqttWritten(partition, int(batch), stored.rows, stored.already, outbox)
 
     @one_line
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -236,12 +236,12 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
 class MqttBatchWriter(DataSourceArrowWriter):
     """Writes the result of a batch query; a task that Spark repeats sends nothing twice, a repeated query does."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: PartitionSender) -> None:
         self._sender = sender
         self._job = uuid.uuid4().hex
 
     @one_line
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> MqttWritten:
         """Bring a partition to the outbox.
 
         Raises:
@@ -252,7 +252,7 @@ class MqttBatchWriter(DataSourceArrowWriter):
             raise _out_of_place("there is no Spark task around this call", "Use it as a sink of a Spark query.")
         partition = context.partitionId()
         stored = self._sender.bring(f"job-{self._job}/{partition}", 0, iterator)
-        return Written(partition, None, stored.rows, stored.already)
+        return MqttWritten(partition, None, stored.rows, stored.already)
 
     @one_line
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -293,7 +293,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
     with sender.place.connect() as client:
         if remembered is not None:
             remembered.check(sender.options.state_dir or sender.options.location, client.outbox(remembered.tip))
-    return MqttStreamWriter(Sender(sender.options, sender.columns, origin or "", batch), location, remembered)
+    return MqttStreamWriter(PartitionSender(sender.options, sender.columns, origin or "", batch), location, remembered)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> MqttBatchWriter:
@@ -312,17 +312,17 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     return MqttBatchWriter(_sender(options, schema))
 
 
-def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> Sender:
+def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> PartitionSender:
     parsed = parse_sink_options(options, checkpoint)
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     columns = SinkColumns.bind(types, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain, levels=parsed.levels)
-    return Sender(parsed, columns)
+    return PartitionSender(parsed, columns)
 
 
-def _account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> list[Written]:
+def _account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> list[MqttWritten]:
     """The answers of all tasks of a batch."""
     answers: list[Any] = list(messages)
-    strange = [m for m in answers if not isinstance(m, Written) or m.batch != batch]
+    strange = [m for m in answers if not isinstance(m, MqttWritten) or m.batch != batch]
     if strange:
         what = f"{len(strange)} of {len(answers)} tasks did not answer for batch {batch}"
         raise _out_of_place(what, "The batch is not committed and runs again when the query restarts.")

@@ -100,13 +100,13 @@ class MqttDataSource(DataSource):
 def _plan(options: SourceOptions) -> ReadPlan:
     """Turn validated options into the plain values that travel to the workers."""
     from towline.guarantee import policy  # noqa: PLC0415 - see above
-    from towline.spark.link import Place  # noqa: PLC0415 - see above
+    from towline.spark.link import GatewayPlace  # noqa: PLC0415 - see above
     from towline.spark.reader import ReadPlan  # noqa: PLC0415 - see above
 
     told = options.settings and options.settings.model_copy(update={"checkpoint": options.checkpoint})
     settings = told.model_dump_json() if told else ""
     return ReadPlan(
-        place=Place(str(options.state_dir or ""), options.location or "", settings),
+        place=GatewayPlace(str(options.state_dir or ""), options.location or "", settings),
         consumer=options.consumer,
         at_most_once=not policy(options.guarantee).serves_again,
         max_rows=options.max_rows,

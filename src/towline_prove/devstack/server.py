@@ -20,7 +20,7 @@ from towline_prove.devstack.process import Child, Process, identify, is_stopped,
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Server", "State", "locked"]
+__all__ = ["Server", "ServerState", "locked"]
 
 PORT_ATTEMPTS = 5
 LOG_TAIL_LINES = 8
@@ -29,7 +29,7 @@ PORT_TAKEN = ("address already in use", "eaddrinuse")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ServerState:
     """What is kept in the server's directory: its ports for ever, its process while one runs.
 
     Attributes:
@@ -210,7 +210,7 @@ class Server(ABC):
                 break
             self._forget_data()
             self._fresh = self._pick_ports()
-            self._save(State(self._fresh))
+            self._save(ServerState(self._fresh))
         advice = "End the program that listens there, or choose another port."
         raise SetupError("TL-S13", f"127.0.0.1:{self.port}", f"the port for {self.name} is taken", advice)
 
@@ -287,14 +287,14 @@ class Server(ABC):
     def _state_file(self) -> Path:
         return self.directory / f"{self.name}.state.json"
 
-    def _state(self) -> State:
+    def _state(self) -> ServerState:
         """The directory's state: read each time, since another process may stop or start the server meanwhile."""
         try:
             fields = json.loads(self._state_file.read_text(encoding="utf-8"))
             process = Process(**fields["process"]) if fields["process"] else None
-            state = State(tuple(fields["ports"]), process, fields["settled"])
+            state = ServerState(tuple(fields["ports"]), process, fields["settled"])
         except FileNotFoundError:
-            return State(self._fresh)
+            return ServerState(self._fresh)
         except (ValueError, KeyError, TypeError) as error:
             advice = "Stop the broker yourself if it runs, and remove the file."
             raise SetupError("TL-S18", str(self._state_file), "is not a state file of ours", advice) from error
@@ -302,7 +302,7 @@ class Server(ABC):
             return replace(state, ports=(self._wanted_port, *state.ports[1:]))
         return state
 
-    def _save(self, state: State) -> None:
+    def _save(self, state: ServerState) -> None:
         if not self.directory.exists():
             return
         draft = self._state_file.with_suffix(f".{os.getpid()}.tmp")

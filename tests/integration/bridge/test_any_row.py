@@ -19,7 +19,7 @@ from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.gateway.test_outbox import KEEPING, Ear
 from tests.integration.kafka.reading import records
 from towline.bridge.runtime.status import collect
-from towline.gateway.endpoint import Endpoint
+from towline.gateway.endpoint import GatewayEndpoint
 from towline.kafka.deadletters import Collector, Letter
 from towline.net.sender import Sender
 from towline_prove.devstack import Kafka, Mosquitto
@@ -106,12 +106,12 @@ def gateway(bridge: Running, line: str) -> dict[str, Any]:
 
 def kill_gateway(bridge: Running, line: str) -> None:
     """Kill it, and wait until another one has come online."""
-    endpoint = wait_until(lambda: Endpoint.read(bridge.directory / "state" / line), PATIENCE, "the endpoint")
+    endpoint = wait_until(lambda: GatewayEndpoint.read(bridge.directory / "state" / line), PATIENCE, "the endpoint")
     with contextlib.suppress(ProcessLookupError):
         os.kill(endpoint.pid, signal.SIGKILL)
 
     def again() -> bool:
-        found = Endpoint.read(bridge.directory / "state" / line)
+        found = GatewayEndpoint.read(bridge.directory / "state" / line)
         return found is not None and found.pid != endpoint.pid and gateway(bridge, line).get("state") == "online"
 
     wait_until(again, PATIENCE, f"the next gateway of {line}: {bridge.out[-300:]}")

@@ -28,7 +28,7 @@ from tests.helpers import wait_until, wait_while_it_moves
 from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order, repeats, save
 from towline.bridge.runtime.status import collect
-from towline.gateway.endpoint import Endpoint
+from towline.gateway.endpoint import GatewayEndpoint
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.devstack.process import wait_for
 
@@ -277,7 +277,7 @@ def killed(bridge: Running, broker: Mosquitto, what: str, line: str = "") -> Non
             broker.kill()
             broker.start()
     elif what == "gateway":
-        endpoint = Endpoint.read(bridge.directory / "state" / line)
+        endpoint = GatewayEndpoint.read(bridge.directory / "state" / line)
         if endpoint is not None:
             with contextlib.suppress(ProcessLookupError):  # killed a moment ago and not back yet
                 os.kill(endpoint.pid, signal.SIGKILL)

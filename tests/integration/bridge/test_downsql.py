@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from towline.bridge.config.downlink import DownlinkSection
 from towline.bridge.config.model import RouteSection
 from towline.bridge.downlink import sql as downsql
-from towline.bridge.downlink.sql import LETTER, PLACE, Way
+from towline.bridge.downlink.sql import LETTER, PLACE, DownlinkStatements
 from towline.bridge.uplink import sql
 from towline.bridge.uplink.sql import Letters
 from towline.delivery.outrows import MESSAGE_SCHEMA, packet
@@ -65,8 +65,8 @@ def section(**said: Any) -> DownlinkSection:
     return DownlinkSection.model_validate({"name": "line", "from": "t", **said})
 
 
-def way(limit: int = 0, *, letters: bool = True, qos: int = 1, **said: Any) -> Way:
-    return Way(section(**said), "line", qos, limit, Letters("dead", "line") if letters else None)
+def way(limit: int = 0, *, letters: bool = True, qos: int = 1, **said: Any) -> DownlinkStatements:
+    return DownlinkStatements(section(**said), "line", qos, limit, Letters("dead", "line") if letters else None)
 
 
 def sent(row: Row, qos: int = 1) -> bytes:
@@ -124,7 +124,7 @@ def record(key: bytes | None = b"k", value: bytes | None = b"v", **more: Any) ->
     return key, value, "t", more.get("partition", 0), more.get("offset", 0), NOW, headers
 
 
-def down(spark: SparkSession, how: Way, *records: tuple[Any, ...]) -> list[Row]:
+def down(spark: SparkSession, how: DownlinkStatements, *records: tuple[Any, ...]) -> list[Row]:
     return downsql.apply(spark.createDataFrame(records, RECORD), how, "c", "k").collect()
 
 
@@ -246,7 +246,7 @@ def test_properties_none_takes_nothing_from_the_headers(spark: SparkSession) -> 
 
 
 def test_a_where_filters_and_parts_are_by_topic(spark: SparkSession) -> None:
-    how = Way(section(topic="d/{key}", where="offset % 2 = 0"), "line", 1, 0, Letters("dead", "line"), 3)
+    how = DownlinkStatements(section(topic="d/{key}", where="offset % 2 = 0"), "line", 1, 0, Letters("dead", "line"), 3)
     records = [record(b"%d" % (n % 4), b"%d" % n, offset=n) for n in range(40)]
     frame = downsql.apply(spark.createDataFrame(records, RECORD), how, "c", "k")
     rows = frame.withColumn("part", F.spark_partition_id()).collect()

@@ -22,7 +22,7 @@ from towline.kafka.admin import TopicFacts
 from towline.kafka.columns import Columns
 from towline.kafka.deadletters import Letter, Reason, from_record
 from towline.kafka.options import SinkSettings
-from towline.kafka.screening import Screen
+from towline.kafka.screening import RecordCheck
 from towline.schema import SPARK_SCHEMA
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -288,7 +288,7 @@ def test_every_letter_has_all_that_a_route_may_name(spark: SparkSession, monkeyp
     records = apply(frame, ROUTES, "towline", letters=Letters("dead", "tests.line"))
     settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "deadLetterTopic": "dead"})
     bound = Columns.bind({f.name: f.dataType.simpleString() for f in records.schema}, None, include_headers=True)
-    screen = Screen(settings, bound, "tests.line")
+    screen = RecordCheck(settings, bound, "tests.line")
     reasons: Counter[Reason] = Counter()
     for batch in records.toArrow().to_batches():
         screen.look([batch])

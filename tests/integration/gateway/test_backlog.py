@@ -16,7 +16,7 @@ from tests.integration.gateway.conftest import Gateway, NewGateway, publish
 from towline.net.sender import Sender
 from towline_prove.devstack import Mosquitto
 from towline_prove.load import LoadPlan, run_load
-from towline_prove.proxy import Proxy
+from towline_prove.proxy import FaultProxy
 
 
 def online(gateway: Gateway) -> None:
@@ -83,7 +83,7 @@ def test_a_line_cut_at_every_packet_keeps_the_promise(
     """The connection ends after each number of bytes from the broker: at every packet, and inside every packet."""
     broker = new_mosquitto(max_queued_messages="0")
     guarantee = "exactly_once" if qos == 2 else "at_least_once"
-    with Proxy(broker.port) as line:
+    with FaultProxy(broker.port) as line:
         gateway = new_gateway(
             f"mqtt://127.0.0.1:{line.port}",
             guarantee=guarantee,
@@ -104,7 +104,7 @@ def test_a_line_cut_at_every_packet_keeps_the_promise(
 
 def test_a_storm_of_reconnects_ends_in_order(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
     broker = new_mosquitto(max_queued_messages="0")
-    with Proxy(broker.port) as line:
+    with FaultProxy(broker.port) as line:
         gateway = new_gateway(f"mqtt://127.0.0.1:{line.port}")
         online(gateway)
         for round_ in range(40):

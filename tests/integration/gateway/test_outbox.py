@@ -22,7 +22,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway
 from towline.delivery.outrows import MESSAGE_SCHEMA, rows_of
-from towline.delivery.refused import Refused
+from towline.delivery.refused import RefusedMessages
 from towline.errors import GatewayError, JournalError, JournalFull
 from towline.gateway.remembered import Remembered
 from towline.gateway.settings import OutboxSettings
@@ -259,7 +259,7 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(
     assert (account["delivered"], account["refused"]) == (17, 3)
     ear.until(17)
     assert gateway.stop() == 0
-    refused = Refused(gateway.settings.refused)
+    refused = RefusedMessages(gateway.settings.refused)
     aside = refused.page(0)["rows"]
     refused.close()
     assert sorted((row["number"], row["reason"]) for row in aside) == [(5, 0x87), (6, 0x87), (9, 0x90)]

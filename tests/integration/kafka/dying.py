@@ -30,7 +30,7 @@ STEPS: dict[str, tuple[Any, str, str]] = {
     "after init": (transactions.Transactional, "start", "after"),
     "after the marker is read": (MarkerStore, "read", "after"),
     "after begin": (transactions.Transactional, "begin", "after"),
-    "in the middle of the records": (producers.Client, "send", "middle"),
+    "in the middle of the records": (producers.KafkaProducer, "send", "middle"),
     "after the records, before the marker": (transactions.Transactional, "mark", "before"),
     "after the marker, nothing flushed": (transactions.Transactional, "mark", "after"),
     "all flushed, before the commit request": (transactions.Transactional, "commit", "flushed"),

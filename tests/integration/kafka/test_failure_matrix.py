@@ -26,7 +26,7 @@ from towline.errors import KafkaError
 from towline.kafka import transactions
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Delivered, Task
-from towline.kafka.exactly_once import ExactlyOnce, Origin
+from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 from towline.kafka.markerstore import MarkerStore
 from towline.kafka.options import SinkSettings
 from towline.kafka.resetting import set_markers
@@ -276,10 +276,10 @@ def test_an_older_checkpoint_is_restored_and_ran_on_to_the_same_number(kafka: Ka
     """Skipping would lose the new rows that now have the old number."""
     at = {batch: f"offsets of {batch}" for batch in range(9)}
     for batch in range(4):
-        origin = Origin(newest=batch, hashes={batch: at[batch]})
+        origin = BatchOrigin(newest=batch, hashes={batch: at[batch]})
         write(exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=origin), batch)
     for batch in (3, 4):
-        origin = Origin(newest=batch, hashes={3: "other offsets", 4: at[4]})
+        origin = BatchOrigin(newest=batch, hashes={3: "other offsets", 4: at[4]})
         restored = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=origin)
         assert "batch 3 was written with other source offsets" in refused(restored, batch, "TL-K15").what
     check(kafka, sink_id, 4)
@@ -338,7 +338,7 @@ def test_the_plan_is_not_deterministic_with_several_partitions(kafka: Kafka, top
 
 def test_one_partition_needs_no_deterministic_plan(kafka: Kafka, sink_id: str) -> None:
     """Where the checkpoint is local: its hash tells that it is the same batch."""
-    origin = Origin(newest=0, hashes={0: "offsets of 0"})
+    origin = BatchOrigin(newest=0, hashes={0: "offsets of 0"})
     local = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=origin)
     write(local, 0)
     assert local.deliver(Task(0, batch=0, query=QUERY), counted(0, ROWS - 7)).skipped
@@ -354,7 +354,7 @@ def test_two_copies_of_a_checkpoint_that_is_not_local_run_on(kafka: Kafka, sink_
     with pytest.raises(KafkaError, match="Run one query on a checkpoint, not two copies") as caught:
         second.deliver(Task(0, batch=1, query=QUERY), counted(2 * ROWS, 3 * ROWS))
     assert caught.value.code == "TL-K16"
-    knowing = Origin(
+    knowing = BatchOrigin(
         newest=1, hashes={1: "offsets of 1"}
     )  # one copy is local, the marker has no hash to hold it against
     local = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=knowing)
@@ -413,7 +413,7 @@ def test_empty_batches_have_markers(kafka: Kafka, sink_id: str) -> None:
 
 
 def test_the_offset_log_is_elsewhere(kafka: Kafka, sink_id: str) -> None:
-    ahead = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=Origin(newest=4))
+    ahead = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=BatchOrigin(newest=4))
     assert "offset log is 4" in refused(ahead, 5, "TL-K24").what
 
 

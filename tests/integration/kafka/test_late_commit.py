@@ -14,7 +14,7 @@ from tests.integration.bridge.test_dlq import put
 from tests.integration.kafka.holding import EndTxnHolder
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
 from towline.bridge.deadletters import dlq
-from towline.bridge.deadletters.remap import Fate, Outcome
+from towline.bridge.deadletters.remap import RemapFate, Remapped
 from towline.kafka.clientconfig import QUIET
 from towline.kafka.deadletters import Letter, Reason
 from towline.kafka.delivery import Task
@@ -111,7 +111,7 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
     letters = [Letter(Reason.UNMAPPED, "mended", None, str(number).encode(), source="line") for number in (0, 1)]
     put(kafka.bootstrap, "letters", letters)
     client = {"bootstrap.servers": kafka.bootstrap, "socket.timeout.ms": "1000"}
-    ledger = dlq.Ledger(client, "letters", {"line": SimpleNamespace(name="line")})  # type: ignore[dict-item]
+    ledger = dlq.DeadLetterTopic(client, "letters", {"line": SimpleNamespace(name="line")})  # type: ignore[dict-item]
     monkeypatch.setattr(dlq, "mapper_of", lambda *_: SimpleNamespace(outcomes=lambda found: [*map(carried, found)]))
     monkeypatch.setattr(dlq, "CHUNK", 1)
     rearm(proxy)
@@ -129,5 +129,5 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
     assert committed(kafka, "mended") == [0, 1]
 
 
-def carried(letter: Letter) -> Outcome:
-    return Outcome(Fate.MENDED, ("mended", letter.value, None, -1, None, None, 0, []))
+def carried(letter: Letter) -> Remapped:
+    return Remapped(RemapFate.MENDED, ("mended", letter.value, None, -1, None, None, 0, []))

@@ -113,11 +113,11 @@ def test_dead_letters_are_read_to_the_leaders_end(
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(name, b"one")
     assert producer.flush(10) == 0
-    ledger = dlq.Ledger(client, name, {})
+    ledger = dlq.DeadLetterTopic(client, name, {})
     assert [record.value for record in ledger._records(ledger._ends())] == [b"one"]
 
     real = ledger._consumer
-    monkeypatch.setattr(dlq.Ledger, "_consumer", lambda _, *isolation: Behind(real(*isolation), 1))
+    monkeypatch.setattr(dlq.DeadLetterTopic, "_consumer", lambda _, *isolation: Behind(real(*isolation), 1))
     later = threading.Timer(1.0, producer.produce, (name, b"two"))
     later.start()
     assert [record.value for record in ledger._records(ledger._ends())] == [b"one", b"two"]

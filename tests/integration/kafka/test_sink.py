@@ -21,7 +21,7 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.kafka.reading import committed_count, numbers, records
 from towline.errors import KafkaError
-from towline.spark.kafka_sink import KafkaTransactional, StreamWriter, Written
+from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
 from towline_prove.devstack import Kafka
 
 #: The first test of the room also waits for a Kafka and a Spark to start.
@@ -214,7 +214,7 @@ def test_a_missing_topic_is_told_before_there_is_a_row(kafka: Kafka, topic: NewT
 class FailsOnceWritten(StreamWriter):
     """The first attempt of each task of batch 1 fails after its rows are in Kafka."""
 
-    def write(self, iterator: Iterator[Any]) -> Written:
+    def write(self, iterator: Iterator[Any]) -> KafkaWritten:
         done = super().write(iterator)
         context = TaskContext.get()
         assert context is not None

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from towline.kafka.admin import settled
 from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.exactly_once import ExactlyOnce, Origin
+from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 from towline.kafka.options import SinkSettings
 from towline_prove.devstack import Kafka
 
@@ -23,13 +23,17 @@ QUERY = "3b6f8a52-0000-4000-8000-000000000001"
 
 
 def exactly_once(
-    bootstrap: str, *columns: str, kind: type[ExactlyOnce] = ExactlyOnce, origin: Origin | None = None, **options: str
+    bootstrap: str,
+    *columns: str,
+    kind: type[ExactlyOnce] = ExactlyOnce,
+    origin: BatchOrigin | None = None,
+    **options: str,
 ) -> ExactlyOnce:
     """A sink; ``__`` in an option stands for a dot."""
     given = {name.replace("__", "."): value for name, value in options.items()}
     settings = SinkSettings.parse({"kafka.bootstrap.servers": bootstrap, **given})
     types = {name: ACCEPTED[name][0] for name in columns or ("value",)}
-    return kind(settings, Columns.bind(types, settings.topic, include_headers=True), origin or Origin())
+    return kind(settings, Columns.bind(types, settings.topic, include_headers=True), origin or BatchOrigin())
 
 
 def counted(start: int, stop: int, size: int = 1000) -> Iterator[Any]:

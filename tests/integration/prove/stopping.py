@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 import towline
-from towline.spark.kafka_sink import KafkaTransactional, StreamWriter, Written
+from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, StreamWriter
 from towline.spark.offsets import Position
 from towline.spark.reader import MqttStreamReader
 from towline.spark.source import MqttDataSource
@@ -76,7 +76,7 @@ class Writer(StreamWriter):
     def __init__(self, inner: StreamWriter) -> None:
         self.inner = inner
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> KafkaWritten:
         first = next(iterator, None)
         if first is None:
             return self.inner.write(iter(()))
@@ -84,7 +84,7 @@ class Writer(StreamWriter):
         return self.inner.write(batch for part in ([first], iterator) for batch in part)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        if any(isinstance(message, Written) and message.rows for message in messages):
+        if any(isinstance(message, KafkaWritten) and message.rows for message in messages):
             pause("written")
         self.inner.commit(messages, batchId)
 

@@ -14,9 +14,9 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from towline.errors import Unreachable
 from towline_prove.devstack.mosquitto import Mosquitto
-from towline_prove.history import Claim, Claims, read_history
+from towline_prove.history import Claims, SenderRecord, read_history
 from towline_prove.load import LoadPlan, connect, run_load
-from towline_prove.proxy import Proxy
+from towline_prove.proxy import FaultProxy
 from towline_prove.referee import Arrival, Verdict, judge
 
 pytestmark = pytest.mark.broker
@@ -115,7 +115,7 @@ def test_a_broker_restart_is_survived_with_dup_resends(broker: Mosquitto, tmp_pa
 
 def test_cut_connections_are_made_anew(broker: Mosquitto, tmp_path: Path) -> None:
     collector = Collector(broker.port)
-    with Proxy(broker.port) as proxy:
+    with FaultProxy(broker.port) as proxy:
         stop = threading.Event()
 
         def cut() -> None:
@@ -138,12 +138,14 @@ def test_a_killed_load_can_still_be_judged(broker: Mosquitto, tmp_path: Path) ->
     claims = tmp_path / "claims"
     command = [sys.executable, "-m", "towline_prove", "load", str(claims), "--port", str(broker.port)]
     child = subprocess.Popen([*command, "--messages", "100000", "--rate", "5000"], stdout=subprocess.DEVNULL)
-    wait_until(lambda: claims.exists() and read_history(claims).count(Claim.ACKED) > 500, what="500 acknowledged")
+    wait_until(
+        lambda: claims.exists() and read_history(claims).count(SenderRecord.ACKED) > 500, what="500 acknowledged"
+    )
     child.kill()
     child.wait(60)
     history = read_history(claims)
-    acked = history.count(Claim.ACKED)
-    assert 500 <= acked <= history.count(Claim.ATTEMPTED) < 100_000
+    acked = history.count(SenderRecord.ACKED)
+    assert 500 <= acked <= history.count(SenderRecord.ATTEMPTED) < 100_000
     verdict = collector.collect(history)
     assert verdict.lost == 0, told(verdict)
     assert verdict.unexpected == 0

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import lacking
 from towline.errors import SetupError
-from towline_prove.account import Account
+from towline_prove.account import RunAccount
 from towline_prove.devstack.java import find_java
 from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto
@@ -39,7 +39,7 @@ def keeps_all(rig: Rig) -> bool:
     return "max_queued_messages" in rig.mosquitto.settings
 
 
-def told(account: Account) -> str:
+def told(account: RunAccount) -> str:
     return "\n".join([account.line(), *account.problems(), *account.notes, *map(str, account.verdict.stories)])
 
 

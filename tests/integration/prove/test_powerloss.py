@@ -16,7 +16,7 @@ from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
 from towline_prove.crash import CrashBench
 from towline_prove.load import LoadPlan, run_load
-from towline_prove.powerloss import NOTHING, Disk, Survives, some
+from towline_prove.powerloss import NOTHING, DiskModel, Survives, some
 from towline_prove.strace import SENDS, Call, Injection, recorded, recording
 from towline_prove.subject import GatewayRun
 
@@ -60,7 +60,7 @@ def packets(data: bytes) -> Iterator[int]:
 
 def moments(root: Path, log: Path, place: Path) -> Iterator[Moment]:
     """Every send to the broker in a record, with the disk as of its beginning."""
-    disk, told, connection, waiting = Disk.empty(root), Counter[int](), "", list[Call]()
+    disk, told, connection, waiting = DiskModel.empty(root), Counter[int](), "", list[Call]()
     for number, call in enumerate(recorded(log, root)):
         if call.name not in SENDS:
             waiting.append(call)
@@ -76,7 +76,7 @@ def moments(root: Path, log: Path, place: Path) -> Iterator[Moment]:
             yield Moment(told.copy(), *durable(disk, place / str(number)))
 
 
-def durable(disk: Disk, target: Path) -> tuple[int, int]:
+def durable(disk: DiskModel, target: Path) -> tuple[int, int]:
     """How many rows, and packet ids not yet released, a gateway would find after a power failure."""
     disk.restore(target)
     inbox = target / "towline" / "gateway" / "inbox"

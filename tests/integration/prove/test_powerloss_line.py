@@ -26,7 +26,7 @@ from towline_prove import processes
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
-from towline_prove.powerloss import NOTHING, Disk, Survives, some
+from towline_prove.powerloss import NOTHING, DiskModel, Survives, some
 from towline_prove.reader import read_topic
 from towline_prove.referee import Verdict, judge
 from towline_prove.strace import recording
@@ -66,7 +66,7 @@ class Machine:
     def on(self, survives: Survives = NOTHING, *, unsynced: bool = False) -> Iterator[None]:
         """Run both; the power goes at the end of the block."""
         life = next(self._lives)
-        disks = [Disk.of(self.directory / name) for name in ("gateway", "spark")]
+        disks = [DiskModel.of(self.directory / name) for name in ("gateway", "spark")]
         logs = [self.directory / f"life-{life}-{disk.root.name}" for disk in disks]
         for name in ("stop-at", "reached"):
             (self.control / name).unlink(missing_ok=True)
@@ -185,7 +185,7 @@ def test_a_batch_in_kafka_and_not_in_the_commit_log(machine: Machine) -> None:
     assert machine.checkpoint().last_offsets_batch() == planned
     assert machine.cut_at() <= machine.done_at()
     forgotten = machine.directory / "forgotten"
-    Disk.empty(machine.directory / "spark").follow(machine.spark_log, synced=False).restore(forgotten)
+    DiskModel.empty(machine.directory / "spark").follow(machine.spark_log, synced=False).restore(forgotten)
     assert machine.checkpoint(forgotten).last_offsets_batch() is None  # without our syncs
     all_there_once(machine)
 

@@ -19,7 +19,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
 from towline import Client
 from towline.gateway.client import discover
-from towline.gateway.endpoint import Endpoint
+from towline.gateway.endpoint import GatewayEndpoint
 from towline.net.messages import Message
 from towline.net.sender import Sender
 from towline.spark.sink_options import parse_sink_options
@@ -43,7 +43,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     """Where the gateways live; they end with the test."""
     yield tmp_path
     for file in tmp_path.rglob("endpoint.json"):
-        endpoint = Endpoint.read(file.parent)
+        endpoint = GatewayEndpoint.read(file.parent)
         if endpoint is not None and not endpoint.process.gone():
             os.kill(endpoint.pid, signal.SIGTERM)
             wait_until(endpoint.process.gone, what="the end of the gateway")

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.helpers import wait_until
 from tests.integration.spark.test_source import LONG, Collected, begun, failure, until
 from towline.errors import SessionUnknown
-from towline.gateway.endpoint import Endpoint
+from towline.gateway.endpoint import GatewayEndpoint
 from towline.spark.source import MqttDataSource
 from towline_prove.devstack import Mosquitto
 
@@ -34,7 +34,7 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
 
 
 def ended(directory: Path) -> None:
-    endpoint = Endpoint.read(directory)
+    endpoint = GatewayEndpoint.read(directory)
     if endpoint and not endpoint.process.gone():
         os.kill(endpoint.pid, signal.SIGTERM)
         wait_until(endpoint.process.gone, LONG)
@@ -81,7 +81,7 @@ def test_a_stream_brings_its_own_gateway_which_outlives_it(
     first = Collected()
     query = run(frame, first, tmp_path)
     try:
-        endpoint = wait_until(partial(Endpoint.read, state_dir), LONG)
+        endpoint = wait_until(partial(GatewayEndpoint.read, state_dir), LONG)
         publish(mosquitto, "1", "2")
         until(query, partial(has, first, "1", "2"))
     finally:
@@ -99,7 +99,7 @@ def test_a_stream_brings_its_own_gateway_which_outlives_it(
         until(query, lambda: payloads(second)[-2:] == ["3", "4"])
     finally:
         query.stop()
-    assert Endpoint.read(state_dir) == endpoint
+    assert GatewayEndpoint.read(state_dir) == endpoint
 
 
 def test_an_older_copy_is_refused_before_anything_is_acknowledged(
@@ -110,7 +110,7 @@ def test_an_older_copy_is_refused_before_anything_is_acknowledged(
     sink = Collected()
     query = run(frame, sink, tmp_path)
     try:
-        wait_until(partial(Endpoint.read, state_dir), LONG)
+        wait_until(partial(GatewayEndpoint.read, state_dir), LONG)
         publish(mosquitto, "1", "2")
         until(query, partial(has, sink, "1", "2"))
         shutil.copytree(state_dir / "inbox", tmp_path / "copy")

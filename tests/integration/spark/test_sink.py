@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from towline.gateway.client import discover
-from towline.gateway.endpoint import Endpoint
+from towline.gateway.endpoint import GatewayEndpoint
 from towline.net.client import Client
 from towline.net.messages import Message
 from towline_prove.devstack import Mosquitto
@@ -56,14 +56,14 @@ def ear(broker: Mosquitto) -> Iterator[Ear]:
 def state(tmp_path: Path) -> Iterator[Path]:
     """The gateway's directory; a gateway that was started there ends with the test."""
     yield tmp_path / "out"
-    endpoint = Endpoint.read(tmp_path / "out")
+    endpoint = GatewayEndpoint.read(tmp_path / "out")
     if endpoint is not None and not endpoint.process.gone():
         os.kill(endpoint.pid, signal.SIGTERM)
         wait_until(endpoint.process.gone, what="the end of the gateway")
 
 
 def kill_gateway(state: Path) -> None:
-    endpoint = Endpoint.read(state)
+    endpoint = GatewayEndpoint.read(state)
     assert endpoint is not None
     os.kill(endpoint.pid, signal.SIGKILL)
     wait_until(endpoint.process.gone, what="the death of the gateway")

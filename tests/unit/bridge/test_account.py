@@ -15,7 +15,7 @@ from rich.console import Console
 
 from towline.bridge.runtime.account import Counts, account
 from towline.bridge.runtime.backoff import Backoff
-from towline.bridge.runtime.board import Board, LineView, read_board
+from towline.bridge.runtime.board import BridgeState, LineView, read_board
 from towline.bridge.runtime.screen import PlainScreen, _table, line_state, make_screen, summary
 
 
@@ -151,13 +151,13 @@ def test_the_lag_is_true_from_the_first_line() -> None:
 
 
 def test_the_board_remembers(tmp_path: Path) -> None:
-    board = Board("b", tmp_path, {"l": "up"})
+    board = BridgeState("b", tmp_path, {"l": "up"})
     board.lines["l"].counts = Counts().add(batch(0, 0, 10))
     board.say("hello")
     board.save()
     assert board.heard() == ["hello"]
     assert board.heard() == []
-    assert Board("b", tmp_path, {"l": "up"}).lines["l"].counts.rows == 10
+    assert BridgeState("b", tmp_path, {"l": "up"}).lines["l"].counts.rows == 10
     assert (tmp_path / "bridge.json").stat().st_mode & 0o777 == 0o600
     (tmp_path / "bridge.json").write_text("[]")
     assert read_board(tmp_path) is None
@@ -185,7 +185,7 @@ def test_the_state_is_the_worst_news(change: dict[str, Any], word: str) -> None:
 def test_the_plain_screen_says_only_what_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     import sys  # noqa: PLC0415 - the captured stream, not the one at import
 
-    board = Board("b", tmp_path, {"l": "up"})
+    board = BridgeState("b", tmp_path, {"l": "up"})
     board.lines["l"].status = status(5, 5, 5)
     screen = PlainScreen(sys.stdout)
     screen.show(board)
@@ -194,7 +194,7 @@ def test_the_plain_screen_says_only_what_changed(capsys: pytest.CaptureFixture[s
 
 
 def test_the_table_shows_numbers_and_the_reason(tmp_path: Path) -> None:
-    board = Board("b", tmp_path, {"l": "up", "m": "up"})
+    board = BridgeState("b", tmp_path, {"l": "up", "m": "up"})
     board.lines["l"].status = status(5000, 5000, 4000)
     board.lines["l"].query_error = "k1:9092: gone. [odd] markup   [TL-K01]"
     console = Console(file=io.StringIO(), width=160, record=True)
@@ -207,7 +207,7 @@ def test_the_table_shows_numbers_and_the_reason(tmp_path: Path) -> None:
 
 def test_the_live_screen_prints_events_as_they_are(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with make_screen(live=True) as screen:
-        screen.show(Board("b", tmp_path, {"l": "up"}))
+        screen.show(BridgeState("b", tmp_path, {"l": "up"}))
         screen.say("x: [bold]wrong[/bold].   [TL-X01]")
     assert "x: [bold]wrong[/bold].   [TL-X01]" in capsys.readouterr().out
 

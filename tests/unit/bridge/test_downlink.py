@@ -21,13 +21,13 @@ from towline.bridge.config.file import parse
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.bridge.config.model import Bridge, DownLine, DownlinkSection
 from towline.bridge.config.plan import plan_of, render
-from towline.bridge.deadletters.remap import Fate, Returner
+from towline.bridge.deadletters.remap import RemapFate, Returner
 from towline.bridge.downlink.query import _digest, _former_digest, _mappings, _sections, covering, facts, recount
 from towline.bridge.downlink.sink import sorted_out
 from towline.bridge.downlink.spill import Spill
 from towline.bridge.downlink.sql import LETTER, PLACE
 from towline.bridge.runtime import jars, status
-from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.downaccount import DownCounts, down_account
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.identity import Identity
@@ -451,7 +451,7 @@ def test_it_begins_again_with_every_partition_there_is(tmp_path: Path, source: s
 def test_a_letter_goes_back_where_it_came_from() -> None:
     letter = Letter(Reason.TOPIC_ABSENT, "commands", b"k", b"v", (("h", b"1"),), 3, 17, "why", "commands")
     (outcome,) = Returner().outcomes([letter])
-    assert outcome.fate is Fate.MENDED
+    assert outcome.fate is RemapFate.MENDED
     assert outcome.record == ("commands", b"v", b"k", 3, None, None, 17, [("h", b"1")])
 
 
@@ -505,7 +505,7 @@ def test_qos_2_that_a_broker_took_as_qos_1_is_in_the_account(guarantee: str, end
 
 
 def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
-    board = Board("b", tmp_path, {"line": "down"})
+    board = BridgeState("b", tmp_path, {"line": "down"})
     view = board.lines["line"]
     view.status = {"state": "online", "client_id": "b-line", "guarantee": "at_least_once", "outbox": OUTBOX}
     view.counts, view.query = DownCounts().add(batch(0, 91, kept=91, dead_lettered=1)), "running"
@@ -513,7 +513,7 @@ def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
         view, "running"
     )
     board.save()
-    assert Board("b", tmp_path, {"line": "down"}).lines["line"].counts == view.counts
+    assert BridgeState("b", tmp_path, {"line": "down"}).lines["line"].counts == view.counts
     told = status.render(status.collect(tmp_path))
     assert "adds up" not in told
     for part in (

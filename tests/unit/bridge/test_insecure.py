@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.plan import plan_of, render
-from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.screen import _table
 from towline.bridge.runtime.status import collect
 from towline.bridge.runtime.status import render as render_status
@@ -36,7 +36,7 @@ def test_check_tells(tmp_path: Path, loose: bool) -> None:
 @pytest.mark.parametrize("loose", [True, False])
 def test_every_status_tells(tmp_path: Path, loose: bool) -> None:
     bridge = read(LOOSE if loose else GOOD, tmp_path)
-    board = Board(bridge.name, tmp_path, {"telemetry": "up"}, insecurities(bridge.kafka.client()))
+    board = BridgeState(bridge.name, tmp_path, {"telemetry": "up"}, insecurities(bridge.kafka.client()))
     board.kafka = "reachable"
     board.save()
     known = collect(tmp_path)
@@ -56,7 +56,7 @@ def test_the_start_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         def say(self, text: str) -> None:
             self.said.append(text)
 
-        def show(self, _: Board) -> None:
+        def show(self, _: BridgeState) -> None:
             pass
 
     def ended(*_: object) -> None:

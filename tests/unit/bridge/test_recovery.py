@@ -17,7 +17,7 @@ from towline.bridge.runtime.recovery import (
     PERMANENT,
     Asked,
     Evidence,
-    Step,
+    ResumeStep,
     begin_again,
     examine,
     read_checkpoint,
@@ -114,21 +114,26 @@ NEW = replace(FINE, planned=0, done=None, done_end=None)
 @pytest.mark.parametrize(
     ("was", "now", "seen", "how"),
     [
-        (1, Asked(1), FINE, Step.GO),
-        (1, Asked(2), FINE, Step.CUT),
-        (0, Asked(2), FINE, Step.GO),
-        (1, Asked(1, dedupe=False), FINE, Step.GO),
-        (1, Asked(1, dedupe=True), replace(FINE, stateful=True), Step.GO),
-        (1, Asked(1, dedupe=True), FINE, Step.CUT),
-        (1, Asked(1, dedupe=False), replace(FINE, stateful=True), Step.CUT),
-        (1, Asked(1, dedupe=None), replace(FINE, stateful=True), Step.GO),  # a transform of the way down may keep state
-        (1, Asked(2, dedupe=True), replace(FINE, stateful=True), Step.MARK),
-        (1, Asked(2, dedupe=False), replace(FINE, stateful=True), Step.CUT),
-        (1, Asked(1, dedupe=True), NEW, Step.GO),
-        (1, Asked(1, dedupe=False), replace(NEW, stateful=True), Step.CUT),
+        (1, Asked(1), FINE, ResumeStep.GO),
+        (1, Asked(2), FINE, ResumeStep.CUT),
+        (0, Asked(2), FINE, ResumeStep.GO),
+        (1, Asked(1, dedupe=False), FINE, ResumeStep.GO),
+        (1, Asked(1, dedupe=True), replace(FINE, stateful=True), ResumeStep.GO),
+        (1, Asked(1, dedupe=True), FINE, ResumeStep.CUT),
+        (1, Asked(1, dedupe=False), replace(FINE, stateful=True), ResumeStep.CUT),
+        (
+            1,
+            Asked(1, dedupe=None),
+            replace(FINE, stateful=True),
+            ResumeStep.GO,
+        ),  # a transform of the way down may keep state
+        (1, Asked(2, dedupe=True), replace(FINE, stateful=True), ResumeStep.MARK),
+        (1, Asked(2, dedupe=False), replace(FINE, stateful=True), ResumeStep.CUT),
+        (1, Asked(1, dedupe=True), NEW, ResumeStep.GO),
+        (1, Asked(1, dedupe=False), replace(NEW, stateful=True), ResumeStep.CUT),
     ],
 )
-def test_what_a_changed_setting_takes(was: int, now: Asked, seen: Evidence, how: Step) -> None:
+def test_what_a_changed_setting_takes(was: int, now: Asked, seen: Evidence, how: ResumeStep) -> None:
     assert step(replace(KNOWN, parallelism=was), seen, now) is how
 
 
@@ -175,17 +180,17 @@ def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("was", "now", "seen", "how"),
     [
-        ("at_least_once", "exactly_once", FINE, Step.CUT),  # there is no marker of the last batch
-        ("at_most_once", "exactly_once", UNDECIDED, Step.CUT),
-        ("exactly_once", "exactly_once", FINE, Step.GO),
-        ("", "exactly_once", FINE, Step.GO),  # an identity from before it was noted
-        ("exactly_once", "at_least_once", UNDECIDED, Step.GO),
-        ("exactly_once", "at_most_once", UNDECIDED, Step.GO),
-        ("at_least_once", "at_most_once", FINE, Step.GO),
-        ("at_least_once", "exactly_once", Evidence(gateway_journal="j1"), Step.GO),
+        ("at_least_once", "exactly_once", FINE, ResumeStep.CUT),  # there is no marker of the last batch
+        ("at_most_once", "exactly_once", UNDECIDED, ResumeStep.CUT),
+        ("exactly_once", "exactly_once", FINE, ResumeStep.GO),
+        ("", "exactly_once", FINE, ResumeStep.GO),  # an identity from before it was noted
+        ("exactly_once", "at_least_once", UNDECIDED, ResumeStep.GO),
+        ("exactly_once", "at_most_once", UNDECIDED, ResumeStep.GO),
+        ("at_least_once", "at_most_once", FINE, ResumeStep.GO),
+        ("at_least_once", "exactly_once", Evidence(gateway_journal="j1"), ResumeStep.GO),
     ],
 )
-def test_what_another_guarantee_takes(tmp_path: Path, was: str, now: str, seen: Evidence, how: Step) -> None:
+def test_what_another_guarantee_takes(tmp_path: Path, was: str, now: str, seen: Evidence, how: ResumeStep) -> None:
     identity = replace(KNOWN, guarantee=was)
     assert step(identity, seen, Asked.of(line(tmp_path, guarantee=now), identity)) is how
 

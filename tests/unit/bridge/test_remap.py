@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.deadletters.dlq import Entry, Wanted, _marks, shelves
-from towline.bridge.deadletters.remap import Fate, Mapper, row_of
+from towline.bridge.deadletters.remap import Mapper, RemapFate, row_of
 from towline.kafka.deadletters import Header, Letter, Reason
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def bridge(directory: Path, route: str = "", line: str = "") -> Bridge:
 
 
 def letter(
-    reason: Reason = Reason.TOPIC_ILLEGAL, headers: tuple[Header, ...] = MQTT, topic: str | None = "x"
+    reason: Reason = Reason.TOPIC_ILLEGAL,
+    headers: tuple[Header, ...] = MQTT,
+    topic: str | None = "x",
 ) -> Letter:
     return Letter(reason, topic, b"k", b"payload", headers, partition=9, timestamp=5, source="telemetry")
 
@@ -75,7 +77,7 @@ def test_a_row_comes_back_as_it_was() -> None:
 def test_a_mended_route_takes_its_letters(tmp_path: Path) -> None:
     (line,) = bridge(tmp_path, 'key = "{device}"\n').uplinks
     (made,) = Mapper(line, no_spark).outcomes([letter()])
-    assert made.fate is Fate.MENDED
+    assert made.fate is RemapFate.MENDED
     assert made.record is not None
     assert made.record[:4] == ("telemetry", b"payload", b"d1", -1)
     assert made.record[6] == 1767225600000
@@ -88,9 +90,9 @@ def test_what_is_not_mended_stays(tmp_path: Path) -> None:
     elsewhere = (("mqtt.topic", b"nobody"),)
     made = Mapper(line, no_spark).outcomes([letter(), letter(headers=elsewhere), letter(headers=(), topic=None)])
     assert [(one.fate, one.why) for one in made] == [
-        (Fate.DEAD, "it has no key"),
-        (Fate.DEAD, "no route takes its topic"),
-        (Fate.DEAD, "it names no topic"),
+        (RemapFate.DEAD, "it has no key"),
+        (RemapFate.DEAD, "no route takes its topic"),
+        (RemapFate.DEAD, "it names no topic"),
     ]
 
 
@@ -139,7 +141,7 @@ def test_no_number_of_a_letter_ends_a_replay(tmp_path: Path, value: bytes | None
     numbers = ("qos", "message-expiry", "subscription-id", "received-at", "offset")
     forged = (("mqtt.topic", b"telemetry/d1/x"), *((f"mqtt.{name}", value) for name in numbers))
     (made,) = Mapper(line, no_spark).outcomes([letter(headers=forged)])
-    assert made.fate in (Fate.MENDED, Fate.DEAD)
+    assert made.fate in (RemapFate.MENDED, RemapFate.DEAD)
     row = row_of(letter(headers=forged))
     assert row is not None
     assert all(row[name] is None or row[name] < 2**63 for name in ("qos", "offset"))
@@ -154,6 +156,6 @@ def test_what_was_not_taken_in_whole_is_never_replayed(tmp_path: Path) -> None:
     """Its value is no payload; and a ``where`` is not asked about it."""
     (line,) = bridge(tmp_path, 'where = "true"\n').uplinks
     made = Mapper(line, no_spark).outcomes([letter(Reason.PACKET_TOO_LARGE), letter(Reason.TOO_MANY_PROPERTIES)])
-    assert [one.fate for one in made] == [Fate.DEAD] * 2
+    assert [one.fate for one in made] == [RemapFate.DEAD] * 2
     assert "max_packet_bytes" in made[0].why
     assert "MQTT packet" in made[1].why

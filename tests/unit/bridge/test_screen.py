@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.screen import PlainScreen, make_screen
 
 
@@ -20,7 +20,7 @@ def test_any_text_can_be_shown_in_any_encoding(
 ) -> None:
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding=encoding))
-    board = Board("plant", tmp_path, {"line": "up"})
+    board = BridgeState("plant", tmp_path, {"line": "up"})
     board.lines["line"].query_error = "topic \u6e29\u5ea6"
     with make_screen(live=live) as screen:
         screen.say("adds up \u2713 \u6e29\u5ea6")

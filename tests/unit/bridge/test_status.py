@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, advice, code_of, collect, render
 
 
@@ -29,7 +29,7 @@ def test_messages_that_were_not_taken_in_whole_are_told() -> None:
 def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text('name = "plant"')
-    Board("plant", tmp_path, {"telemetry": "up"}, file=file).save()
+    BridgeState("plant", tmp_path, {"telemetry": "up"}, file=file).save()
     same = collect(tmp_path, ["telemetry"])
     assert not same["file_changed"]
     assert "has changed" not in render(same)
@@ -42,5 +42,5 @@ def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     assert 'line "telemetryX"      query not in the running bridge' in told
     assert "Start towline run." not in told
     assert not collect(tmp_path, None)["lines"].keys() - {"telemetry"}
-    Board("plant", tmp_path, {"telemetry": "up"}, file=file).save(ended=True)
+    BridgeState("plant", tmp_path, {"telemetry": "up"}, file=file).save(ended=True)
     assert not collect(tmp_path, ["telemetry"])["file_changed"], "nothing runs"

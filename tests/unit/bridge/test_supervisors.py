@@ -19,7 +19,7 @@ from tests.helpers import wait_until
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge
 from towline.bridge.runtime import supervisors as keepers
-from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.supervisor import Supervisor
 from towline.bridge.runtime.supervisors import DriverKeeper, GatewayKeeper, KafkaKeeper
@@ -31,8 +31,8 @@ def stopping() -> threading.Event:
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Board:
-    return Board("plant", tmp_path, {"line": "up"})
+def board(tmp_path: Path) -> BridgeState:
+    return BridgeState("plant", tmp_path, {"line": "up"})
 
 
 NO_PROCESS = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -55,7 +55,7 @@ def refusing(times: int, then: Any, error: Exception = NO_PROCESS) -> Any:
 
 @pytest.mark.parametrize(("error", "code"), [(NO_PROCESS, "TL-B32"), *((error, "TL-B55") for error in UNFORESEEN)])
 def test_a_gateway_that_can_not_be_started_is_tried_again(
-    board: Board,
+    board: BridgeState,
     stopping: threading.Event,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -79,7 +79,7 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
 
 @pytest.mark.parametrize("error", UNFORESEEN)
 def test_kafka_is_asked_again_whatever_went_wrong(
-    board: Board, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, error: Exception
+    board: BridgeState, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     bridge: Any = SimpleNamespace(kafka=SimpleNamespace(bootstrap_servers="k:9092"))
     keeper = KafkaKeeper(bridge, board, stopping)
@@ -90,7 +90,7 @@ def test_kafka_is_asked_again_whatever_went_wrong(
     assert any("[TL-B55]" in text for text in board.heard())
 
 
-def test_dead_letters_of_another_journal_are_counted_anew(board: Board, stopping: threading.Event) -> None:
+def test_dead_letters_of_another_journal_are_counted_anew(board: BridgeState, stopping: threading.Event) -> None:
     nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
     keeper = DriverKeeper(nothing, board, nothing, stopping)
     view: Any = board.lines["line"]
@@ -100,7 +100,7 @@ def test_dead_letters_of_another_journal_are_counted_anew(board: Board, stopping
         assert sum("2 messages went to the dead-letter topic" in text for text in board.heard()) == told
 
 
-def test_a_report_that_can_not_be_read_ends_nothing(board: Board, stopping: threading.Event) -> None:
+def test_a_report_that_can_not_be_read_ends_nothing(board: BridgeState, stopping: threading.Event) -> None:
     nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
     keeper = DriverKeeper(nothing, board, nothing, stopping)
     for report in ('{"kind": "started", "line": "nobody"}', '{"kind": "progress", "line": "line"}', "[]", "{"):
@@ -136,7 +136,7 @@ class Closing:
 
 
 def test_a_driver_that_can_not_be_started_is_tried_again(
-    board: Board, stopping: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: BridgeState, stopping: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bridge: Any = SimpleNamespace(
         lines=(SimpleNamespace(name="line"),),
@@ -178,12 +178,12 @@ class Driver:
         return -9
 
 
-def test_what_the_driver_is_told_is_ascii(board: Board, stopping: threading.Event, tmp_path: Path) -> None:
+def test_what_the_driver_is_told_is_ascii(board: BridgeState, stopping: threading.Event, tmp_path: Path) -> None:
     """``PYTHONIOENCODING=latin-1`` garbled the routes on the way."""
     bridge = read(GOOD.replace('"telemetry/{device}/#"', '"tél/温度/{device}/#"'), tmp_path)
     bridge.state_dir.mkdir()
     kafka: Any = SimpleNamespace(ready=threading.Event())
-    keeper = DriverKeeper(bridge, Board("plant", tmp_path, {"telemetry": "up"}), kafka, stopping)
+    keeper = DriverKeeper(bridge, BridgeState("plant", tmp_path, {"telemetry": "up"}), kafka, stopping)
     echo = "import sys; print(ascii(sys.stdin.readline()))"
     keeper.command = (sys.executable, "-c", echo)
     with pytest.MonkeyPatch.context() as patch:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from towline.bridge.config.file import parse
-from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.screen import PlainScreen
 from towline.bridge.runtime.supervisor import Supervisor
 from towline.bridge.runtime.supervisors import DriverKeeper, GatewayKeeper, KafkaKeeper
@@ -54,7 +54,7 @@ class Watched:
         self.out = io.StringIO()
         self.screen = PlainScreen(self.out)
         self.ending = Hurried()
-        self.board = Board("plant-7", self.bridge.state_dir, {self.line.name: direction})
+        self.board = BridgeState("plant-7", self.bridge.state_dir, {self.line.name: direction})
         log = self.bridge.logs / f"gateway-{self.line.name}.log"
         self.gateway = GatewayKeeper(self.line, self.bridge.file, self.board, log, self.ending)
         self.kafka = KafkaKeeper(self.bridge, self.board, self.ending)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.cli.test_main import ran
 from towline.delivery.outrows import OUTBOX_SCHEMA, arrived, rows_of
-from towline.delivery.refused import Refused
+from towline.delivery.refused import RefusedMessages
 from towline.journal import Outbox
 from towline.mqtt.reasons import CUT
 
@@ -21,7 +21,7 @@ def place(tmp_path: Path) -> Path:
     outbox = Outbox.open(directory / "outbox", schema=OUTBOX_SCHEMA)
     topics = ["a", "esc\x1b[2J\nnext", "b", "c"]
     outbox.append(arrived(rows_of([{"topic": topic, "payload": b"12", "qos": 1} for topic in topics]), 10**15))
-    refused = Refused(directory / "refused", outbox)
+    refused = RefusedMessages(directory / "refused", outbox)
     messages = [(next(iter(outbox.read(n, n + 1))), n, reason) for n, reason in ((1, CUT), (2, 0x87))]
     for numbers in refused.keep(messages):
         outbox.finish(numbers)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.unit.cli.test_main import ran
-from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.downaccount import DownCounts
 from towline.bridge.runtime.status import render
 from towline.gateway.service import InboxService
@@ -30,7 +30,7 @@ class Line:
 
     def __init__(self, state_dir: Path, direction: str = "down") -> None:
         self.state_dir = state_dir
-        self.board = Board("b", state_dir, {"line": direction})
+        self.board = BridgeState("b", state_dir, {"line": direction})
         self.board.spark = "running"
         self.view = self.board.lines["line"]
         self.view.query = "running"

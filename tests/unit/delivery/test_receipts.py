@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from mqtt5 import PublishPacket, QoS
 
-from towline.delivery.receipts import Ledger, Verdict
+from towline.delivery.receipts import Ledger, MarkVerdict
 from towline.delivery.receipts_key import ReceiptKeys
 from towline.delivery.receipts_openings import Openings
-from towline.delivery.receipts_wire import Content, Mark, Receipt, mark_of, unmarked
+from towline.delivery.receipts_wire import Content, Mark, ReceiptPayload, mark_of, unmarked
 from towline.errors import ConfigError
 from towline.gateway.endpoint import write_private
 from towline.mqtt.codec import Decoder, PublishRun
@@ -78,14 +78,14 @@ def test_what_is_no_mark(properties: list[tuple[str, str]]) -> None:
 
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_reader_of_receipts(payload: bytes) -> None:
-    Receipt.decode(payload)
+    ReceiptPayload.decode(payload)
 
 
 def test_a_receipt_comes_back_as_it_was_written() -> None:
-    told = Receipt("p", 3, 17, "plant", "ab", ((0, 20), (25, 26)), fresh=True, openings=((0, None), (7, "a1")))
-    assert Receipt.decode(told.encode()) == told
+    told = ReceiptPayload("p", 3, 17, "plant", "ab", ((0, 20), (25, 26)), fresh=True, openings=((0, None), (7, "a1")))
+    assert ReceiptPayload.decode(told.encode()) == told
     for wrong in (b'{"publisher": 1}', b"[]", b'{"publisher":"p","epoch":1,"watermark":-1}', b"\xff"):
-        assert Receipt.decode(wrong) is None
+        assert ReceiptPayload.decode(wrong) is None
 
 
 # -- the ledger --
@@ -93,12 +93,12 @@ def test_a_receipt_comes_back_as_it_was_written() -> None:
 
 def test_a_repeat_is_dropped_before_and_after_it_is_stored() -> None:
     ledger = Ledger({}, 0)
-    assert ledger.take(mark(0), NOW) is Verdict.NEW
-    assert ledger.take(mark(0), NOW) is Verdict.REPEAT
+    assert ledger.take(mark(0), NOW) is MarkVerdict.NEW
+    assert ledger.take(mark(0), NOW) is MarkVerdict.REPEAT
     notes = store(ledger, [mark(0)], 1)
     again = Ledger(notes, 1)
-    assert again.take(mark(0), NOW) is Verdict.REPEAT
-    assert again.take(mark(1), NOW) is Verdict.NEW
+    assert again.take(mark(0), NOW) is MarkVerdict.REPEAT
+    assert again.take(mark(1), NOW) is MarkVerdict.NEW
 
 
 def test_what_a_session_lost_before_it_was_stored_is_new() -> None:
@@ -106,17 +106,17 @@ def test_what_a_session_lost_before_it_was_stored_is_new() -> None:
     ledger.take(mark(0), NOW)
     ledger.take(mark(1), NOW)
     ledger.start_again([mark(0)])  # 0 waits for room in the journal, 1 is gone
-    assert ledger.take(mark(0), NOW) is Verdict.REPEAT
-    assert ledger.take(mark(1), NOW) is Verdict.NEW
+    assert ledger.take(mark(0), NOW) is MarkVerdict.REPEAT
+    assert ledger.take(mark(1), NOW) is MarkVerdict.NEW
 
 
 def test_the_watermark_follows_the_commit_and_waits_for_holes() -> None:
     ledger = Ledger({}, 0, gateway="plant")
-    store(ledger, [m for m in (mark(0), mark(1), mark(3)) if ledger.take(m, NOW) is Verdict.NEW], 10)
+    store(ledger, [m for m in (mark(0), mark(1), mark(3)) if ledger.take(m, NOW) is MarkVerdict.NEW], 10)
     ledger.commit(9)
     assert ledger.receipts(10) == []
     ledger.commit(10)
-    assert ledger.receipts(10) == [Receipt("p", 1, 2, "plant", openings=((0, ""),))]
+    assert ledger.receipts(10) == [ReceiptPayload("p", 1, 2, "plant", openings=((0, ""),))]
     ledger.take(mark(2), NOW)
     store(ledger, [mark(2)], 11)
     ledger.commit(11)
@@ -133,7 +133,7 @@ def test_what_the_publisher_gave_up_holds_nothing_back() -> None:
     store(ledger, [mark(3)], 1)
     ledger.commit(1)
     assert ledger.receipts(1) == []
-    assert ledger.take(mark(3, low=3), NOW) is Verdict.REPEAT
+    assert ledger.take(mark(3, low=3), NOW) is MarkVerdict.REPEAT
     assert ledger.receipts(1)[0].watermark == 4
 
 
@@ -154,18 +154,18 @@ def test_a_question_is_answered_once_what_asked_is_stored() -> None:
 def test_limits_are_kept_and_counted() -> None:
     ledger = Ledger({}, 0, most_publishers=1, most_ranges=2)
     assert [ledger.take(mark(n), NOW) for n in (2, 4, 6, 3)] == [
-        Verdict.NEW, Verdict.NEW, Verdict.DEFERRED, Verdict.NEW,
+        MarkVerdict.NEW, MarkVerdict.NEW, MarkVerdict.DEFERRED, MarkVerdict.NEW,
     ]  # fmt: skip
-    assert ledger.take(mark(6), NOW) is Verdict.NEW  # there is room now
-    assert ledger.take(Mark("q", 1, 0, 0), NOW) is Verdict.UNKNOWN
+    assert ledger.take(mark(6), NOW) is MarkVerdict.NEW  # there is room now
+    assert ledger.take(Mark("q", 1, 0, 0), NOW) is MarkVerdict.UNKNOWN
     assert (ledger.deferred, ledger.unknown) == (1, 1)
 
 
 def test_a_new_epoch_begins_anew_and_an_old_one_passes() -> None:
     ledger = Ledger({}, 0)
     ledger.take(mark(5), NOW)
-    assert ledger.take(mark(5, epoch=2), NOW) is Verdict.NEW
-    assert ledger.take(mark(6, epoch=1, nonce="ab"), NOW) is Verdict.UNKNOWN
+    assert ledger.take(mark(5, epoch=2), NOW) is MarkVerdict.NEW
+    assert ledger.take(mark(6, epoch=1, nonce="ab"), NOW) is MarkVerdict.UNKNOWN
     assert ledger.receipts(1)[0].epoch == 2  # it has to learn of it
     assert store(ledger, [mark(5), mark(5, epoch=2), mark(6)], 3) == {
         "publisher:p": [2, 0, [[5, 6]], 0, NOW, ((5, ""),)]
@@ -180,7 +180,7 @@ def test_a_silent_publisher_is_forgotten_once_all_is_in_kafka() -> None:
     ledger.commit(1)
     assert ledger.expire(NOW + 100) == {}
     assert ledger.expire(NOW + 101) == {"publisher:p": None}
-    assert ledger.take(mark(0), NOW) is Verdict.NEW
+    assert ledger.take(mark(0), NOW) is MarkVerdict.NEW
 
 
 # -- who may say what --
@@ -262,21 +262,21 @@ def test_no_two_messages_make_the_same_text(pairs: list[tuple[str, str]], payloa
 
 
 def test_a_receipt_is_believed_as_it_was_written(tmp_path: Path) -> None:
-    told = Receipt("p", 3, 17, "plant", openings=((0, "a1"),))
+    told = ReceiptPayload("p", 3, 17, "plant", openings=((0, "a1"),))
     payload = told.encode(KEYS)
-    assert Receipt.decode(payload) == told
-    assert Receipt.was_told_by(KEYS, "p", payload)
+    assert ReceiptPayload.decode(payload) == told
+    assert ReceiptPayload.was_told_by(KEYS, "p", payload)
     newer = ReceiptKeys([("", bytes(32)), ("", bytes(range(32)))])  # while the key is being changed
-    assert Receipt.was_told_by(newer, "p", payload)
-    assert Receipt.was_told_by(KEYS, "p", told.encode(newer))
+    assert ReceiptPayload.was_told_by(newer, "p", payload)
+    assert ReceiptPayload.was_told_by(KEYS, "p", told.encode(newer))
     file = tmp_path / "own"
     write_private(file, "\n".join(KEYS.derived("p")))
-    assert Receipt.was_told_by(ReceiptKeys.read(file), "p", payload)
+    assert ReceiptPayload.was_told_by(ReceiptKeys.read(file), "p", payload)
     assert not ReceiptKeys.read(file).speaks_for("q")
-    assert not Receipt.was_told_by(KEYS, "q", payload)
-    assert not Receipt.was_told_by(KEYS, "p", told.encode())
-    assert not Receipt.was_told_by(KEYS, "p", payload.replace(b"17", b"18"))
-    assert not Receipt.was_told_by(KEYS, "p", payload[:-1] + b',"watermark":99}')
+    assert not ReceiptPayload.was_told_by(KEYS, "q", payload)
+    assert not ReceiptPayload.was_told_by(KEYS, "p", told.encode())
+    assert not ReceiptPayload.was_told_by(KEYS, "p", payload.replace(b"17", b"18"))
+    assert not ReceiptPayload.was_told_by(KEYS, "p", payload[:-1] + b',"watermark":99}')
 
 
 @pytest.mark.parametrize(
@@ -296,9 +296,9 @@ def test_a_file_of_keys_is_private_and_holds_keys(tmp_path: Path, text: str, mod
 def test_jumps_out_of_all_reason_are_not_remembered() -> None:
     ledger = Ledger({}, 0)
     ledger.take(mark(0), NOW)
-    assert ledger.take(mark(1 << 41, low=1 << 41), NOW) is Verdict.UNKNOWN
-    assert ledger.take(mark(0, epoch=1 << 21), NOW) is Verdict.UNKNOWN
-    assert ledger.take(mark(1), NOW) is Verdict.NEW
+    assert ledger.take(mark(1 << 41, low=1 << 41), NOW) is MarkVerdict.UNKNOWN
+    assert ledger.take(mark(0, epoch=1 << 21), NOW) is MarkVerdict.UNKNOWN
+    assert ledger.take(mark(1), NOW) is MarkVerdict.NEW
 
 
 def test_a_question_that_is_repeated_is_answered_once_and_hides_no_other() -> None:
@@ -324,12 +324,12 @@ def opened(number: int, opening: str, low: int = 0) -> Mark:
 def test_the_same_number_of_another_opening_is_another_message() -> None:
     ledger = Ledger({}, 0)
     first = [opened(number, "a") for number in range(4)]
-    assert {ledger.take(one, NOW) for one in first} == {Verdict.NEW}
+    assert {ledger.take(one, NOW) for one in first} == {MarkVerdict.NEW}
     notes = store(ledger, first, 4)
     ledger = Ledger(notes, 4)
-    assert ledger.take(opened(3, "a"), NOW) is Verdict.REPEAT
-    assert ledger.take(opened(3, "b", low=3), NOW) is Verdict.FOREIGN
-    assert ledger.take(opened(4, "b"), NOW) is Verdict.NEW
+    assert ledger.take(opened(3, "a"), NOW) is MarkVerdict.REPEAT
+    assert ledger.take(opened(3, "b", low=3), NOW) is MarkVerdict.FOREIGN
+    assert ledger.take(opened(4, "b"), NOW) is MarkVerdict.NEW
     (receipt,) = ledger.receipts(1)
     assert (receipt.journaled, receipt.openings) == (((0, 4),), ((0, "a"), (4, "b")))
     assert ledger.foreign == 1
@@ -337,8 +337,8 @@ def test_the_same_number_of_another_opening_is_another_message() -> None:
 
 def test_what_the_version_before_noted_matches_every_opening() -> None:
     ledger = Ledger({"publisher:p": [1, 3, [], 0, NOW]}, 3)
-    assert ledger.take(opened(2, "a"), NOW) is Verdict.REPEAT
-    assert ledger.take(opened(3, "a"), NOW) is Verdict.NEW
+    assert ledger.take(opened(2, "a"), NOW) is MarkVerdict.REPEAT
+    assert ledger.take(opened(3, "a"), NOW) is MarkVerdict.NEW
     assert ledger.receipts(1)[0].openings == ((0, None), (3, "a"))
 
 
@@ -349,8 +349,8 @@ def test_openings_are_forgotten_below_low_and_bounded_above() -> None:
     assert (made.of(50), made.of(99)) == (None, "63")
     ledger = Ledger({}, 0)
     verdicts = [ledger.take(opened(number, f"{number:x}"), NOW) for number in range(200)]
-    assert verdicts.count(Verdict.NEW) == 128
-    assert verdicts.count(Verdict.DEFERRED) == ledger.deferred == 72
+    assert verdicts.count(MarkVerdict.NEW) == 128
+    assert verdicts.count(MarkVerdict.DEFERRED) == ledger.deferred == 72
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from("abc"))))
@@ -384,8 +384,8 @@ class Gateway(RuleBasedStateMachine):
         marked = Mark("p", self.epoch, self.low + ahead, self.low, nonce)
         here = (self.epoch, marked.number) in [*self.rows, *((m.epoch, m.number) for m in self.ahead)]
         verdict = self.ledger.take(marked, NOW)
-        assert verdict in ((Verdict.REPEAT,) if here else (Verdict.NEW, Verdict.DEFERRED))
-        if verdict is Verdict.NEW:
+        assert verdict in ((MarkVerdict.REPEAT,) if here else (MarkVerdict.NEW, MarkVerdict.DEFERRED))
+        if verdict is MarkVerdict.NEW:
             self.ahead.append(marked)
 
     @precondition(lambda self: self.ahead)
@@ -421,7 +421,7 @@ class Gateway(RuleBasedStateMachine):
             self._judge(receipt)
         assert not self.ledger.due
 
-    def _judge(self, receipt: Receipt) -> None:
+    def _judge(self, receipt: ReceiptPayload) -> None:
         in_kafka, stored = set(self.rows[: self.committed]) | self.given_up, set(self.rows) | self.given_up
         epoch = receipt.epoch
         assert all((epoch, n) in in_kafka for n in range(receipt.watermark))
@@ -454,7 +454,7 @@ class Gateway(RuleBasedStateMachine):
         self.ledger.start_again([])
         self.epoch += 1
         self.low = 0
-        assert self.ledger.take(Mark("p", self.epoch, 0, 0), NOW) is Verdict.NEW
+        assert self.ledger.take(Mark("p", self.epoch, 0, 0), NOW) is MarkVerdict.NEW
         change = self.ledger.storing([Mark("p", self.epoch, 0, 0)])
         self._durable(change.notes)
         self.rows.append((self.epoch, 0))

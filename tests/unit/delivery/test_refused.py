@@ -13,7 +13,7 @@ from mqtt5 import ConnAckPacket
 from tests.helpers import wait_until
 from towline.delivery.outbound import Downlink, Outcome
 from towline.delivery.outrows import OUTBOX_SCHEMA, REFUSED_SCHEMA, arrived, rows_of
-from towline.delivery.refused import Refused
+from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
 from towline.journal import Journal, Limits, Outbox
 from towline.mqtt.events import Event, Opened, PublishMany, Received, SessionConfig
@@ -40,7 +40,7 @@ def rows(*payloads: bytes, topic: str = "d", at: int = 1) -> pa.RecordBatch:
     return arrived(rows_of([{"topic": topic, "payload": payload, "qos": 1} for payload in payloads]), at)
 
 
-def refuse(outbox: Outbox, refused: Refused, *numbers: int) -> None:
+def refuse(outbox: Outbox, refused: RefusedMessages, *numbers: int) -> None:
     messages = ((next(iter(outbox.read(n, n + 1))), n, 0x87) for n in numbers)
     for kept in refused.keep(messages):
         outbox.finish(kept)
@@ -53,7 +53,7 @@ def payloads(outbox: Outbox, start: int = 0) -> list[bytes]:
 def test_kept_shown_replayed(tmp_path: Path) -> None:
     outbox = outbox_at(tmp_path)
     outbox.append(rows(b"0", b"1", b"2", b"3"))
-    refused = Refused(tmp_path / "refused", outbox)
+    refused = RefusedMessages(tmp_path / "refused", outbox)
     assert refused.page(0) == {"rows": [], "next": 0, "end": 0}
     refuse(outbox, refused, 1, 3)
     shown = refused.page(0)
@@ -77,16 +77,16 @@ def test_a_replay_that_a_crash_interrupted_enters_once(tmp_path: Path) -> None:
     """The messages are in the outbox, and the mark that they left this place is lost with the crash."""
     outbox = outbox_at(tmp_path)
     outbox.append(rows(*(b"%d" % n for n in range(5))))
-    refused = Refused(tmp_path / "refused", outbox)
+    refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0, 1, 2)
     refused.close()
     shutil.copytree(tmp_path / "refused", tmp_path / "before")
-    refused = Refused(tmp_path / "refused", outbox)
+    refused = RefusedMessages(tmp_path / "refused", outbox)
     assert refused.replay(99)["moved"] == 3
     refused.close()
     shutil.rmtree(tmp_path / "refused")
     shutil.copytree(tmp_path / "before", tmp_path / "refused")
-    again = Refused(tmp_path / "refused", outbox)
+    again = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, again, 3)
     assert again.replay(99) == {"moved": 1, "next": 4, "end": 4}
     assert payloads(outbox, 5) == [b"0", b"1", b"2", b"3"]
@@ -97,11 +97,11 @@ def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp
     outbox = outbox_at(tmp_path)
     outbox.append(rows(b"0", b"1"))
     row = next(iter(outbox.read(0, 1)))
-    refused = Refused(tmp_path / "refused", outbox)
+    refused = RefusedMessages(tmp_path / "refused", outbox)
     assert list(refused.keep([(row, 0, 0x87)])) == [[0]]
     refused.close()
     shutil.copytree(tmp_path / "refused", tmp_path / "before")
-    again = Refused(tmp_path / "refused", outbox)
+    again = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, again, 0)
     assert [found["number"] for found in again.page(0)["rows"]] == [0]
     again.close()
@@ -110,7 +110,7 @@ def test_a_crash_after_keeping_keeps_no_second_one_and_replays_no_second_one(tmp
     shutil.rmtree(tmp_path / "outbox")
     outbox = outbox_at(tmp_path)
     outbox.append(rows(b"0", b"1"))
-    first = Refused(tmp_path / "before", outbox)
+    first = RefusedMessages(tmp_path / "before", outbox)
     assert first.replay(99)["moved"] == 0
     assert outbox.end == 2
     outbox.close()
@@ -120,7 +120,7 @@ def test_what_was_set_aside_before_a_crash_is_not_sent_once_more(tmp_path: Path)
     """The broker's rights were mended meanwhile: it would accept the message now, and once more with a replay."""
     outbox = outbox_at(tmp_path)
     outbox.append(rows(b"0", b"1", b"2"))
-    refused = Refused(tmp_path / "refused", outbox)
+    refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0)
     outbox.flush()
     assert list(refused.keep([(next(iter(outbox.read(1, 2))), 1, 0x87)])) == [[1]]
@@ -142,14 +142,14 @@ def test_what_was_set_aside_before_a_crash_is_not_sent_once_more(tmp_path: Path)
 def test_messages_of_an_outbox_that_is_gone_are_replayed_into_the_new_one(tmp_path: Path) -> None:
     outbox = outbox_at(tmp_path)
     outbox.append(rows(b"old 0", b"old 1"))
-    refused = Refused(tmp_path / "refused", outbox)
+    refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0, 1)
     refused.close()
     outbox.close()
     shutil.rmtree(tmp_path / "outbox")
     outbox = outbox_at(tmp_path)
     outbox.append(rows(b"new 0", at=2))
-    refused = Refused(tmp_path / "refused", outbox)
+    refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0)
     assert len(refused.page(0)["rows"]) == 3
     assert refused.replay(99)["moved"] == 3
@@ -166,7 +166,7 @@ def test_what_an_older_version_kept_twice_is_replayed_once(tmp_path: Path) -> No
         old.append(pa.RecordBatch.from_arrays([*row.columns, *extra], schema=REFUSED_SCHEMA))
     old.close()
     outbox.finish([0, 1])
-    refused = Refused(tmp_path / "refused", outbox)
+    refused = RefusedMessages(tmp_path / "refused", outbox)
     assert refused.replay(1)["moved"] == 1
     assert refused.replay(2)["moved"] == 0
     assert payloads(outbox, 2) == [b"1"]
@@ -176,7 +176,7 @@ def test_a_full_outbox_stops_a_replay_and_nothing_is_lost(tmp_path: Path) -> Non
     limits = Limits(max_bytes=300_000, min_free_bytes=0, segment_bytes=64 << 10)
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
     outbox.append(rows(bytes(150_000)))
-    refused = Refused(tmp_path / "refused", outbox)
+    refused = RefusedMessages(tmp_path / "refused", outbox)
     refuse(outbox, refused, 0)
     outbox.flush()
     outbox.append(rows(bytes(250_000)))
@@ -200,7 +200,7 @@ def test_without_room_aside_everything_waits_and_nothing_is_done(tmp_path: Path)
         aside=tmp_path / "refused",
         on_outcome=lambda number, outcome: outcomes.append((number, outcome)),
     )
-    downlink.refused = Refused(tmp_path / "refused", outbox, _SMALL)
+    downlink.refused = RefusedMessages(tmp_path / "refused", outbox, _SMALL)
     downlink.attach(online())
     for _ in range(100):
         outbox.append(rows(bytes(50_000), topic=""))  # MQTT has no way to say it

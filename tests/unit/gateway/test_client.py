@@ -15,7 +15,7 @@ from tests.unit.spark.serving import Served, mark, served
 from towline.errors import ConfigError, GatewayError, JournalLocked, Refused
 from towline.gateway import client as client_module
 from towline.gateway.client import GatewayClient, discover, ensure
-from towline.gateway.endpoint import ENDPOINT_FILE, ERROR_FILE, LOG_FILE, Endpoint
+from towline.gateway.endpoint import ENDPOINT_FILE, ERROR_FILE, LOG_FILE, GatewayEndpoint
 from towline.gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).parents[3]
@@ -98,27 +98,29 @@ def test_no_directory_has_no_gateway(tmp_path: Path) -> None:
 def test_an_endpoint_of_a_dead_process_is_none(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as process:
         dead = mark(process.pid)
-    Endpoint("grpc+unix:///none", dead.pid, dead.started, dead.host, "plant", "j", 1, "now").write(tmp_path)
+    GatewayEndpoint("grpc+unix:///none", dead.pid, dead.started, dead.host, "plant", "j", 1, "now").write(tmp_path)
     assert discover(tmp_path) is None
 
 
 def test_a_pid_that_is_used_again_is_none(tmp_path: Path) -> None:
     me = mark()
     with served(tmp_path / "a") as server:
-        Endpoint(server.location, me.pid, me.started + 1, me.host, "plant", "j", 1, "now").write(tmp_path)
+        GatewayEndpoint(server.location, me.pid, me.started + 1, me.host, "plant", "j", 1, "now").write(tmp_path)
         assert discover(tmp_path) is None
 
 
 def test_a_dead_socket_is_none(tmp_path: Path) -> None:
     me = mark()
-    Endpoint(f"grpc+unix://{tmp_path}/none.sock", me.pid, me.started, me.host, "plant", "j", 1, "now").write(tmp_path)
+    GatewayEndpoint(f"grpc+unix://{tmp_path}/none.sock", me.pid, me.started, me.host, "plant", "j", 1, "now").write(
+        tmp_path
+    )
     assert discover(tmp_path) is None
 
 
 def test_a_socket_that_serves_another_journal_is_none(tmp_path: Path) -> None:
     me = mark()
     with served(tmp_path / "a") as server:
-        Endpoint(server.location, me.pid, me.started, me.host, "plant", "other", 1, "now").write(tmp_path)
+        GatewayEndpoint(server.location, me.pid, me.started, me.host, "plant", "other", 1, "now").write(tmp_path)
         assert discover(tmp_path) is None
 
 
@@ -137,7 +139,7 @@ def test_ensure_starts_one_that_is_no_part_of_this_process(
     gateway_program(_GATEWAY)
     with ensure(settings(state_dir), owner_pid=4711) as client:
         status = client.status()
-    endpoint = Endpoint.read(state_dir)
+    endpoint = GatewayEndpoint.read(state_dir)
     assert endpoint is not None
     assert endpoint.owner_pid == 4711
     assert status["pid"] == endpoint.pid != os.getpid()

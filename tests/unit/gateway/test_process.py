@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.unit.spark.serving import rows
-from towline.gateway.endpoint import ERROR_FILE, Endpoint
+from towline.gateway.endpoint import ERROR_FILE, GatewayEndpoint
 from towline.gateway.process import Oldest
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
@@ -64,7 +64,7 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + PROGRAM.format("")
     process = started(state_dir, ignoring, tmp_path / "log")
-    wait_until(lambda: Endpoint.read(state_dir), what="the gateway's endpoint")
+    wait_until(lambda: GatewayEndpoint.read(state_dir), what="the gateway's endpoint")
     status = Path(f"/proc/{process.pid}/status").read_text()
     ignored = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn"))
     process.terminate()

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.journal.support import nameless
 from towline.delivery.outrows import MESSAGE_SCHEMA, rows_of
 from towline.errors import Fenced, GatewayError
-from towline.gateway.remembered import FILE, Position, Remembered, check_outbox, position
+from towline.gateway.remembered import FILE, OutboxPosition, Remembered, check_outbox, position
 from towline.journal import Batch, Limits, Outbox
 from towline.journal.state import Snapshot
 
@@ -110,11 +110,11 @@ def test_another_outbox_is_refused(tmp_path: Path, checkpoint: str) -> None:
 
 def test_rows_whose_origin_is_not_known_any_more_are_not_compared() -> None:
     remembered = Remembered("j", 5, "aa")
-    remembered.check("g", Position("j", 6, 9, ""))
-    remembered.check("g", Position("j", 5, 9, ""))
-    Remembered("j", 5).check("g", Position("j", 0, 5, "bb"))  # kept by a journal that named no openings
+    remembered.check("g", OutboxPosition("j", 6, 9, ""))
+    remembered.check("g", OutboxPosition("j", 5, 9, ""))
+    Remembered("j", 5).check("g", OutboxPosition("j", 0, 5, "bb"))  # kept by a journal that named no openings
     with pytest.raises(GatewayError, match="TL-G35"):
-        remembered.check("g", Position("j", 4, 9, ""))
+        remembered.check("g", OutboxPosition("j", 4, 9, ""))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"journal": "j"}', '{"journal": "j", "tip": "x", "incarnation": ""}'])

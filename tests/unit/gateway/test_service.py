@@ -20,7 +20,15 @@ from tests.unit.spark.serving import Served, mark, rows, served
 from towline import errors
 from towline.errors import Fenced, GatewayError, GatewayUnreachable, TowlineError
 from towline.gateway.client import GatewayClient, Window
-from towline.gateway.endpoint import ENDPOINT_FILE, MAX_SOCKET_BYTES, Endpoint, ProcessMark, revive, tell, write_private
+from towline.gateway.endpoint import (
+    ENDPOINT_FILE,
+    MAX_SOCKET_BYTES,
+    GatewayEndpoint,
+    ProcessMark,
+    revive,
+    tell,
+    write_private,
+)
 from towline.gateway.service import Leases
 from towline.journal.reading import BATCH_BYTES
 from towline.schema import ROW_SCHEMA
@@ -452,7 +460,7 @@ def test_what_nobody_foresaw_is_told_with_its_cause_and_the_log(
 def test_the_endpoint_says_who_serves_and_is_private(server: Served) -> None:
     path = server.state_dir / ENDPOINT_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert Endpoint.read(server.state_dir) == server.service.endpoint
+    assert GatewayEndpoint.read(server.state_dir) == server.service.endpoint
     assert server.service.endpoint.process == mark()
     assert server.service.endpoint.journal == server.journal.journal_id
 
@@ -483,10 +491,10 @@ def test_a_gateway_serves_in_a_directory_of_any_name(tmp_path: Path, name: str) 
 
 def test_close_withdraws_only_its_own_endpoint(tmp_path: Path) -> None:
     server = Served(tmp_path / "state")
-    newer = Endpoint("grpc+unix:///x", 1, 1, "h", "plant", "j", 2, "now")
+    newer = GatewayEndpoint("grpc+unix:///x", 1, 1, "h", "plant", "j", 2, "now")
     newer.write(server.state_dir)
     server.close()
-    assert Endpoint.read(server.state_dir) == newer
+    assert GatewayEndpoint.read(server.state_dir) == newer
 
 
 def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:
@@ -499,7 +507,7 @@ def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"location": "x"}'])
 def test_a_file_that_is_no_endpoint_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / ENDPOINT_FILE).write_text(text)
-    assert Endpoint.read(tmp_path) is None
+    assert GatewayEndpoint.read(tmp_path) is None
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

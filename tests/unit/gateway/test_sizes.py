@@ -16,10 +16,10 @@ from towline.delivery import refused
 from towline.delivery.inbound import _frames
 from towline.delivery.intake import to_rows
 from towline.delivery.outrows import MESSAGE_SCHEMA, OUTBOX_SCHEMA, arrived, rows_of
-from towline.delivery.refused import Refused
+from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
 from towline.gateway import outbox_handler as outbox_desk
-from towline.gateway.outbox_handler import OutboxDesk
+from towline.gateway.outbox_handler import OutboxHandler
 from towline.journal import Batch, Limits, Outbox
 from towline.mqtt.events import Deliver, Messages
 from towline.spark import sink
@@ -97,7 +97,7 @@ def test_frames_of_the_outbox(chunks: list[list[int]], at_once: int) -> None:
 def test_a_chunk_of_any_size_enters_the_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_desk, "_FRAME_BYTES", BOUND)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0), disk=Unsynced())
-    desk = OutboxDesk(outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody)
+    desk = OutboxHandler(outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody)
     sizes = [1000, 10, 9000, 0, 0, 1500, 700]
     stored = desk.take(Batch("q/0", 3), Stream([messages(sizes)]), start=0, whole=True)
     assert (stored.rows, stored.whole) == (7, True)
@@ -108,7 +108,9 @@ def test_a_chunk_of_any_size_enters_the_outbox(tmp_path: Path, monkeypatch: pyte
 def test_a_chunk_above_the_limit_of_the_outbox_fills_it_and_no_more(tmp_path: Path) -> None:
     limits = Limits(min_free_bytes=0, max_bytes=1 << 20)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=limits, disk=Unsynced())
-    desk = OutboxDesk(outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody, max_bytes=1 << 20)
+    desk = OutboxHandler(
+        outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody, max_bytes=1 << 20
+    )
     with pytest.raises(JournalFull):
         desk.take(Batch("q/0", 3), Stream([messages([100_000] * 40)]), start=0, whole=True)
     assert 5 <= outbox.end <= 10
@@ -136,7 +138,7 @@ def test_refused_messages_of_any_size_are_kept(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(refused, "_GROUP_BYTES", BOUND)
     sizes = [1000, 10, 9000, 0, 0, 1500, 700]
     rows = arrived(messages(sizes), 0)
-    aside = Refused(tmp_path / "refused")
+    aside = RefusedMessages(tmp_path / "refused")
     groups = list(aside.keep((rows.slice(n, 1), n, 0x87) for n in range(7)))
     assert [number for group in groups for number in group] == list(range(7))
     assert len(groups) > 2

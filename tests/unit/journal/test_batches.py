@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, Unsynced, crash, rows
 from towline.errors import JournalError, JournalFull
 from towline.journal import Batch, Limits, Outbox
-from towline.journal.batches import Marker, joined
+from towline.journal.batches import LastBatch, joined
 from towline.journal.partial import Partial
 from towline.journal.ranges import Ranges
 
@@ -224,8 +224,8 @@ def test_what_is_left_may_be_held_back(parts: list[tuple[int, int]], done: set[i
 
 
 def test_a_marker_reads_back() -> None:
-    for marker in (Marker(1, 2, True, 3, "o"), Marker(4, 5, False, 6, "", "a", ((1, 2), (3, 6)), 7)):
-        assert Marker.from_json(marker.as_json()) == marker
+    for marker in (LastBatch(1, 2, True, 3, "o"), LastBatch(4, 5, False, 6, "", "a", ((1, 2), (3, 6)), 7)):
+        assert LastBatch.from_json(marker.as_json()) == marker
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.journal.support import ROOMY, SCHEMA, Unsynced, opened
 from towline.journal import Journal, Limits
-from towline.journal.reading import BATCH_BYTES, Piece, combined, cut
+from towline.journal.reading import BATCH_BYTES, RowSlice, combined, cut
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ def check(batches: list[Any], frames: list[Any], batch_rows: int, batch_bytes: i
 @given(FRAMES, st.integers(1, 40), st.integers(100, 5000))
 def test_batches_stay_within_both_bounds(sizes: list[list[int]], batch_rows: int, batch_bytes: int) -> None:
     frames = frames_of(sizes)
-    pieces = (Piece(frame, frame.nbytes) for frame in frames)
+    pieces = (RowSlice(frame, frame.nbytes) for frame in frames)
     check(list(combined(pieces, batch_rows, batch_bytes)), frames, batch_rows, batch_bytes)
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from towline.kafka.deadletters import (
     PREFIX,
+    Chunk,
     Collector,
     Header,
     Letter,
-    Piece,
     Reason,
     from_record,
     pack,
@@ -75,7 +75,7 @@ def test_chunks_share_a_key_so_that_they_share_a_partition() -> None:
     assert len(written) > 2
     assert len({key for key, _, _ in written}) == 1
     pieces = [from_record(*record) for record in written]
-    assert [p.index for p in pieces if isinstance(p, Piece)] == list(range(1, len(written) + 1))
+    assert [p.index for p in pieces if isinstance(p, Chunk)] == list(range(1, len(written) + 1))
 
 
 def test_a_letter_written_again_counts_from_its_first_chunk() -> None:

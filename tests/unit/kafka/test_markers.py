@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.kafka.markers import ANYONE, BEFORE_FIRST, STEPS, Action, Claim, Marker, Refusal, Situation, situation
+from towline.kafka.markers import ANYONE, BEFORE_FIRST, STEPS, Action, Claim, Marker, Situation, TaskRefusal, situation
 
 CLAIM = Claim(batch=7, partition=0, parallelism=1, writer="q", run="r", hashes={7: "h7", 6: "h6"})
 BEFORE = Marker(6, 1, rows=10, crc=5, writer="q", offsets="h6")
 SAME = replace(BEFORE, batch=7, offsets="h7")
 NONE_YET = Marker(BEFORE_FIRST, 1, writer="q")
-BY_OTHERS = Refusal(7, "r", 3)
-OF_AN_OLD_RUN = Refusal(7, "older", 3)
+BY_OTHERS = TaskRefusal(7, "r", 3)
+OF_AN_OLD_RUN = TaskRefusal(7, "older", 3)
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ OF_AN_OLD_RUN = Refusal(7, "older", 3)
         (replace(SAME, refused=OF_AN_OLD_RUN), CLAIM, Situation.TORN),
         (replace(BEFORE, refused=BY_OTHERS), CLAIM, Situation.REFUSED),
         (replace(BEFORE, refused=OF_AN_OLD_RUN), CLAIM, Situation.NEXT),
-        (replace(BEFORE, refused=Refusal(7, None, 3)), replace(CLAIM, run=None), Situation.NEXT),
-        (replace(BEFORE, refused=Refusal(6, "r", 3)), CLAIM, Situation.NEXT),
+        (replace(BEFORE, refused=TaskRefusal(7, None, 3)), replace(CLAIM, run=None), Situation.NEXT),
+        (replace(BEFORE, refused=TaskRefusal(6, "r", 3)), CLAIM, Situation.NEXT),
     ],
 )
 def test_what_a_marker_says(marker: Marker | None, claim: Claim, expected: Situation) -> None:
@@ -73,7 +73,7 @@ markers = st.builds(
     total_dead_lettered=st.integers(0, 1 << 60),
     refused=st.one_of(
         st.none(),
-        st.builds(Refusal, st.integers(0, 1 << 40), st.one_of(st.none(), st.text()), st.integers(0, 1000)),
+        st.builds(TaskRefusal, st.integers(0, 1 << 40), st.one_of(st.none(), st.text()), st.integers(0, 1000)),
     ),
 )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from towline.kafka.markers import STEPS, Action, Claim, Marker, Refusal, Situation
-from towline.kafka.mismatches import Place, changed, mismatch
+from towline.kafka.markers import STEPS, Action, Claim, Marker, Situation, TaskRefusal
+from towline.kafka.mismatches import MarkerPlace, changed, mismatch
 
-PLACE = Place("k:9092", "s", "towline.s.markers", "--kafka k:9092 --sink s")
+PLACE = MarkerPlace("k:9092", "s", "towline.s.markers", "--kafka k:9092 --sink s")
 CLAIM = Claim(batch=7, partition=2, parallelism=4, writer="me")
-MARKER = Marker(6, 3, rows=1000, writer="you", refused=Refusal(7, "r", 5))
+MARKER = Marker(6, 3, rows=1000, writer="you", refused=TaskRefusal(7, "r", 5))
 FAILING = [found for found, step in STEPS.items() if step.action is Action.FAIL]
 
 

@@ -18,7 +18,7 @@ from towline.kafka.columns import ACCEPTED, Columns
 from towline.kafka.deadletters import Collector, Letter, Reason, from_record
 from towline.kafka.delivery import Task
 from towline.kafka.options import SinkSettings
-from towline.kafka.screening import Limits, Screen, fault_of
+from towline.kafka.screening import RecordCheck, RecordLimits, fault_of
 from towline.kafka.strategies import delivery_for
 
 HOUR = 3_600_000
@@ -28,7 +28,7 @@ TOPICS = {
     "c": TopicFacts(1, 10_000, None, None, "compact"),
     "dlq": TopicFacts(1, 10_000, HOUR, None, "delete"),
 }
-LIMITS = Limits(TOPICS, 20_000, None, NOW)
+LIMITS = RecordLimits(TOPICS, 20_000, None, NOW)
 
 
 def record(
@@ -82,7 +82,7 @@ def _known_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screening, "facts_of", lambda _settings, names: {n: TOPICS[n] for n in names if n in TOPICS})
 
 
-def screen(*columns: str, dlq: str | None = "dlq", **options: str) -> Screen:
+def screen(*columns: str, dlq: str | None = "dlq", **options: str) -> RecordCheck:
     given = {
         "kafka.bootstrap.servers": "k:9092",
         "kafka.message.max.bytes": "20000",
@@ -93,7 +93,7 @@ def screen(*columns: str, dlq: str | None = "dlq", **options: str) -> Screen:
         given["deadLetterTopic"] = dlq
     settings = SinkSettings.parse(given)
     bound = Columns.bind({n: ACCEPTED[n][0] for n in columns}, settings.topic, include_headers=True)
-    return Screen(settings, bound, "s")
+    return RecordCheck(settings, bound, "s")
 
 
 def everything(**cells: list[Any]) -> Any:
@@ -128,7 +128,12 @@ def test_a_bad_record_becomes_a_letter_and_the_others_go_on() -> None:
     assert (partition, moment) == (-1, 0)
     letter = from_record(key, value, written)
     assert isinstance(letter, Letter)
-    assert (letter.reason, letter.topic, letter.key, letter.value) == (Reason.TOPIC_MISSING, "nowhere", b"k2", b"2")
+    assert (letter.reason, letter.topic, letter.key, letter.value) == (
+        Reason.TOPIC_MISSING,
+        "nowhere",
+        b"k2",
+        b"2",
+    )
     assert (letter.headers, letter.source) == ((("a", b"1"), ("a", None)), "s")
 
 

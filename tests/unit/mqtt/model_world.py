@@ -58,7 +58,7 @@ from towline.mqtt.events import (
     Suspended,
     Tick,
 )
-from towline.mqtt.session import Session, State
+from towline.mqtt.session import Session, SessionState
 
 __all__ = ["STEPS", "Acks", "Crash", "Plan", "Step", "World", "draw_plan", "draw_steps", "live"]
 
@@ -614,7 +614,7 @@ class World:
             raise AssertionError(f"no rest: {self._driver.session.state}, {self.broker.connection}")
 
     def _at_rest(self) -> bool:
-        online = self._driver.connected and self._driver.session.state is State.ONLINE
+        online = self._driver.connected and self._driver.session.state is SessionState.ONLINE
         return online and self.broker.idle and not self.open_publishes and not self.to_broker
 
     def _account(self) -> None:

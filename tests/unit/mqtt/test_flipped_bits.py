@@ -35,7 +35,7 @@ from towline.mqtt.events import (
     Stored,
     Tick,
 )
-from towline.mqtt.session import Session, State
+from towline.mqtt.session import Session, SessionState
 
 CONFIG: Final = SessionConfig("line", "proxy", (Filter("t", qos=2),), receive_maximum=20, topic_alias_maximum=3)
 SEEDS: Final = range(60)
@@ -105,7 +105,7 @@ def exchange(version: int) -> list[bytes]:
         broker.flow(9)
         pieces.append(broker.take(LIMIT))
         client.read(pieces[-1])
-    assert client.session.state is State.ONLINE
+    assert client.session.state is SessionState.ONLINE
     return pieces
 
 
@@ -129,7 +129,7 @@ def test_flipped_bits_end_in_close_and_never_in_an_exception(version: int, share
             if client.close is None:
                 client.publish(turn)
         client.wait_for_close()
-        assert client.session.state is State.OFFLINE
+        assert client.session.state is SessionState.OFFLINE
         assert client.decoder.held_bytes <= LIMIT
 
 

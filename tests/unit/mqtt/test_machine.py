@@ -269,8 +269,16 @@ def test_the_model_sees_a_window_overrun(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_model_sees_a_session_that_is_taken_for_that_of_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Subscriptions.step
 
-    def trusting(self: Subscriptions, happened: subscriptions.Step, patterns: Iterable[str] | None = None) -> None:
-        step(self, subscriptions.Step.RESUMED if happened is subscriptions.Step.ELSEWHERE else happened, patterns)
+    def trusting(
+        self: Subscriptions, happened: subscriptions.SubscriptionStep, patterns: Iterable[str] | None = None
+    ) -> None:
+        step(
+            self,
+            subscriptions.SubscriptionStep.RESUMED
+            if happened is subscriptions.SubscriptionStep.ELSEWHERE
+            else happened,
+            patterns,
+        )
 
     monkeypatch.setattr(Subscriptions, "step", trusting)
     with pytest.raises(AssertionError, match=r"online with \{.*\} instead of"):

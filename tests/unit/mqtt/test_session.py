@@ -54,7 +54,7 @@ from towline.mqtt.events import (
     Tick,
     Written,
 )
-from towline.mqtt.session import Session, State
+from towline.mqtt.session import Session, SessionState
 
 A, B = Filter("a/#", 1), Filter("b", 1)
 CONFIG = SessionConfig("plant-7", "line", (A, B), keep_alive_s=60)
@@ -99,10 +99,10 @@ def online(
     session = Session(config, record, number)
     session.handle(Opened(), 0.0)
     receive(session, connack or ConnAckPacket(session_present=record is not None))
-    while session.state is State.SUBSCRIBING:
+    while session.state is SessionState.SUBSCRIBING:
         for packet_id, asked in list(session._requests.items()):
             receive(session, granted(packet_id, len(asked)))
-    assert session.state is State.ONLINE
+    assert session.state is SessionState.ONLINE
     return session
 
 
@@ -302,7 +302,7 @@ def test_subscriptions_change_by_difference() -> None:
     assert session.state.value == "subscribing"
     actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [UnsubAckReasonCode.SUCCESS]))
     assert only(actions, Remember).record == KNOWN
-    assert session.state is State.ONLINE
+    assert session.state is SessionState.ONLINE
 
 
 def test_a_packet_id_in_use_is_no_refusal() -> None:
@@ -323,7 +323,7 @@ def test_a_broker_that_calls_every_packet_id_in_use_is_told() -> None:
     asked = subscribing(session)
     for _ in range(100):
         actions = receive(session, SubAckPacket(asked.packet_id, [SubAckReasonCode.PACKET_ID_IN_USE] * 2))
-        if session.state is State.OFFLINE:
+        if session.state is SessionState.OFFLINE:
             break
         asked = only_subscribe(actions)
     closed = only(actions, Close)
@@ -460,7 +460,7 @@ def test_a_refused_connection_says_why(code: ConnAckReasonCode, kind: type, fata
     assert isinstance(close.error, kind)
     assert close.fatal is fatal
     assert words in str(close.error)
-    assert session.state is State.OFFLINE
+    assert session.state is SessionState.OFFLINE
 
 
 def test_a_broker_without_sessions_breaks_at_least_once() -> None:
@@ -641,7 +641,7 @@ def test_a_packet_that_takes_longer_than_any_keep_alive_does_not_silence_us(reco
         if (due := session.deadline()) is not None and now >= due:
             pings += [now for packet in sent(session.handle(Tick(), float(now))) if packet == mqtt5.PingReqPacket()]
     assert max(later - at for at, later in itertools.pairwise([0, *pings, 600])) <= 60
-    assert session.state is not State.OFFLINE
+    assert session.state is not SessionState.OFFLINE
 
 
 def test_a_pingreq_behind_a_packet_that_takes_long_to_leave_is_waited_for() -> None:
@@ -650,7 +650,7 @@ def test_a_pingreq_behind_a_packet_that_takes_long_to_leave_is_waited_for() -> N
     for now in range(1, 600):
         session.handle(Written(), float(now))
         session.handle(Tick(), float(now))
-    assert session.state is State.ONLINE
+    assert session.state is SessionState.ONLINE
     while (due := session.deadline()) is not None:
         assert due <= 600 + 45, "a line that takes nothing more is found"
         session.handle(Tick(), due)
@@ -706,7 +706,7 @@ def test_a_subscribe_without_answer_is_an_error() -> None:
     session = Session(CONFIG)
     session.handle(Opened(), 5.0)
     session.handle(Received([ConnAckPacket()]), 6.0)
-    assert session.state is State.SUBSCRIBING
+    assert session.state is SessionState.SUBSCRIBING
     assert session.deadline() == 16.0
     session.handle(Received([]), 12.0)
     assert session.handle(Tick(), 16.0) == [], "a large message may be arriving"

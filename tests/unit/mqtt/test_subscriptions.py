@@ -10,45 +10,47 @@ import pytest
 from mqtt5 import SubscribePacket, UnsubAckReasonCode
 
 from towline.mqtt.events import Filter
-from towline.mqtt.subscriptions import _AFTER, UNSURE, Request, Step, Subscribe, Subscriptions, Unsubscribe
+from towline.mqtt.subscriptions import _AFTER, UNSURE, Request, Subscribe, Subscriptions, SubscriptionStep, Unsubscribe
 
 A, B = Filter("a/#", 1), Filter("b", 2)
 BOTH = {"a/#": A.terms, "b": B.terms}
 
 
-def connected(wanted: tuple[Filter, ...], known: dict[str, int], connack: Step = Step.RESUMED) -> Subscriptions:
+def connected(
+    wanted: tuple[Filter, ...], known: dict[str, int], connack: SubscriptionStep = SubscriptionStep.RESUMED
+) -> Subscriptions:
     subscriptions = Subscriptions(wanted, known)
-    subscriptions.step(Step.CONNECT)
+    subscriptions.step(SubscriptionStep.CONNECT)
     subscriptions.step(connack)
     return subscriptions
 
 
 def test_the_table_has_every_step() -> None:
-    assert set(_AFTER) == set(Step)
+    assert set(_AFTER) == set(SubscriptionStep)
 
 
 def test_nothing_is_sure_between_connect_and_connack() -> None:
     subscriptions = Subscriptions((A, B), BOTH)
-    subscriptions.step(Step.CONNECT)
+    subscriptions.step(SubscriptionStep.CONNECT)
     assert subscriptions.known == dict.fromkeys(BOTH, UNSURE)
 
 
 @pytest.mark.parametrize(
     ("connack", "known"),
     [
-        (Step.REFUSED, BOTH),
-        (Step.RESUMED, BOTH),
-        (Step.PERHAPS_RESUMED, dict.fromkeys(BOTH, UNSURE)),
-        (Step.NEW, {}),
+        (SubscriptionStep.REFUSED, BOTH),
+        (SubscriptionStep.RESUMED, BOTH),
+        (SubscriptionStep.PERHAPS_RESUMED, dict.fromkeys(BOTH, UNSURE)),
+        (SubscriptionStep.NEW, {}),
     ],
 )
-def test_a_connack_says_what_of_it_is_still_there(connack: Step, known: dict[str, int]) -> None:
+def test_a_connack_says_what_of_it_is_still_there(connack: SubscriptionStep, known: dict[str, int]) -> None:
     assert connected((A, B), BOTH, connack).known == known
 
 
 def test_a_connack_that_never_came_leaves_nothing_sure() -> None:
     subscriptions = Subscriptions((A, B), BOTH)
-    for step in (Step.CONNECT, Step.CONNECT, Step.RESUMED):
+    for step in (SubscriptionStep.CONNECT, SubscriptionStep.CONNECT, SubscriptionStep.RESUMED):
         subscriptions.step(step)
     assert handlings(subscriptions.ask()) == {"a/#": 1, "b": 1}
 
@@ -59,10 +61,10 @@ def handlings(requests: Sequence[Request]) -> dict[str, int | None]:
 
 def test_retained_messages_come_with_the_first_subscribe_and_not_with_those_after_it() -> None:
     """A session that was lost meanwhile gets them all the same: there the subscription is new."""
-    subscriptions = connected((A,), {}, Step.NEW)
+    subscriptions = connected((A,), {}, SubscriptionStep.NEW)
     assert handlings(subscriptions.ask()) == {"a/#": 0}
-    subscriptions.step(Step.CONNECT)
-    subscriptions.step(Step.RESUMED)
+    subscriptions.step(SubscriptionStep.CONNECT)
+    subscriptions.step(SubscriptionStep.RESUMED)
     assert handlings(subscriptions.ask()) == {"a/#": 1}
 
 

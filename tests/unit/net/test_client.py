@@ -15,7 +15,7 @@ from mqtt5 import Will as PlainWill
 from towline import Client, Filter, Memory, SessionRecord, Will
 from towline.errors import ConfigError, Refused, Unreachable
 from towline.mqtt.events import Acknowledged, Held
-from towline.net.messages import Receipt
+from towline.net.messages import PublishResult
 
 URI = "mqtt://127.0.0.1:1"
 ONE = QoS.AT_LEAST_ONCE
@@ -193,7 +193,7 @@ def test_a_receipt_wakes_who_waits() -> None:
     receipt = client.publish("t")
     with pytest.raises(Unreachable, match=r"no answer within 0 s.*sent again by itself"):
         receipt.wait(0)
-    got: list[Receipt] = []
+    got: list[PublishResult] = []
     thread = threading.Thread(target=lambda: got.append(receipt.wait(60)))
     thread.start()
     client._perform(Acknowledged(1, 0x10))

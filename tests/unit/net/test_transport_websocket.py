@@ -22,7 +22,7 @@ from wsproto.events import (
 )
 
 from towline.net.transport import Endpoint
-from towline.net.transport.websocket import Framing, Refusal, Taken
+from towline.net.transport.websocket import Framing, HandshakeRefusal, Taken
 
 WHERE = Endpoint.parse("ws://broker:9001/mqtt")
 
@@ -130,7 +130,7 @@ def test_an_answer_that_is_none(answer: bytes, what: str) -> None:
     assert refusal.do == "Is this port a WebSocket listener?"
 
 
-def _asked(answer: bytes) -> Refusal | None:
+def _asked(answer: bytes) -> HandshakeRefusal | None:
     framing = Framing(WHERE)
     framing.opening()
     return framing.answer(answer)

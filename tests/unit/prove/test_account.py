@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from towline_prove.account import Account, Watermarks
+from towline_prove.account import RunAccount, Watermarks
 from towline_prove.referee import DeviceTally, Story, Verdict
 
 
@@ -20,7 +20,7 @@ def verdict(**changes: int) -> Verdict:
 
 
 def test_a_good_run() -> None:
-    account = Account(verdict(copies=112, doubled=12), gateway=Watermarks(112, 112, 112))
+    account = RunAccount(verdict(copies=112, doubled=12), gateway=Watermarks(112, 112, 112))
     assert account.ok, account.problems()
     assert account.line().endswith("journaled 112   committed 112   waiting 0")
 
@@ -37,17 +37,17 @@ def test_a_good_run() -> None:
     ],
 )
 def test_the_watermarks_must_agree(marks: Watermarks, problem: str | None) -> None:
-    problems = Account(verdict(), gateway=marks).problems()
+    problems = RunAccount(verdict(), gateway=marks).problems()
     assert any(problem in line for line in problems) if problem else not problems
 
 
 def test_a_broken_promise_is_named() -> None:
-    account = Account(verdict(delivered=99, copies=99, lost=1))
+    account = RunAccount(verdict(delivered=99, copies=99, lost=1))
     assert account.problems() == ["at_least_once was not kept"]
 
 
 def test_a_sum_that_does_not_add_up_is_named() -> None:
-    assert "add up" in Account(verdict(delivered=99, copies=99)).problems()[0]
+    assert "add up" in RunAccount(verdict(delivered=99, copies=99)).problems()[0]
 
 
 def test_watermarks_are_taken_from_a_status() -> None:
@@ -57,7 +57,7 @@ def test_watermarks_are_taken_from_a_status() -> None:
 def test_the_account_is_json() -> None:
     made = verdict()
     made.stories.append(Story("late", 0, 1, "d0", "here"))
-    told = json.loads(json.dumps(Account(made, gateway=Watermarks(100, 100, 100), notes=["killed"]).as_json()))
+    told = json.loads(json.dumps(RunAccount(made, gateway=Watermarks(100, 100, 100), notes=["killed"]).as_json()))
     assert told["ok"] is True
     assert told["gateway"]["journaled"] == 100
     assert told["verdict"]["stories"] == ["late: publisher 0 number 1 (d0): here"]

@@ -10,50 +10,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError
-from towline_prove.history import Claim, Claims, HistoryWriter, Record, ranges, read_history
+from towline_prove.history import Claims, HistoryWriter, Record, SenderRecord, ranges, read_history
 
 
 def test_claims_read_back(tmp_path: Path) -> None:
     path = tmp_path / "claims"
     with HistoryWriter(path, {"run": "r1", "messages": 10}) as history:
-        history.note(Claim.ATTEMPTED, 0, 0, 10)
-        history.note_all(Claim.ACKED, 0, [0, 1, 2, 5, 4])
-        history.note(Claim.REFUSED, 0, 7)
-        history.note(Claim.ATTEMPTED, 3, 0, 2)
-        history.note(Claim.RESENT, 3, 1)
+        history.note(SenderRecord.ATTEMPTED, 0, 0, 10)
+        history.note_all(SenderRecord.ACKED, 0, [0, 1, 2, 5, 4])
+        history.note(SenderRecord.REFUSED, 0, 7)
+        history.note(SenderRecord.ATTEMPTED, 3, 0, 2)
+        history.note(SenderRecord.RESENT, 3, 1)
     claims = read_history(path)
     assert claims.run == "r1"
     assert claims.plan["messages"] == 10
-    assert claims.count(Claim.ATTEMPTED) == 12
-    assert claims.count(Claim.ACKED) == 5
-    assert claims.count(Claim.REFUSED) == 1
-    assert claims.of(0, 5) == Claim.ATTEMPTED | Claim.ACKED
-    assert claims.of(0, 6) == Claim.ATTEMPTED
-    assert claims.of(3, 1) == Claim.ATTEMPTED | Claim.RESENT
-    assert claims.of(0, 10) == Claim(0)
-    assert claims.of(9, 0) == Claim(0)
+    assert claims.count(SenderRecord.ATTEMPTED) == 12
+    assert claims.count(SenderRecord.ACKED) == 5
+    assert claims.count(SenderRecord.REFUSED) == 1
+    assert claims.of(0, 5) == SenderRecord.ATTEMPTED | SenderRecord.ACKED
+    assert claims.of(0, 6) == SenderRecord.ATTEMPTED
+    assert claims.of(3, 1) == SenderRecord.ATTEMPTED | SenderRecord.RESENT
+    assert claims.of(0, 10) == SenderRecord(0)
+    assert claims.of(9, 0) == SenderRecord(0)
 
 
 def test_nothing_is_on_disk_before_the_flush_and_all_of_it_after(tmp_path: Path) -> None:
     path = tmp_path / "claims"
     with HistoryWriter(path, {}) as history:
-        history.note(Claim.ATTEMPTED, 1, 0, 5)
-        assert read_history(path).count(Claim.ATTEMPTED) == 0
+        history.note(SenderRecord.ATTEMPTED, 1, 0, 5)
+        assert read_history(path).count(SenderRecord.ATTEMPTED) == 0
         history.flush()
-        assert read_history(path).count(Claim.ATTEMPTED) == 5
+        assert read_history(path).count(SenderRecord.ATTEMPTED) == 5
 
 
 def test_a_history_cut_at_any_byte_still_tells_its_whole_records(tmp_path: Path) -> None:
     path = tmp_path / "claims"
     with HistoryWriter(path, {"run": "r"}) as history:
         for number in range(4):
-            history.note(Claim.ATTEMPTED, 0, number)
+            history.note(SenderRecord.ATTEMPTED, 0, number)
     data = path.read_bytes()
     head = data.index(b"\n") + 1
     record = (len(data) - head) // 4
     for end in range(head, len(data) + 1):
         path.write_bytes(data[:end])
-        assert read_history(path).count(Claim.ATTEMPTED) == (end - head) // record
+        assert read_history(path).count(SenderRecord.ATTEMPTED) == (end - head) // record
 
 
 def test_a_history_is_never_overwritten(tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_ranges_say_the_same_in_the_same_order(numbers: list[int]) -> None:
     assert [number for first, count in ranges(numbers) for number in range(first, first + count)] == numbers
 
 
-@given(st.lists(st.tuples(st.sampled_from(list(Claim)), st.integers(0, 30), st.integers(1, 9)), max_size=20))
-def test_claims_add_up_like_sets(records: list[tuple[Claim, int, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(list(SenderRecord)), st.integers(0, 30), st.integers(1, 9)), max_size=20))
+def test_claims_add_up_like_sets(records: list[tuple[SenderRecord, int, int]]) -> None:
     claims = Claims()
-    model: dict[Claim, set[int]] = {claim: set() for claim in Claim}
+    model: dict[SenderRecord, set[int]] = {claim: set() for claim in SenderRecord}
     for claim, first, length in records:
         claims.add(Record(claim, 0, first, length, 0.0))
         model[claim] |= set(range(first, first + length))

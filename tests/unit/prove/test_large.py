@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tests.helpers import wait_until
-from towline_prove.account import Account
+from towline_prove.account import RunAccount
 from towline_prove.large import LargePlan, LargeRun, append
 from towline_prove.memory import Peaks, Watch
 from towline_prove.referee import Verdict
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def run(*, acked: int = 20, rss: int = 300_000_000) -> LargeRun:
     verdict = Verdict(attempted=20, acked=acked, delivered=20, copies=20)
     peaks = Peaks(rss, 200_000_000, 100_000_000, 7)
-    return LargeRun(LargePlan(messages=20), Account(verdict), peaks, 6_000_000, 1.23, 4.56)
+    return LargeRun(LargePlan(messages=20), RunAccount(verdict), peaks, 6_000_000, 1.23, 4.56)
 
 
 def test_a_run_is_good_where_nothing_is_missing_and_the_gateway_stayed_small() -> None:

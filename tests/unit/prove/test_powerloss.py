@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from towline_prove.powerloss import EVERYTHING, NOTHING, Disk, Gap, some
+from towline_prove.powerloss import EVERYTHING, NOTHING, DiskModel, Gap, some
 from towline_prove.strace import recorded, recording
 
 Files = dict[str, bytes | None]
@@ -113,9 +113,9 @@ class Program:
             else:
                 yield f"{path}{name}", self._content.get(inode, b"")
 
-    def disk(self, log: Path) -> Disk:
+    def disk(self, log: Path) -> DiskModel:
         log.write_text("\n".join(self.lines) + "\n")
-        disk = Disk.empty(self.root)
+        disk = DiskModel.empty(self.root)
         for call in recorded(log, self.root):
             disk.apply(call)
         return disk
@@ -136,7 +136,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
     made.close()
 
 
-def left(program: Program, disk: Disk | None = None) -> Files:
+def left(program: Program, disk: DiskModel | None = None) -> Files:
     """What the worst disk holds."""
     disk = disk or program.disk(program.root.parent / "log")
     copy = Path(tempfile.mkdtemp(dir=program.root.parent)) / "copy"
@@ -234,7 +234,7 @@ def test_what_the_model_does_not_follow_is_said(program: Program) -> None:
 def test_a_directory_that_was_there_is_durable(tmp_path: Path) -> None:
     (tmp_path / "root" / "sub").mkdir(parents=True)
     (tmp_path / "root" / "sub" / "a").write_bytes(b"x")
-    Disk.of(tmp_path / "root").restore(tmp_path / "copy")
+    DiskModel.of(tmp_path / "root").restore(tmp_path / "copy")
     assert files(tmp_path / "copy") == {"sub/": None, "sub/a": b"x"}
 
 
@@ -329,7 +329,7 @@ def test_a_real_record_rebuilds_the_directory(tmp_path: Path, *, unsynced: bool)
     root, log = tmp_path / "root", tmp_path / "log"
     root.mkdir()
     subprocess.run(recording([sys.executable, "-c", _LIFE, str(root)], log, unsynced=unsynced), check=True)
-    disk = Disk.empty(root).follow(log)
+    disk = DiskModel.empty(root).follow(log)
     disk.restore(tmp_path / "all", EVERYTHING)
     assert files(tmp_path / "all") == files(root)
     assert disk.differs() == []
@@ -344,7 +344,7 @@ def test_a_record_with_a_hole_shows(tmp_path: Path) -> None:
     root.mkdir()
     subprocess.run(recording([sys.executable, "-c", _LIFE, str(root)], log, seeks=False), check=True)
     (root / "sub" / "new").write_text("behind strace's back")
-    disk = Disk.empty(root).follow(log)
+    disk = DiskModel.empty(root).follow(log)
     assert disk.differs() == ["/sub/a", "/sub/new"]
 
 
@@ -353,5 +353,5 @@ def test_a_record_without_its_syncs(tmp_path: Path) -> None:
     root, log = tmp_path / "root", tmp_path / "log"
     root.mkdir()
     subprocess.run(recording([sys.executable, "-c", _LIFE, str(root)], log), check=True)
-    Disk.empty(root).follow(log, synced=False).restore(tmp_path / "worst")
+    DiskModel.empty(root).follow(log, synced=False).restore(tmp_path / "worst")
     assert files(tmp_path / "worst") == {}

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from towline_prove.proxy import Mode, Proxy
+from towline_prove.proxy import FaultProxy, Mode
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def echo() -> Iterator[int]:
         thread.join(60)
 
 
-def client(proxy: Proxy) -> socket.socket:
+def client(proxy: FaultProxy) -> socket.socket:
     return socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
 
 
@@ -52,7 +52,7 @@ def ask(sock: socket.socket, data: bytes = b"hello") -> bytes:
 
 
 def test_bytes_pass_both_ways(echo: int) -> None:
-    with Proxy(echo) as proxy, client(proxy) as sock:
+    with FaultProxy(echo) as proxy, client(proxy) as sock:
         assert ask(sock) == b"hello"
         big = bytes(range(256)) * 4096
         sender = threading.Thread(target=sock.sendall, args=(big,))
@@ -66,7 +66,7 @@ def test_bytes_pass_both_ways(echo: int) -> None:
 
 
 def test_cut_closes_what_is_open_and_lets_new_ones_in(echo: int) -> None:
-    with Proxy(echo) as proxy:
+    with FaultProxy(echo) as proxy:
         with client(proxy) as sock:
             assert ask(sock) == b"hello"
             proxy.cut()
@@ -76,7 +76,7 @@ def test_cut_closes_what_is_open_and_lets_new_ones_in(echo: int) -> None:
 
 
 def test_hang_keeps_the_connection_and_passes_nothing_until_forward(echo: int) -> None:
-    with Proxy(echo) as proxy, client(proxy) as sock:
+    with FaultProxy(echo) as proxy, client(proxy) as sock:
         assert ask(sock) == b"hello"
         proxy.hang()
         sock.sendall(b"late")
@@ -89,7 +89,7 @@ def test_hang_keeps_the_connection_and_passes_nothing_until_forward(echo: int) -
 
 
 def test_hang_accepts_and_never_answers(echo: int) -> None:
-    with Proxy(echo) as proxy:
+    with FaultProxy(echo) as proxy:
         proxy.hang()
         with client(proxy) as sock:
             sock.sendall(b"anybody?")
@@ -99,7 +99,7 @@ def test_hang_accepts_and_never_answers(echo: int) -> None:
 
 
 def test_refuse_lets_nobody_in_and_the_port_stays(echo: int) -> None:
-    with Proxy(echo) as proxy:
+    with FaultProxy(echo) as proxy:
         with client(proxy) as sock:
             assert ask(sock) == b"hello"
             proxy.refuse()
@@ -113,7 +113,7 @@ def test_refuse_lets_nobody_in_and_the_port_stays(echo: int) -> None:
 
 
 def test_cut_after_ends_inside_a_message(echo: int) -> None:
-    with Proxy(echo) as proxy, client(proxy) as sock:
+    with FaultProxy(echo) as proxy, client(proxy) as sock:
         proxy.cut_after(7)
         sock.sendall(b"0123456789")
         answer = b""
@@ -126,5 +126,5 @@ def test_cut_after_ends_inside_a_message(echo: int) -> None:
 def test_a_dead_server_closes_the_client() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with Proxy(port) as proxy, client(proxy) as sock:
+    with FaultProxy(port) as proxy, client(proxy) as sock:
         assert sock.recv(10) == b""

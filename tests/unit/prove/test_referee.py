@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline_prove.history import Claim, Claims, Record
+from towline_prove.history import Claims, Record, SenderRecord
 from towline_prove.numbered import encoder
 from towline_prove.referee import Arrival, Verdict, judge
 
 
 def claims(attempted: int = 10, acked: int | None = None, resent: tuple[int, ...] = ()) -> Claims:
     made = Claims(plan={"run": "r"})
-    made.add(Record(Claim.ATTEMPTED, 0, 0, attempted, 0.0))
+    made.add(Record(SenderRecord.ATTEMPTED, 0, 0, attempted, 0.0))
     if acked is None or acked:
-        made.add(Record(Claim.ACKED, 0, 0, attempted if acked is None else acked, 0.0))
+        made.add(Record(SenderRecord.ACKED, 0, 0, attempted if acked is None else acked, 0.0))
     for number in resent:
-        made.add(Record(Claim.RESENT, 0, number, 1, 0.0))
+        made.add(Record(SenderRecord.RESENT, 0, number, 1, 0.0))
     return made
 
 
@@ -117,7 +117,7 @@ def test_other_runs_are_left_out() -> None:
 
 def test_a_refused_message_is_nobodys_claim() -> None:
     made = claims(acked=0)
-    made.add(Record(Claim.REFUSED, 0, 0, 10, 0.0))
+    made.add(Record(SenderRecord.REFUSED, 0, 0, 10, 0.0))
     verdict = check(made, arrivals([]))
     assert (verdict.lost, verdict.missing, verdict.refused) == (0, 10, 10)
 
@@ -142,8 +142,8 @@ def test_counts_agree_with_multisets(case: tuple[int, list[int]]) -> None:
 
 def test_verdicts_on_two_parts_of_one_topic_add_up() -> None:
     second = Claims(plan={"run": "s"})
-    second.add(Record(Claim.ATTEMPTED, 0, 0, 10, 0.0))
-    second.add(Record(Claim.ACKED, 0, 0, 10, 0.0))
+    second.add(Record(SenderRecord.ATTEMPTED, 0, 0, 10, 0.0))
+    second.add(Record(SenderRecord.ACKED, 0, 0, 10, 0.0))
     found = [*arrivals(list(range(10))), *arrivals([0, 1, 1, 2, 3], run="s"), *arrivals([5], run="stranger")]
     verdict = judge(claims(), found)
     verdict.merge(judge(second, found))

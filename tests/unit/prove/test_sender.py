@@ -8,11 +8,11 @@ from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, Pub
 
 from tests.helpers import read_all
 from towline_prove.numbered import decode
-from towline_prove.sender import Sender, own_devices, share
+from towline_prove.sender import NumberedSender, own_devices, share
 
 
-def make(*, total: int = 10, qos: int = 1, window: int = 1000, devices: int = 3) -> Sender:
-    return Sender(
+def make(*, total: int = 10, qos: int = 1, window: int = 1000, devices: int = 3) -> NumberedSender:
+    return NumberedSender(
         run="r",
         publisher=0,
         devices=own_devices(0, 1, devices),

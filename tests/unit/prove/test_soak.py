@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from towline_prove.account import Account
+from towline_prove.account import RunAccount
 from towline_prove.commands import main
 from towline_prove.processes import Role
 from towline_prove.referee import Verdict
-from towline_prove.soak import ROLES, Outcome, SoakPlan
+from towline_prove.soak import ROLES, SoakPlan, SoakRun
 
 
-def outcome(**changes: Any) -> Outcome:
+def outcome(**changes: Any) -> SoakRun:
     facts: dict[str, Any] = {
         "role": Role.JVM,
         "run": 1,
         "at": 50,
         "back": 1.5,
         "seconds": 9.0,
-        "account": Account(Verdict(attempted=2, acked=2, delivered=2, copies=2)),
+        "account": RunAccount(Verdict(attempted=2, acked=2, delivered=2, copies=2)),
     }
-    return Outcome(**(facts | changes))
+    return SoakRun(**(facts | changes))
 
 
 def test_a_good_run_is_one_line() -> None:
@@ -36,7 +36,7 @@ def test_a_good_run_is_one_line() -> None:
     [
         {"at": -1},
         {"back": -1.0},
-        {"account": Account(Verdict(attempted=2, acked=2, delivered=1, copies=1, lost=1))},
+        {"account": RunAccount(Verdict(attempted=2, acked=2, delivered=1, copies=1, lost=1))},
     ],
 )
 def test_no_kill_no_return_or_a_loss_is_a_bad_run(changes: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from towline.delivery.receipts_wire import Content, Mark, Receipt, mark_of
+from towline.delivery.receipts_wire import Content, Mark, ReceiptPayload, mark_of
 from towline.journal.ranges import Ranges
 from towline.publisher.awaited import Awaited, Restored
 
@@ -20,8 +20,10 @@ def made(done: int = 0, settled: int = 0) -> tuple[Awaited, Ranges]:
     return Awaited("p", 1, Ranges(settled), broker, PATIENCE, lambda: f"{next(numbers):x}"), broker
 
 
-def told(watermark: int, asked: str = "", *journaled: tuple[int, int], epoch: int = 1, fresh: bool = False) -> Receipt:
-    return Receipt("p", epoch, watermark, "plant", asked, journaled, fresh)
+def told(
+    watermark: int, asked: str = "", *journaled: tuple[int, int], epoch: int = 1, fresh: bool = False
+) -> ReceiptPayload:
+    return ReceiptPayload("p", epoch, watermark, "plant", asked, journaled, fresh)
 
 
 def test_nothing_is_asked_while_receipts_come() -> None:
@@ -95,17 +97,17 @@ def test_numbers_of_another_opening_settle_nothing() -> None:
     awaited = Awaited("p", 1, Ranges(1), Ranges(5), PATIENCE, opening_of=lambda number: names[number])
     for steps in (((0, "a"),), ((0, "a"), (2, "c")), ((2, "b"), (4, "c")), ((0, "a"), (2, "b"), (3, "x"))):
         with pytest.raises(Restored):
-            awaited.receipt(Receipt("p", 1, 4, openings=steps), 5, 0)
+            awaited.receipt(ReceiptPayload("p", 1, 4, openings=steps), 5, 0)
     with pytest.raises(Restored):
-        awaited.receipt(Receipt("p", 1, 0, journaled=((0, 1), (4, 5)), openings=((0, "a"), (2, "b"))), 5, 0)
+        awaited.receipt(ReceiptPayload("p", 1, 0, journaled=((0, 1), (4, 5)), openings=((0, "a"), (2, "b"))), 5, 0)
     assert awaited.settled.watermark == 1
-    awaited.receipt(Receipt("p", 1, 3, openings=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 5, 0)
+    awaited.receipt(ReceiptPayload("p", 1, 3, openings=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 5, 0)
     assert awaited.settled.watermark == 3
-    awaited.receipt(Receipt("p", 1, 4, openings=((0, None),)), 5, 0)  # of before names were noted
-    awaited.receipt(Receipt("p", 1, 5), 5, 0)  # of a gateway that notes none
+    awaited.receipt(ReceiptPayload("p", 1, 4, openings=((0, None),)), 5, 0)  # of before names were noted
+    awaited.receipt(ReceiptPayload("p", 1, 5), 5, 0)  # of a gateway that notes none
     assert awaited.settled.watermark == 5
-    awaited.receipt(Receipt("p", 1 << 21, 5), 5, 0)
-    awaited.receipt(Receipt("p", 1, 1 << 41), 5, 0)  # nobody has that many
+    awaited.receipt(ReceiptPayload("p", 1 << 21, 5), 5, 0)
+    awaited.receipt(ReceiptPayload("p", 1, 1 << 41), 5, 0)  # nobody has that many
 
 
 def test_what_was_given_up_is_not_owed_and_not_asked_about() -> None:

@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from towline.delivery.receipts import Ledger, Verdict
-from towline.delivery.receipts_wire import Content, Mark, Receipt, mark_of
+from towline.delivery.receipts import Ledger, MarkVerdict
+from towline.delivery.receipts_wire import Content, Mark, ReceiptPayload, mark_of
 from towline.journal.ranges import Ranges
 from towline.publisher.awaited import Awaited, Restored
 
@@ -95,7 +95,7 @@ class Copies(RuleBasedStateMachine):
         self.take(data.draw(st.sampled_from(self.said)))
 
     def take(self, said: bytes) -> None:
-        told = Receipt.decode(said)
+        told = ReceiptPayload.decode(said)
         assert told is not None
         before = self.awaited.settled.watermark
         lost: list[tuple[int, int]] = []
@@ -146,11 +146,11 @@ class Copies(RuleBasedStateMachine):
     def receive(self, mark: Mark, message: int) -> None:
         verdict = self.ledger.take(mark, NOW)
         here = {*self.journal, *(message for _, message in self.ahead)}
-        if verdict is Verdict.NEW:
+        if verdict is MarkVerdict.NEW:
             self.ahead.append((mark, message))
-        elif verdict in (Verdict.UNKNOWN, Verdict.FOREIGN):
+        elif verdict in (MarkVerdict.UNKNOWN, MarkVerdict.FOREIGN):
             self.journal.append(message)  # at once: nothing remembers it
-        elif verdict is Verdict.REPEAT:
+        elif verdict is MarkVerdict.REPEAT:
             assert message in here
 
     @rule()

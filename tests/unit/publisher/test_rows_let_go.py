@@ -22,7 +22,7 @@ from tests.helpers import read_all
 from towline.delivery import outbound as module
 from towline.delivery.outbound import Downlink
 from towline.delivery.outrows import OUTBOX_SCHEMA, arrived, rows_of
-from towline.delivery.receipts_wire import Receipt
+from towline.delivery.receipts_wire import ReceiptPayload
 from towline.journal import Batch, Limits, Outbox
 from towline.mqtt.codec import Packet
 from towline.mqtt.events import Event, Opened, Received, Send, SessionConfig
@@ -103,7 +103,7 @@ class Life:
 
     def all_arrived(self) -> None:
         assert self.awaited is not None
-        told = Receipt(self.awaited.publisher, 1, ROWS)
+        told = ReceiptPayload(self.awaited.publisher, 1, ROWS)
         self.awaited.receipt(told, self.outbox.end, 0.0)
         keep(self.outbox, self.awaited, self.downlink.oldest)
 

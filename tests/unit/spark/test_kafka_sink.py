@@ -14,7 +14,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import guard
 from towline.kafka.delivery import AtLeastOnce, AtMostOnce
 from towline.kafka.exactly_once import ExactlyOnce
-from towline.spark.kafka_sink import KafkaTransactional, Written, account
+from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, account
 from towline.spark.tally import sum_at
 
 OPTIONS = {"kafka.bootstrap.servers": "k1:9092", "guarantee": "at_least_once", "topic": "t"}
@@ -27,13 +27,13 @@ def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "require_topics", lambda _: None)
 
 
-def written(batch: int | None = 7, rows: int = 10, lost: int = 0, why: str = "") -> Written:
-    return Written(partition=0, batch=batch, query="q", rows=rows, bytes=rows * 3, lost=lost, why=why)
+def written(batch: int | None = 7, rows: int = 10, lost: int = 0, why: str = "") -> KafkaWritten:
+    return KafkaWritten(partition=0, batch=batch, query="q", rows=rows, bytes=rows * 3, lost=lost, why=why)
 
 
 def test_a_batch_is_the_sum_of_its_tasks() -> None:
-    assert account([written(rows=10), written(rows=5)], 7) == Written(-1, 7, "q", 15, 45)
-    assert account([], None) == Written(-1, None, None, 0, 0)
+    assert account([written(rows=10), written(rows=5)], 7) == KafkaWritten(-1, 7, "q", 15, 45)
+    assert account([], None) == KafkaWritten(-1, None, None, 0, 0)
 
 
 def test_dead_letters_and_skipped_partitions_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -63,7 +63,7 @@ def test_an_insecure_client_is_told_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize("strange", [None, written(batch=6), written(batch=None)])
-def test_an_answer_that_is_missing_or_of_another_batch(strange: Written | None) -> None:
+def test_an_answer_that_is_missing_or_of_another_batch(strange: KafkaWritten | None) -> None:
     with pytest.raises(KafkaError, match="1 of 2 tasks did not answer for batch 7") as caught:
         account([written(), strange], 7)
     assert caught.value.code == "TL-K08"

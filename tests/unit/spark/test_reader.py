@@ -28,7 +28,7 @@ from tests.unit.spark.serving import Served, mark, rows, served
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalError
 from towline.gateway.client import GatewayClient
 from towline.spark import link, reader
-from towline.spark.link import Place, driver_pid, patiently
+from towline.spark.link import GatewayPlace, driver_pid, patiently
 from towline.spark.offsets import Position
 from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
 
@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def plan(server: Served) -> ReadPlan:
-    return ReadPlan(Place(str(server.state_dir), ""), "default", poll_s=0.05)
+    return ReadPlan(GatewayPlace(str(server.state_dir), ""), "default", poll_s=0.05)
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ def test_a_checkpoint_ahead_of_the_journal_is_refused(server: Served, stream: Mq
 
 
 def test_a_stream_survives_a_restart_of_its_gateway(tmp_path: Path) -> None:
-    plan = ReadPlan(Place(str(tmp_path), ""), "default", poll_s=0.05)
+    plan = ReadPlan(GatewayPlace(str(tmp_path), ""), "default", poll_s=0.05)
     stream = MqttStreamReader(plan)
     with served(tmp_path) as first:
         first.add(10)
@@ -319,7 +319,7 @@ def test_a_stream_survives_a_restart_of_its_gateway(tmp_path: Path) -> None:
 
 def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path: Path) -> None:
     """The channel connects again by itself: only the epoch tells a restart from a takeover."""
-    stream = MqttStreamReader(ReadPlan(Place(str(tmp_path), ""), "default", poll_s=0.05))
+    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path), ""), "default", poll_s=0.05))
     with served(tmp_path):
         at = stream.latestOffset(stream.initialOffset(), ALL)
     with served(tmp_path) as second:
@@ -356,7 +356,7 @@ def test_a_second_query_is_refused(server: Served, stream: MqttStreamReader, mon
 
 
 def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(str(tmp_path), "")
+    place = GatewayPlace(str(tmp_path), "")
     with served(tmp_path) as server:
         for _ in range(5):
             server.add(10)
@@ -379,7 +379,7 @@ def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: 
 
 def test_no_gateway_in_a_directory_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(GatewayUnreachable) as caught:
-        Place(str(tmp_path), "").connect()
+        GatewayPlace(str(tmp_path), "").connect()
     assert str(caught.value) == (
         f"{tmp_path}: no gateway runs in this state directory. Start it, or give the options broker, subscribe and "
         "stateDir instead of gateway.   [TL-G01]"
@@ -445,7 +445,7 @@ def test_a_broker_that_is_down_is_in_the_report_and_told_once(
 
 
 def test_the_report_never_fails(tmp_path: Path) -> None:
-    stream = MqttStreamReader(ReadPlan(Place(str(tmp_path), ""), "default"))
+    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path), ""), "default"))
     with served(tmp_path):
         stream.initialOffset()
     assert stream.reportLatestOffset() is None
@@ -531,10 +531,10 @@ def test_sigterm_is_ours_only_in_sparks_runner(stream: MqttStreamReader) -> None
 RUNNER = """
 import sys
 from towline.spark import reader
-from towline.spark.link import Place
+from towline.spark.link import GatewayPlace
 
 reader._RUNNER = "runner"
-made = reader.MqttStreamReader(reader.ReadPlan(Place({state_dir!r}, ""), "default", poll_s=30))
+made = reader.MqttStreamReader(reader.ReadPlan(GatewayPlace({state_dir!r}, ""), "default", poll_s=30))
 at = made.initialOffset()
 try:
     try:
@@ -767,7 +767,7 @@ def restored(state: Path, copied_at: int) -> dict[str, Any]:
     shutil.copytree(state / "inbox", state / "older")
     with served(state) as server:
         server.add(20 - copied_at)
-        stream = MqttStreamReader(ReadPlan(Place(str(state), ""), "default", poll_s=0.05))
+        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(state), ""), "default", poll_s=0.05))
         at = stream.latestOffset(stream.initialOffset(), ALL)
         wait_until(lambda: stream.latestOffset(at, ALL) and server.journal.consumers["default"] == 20)
         stream.stop()
@@ -785,7 +785,7 @@ def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path, copied_
     """The same journal, and longer than the checkpoint: only the incarnation tells that its rows are others."""
     at = restored(tmp_path / "state", copied_at)
     with served(tmp_path / "state") as server:
-        stream = MqttStreamReader(ReadPlan(Place(str(tmp_path / "state"), ""), "default", poll_s=0.05))
+        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "state"), ""), "default", poll_s=0.05))
         with pytest.raises(Fenced, match=r"an older copy that has gone on.*newest state directory, or .*TL-G26"):
             stream.latestOffset(at, ALL)
         before = copy.deepcopy(at)
@@ -803,7 +803,7 @@ def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path, copied_
 def test_a_copy_that_has_all_the_query_read_goes_on(tmp_path: Path) -> None:
     at = restored(tmp_path / "state", 20)
     with served(tmp_path / "state") as server:
-        stream = MqttStreamReader(ReadPlan(Place(str(tmp_path / "state"), ""), "default", poll_s=0.05))
+        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "state"), ""), "default", poll_s=0.05))
         assert table(stream, at, stream.latestOffset(at, ALL)).num_rows == 30
         stream.stop()
         assert server.journal.end == 50

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from towline.bridge.config.line import DownlinkReader, LineReader
 from towline.bridge.config.mistakes import Mistakes
-from towline.bridge.config.model import NAME, Bridge, DownLine, Kafka, Line, SparkSection
+from towline.bridge.config.model import NAME, Bridge, DownLine, KafkaSection, Line, SparkSection
 from towline.bridge.config.places import KeyPath, Places
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings
@@ -202,7 +202,7 @@ class Reader:
             self.found.add("TL-C03", ("state_dir",), "", '"state_dir" must be a path in quotes', "Correct the value.")
         return self._base
 
-    def _kafka(self, table: dict[str, Any]) -> Kafka | None:
+    def _kafka(self, table: dict[str, Any]) -> KafkaSection | None:
         if not table:
             return None
         path: KeyPath = ("kafka",)
@@ -218,7 +218,7 @@ class Reader:
             if key in _OWNED:
                 what = f'"{key}" is set by Towline'
                 self.found.add("TL-C68", (*path, "settings", key), "[kafka]", what, "Remove it.")
-        made = self.model(Kafka, table, path, "[kafka]")
+        made = self.model(KafkaSection, table, path, "[kafka]")
         if made is None:
             return None
         names = ("password_file", "key_password_file")
@@ -240,7 +240,7 @@ class Reader:
                 )
         return found.model_copy(update={"kafka_jars": jars})
 
-    def _judge_client(self, kafka: Kafka) -> None:
+    def _judge_client(self, kafka: KafkaSection) -> None:
         """Let the client library judge its settings; it opens no connection for that."""
         from towline.kafka.clientconfig import check_client, file_property  # noqa: PLC0415 - loads librdkafka
 

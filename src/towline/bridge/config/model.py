@@ -26,7 +26,7 @@ __all__ = [
     "Dedupe",
     "DownLine",
     "DownlinkSection",
-    "Kafka",
+    "KafkaSection",
     "Line",
     "RouteSection",
     "Section",
@@ -51,7 +51,7 @@ class CreateTopics(Section):
     replication_factor: Annotated[int, Field(ge=-1)] = -1
 
 
-class Kafka(Section):
+class KafkaSection(Section):
     """Where records go.
 
     Attributes:
@@ -302,7 +302,7 @@ class Bridge(Section):
     name: str
     file: Path
     state_dir: Path
-    kafka: Kafka
+    kafka: KafkaSection
     spark: SparkSection
     lines: tuple[Annotated[Line | DownLine, Field(discriminator="direction")], ...]
 

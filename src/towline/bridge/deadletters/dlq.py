@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
-from towline.bridge.deadletters.remap import Fate, Mapper, Outcome, Returner, mapper_of
+from towline.bridge.deadletters.remap import Mapper, RemapFate, Remapped, Returner, mapper_of
 from towline.bridge.runtime.identity import Identity
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
@@ -35,14 +35,14 @@ from towline.kafka.admin import client_config, topic_facts, watermarks
 from towline.kafka.clientconfig import LEADER_ONLY, QUIET
 from towline.kafka.deadletters import PREFIX, Collector, Header, Letter, from_record
 from towline.kafka.reserved import reserved
-from towline.kafka.screening import Limits, fault_of
+from towline.kafka.screening import RecordLimits, fault_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from towline.bridge.config.model import AnyLine, Bridge
 
-__all__ = ["Entry", "Ledger", "Replay", "Wanted", "replay", "shelves"]
+__all__ = ["DeadLetterTopic", "Entry", "Replay", "Wanted", "replay", "shelves"]
 
 #: Header of a mark; its value is the JSON of one.
 MARK: Final = PREFIX + "replayed"
@@ -144,7 +144,7 @@ class _Settled:
 
 
 @dataclass
-class Ledger:
+class DeadLetterTopic:
     """A dead-letter topic.
 
     Attributes:
@@ -340,7 +340,7 @@ def _servers(client: Mapping[str, str]) -> str:
     return client["bootstrap.servers"]
 
 
-def shelves(bridge: Bridge) -> list[Ledger]:
+def shelves(bridge: Bridge) -> list[DeadLetterTopic]:
     """The dead-letter topics of a bridge.
 
     Raises:
@@ -359,7 +359,7 @@ def shelves(bridge: Bridge) -> list[Ledger]:
     if not topics:
         do = 'Give the line dead_letter_topic = "NAME", or let topics be created with create_topics in [kafka].'
         raise ConfigError("TL-C75", str(bridge.file), "no line has a dead-letter topic", do)
-    return [Ledger(bridge.kafka.client(), topic, lines) for topic, lines in topics.items()]
+    return [DeadLetterTopic(bridge.kafka.client(), topic, lines) for topic, lines in topics.items()]
 
 
 def _former(identity: Identity, bridge: str) -> Iterator[str]:
@@ -384,9 +384,9 @@ class Replay:
     filtered: int = 0
     dead: Counter[str] = field(default_factory=Counter)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: Remapped) -> None:
         """Count one letter."""
-        if outcome.fate is Fate.DEAD:
+        if outcome.fate is RemapFate.DEAD:
             self.dead[outcome.why] += 1
         elif outcome.record is None:
             self.filtered += 1
@@ -401,7 +401,7 @@ class Replay:
 
 
 def replay(
-    ledger: Ledger,
+    ledger: DeadLetterTopic,
     wanted: Wanted,
     spark: Callable[[], SparkSession],
     *,
@@ -450,9 +450,9 @@ def _chunk(entries: Iterator[Entry]) -> list[Entry]:
     return made
 
 
-def _outcomes(ledger: Ledger, mappers: Mapping[str, Mapper | Returner], chunk: list[Entry]) -> list[Outcome]:
+def _outcomes(ledger: DeadLetterTopic, mappers: Mapping[str, Mapper | Returner], chunk: list[Entry]) -> list[Remapped]:
     """The fate of each letter, and whether Kafka takes what it becomes."""
-    found: dict[int, Outcome] = {}
+    found: dict[int, Remapped] = {}
     for name, mapper in mappers.items():
         mine = [i for i, entry in enumerate(chunk) if (line := ledger.line_of(entry.letter)) and line.name == name]
         found |= dict(zip(mine, mapper.outcomes([chunk[i].letter for i in mine]), strict=True))
@@ -460,21 +460,21 @@ def _outcomes(ledger: Ledger, mappers: Mapping[str, Mapper | Returner], chunk: l
     most = int(ledger.client.get("message.max.bytes", _CLIENT_MAX))
     taken = re.compile(reserved([ledger.topic]))
     free = {topic for topic in topics if not taken.fullmatch(topic)}
-    limits = Limits(
+    limits = RecordLimits(
         topic_facts(ledger.client, free), most, None, int(time.time() * 1000), lambda t: bool(taken.fullmatch(t))
     )
     return [_checked(found[i], limits) for i in range(len(chunk))]
 
 
-def _checked(outcome: Outcome, limits: Limits) -> Outcome:
+def _checked(outcome: Remapped, limits: RecordLimits) -> Remapped:
     fault = fault_of(outcome.record, limits) if outcome.record else None
-    return outcome if fault is None else Outcome(Fate.DEAD, why=f"topic {outcome.record[0]}: {fault.detail}")  # type: ignore[index] # there is a record
+    return outcome if fault is None else Remapped(RemapFate.DEAD, why=f"topic {outcome.record[0]}: {fault.detail}")  # type: ignore[index] # there is a record
 
 
 class _Writer:
     """A transactional producer for one transaction; whoever starts later fences it."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: DeadLetterTopic) -> None:
         self._servers = _servers(ledger.client)
         settings: dict[str, Any] = {
             **client_config(ledger.client),
@@ -487,9 +487,9 @@ class _Writer:
         self._producer = Producer(settings, logger=QUIET)
         self._asked("to begin", lambda: self._producer.init_transactions(_TRANSACTION_S))
 
-    def write(self, topic: str, chunk: list[Entry], outcomes: list[Outcome]) -> None:
+    def write(self, topic: str, chunk: list[Entry], outcomes: list[Remapped]) -> None:
         """One transaction: the records, and the marks of the letters they came from."""
-        settled = [entry for entry, outcome in zip(chunk, outcomes, strict=True) if outcome.fate is not Fate.DEAD]
+        settled = [entry for entry, outcome in zip(chunk, outcomes, strict=True) if outcome.fate is not RemapFate.DEAD]
         if not settled:
             return
         self._asked("to begin", self._producer.begin_transaction)

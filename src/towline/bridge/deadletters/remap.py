@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from towline.bridge.config.model import AnyLine
 
-__all__ = ["Fate", "Mapper", "Outcome", "Returner", "mapper_of", "row_of"]
+__all__ = ["Mapper", "RemapFate", "Remapped", "Returner", "mapper_of", "row_of"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _INDEX: Final = "__index"
@@ -39,7 +39,7 @@ _NOT_WHOLE: Final = {
 }
 
 
-class Fate(StrEnum):
+class RemapFate(StrEnum):
     """What a dead letter becomes."""
 
     #: A record of its topic.
@@ -51,7 +51,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Remapped:
     """The fate of one letter.
 
     Attributes:
@@ -60,7 +60,7 @@ class Outcome:
         why: Why it is still dead.
     """
 
-    fate: Fate
+    fate: RemapFate
     record: tuple[Any, ...] | None = None
     why: str = ""
 
@@ -119,7 +119,7 @@ def mapper_of(line: AnyLine, spark: Callable[[], SparkSession]) -> Mapper | Retu
 class Returner:
     """Puts the letters of a downlink back where they came from: the line takes them from Kafka once more."""
 
-    def outcomes(self, letters: Sequence[Letter]) -> list[Outcome]:
+    def outcomes(self, letters: Sequence[Letter]) -> list[Remapped]:
         """The fate of each, in order."""
         return [_as_it_was(letter) for letter in letters]
 
@@ -136,7 +136,7 @@ class Mapper:
         self._routes = line.routes
         self._spark = spark
 
-    def outcomes(self, letters: Sequence[Letter]) -> list[Outcome]:
+    def outcomes(self, letters: Sequence[Letter]) -> list[Remapped]:
         """The fate of each, in order."""
         rows = [None if letter.reason in _NOT_WHOLE else row_of(letter) for letter in letters]
         taken = [None if row is None else first_match(self._routes, row["topic"]) for row in rows]
@@ -151,17 +151,17 @@ class Mapper:
 
     def _outcome(
         self, letter: Letter, row: Mapping[str, Any] | None, taken: int | None, *, wanted: bool | None
-    ) -> Outcome:
+    ) -> Remapped:
         if letter.reason in _NOT_WHOLE:
-            return Outcome(Fate.DEAD, why=_NOT_WHOLE[letter.reason])
+            return Remapped(RemapFate.DEAD, why=_NOT_WHOLE[letter.reason])
         if row is None:
             return _as_it_was(letter)
         if taken is None:
-            return Outcome(Fate.DEAD, why="no route takes its topic")
+            return Remapped(RemapFate.DEAD, why="no route takes its topic")
         route = self._routes[taken]
         if wanted is None:
-            return Outcome(Fate.DEAD, why="its where raises an error")
-        return _mapped(route, row) if wanted else Outcome(Fate.FILTERED)
+            return Remapped(RemapFate.DEAD, why="its where raises an error")
+        return _mapped(route, row) if wanted else Remapped(RemapFate.FILTERED)
 
     def _conditions(self, rows: Sequence[dict[str, Any] | None], taken: Sequence[int | None]) -> dict[int, bool | None]:
         """By index what the ``where`` of its route says of a row; None where it raises."""
@@ -180,28 +180,28 @@ def _lacks(row: Mapping[str, Any], route: Route) -> bool:
     return row["offset"] is None and (named or bool(_PLACE_IN_SQL.search(route.where or "")))
 
 
-def _mapped(route: Route, row: Mapping[str, Any]) -> Outcome:
+def _mapped(route: Route, row: Mapping[str, Any]) -> Remapped:
     record = route.record(row)
     assert record is not None, "the route takes the topic"
     if record["topic"] is None:
-        return Outcome(Fate.DEAD, why="its Kafka topic is not legal, not allowed or reserved")
+        return Remapped(RemapFate.DEAD, why="its Kafka topic is not legal, not allowed or reserved")
     if route.key_required and record["key"] is None:
-        return Outcome(Fate.DEAD, why="it has no key")
+        return Remapped(RemapFate.DEAD, why="it has no key")
     moment = (row["received_at"] - _EPOCH) // timedelta(milliseconds=1)
-    return Outcome(
-        Fate.MENDED,
+    return Remapped(
+        RemapFate.MENDED,
         (record["topic"], record["value"], record["key"], -1, None, None, moment, record["headers"]),
     )
 
 
-def _as_it_was(letter: Letter) -> Outcome:
+def _as_it_was(letter: Letter) -> Remapped:
     """A record that was mapped well and could not be written; what was wrong with it is left to Kafka."""
     if letter.topic is None:
-        return Outcome(Fate.DEAD, why="it names no topic")
+        return Remapped(RemapFate.DEAD, why="it names no topic")
     partition = -1 if letter.partition is None or letter.reason is Reason.PARTITION else letter.partition
     moment = 0 if letter.timestamp is None or letter.reason is Reason.TIMESTAMP else letter.timestamp
     headers = list(letter.headers) or None
-    return Outcome(Fate.MENDED, (letter.topic, letter.value, letter.key, partition, None, None, moment, headers))
+    return Remapped(RemapFate.MENDED, (letter.topic, letter.value, letter.key, partition, None, None, moment, headers))
 
 
 def _asked(spark: SparkSession, route: Route, rows: Mapping[int, dict[str, Any]]) -> dict[int, bool | None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from towline.bridge.config.downlink import DownlinkSection, KafkaPattern
 from towline.bridge.downlink.sink import FORMAT, LETTERS, MQTT, DownlinkSink
-from towline.bridge.downlink.sql import Way, apply
+from towline.bridge.downlink.sql import DownlinkStatements, apply
 from towline.bridge.runtime.identity import Identity
 from towline.bridge.runtime.javaclient import java_client
 from towline.bridge.runtime.recount import recounted
@@ -89,10 +89,10 @@ def recount(spark: SparkSession, bridge: Bridge, line: DownLine, counts: DownCou
     yield from recounted(line.checkpoint, seen, counts, read, mapped)
 
 
-def _way(line: DownLine, identity: Identity) -> Way:
+def _way(line: DownLine, identity: Identity) -> DownlinkStatements:
     """The mapping that the identity names, which may be the former one until a batch is done."""
     letters = Letters(line.dead_letter_topic, identity.sink) if line.dead_letter_topic else None
-    return Way(
+    return DownlinkStatements(
         _mappings(line).get(identity.mapping, line.section),
         line.name,
         line.qos,

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from towline.bridge.downlink.spill import Spill
 from towline.bridge.downlink.sql import LETTER, PLACE
 from towline.errors import ConfigError
-from towline.journal.reading import BATCH_BYTES, Piece, combined
+from towline.journal.reading import BATCH_BYTES, RowSlice, combined
 from towline.spark.kafka_sink import KafkaTransactional
 from towline.spark.sink import stream_writer
 
@@ -182,4 +182,4 @@ def _in_order(
     """The same rows, sorted by their place, which they leave behind."""
     plain = [batch.drop_columns([PLACE]) for batch in batches]
     slices = (plain[number].slice(first, count) for number, first, count in runs)
-    return combined((Piece(rows, rows.nbytes) for rows in slices), _ROWS, most)
+    return combined((RowSlice(rows, rows.nbytes) for rows in slices), _ROWS, most)

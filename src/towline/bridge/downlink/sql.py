@@ -281,7 +281,7 @@ def _raised(section: DownlinkSection, qos: int, limit: int, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DownlinkStatements:
     """How a line's records go down.
 
     Attributes:
@@ -303,7 +303,7 @@ class Way:
 
 def apply(
     frame: DataFrame,
-    way: Way,
+    way: DownlinkStatements,
     counter: str | Observation,
     kept: str | Observation | None = None,
     transform: Callable[[DataFrame], DataFrame] | None = None,
@@ -351,7 +351,7 @@ def apply(
     return frame.select(*(F.expr(value).alias(name) for name, value in final.items()))
 
 
-def _transformed(frame: DataFrame, transform: Callable[[DataFrame], DataFrame], way: Way) -> DataFrame:
+def _transformed(frame: DataFrame, transform: Callable[[DataFrame], DataFrame], way: DownlinkStatements) -> DataFrame:
     made = transform(frame)
     before, after = dict(frame.dtypes), dict(getattr(made, "dtypes", ()))
     wrong = [name for name in COLUMNS if after.get(name) != before[name]]

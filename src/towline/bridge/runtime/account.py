@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Protocol, Self
 
-__all__ = ["Account", "Counts", "account", "sum_of", "unseen", "verdict"]
+__all__ = ["Counts", "LineAccount", "account", "sum_of", "unseen", "verdict"]
 
 
 #: Counts that Spark takes in every batch.
@@ -119,7 +119,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class LineAccount:
     """Where every message of a line is.
 
     Attributes:
@@ -210,7 +210,7 @@ def verdict(told: Sum) -> str:
     return "adds up ✓" if told.adds_up else f"does not add up ✗ ({told.why_not})"
 
 
-def account(gateway: Mapping[str, Any], counts: Counts) -> Account:
+def account(gateway: Mapping[str, Any], counts: Counts) -> LineAccount:
     """Bring both witnesses together.
 
     Args:
@@ -234,7 +234,7 @@ def account(gateway: Mapping[str, Any], counts: Counts) -> Account:
         why_not = f"offsets {counts.since:,} to {counts.upto:,} gave {counts.rows + counts.missed:,} rows"
     elif counts.late:
         why_not = f"{counts.late:,} rows were lost: Spark took them for late. That should not happen; please report it"
-    return Account(
+    return LineAccount(
         received=received,
         in_kafka=committed - left_out,
         filtered=counts.filtered,

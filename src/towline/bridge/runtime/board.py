@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from towline.bridge.runtime.account import Account, Counts, account
+from towline.bridge.runtime.account import Counts, LineAccount, account
 from towline.bridge.runtime.downaccount import DownAccount, DownCounts, down_account
 from towline.gateway.endpoint import ProcessMark, write_private
 
-__all__ = ["BRIDGE_FILE", "Board", "LineView", "account_of", "counts_of", "digest_of", "read_board"]
+__all__ = ["BRIDGE_FILE", "BridgeState", "LineView", "account_of", "counts_of", "digest_of", "read_board"]
 
 BRIDGE_FILE = "bridge.json"
 #: Rates are taken over this many seconds.
@@ -33,7 +33,7 @@ def counts_of(direction: str, values: Mapping[str, Any]) -> Counts | DownCounts:
     return DownCounts.from_json(values) if direction == "down" else Counts.from_json(values)
 
 
-def account_of(status: Mapping[str, Any], counts: Counts | DownCounts) -> Account | DownAccount | None:
+def account_of(status: Mapping[str, Any], counts: Counts | DownCounts) -> LineAccount | DownAccount | None:
     """The account of a line, whichever way it goes; None where its gateway does not say what it is made of."""
     if isinstance(counts, DownCounts):
         return down_account(status, counts) if status.get("outbox") else None
@@ -84,7 +84,7 @@ class LineView:
         return self.gateway_error is not None or late
 
     @property
-    def account(self) -> Account | DownAccount | None:
+    def account(self) -> LineAccount | DownAccount | None:
         """The account as it is now; None before the gateway's first word, and while none answers."""
         return account_of(self.status, self.counts) if self.status and not self.silent else None
 
@@ -129,7 +129,7 @@ class LineView:
         }
 
 
-class Board:
+class BridgeState:
     """The views of all lines and of Spark and Kafka; written by the keepers' threads, read by the screen.
 
     Args:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from towline.bridge.runtime.recovery import PERMANENT
 from towline.errors import TowlineError
 
-__all__ = ["NO_JVM", "Reason", "reason"]
+__all__ = ["NO_JVM", "FailureReason", "reason"]
 
 #: Said when `pyspark` found no JVM behind the process that it started.
 NO_JVM = "Spark's JVM ended before it was ready"
@@ -45,7 +45,7 @@ MAX_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class FailureReason:
     """Why something failed.
 
     Attributes:
@@ -59,7 +59,7 @@ class Reason:
     permanent: bool
 
 
-def reason(error: BaseException | str, where: str, failed: str = "the query failed") -> Reason:
+def reason(error: BaseException | str, where: str, failed: str = "the query failed") -> FailureReason:
     """Find what went wrong.
 
     Args:
@@ -68,13 +68,13 @@ def reason(error: BaseException | str, where: str, failed: str = "the query fail
         failed: What did not work, for a foreign error.
     """
     if isinstance(error, TowlineError):
-        return Reason(error.code, " ".join(str(error).split("\n")), _is_permanent(error.code))
+        return FailureReason(error.code, " ".join(str(error).split("\n")), _is_permanent(error.code))
     text = _AROUND.sub("", str(error).partition(_PLAN)[0])
     if found := _OURS.search(text) or _RAISED.search(text):
         line = _JAVA_PREFIX.sub("", found[1].strip())
-        return Reason(found[2], line, _is_permanent(found[2]))
+        return FailureReason(found[2], line, _is_permanent(found[2]))
     told, permanent = _foreign(error, text, where, failed)
-    return Reason(told.code, str(told), permanent)
+    return FailureReason(told.code, str(told), permanent)
 
 
 def _is_permanent(code: str) -> bool:

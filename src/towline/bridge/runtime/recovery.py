@@ -37,7 +37,7 @@ __all__ = [
     "Asked",
     "Evidence",
     "Marks",
-    "Step",
+    "ResumeStep",
     "begin_again",
     "examine",
     "gateway_status",
@@ -399,7 +399,7 @@ def problem(identity: Identity, seen: Evidence, asked: Asked) -> tuple[str, str,
     return None
 
 
-class Step(Enum):
+class ResumeStep(Enum):
     """How a query that may start goes on."""
 
     #: With its checkpoint, as it was.
@@ -410,14 +410,14 @@ class Step(Enum):
     MARK = "goes on with its checkpoint, under a new sink id"
 
 
-def step(identity: Identity, seen: Evidence, asked: Asked) -> Step:
+def step(identity: Identity, seen: Evidence, asked: Asked) -> ResumeStep:
     """What a changed setting takes, when `problem` has found none."""
     if _state_changed(seen, asked):
-        return Step.CUT
+        return ResumeStep.CUT
     if _scale_changed(identity, asked) or (asked.promoted and seen.planned is not None):
         keeps = asked.dedupe and seen.decided and seen.done is not None
-        return Step.MARK if keeps else Step.CUT
-    return Step.GO
+        return ResumeStep.MARK if keeps else ResumeStep.CUT
+    return ResumeStep.GO
 
 
 #: Makes a batch the last one that counts as written by a sink: identity, batch.
@@ -444,17 +444,17 @@ def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mark:
     if found := problem(identity, seen, asked):
         raise _told(line, file, *found)
     how = step(identity, seen, asked)
-    if how is not Step.GO:
+    if how is not ResumeStep.GO:
         sys.stderr.write(f"--- line {line.name}\na changed setting: the line {how.value}\n")
     made = identity
-    if how is Step.CUT:
+    if how is ResumeStep.CUT:
         made = _begin(line, identity)
-    elif how is Step.MARK:
+    elif how is ResumeStep.MARK:
         assert mark is not None
         assert seen.done is not None
         made = identity.rescaled(line.parallelism, sinks(line.gateway.state_dir))
         mark(made, seen.done)  # before the identity: a crash in between sets the same markers again
-    split = made.split if how is Step.GO and not seen.decided else asked.split
+    split = made.split if how is ResumeStep.GO and not seen.decided else asked.split
     noted = replace(made, guarantee=line.guarantee.value, split=split)
     if noted != identity:
         noted.save(line.gateway.state_dir)  # before there is a batch that was begun so

@@ -13,7 +13,7 @@ from towline.text import printable, printable_lines
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from towline.bridge.runtime.board import Board, LineView
+    from towline.bridge.runtime.board import BridgeState, LineView
 
 __all__ = ["LiveScreen", "PlainScreen", "lag_text", "line_state", "make_screen", "summary"]
 
@@ -73,7 +73,7 @@ class PlainScreen:
         except OSError:
             return
 
-    def show(self, board: Board) -> None:
+    def show(self, board: BridgeState) -> None:
         """Write the lines whose numbers changed."""
         now = time.monotonic()
         for name, view in board.lines.items():
@@ -108,7 +108,7 @@ class LiveScreen:
         """Print an event above the table."""
         self._console.print(printable_lines(text), markup=False, highlight=False, soft_wrap=True)
 
-    def show(self, board: Board) -> None:
+    def show(self, board: BridgeState) -> None:
         """Redraw."""
         self._live.update(_table(board, self._console.width))
 
@@ -120,7 +120,7 @@ _MORE = ("batch", "state")
 _WIDE = 110
 
 
-def _table(board: Board, width: int) -> Group:
+def _table(board: BridgeState, width: int) -> Group:
     from rich.console import Group  # noqa: PLC0415 - see LiveScreen
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from towline.bridge.runtime.board import Board
+from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.identity import settle
 from towline.bridge.runtime.jars import equipped, told
 from towline.bridge.runtime.recovery import begin_again
@@ -30,7 +30,7 @@ from towline.text import counted
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
 
-__all__ = ["EXIT_INTERRUPTED", "Screen", "Supervisor", "kept_by_broker"]
+__all__ = ["EXIT_INTERRUPTED", "Display", "Supervisor", "kept_by_broker"]
 
 EXIT_INTERRUPTED = 130
 #: Seconds between two looks at the children.
@@ -39,10 +39,10 @@ TICK_S = 0.25
 FINISH_S = 75.0
 
 
-class Screen(Protocol):
+class Display(Protocol):
     """Where the account goes."""
 
-    def show(self, board: Board) -> None:
+    def show(self, board: BridgeState) -> None:
         """The state of things, a few times a second."""
 
     def say(self, text: str) -> None:
@@ -58,7 +58,7 @@ class Supervisor:
         again: Names of lines that begin again without their checkpoint (`towline.bridge.runtime.recovery`).
     """
 
-    def __init__(self, bridge: Bridge, screen: Screen, again: Sequence[str] = ()) -> None:
+    def __init__(self, bridge: Bridge, screen: Display, again: Sequence[str] = ()) -> None:
         self._bridge = bridge
         self._screen = screen
         self._again = tuple(again)
@@ -92,7 +92,7 @@ class Supervisor:
             for text in insecure:
                 self._screen.say(f"insecure: [kafka] {text}")
             directions = {line.name: line.direction for line in bridge.lines}
-            self._board = Board(bridge.name, bridge.state_dir, directions, insecure, bridge.file)
+            self._board = BridgeState(bridge.name, bridge.state_dir, directions, insecure, bridge.file)
             self._kafka = KafkaKeeper(bridge, self._board, self._spark_ending)
             self._driver = DriverKeeper(bridge, self._board, self._kafka, self._spark_ending)
             self._gateways = [

@@ -34,11 +34,11 @@ from towline.errors import (
     TowlineError,
 )
 from towline.gateway.client import GatewayClient, ensure
-from towline.gateway.endpoint import Endpoint
+from towline.gateway.endpoint import GatewayEndpoint
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
-    from towline.bridge.runtime.board import Board, LineView
+    from towline.bridge.runtime.board import BridgeState, LineView
 
 __all__ = ["DriverKeeper", "GatewayKeeper", "KafkaKeeper", "grown", "unforeseen"]
 
@@ -96,7 +96,7 @@ class GatewayKeeper(_Keeper):
 
     what = "the gateway"
 
-    def __init__(self, line: AnyLine, file: Path, board: Board, log: Path, stopping: threading.Event) -> None:
+    def __init__(self, line: AnyLine, file: Path, board: BridgeState, log: Path, stopping: threading.Event) -> None:
         super().__init__(name=f"gateway {line.name}", daemon=True)
         self.line = line
         self.where = f'line "{line.name}"'
@@ -123,7 +123,7 @@ class GatewayKeeper(_Keeper):
 
     def end(self, *, at_once: bool = False) -> None:
         """Ask a gateway that is ours to end: it acknowledges what is safe and leaves its session alive."""
-        endpoint = Endpoint.read(self.line.gateway.state_dir)
+        endpoint = GatewayEndpoint.read(self.line.gateway.state_dir)
         if endpoint is None or endpoint.owner_pid != os.getpid() or endpoint.process.gone():
             return
         with contextlib.suppress(ProcessLookupError):
@@ -167,7 +167,7 @@ class GatewayKeeper(_Keeper):
         self._board.say(text if self.where in text else f"{self.where}: {text}")
 
     def _gone(self) -> bool:
-        endpoint = Endpoint.read(self.line.gateway.state_dir)
+        endpoint = GatewayEndpoint.read(self.line.gateway.state_dir)
         return endpoint is None or endpoint.process.gone()
 
     def _take(self, status: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ class KafkaKeeper(_Keeper):
     what = "Kafka's client"
     where = "kafka"
 
-    def __init__(self, bridge: Bridge, board: Board, stopping: threading.Event) -> None:
+    def __init__(self, bridge: Bridge, board: BridgeState, stopping: threading.Event) -> None:
         super().__init__(name="kafka", daemon=True)
         #: Set once every fixed topic is there.
         self.ready = threading.Event()
@@ -313,7 +313,7 @@ class DriverKeeper(_Keeper):
     where = "spark"
     command: Sequence[str] = (sys.executable, "-m", "towline.bridge.runtime.driver")
 
-    def __init__(self, bridge: Bridge, board: Board, kafka: KafkaKeeper, stopping: threading.Event) -> None:
+    def __init__(self, bridge: Bridge, board: BridgeState, kafka: KafkaKeeper, stopping: threading.Event) -> None:
         super().__init__(name="driver", daemon=True)
         #: What only a person can mend: there is no Java that Spark can use.
         self.fatal: TowlineError | None = None

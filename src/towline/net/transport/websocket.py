@@ -28,7 +28,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 from towline.net.transport.endpoint import Endpoint
 from towline.net.transport.proxy import http_status
 
-__all__ = ["SUBPROTOCOL", "Framing", "Refusal", "Taken"]
+__all__ = ["SUBPROTOCOL", "Framing", "HandshakeRefusal", "Taken"]
 
 #: [MQTT-6.0.0-3], [MQTT-6.0.0-4].
 SUBPROTOCOL: Final = "mqtt"
@@ -37,7 +37,7 @@ _WORDS_SHOWN: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class HandshakeRefusal:
     """Why there is no WebSocket.
 
     Attributes:
@@ -82,14 +82,14 @@ class Framing:
         request = Request(host=self._endpoint.authority, target=self._endpoint.path, subprotocols=[SUBPROTOCOL])
         return self._web.send(request)
 
-    def answer(self, data: bytes) -> Refusal | None:
+    def answer(self, data: bytes) -> HandshakeRefusal | None:
         """Take bytes until `open`, ``b""`` for a closed connection; bytes of MQTT that came along stay for `take`.
 
         Returns:
             Why the server does not open the WebSocket; None when it did, or more bytes are needed.
         """
         if not data:
-            return Refusal("the server closed instead of answering", "Is this port a WebSocket listener?")
+            return HandshakeRefusal("the server closed instead of answering", "Is this port a WebSocket listener?")
         try:
             self._web.receive_data(data)
             for event in self._web.events():
@@ -100,13 +100,13 @@ class Framing:
         except RemoteProtocolError as error:
             foreign = isinstance(error.__context__, h11.RemoteProtocolError)
             what = "does not answer in HTTP" if foreign else f"answers, but opens no WebSocket ({_shown(str(error))})"
-            return Refusal(f"the server {what}", "Is this port a WebSocket listener?")
+            return HandshakeRefusal(f"the server {what}", "Is this port a WebSocket listener?")
         return None
 
-    def _accepted(self, event: AcceptConnection) -> Refusal | None:
+    def _accepted(self, event: AcceptConnection) -> HandshakeRefusal | None:
         if event.subprotocol != SUBPROTOCOL:
             what = 'the server opens a WebSocket, but not with the subprotocol "mqtt" [MQTT-6.0.0-4]'
-            return Refusal(what, f'Is "{self._endpoint.path}" the path of MQTT?')
+            return HandshakeRefusal(what, f'Is "{self._endpoint.path}" the path of MQTT?')
         self.open = True
         return None
 
@@ -158,13 +158,13 @@ class Framing:
             return b""
 
 
-def _refused(event: RejectConnection, endpoint: Endpoint) -> Refusal:
+def _refused(event: RejectConnection, endpoint: Endpoint) -> HandshakeRefusal:
     what = f"the server answers HTTP {http_status(event.status_code)} instead of opening a WebSocket"
     if event.status_code in {401, 403}:
-        return Refusal(what, "What stands before the broker wants a login; Towline has none for it.")
+        return HandshakeRefusal(what, "What stands before the broker wants a login; Towline has none for it.")
     if event.status_code == 426 or event.status_code >= 500:
-        return Refusal(what, "Is the broker behind it up, and does it take WebSockets?")
-    return Refusal(what, f'Is "{endpoint.path}" the right path?')
+        return HandshakeRefusal(what, "Is the broker behind it up, and does it take WebSockets?")
+    return HandshakeRefusal(what, f'Is "{endpoint.path}" the right path?')
 
 
 def _closed(event: CloseConnection) -> str:

@@ -1,0 +1,54 @@
+"""House rules that no other tool checks: a class name means one thing, and a module is read in one sitting."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+LONGEST = 500
+#: What is still to be cut up; only ever shorter.
+STILL_LONG: set[str] = {
+    "src/towline/bridge/deadletters/dlq.py",
+    "src/towline/bridge/runtime/driver.py",
+    "src/towline/bridge/runtime/recovery.py",
+    "src/towline/bridge/runtime/supervisors.py",
+    "src/towline/delivery/outbound.py",
+    "src/towline/gateway/client.py",
+    "src/towline/gateway/pump.py",
+    "src/towline/gateway/service.py",
+    "src/towline/journal/journal.py",
+    "src/towline/mqtt/outbound.py",
+    "src/towline/mqtt/session.py",
+    "src/towline/net/client.py",
+    "src/towline/publisher/publisher.py",
+    "src/towline/spark/options.py",
+    "tests/integration/gateway/test_gateway.py",
+    "tests/integration/spark/test_source.py",
+    "tests/unit/bridge/test_downlink.py",
+    "tests/unit/bridge/test_expected_screens.py",
+    "tests/unit/delivery/test_receipts.py",
+    "tests/unit/gateway/test_service.py",
+    "tests/unit/mqtt/model_broker.py",
+    "tests/unit/mqtt/model_world.py",
+    "tests/unit/mqtt/test_session.py",
+    "tests/unit/spark/test_reader.py",
+}
+STILL_TWICE = {"Backoff"}
+
+
+def test_no_module_and_no_test_file_is_longer_than_one_reads_in_a_sitting() -> None:
+    files = [*SOURCES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    lines = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in files}
+    assert {name: count for name, count in lines.items() if count > LONGEST and name not in STILL_LONG} == {}
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path.relative_to(ROOT / "src").as_posix())
+    assert {name: where for name, where in places.items() if len(where) > 1 and name not in STILL_TWICE} == {}
