@@ -230,6 +230,7 @@ class ModelBroker:
         self._other, mine = {name: getattr(self, name) for name in _OF_A_SERVER}, self._other
         for name, value in mine.items():
             setattr(self, name, value)
+        self._seen.clear()  # whoever was elsewhere meanwhile sends as new what this server has seen before
         self.server, self.two = 1 - self.server, True
 
     def lose_session(self) -> None:

@@ -121,6 +121,20 @@ FINDINGS: Final[dict[str, tuple[Plan, tuple[Step, ...]]]] = {
         Plan(several=True),
         (*ONLINE, ("fail_over",), ("change_filters", True), *ONLINE, ("fail_over",), *ONLINE),
     ),
+    # The model wanted DUP of a message that another server's session had made new again.
+    "a publish is unanswered at one server, then at the other, and the first is back": (
+        Plan(Habits(receive_maximum=1, window_3=1), Acks.RECEIVED, receive_maximum=1, several=True),
+        (
+            ("connect",),
+            ("publish", 1),
+            ("exchange",),
+            ("fail_over",),
+            ("publish", 0),
+            ("connect",),
+            ("exchange",),
+            ("fail_over",),
+        ),
+    ),
     "ids of one server are held when another takes over": (
         Plan(Habits(receive_maximum=10), receive_maximum=10, several=True),
         (*ONLINE, FIVE, ("exchange",), ("fail_over",), ("read", 1), *ONLINE, FIVE, ("exchange",), ("fail_over",)),
