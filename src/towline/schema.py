@@ -1,14 +1,30 @@
-"""The row that a message becomes: one Arrow schema from the journal to Spark.
+"""The rows that a message becomes: one Arrow schema for each place where it lies or passes.
 
-It must *equal* Spark's own conversion of `SPARK_SCHEMA` (``to_arrow_schema(schema, timezone="UTC")``), or Spark
-refuses the batch with DATA_SOURCE_RETURN_SCHEMA_MISMATCH; a test compares the two.
+    ROW_SCHEMA       a received message, from the inbox to Spark
+    TIMED_SCHEMA     the same with an event time, for a query with a watermark
+    MESSAGE_SCHEMA   a message to be sent, as Spark or the `Publisher` brings it
+    OUTBOX_SCHEMA    the same with the time of its arrival, from which its expiry counts
+    REFUSED_SCHEMA   a message that the broker refused for good
+
+`ROW_SCHEMA` must *equal* Spark's own conversion of `SPARK_SCHEMA` (``to_arrow_schema(schema, timezone="UTC")``), or
+Spark refuses the batch with DATA_SOURCE_RETURN_SCHEMA_MISMATCH; a test compares the two.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-__all__ = ["EVENT_TIME", "NO_ROWS", "ROW_SCHEMA", "SPARK_SCHEMA", "TIMED_SCHEMA"]
+__all__ = [
+    "EVENT_TIME",
+    "MESSAGE_SCHEMA",
+    "NO_MESSAGES",
+    "NO_ROWS",
+    "OUTBOX_SCHEMA",
+    "REFUSED_SCHEMA",
+    "ROW_SCHEMA",
+    "SPARK_SCHEMA",
+    "TIMED_SCHEMA",
+]
 
 SPARK_SCHEMA = (
     "topic string, payload binary, qos byte, retain boolean, duplicate boolean, content_type string, "
@@ -46,3 +62,24 @@ TIMED_SCHEMA = ROW_SCHEMA.append(pa.field(EVENT_TIME, pa.timestamp("us", "UTC"))
 
 #: For a frame that brings only packet ids or notes.
 NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)
+
+#: What a received message has and a message to be sent has too: what came up can be sent down as it is.
+_SENDABLE = (
+    "topic",
+    "payload",
+    "qos",
+    "retain",
+    "content_type",
+    "payload_is_utf8",
+    "response_topic",
+    "correlation_data",
+    "user_properties",
+    "message_expiry_seconds",
+)
+MESSAGE_SCHEMA = pa.schema([ROW_SCHEMA.field(name) for name in _SENDABLE])
+OUTBOX_SCHEMA = MESSAGE_SCHEMA.append(pa.field("arrived_at", pa.timestamp("us", "UTC")))
+#: The message, its number in the outbox, and the reason code.
+REFUSED_SCHEMA = OUTBOX_SCHEMA.append(pa.field("number", pa.int64())).append(pa.field("reason", pa.int16()))
+
+#: For a batch without messages, or its end.
+NO_MESSAGES = pa.RecordBatch.from_pylist([], schema=MESSAGE_SCHEMA)

@@ -1,7 +1,4 @@
-"""The row that a message to be sent is: one Arrow schema from Spark and the `Publisher` to the outbox.
-
-`MESSAGE_SCHEMA` is what a writer brings; the outbox adds when each came, because a message's expiry counts from there.
-"""
+"""From rows of the outbox to PUBLISH packets, and from what a writer brings to rows of the outbox."""
 
 from __future__ import annotations
 
@@ -14,27 +11,9 @@ from mqtt5 import PublishPacket, QoS
 from towline.delivery.receipts_wire import Content, unmarked
 from towline.mqtt import fence
 from towline.mqtt.outbound import LONGEST_EXPIRY
-from towline.schema import ROW_SCHEMA
+from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
 
-__all__ = ["MESSAGE_SCHEMA", "OUTBOX_SCHEMA", "REFUSED_SCHEMA", "Outgoing", "arrived", "outgoing", "packet", "rows_of"]
-
-#: What a received message has and a message to be sent has too: what came up can be sent down as it is.
-_COLUMNS: Final = (
-    "topic",
-    "payload",
-    "qos",
-    "retain",
-    "content_type",
-    "payload_is_utf8",
-    "response_topic",
-    "correlation_data",
-    "user_properties",
-    "message_expiry_seconds",
-)
-MESSAGE_SCHEMA: Final = pa.schema([ROW_SCHEMA.field(name) for name in _COLUMNS])
-OUTBOX_SCHEMA: Final = MESSAGE_SCHEMA.append(pa.field("arrived_at", pa.timestamp("us", "UTC")))
-#: What the broker did not take, kept aside: the message, its number in the outbox, and the reason code.
-REFUSED_SCHEMA: Final = OUTBOX_SCHEMA.append(pa.field("number", pa.int64())).append(pa.field("reason", pa.int16()))
+__all__ = ["Outgoing", "arrived", "outgoing", "packet", "rows_of"]
 
 _QOS: Final = {0: QoS.AT_MOST_ONCE, 1: QoS.AT_LEAST_ONCE, 2: QoS.EXACTLY_ONCE}
 #: What a pair costs in memory beside its text.

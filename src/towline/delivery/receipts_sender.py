@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import pyarrow as pa
 from mqtt5 import PublishPacket, QoS
 
 from towline.delivery.inbox import Inbox
@@ -22,7 +21,7 @@ from towline.errors import JournalFull
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.mqtt.events import Acknowledged, Event, Publish, PublishMany
 from towline.mqtt.reasons import reason_words
-from towline.schema import ROW_SCHEMA
+from towline.schema import NO_ROWS
 
 __all__ = ["ReceiptSender", "ledger_of"]
 
@@ -35,7 +34,6 @@ _EXPIRE: Final = 600.0
 _REFUSAL: Final = 0x80
 _UNSIGNED: Final = "a marked message has no code: of a publisher without a key, or an older one; it gets no receipt"
 _FORGED: Final = "a marked message has a wrong code: another key, or not its publisher; stored as any other, no receipt"
-_NOTHING: Final = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in ROW_SCHEMA], schema=ROW_SCHEMA)
 
 
 def ledger_of(settings: GatewaySettings, inbox: Inbox) -> Ledger | None:
@@ -126,7 +124,7 @@ class ReceiptSender:
     def _keep(self, notes: Mapping[str, Any]) -> bool:
         try:
             if notes:
-                self._inbox.append(_NOTHING, held={}, released=(), notes=notes)
+                self._inbox.append(NO_ROWS, held={}, released=(), notes=notes)
         except JournalFull:
             self._next_at = time.monotonic() + 1.0
             return False

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from towline.delivery.outrows import OUTBOX_SCHEMA, REFUSED_SCHEMA
 from towline.journal import Batch, Journal, Limits, Outbox
 from towline.mqtt.reasons import reason_words
+from towline.schema import OUTBOX_SCHEMA, REFUSED_SCHEMA
 
 __all__ = ["ACTIONS", "RefusedMessages"]
 

@@ -295,7 +295,7 @@ class GatewayClient:
         Args:
             writer: Who writes one batch after the other.
             batch: Number of the batch; grows.
-            rows: Rows of `towline.delivery.outrows.MESSAGE_SCHEMA`, in order.
+            rows: Rows of `towline.schema.MESSAGE_SCHEMA`, in order.
             schema: That schema.
             start: Number of the first of them within the batch; what the outbox holds already is left out.
             whole: The batch ends with these rows.

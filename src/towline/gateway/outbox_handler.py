@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from towline.delivery.outrows import MESSAGE_SCHEMA, arrived
+from towline.delivery.outrows import arrived
 from towline.delivery.refused import RefusedMessages
 from towline.errors import GatewayError, JournalFailed
 from towline.gateway.remembered import OutboxPosition, position
 from towline.journal import Batch, Outbox
 from towline.journal.batches import Appended
 from towline.journal.reading import RowSlice, combined
+from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 
 __all__ = ["OutboxHandler"]
 
@@ -180,12 +181,8 @@ def _pieces(reader: Any, most: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
         if waiting.nbytes > _AT_ONCE:
             yield waiting, False
             waiting = None
-    yield _empty() if waiting is None else waiting, True
+    yield NO_MESSAGES if waiting is None else waiting, True
 
 
 def _piece(chunk: Any) -> RowSlice:
     return RowSlice(chunk.data, chunk.data.nbytes)
-
-
-def _empty() -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)

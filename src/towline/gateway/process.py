@@ -24,7 +24,6 @@ from typing import Any
 import pyarrow as pa
 import structlog
 
-from towline.delivery.outrows import OUTBOX_SCHEMA
 from towline.errors import ConfigError, JournalError, TowlineError
 from towline.gateway.belonging import check_checkpoint
 from towline.gateway.endpoint import ERROR_FILE, ProcessMark, tell, write_private
@@ -35,7 +34,7 @@ from towline.gateway.service import InboxService, unforeseen
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream
-from towline.schema import ROW_SCHEMA
+from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable
 
 __all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Oldest", "configure_logging", "run"]

@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self
 
 from towline.delivery.outbound import Downlink, Outcome
-from towline.delivery.outrows import OUTBOX_SCHEMA
 from towline.delivery.receipts_wire import PREFIX, receipt_topic
 from towline.delivery.receipts_wire import ReceiptPayload as Told
 from towline.delivery.record import recall
@@ -60,6 +59,7 @@ from towline.publisher.words import (
     without_receipts,
     wrong,
 )
+from towline.schema import OUTBOX_SCHEMA
 
 __all__ = ["Publisher"]
 

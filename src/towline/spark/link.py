@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["PATIENCE_S", "GatewayPlace", "driver_pid", "patiently"]
+__all__ = ["PATIENCE_S", "GatewayPlace", "Retry", "driver_pid", "patiently"]
 
 #: How long a reader waits for a gateway that does not answer, in seconds: a supervisor's restart and its recovery.
 PATIENCE_S = 60.0
@@ -93,6 +93,34 @@ class GatewayPlace:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_PAUSE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often, and how soon, a full outbox or a gateway that does not answer is tried again.
+
+    Attributes:
+        strategy: ``never``, ``constant``, ``exponential`` or ``capped`` (exponential up to a cap).
+        interval_s: First pause.
+        multiplier: Of each pause over the one before.
+        cap_s: Longest pause.
+        attempts: Repeats; 0 for one try only, below 0 for ever.
+    """
+
+    strategy: str = "capped"
+    interval_s: float = 0.1
+    multiplier: float = 2.0
+    cap_s: float = 5.0
+    attempts: int = 120
+
+    def pauses(self) -> Iterator[float]:
+        """The pause before each repeat, in seconds."""
+        pause, left = self.interval_s, 0 if self.strategy == "never" else self.attempts
+        while left:
+            left -= 1
+            yield pause
+            if self.strategy != "constant":
+                pause = min(pause * self.multiplier, self.cap_s if self.strategy == "capped" else 86_400.0)
 
 
 def patiently(call: Callable[[], _T], *, patience_s: float = PATIENCE_S) -> _T:

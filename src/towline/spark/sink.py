@@ -11,7 +11,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,12 +20,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from towline.checkpoint import Checkpoint
-from towline.delivery.outrows import MESSAGE_SCHEMA
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
 from towline.gateway.remembered import Remembered
-from towline.spark.link import GatewayPlace
+from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
+from towline.spark.link import GatewayPlace, Retry
 from towline.spark.sink_columns import SinkColumns
-from towline.spark.sink_options import SinkOptions, parse_sink_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,21 +71,20 @@ class PartitionSender:
     """Brings one partition's rows to the gateway; picklable, and free of secrets [I12].
 
     Attributes:
-        options: What the sink was told.
+        place: Where the gateway is.
         columns: Which columns there are.
+        retry: Patience with a full outbox.
+        confirm_s: Longest wait until the broker has a batch; None where the outbox is enough.
         origin: Hash of what the offset log says about the newest batch; empty for unknown.
         origin_batch: That batch.
     """
 
-    options: SinkOptions
+    place: GatewayPlace
     columns: SinkColumns
+    retry: Retry
+    confirm_s: float | None
     origin: str = ""
     origin_batch: int | None = None
-
-    @property
-    def place(self) -> GatewayPlace:
-        """Where the gateway is."""
-        return GatewayPlace(self.options.state_dir, self.options.location, self.options.settings)
 
     def bring(self, writer: str, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
         """Bring all rows of a batch, and wait for the broker if that was asked for.
@@ -108,8 +106,8 @@ class PartitionSender:
             )
         if not stored.whole:
             stored = self._bring(partial(_send, writer=writer, batch=batch, origin=origin, attempt=attempt), batches)
-        if self.options.to_broker:
-            self._confirmed(stored.end)
+        if self.confirm_s is not None:
+            self._confirmed(stored.end, self.confirm_s)
         return stored
 
     def _bring(self, send: Callable[..., StoredBatch], batches: Iterator[pa.RecordBatch]) -> StoredBatch:
@@ -122,7 +120,7 @@ class PartitionSender:
 
     def _patiently(self, call: Callable[[GatewayClient], _T]) -> _T:
         """Repeat a call as the retry strategy says, while the outbox is full or no gateway answers."""
-        pauses = self.options.retry.pauses()
+        pauses = self.retry.pauses()
         while True:
             try:
                 with self.place.connect() as client:
@@ -139,8 +137,8 @@ class PartitionSender:
                     ) from error
                 time.sleep(pause)
 
-    def _confirmed(self, upto: int) -> None:
-        deadline = time.monotonic() + self.options.confirm_s
+    def _confirmed(self, upto: int, confirm_s: float) -> None:
+        deadline = time.monotonic() + confirm_s
         while True:
             left = deadline - time.monotonic()
             if self._patiently(lambda client: client.sent(upto, timeout_s=max(0.0, min(left, _GLANCE_S)))):  # noqa: B023 - called at once
@@ -149,7 +147,7 @@ class PartitionSender:
                 raise GatewayError(
                     "TL-G24",
                     _WHERE,
-                    f"the broker has not confirmed a batch within {self.options.confirm_s:g} s",
+                    f"the broker has not confirmed a batch within {confirm_s:g} s",
                     "Its messages are in the outbox and go on; start the query again, the batch does not enter twice.",
                 )
 
@@ -169,8 +167,7 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch,
                 waiting, size = [], 0
             waiting.append(rows)
             size += rows.nbytes
-    empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in MESSAGE_SCHEMA], schema=MESSAGE_SCHEMA)
-    yield pa.concat_batches(waiting) if waiting else empty, True
+    yield pa.concat_batches(waiting) if waiting else NO_MESSAGES, True
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -292,8 +289,8 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
     remembered = Remembered.read(location)
     with sender.place.connect() as client:
         if remembered is not None:
-            remembered.check(sender.options.state_dir or sender.options.location, client.outbox(remembered.tip))
-    return MqttStreamWriter(PartitionSender(sender.options, sender.columns, origin or "", batch), location, remembered)
+            remembered.check(sender.place.state_dir or sender.place.location, client.outbox(remembered.tip))
+    return MqttStreamWriter(replace(sender, origin=origin or "", origin_batch=batch), location, remembered)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> MqttBatchWriter:
@@ -313,10 +310,13 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
 
 
 def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> PartitionSender:
+    from towline.spark.sink_options import parse_sink_options  # noqa: PLC0415 - the driver's: workers need no pydantic
+
     parsed = parse_sink_options(options, checkpoint)
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     columns = SinkColumns.bind(types, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain, levels=parsed.levels)
-    return PartitionSender(parsed, columns)
+    place = GatewayPlace(parsed.state_dir, parsed.location, parsed.settings)
+    return PartitionSender(place, columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
 
 
 def _account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> list[MqttWritten]:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from towline.delivery.outrows import MESSAGE_SCHEMA
 from towline.errors import ConfigError
+from towline.schema import MESSAGE_SCHEMA
 
 __all__ = ["ACCEPTED", "SinkColumns"]
 

@@ -6,7 +6,7 @@ Those of the gateway are the source's own; the rest says what to send and when a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,8 +16,9 @@ from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
 from towline.spark import options as shared
+from towline.spark.link import Retry
 
-__all__ = ["OPTIONS", "Retry", "SinkOptions", "parse_sink_options"]
+__all__ = ["OPTIONS", "SinkOptions", "parse_sink_options"]
 
 _WHERE: Final = 'format("mqtt")'
 
@@ -69,34 +70,6 @@ _LEVELS: Final[Mapping[Guarantee, tuple[int, ...]]] = {
     Guarantee.EXACTLY_ONCE: (2,),
 }
 _STRATEGIES: Final = ("never", "constant", "exponential", "capped")
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """How often, and how soon, a full outbox or a gateway that does not answer is tried again.
-
-    Attributes:
-        strategy: ``never``, ``constant``, ``exponential`` or ``capped`` (exponential up to a cap).
-        interval_s: First pause.
-        multiplier: Of each pause over the one before.
-        cap_s: Longest pause.
-        attempts: Repeats; 0 for one try only, below 0 for ever.
-    """
-
-    strategy: str = "capped"
-    interval_s: float = 0.1
-    multiplier: float = 2.0
-    cap_s: float = 5.0
-    attempts: int = 120
-
-    def pauses(self) -> Iterator[float]:
-        """The pause before each repeat, in seconds."""
-        pause, left = self.interval_s, 0 if self.strategy == "never" else self.attempts
-        while left:
-            left -= 1
-            yield pause
-            if self.strategy != "constant":
-                pause = min(pause * self.multiplier, self.cap_s if self.strategy == "capped" else 86_400.0)
 
 
 @dataclass(frozen=True, slots=True)

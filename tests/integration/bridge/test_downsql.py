@@ -19,11 +19,11 @@ from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sql import LETTER, PLACE, DownlinkStatements
 from towline.bridge.uplink import sql
 from towline.bridge.uplink.sql import Letters
-from towline.delivery.outrows import MESSAGE_SCHEMA, packet
+from towline.delivery.outrows import packet
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import Letter, Reason, from_record
-from towline.schema import SPARK_SCHEMA
+from towline.schema import MESSAGE_SCHEMA, SPARK_SCHEMA
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

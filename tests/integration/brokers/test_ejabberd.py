@@ -11,8 +11,9 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, payloads
-from towline.delivery.outrows import MESSAGE_SCHEMA, rows_of
+from towline.delivery.outrows import rows_of
 from towline.net.client import Client
+from towline.schema import MESSAGE_SCHEMA
 from towline_prove.devstack import Ejabberd
 
 __all__ = ["new_gateway"]

@@ -21,11 +21,12 @@ from paho.mqtt.properties import Properties
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway
-from towline.delivery.outrows import MESSAGE_SCHEMA, rows_of
+from towline.delivery.outrows import rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import GatewayError, JournalError, JournalFull
 from towline.gateway.remembered import Remembered
 from towline.gateway.settings import OutboxSettings
+from towline.schema import MESSAGE_SCHEMA
 from towline_prove.devstack import Mosquitto
 
 KEEPING = {

@@ -18,8 +18,9 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway
 from towline.cli import main
-from towline.delivery.outrows import MESSAGE_SCHEMA, rows_of
+from towline.delivery.outrows import rows_of
 from towline.mqtt.reasons import CUT
+from towline.schema import MESSAGE_SCHEMA
 from towline_prove.devstack import Mosquitto
 
 

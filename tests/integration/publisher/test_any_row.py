@@ -13,8 +13,8 @@ import pytest
 
 from tests import extremes
 from tests.conftest import NewMosquitto
-from towline.delivery.outrows import OUTBOX_SCHEMA
 from towline.journal import Limits, Outbox
+from towline.schema import OUTBOX_SCHEMA
 
 SEED = int(os.environ.get("TOWLINE_SEED", "20261122"))
 #: Delivers an outbox; with a number: until so many are done, and then ends as kill -9 ends it.

@@ -9,8 +9,9 @@ from typing import Any
 from tests.conftest import NewMosquitto
 from tests.integration.publisher.test_receipts import write_key
 from towline import Publisher
-from towline.delivery.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.delivery.outrows import arrived, rows_of
 from towline.journal import Outbox
+from towline.schema import OUTBOX_SCHEMA
 
 ROWS: list[dict[str, Any]] = [
     {"topic": "t", "payload": bytes(268_435_456), "qos": 1},

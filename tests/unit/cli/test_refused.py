@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.test_main import ran
-from towline.delivery.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.journal import Outbox
 from towline.mqtt.reasons import CUT
+from towline.schema import OUTBOX_SCHEMA
 
 
 @pytest.fixture

@@ -21,13 +21,14 @@ from mqtt5 import (
 
 from tests.helpers import read_all
 from towline.delivery.outbound import Downlink
-from towline.delivery.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.delivery.outrows import arrived, rows_of
 from towline.errors import JournalFull
 from towline.journal import Batch, Limits, Outbox
 from towline.mqtt import suspects as module
 from towline.mqtt.events import Event, Lost, Opened, Received, Send, SessionConfig, SessionLost
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session
+from towline.schema import OUTBOX_SCHEMA
 
 
 class Log:

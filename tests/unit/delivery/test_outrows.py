@@ -14,10 +14,11 @@ from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, Pub
 
 from tests.helpers import read_all
 from towline.delivery import outrows
-from towline.delivery.outrows import OUTBOX_SCHEMA, Outgoing, arrived, outgoing, packet, rows_of
+from towline.delivery.outrows import Outgoing, arrived, outgoing, packet, rows_of
 from towline.mqtt.codec import encode
 from towline.mqtt.events import Acknowledged, Action, Send
 from towline.mqtt.outbound import LONGEST_EXPIRY, Outbound, Phase
+from towline.schema import OUTBOX_SCHEMA
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 #: Arrow does not look whether a string is UTF-8, so text is drawn as bytes.

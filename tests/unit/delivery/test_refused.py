@@ -12,12 +12,13 @@ from mqtt5 import ConnAckPacket
 
 from tests.helpers import wait_until
 from towline.delivery.outbound import Downlink, Outcome
-from towline.delivery.outrows import OUTBOX_SCHEMA, REFUSED_SCHEMA, arrived, rows_of
+from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
 from towline.journal import Journal, Limits, Outbox
 from towline.mqtt.events import Event, Opened, PublishMany, Received, SessionConfig
 from towline.mqtt.session import Session
+from towline.schema import OUTBOX_SCHEMA, REFUSED_SCHEMA
 
 #: Room for some messages of 50 KB.
 _SMALL = Limits(max_bytes=3 << 20, min_free_bytes=0, segment_bytes=64 << 10)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from mqtt5 import ConnAckPacket, PublishPacket, QoS, SubAckPacket, SubAckReasonCode
 
-from towline.delivery.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.delivery.outrows import arrived, rows_of
 from towline.gateway.pump import Pump
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Disk, Journal, Limits, Outbox
-from towline.schema import ROW_SCHEMA
+from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 
 LIMITS = Limits(max_bytes=64 << 10, min_free_bytes=0)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.journal.support import nameless
-from towline.delivery.outrows import MESSAGE_SCHEMA, rows_of
+from towline.delivery.outrows import rows_of
 from towline.errors import Fenced, GatewayError
 from towline.gateway.remembered import FILE, OutboxPosition, Remembered, check_outbox, position
 from towline.journal import Batch, Limits, Outbox
 from towline.journal.state import Snapshot
+from towline.schema import MESSAGE_SCHEMA
 
 ROOMY = Limits(min_free_bytes=0)
 

@@ -595,9 +595,18 @@ def test_a_signal_is_handled_while_a_reader_waits(server: Served, tmp_path: Path
 
 
 def test_importing_the_client_loads_no_flight() -> None:
-    program = (
-        "import sys, towline, towline.gateway.client, towline.spark.link\n"
-        "print([m for m in ('pyarrow', 'pyarrow._flight', 'pydantic', 'pyspark') if m in sys.modules])"
+    assert loaded("towline, towline.gateway.client, towline.spark.link") & {"pyarrow", "pydantic", "pyspark"} == set()
+
+
+def test_a_spark_worker_loads_no_mqtt() -> None:
+    modules = loaded("towline.spark.sink, towline.spark.reader, towline.spark.registration")
+    assert (
+        modules & {"mqtt5", "pydantic", "towline.mqtt", "towline.net", "towline.journal", "towline.delivery"} == set()
     )
+
+
+def loaded(modules: str) -> set[str]:
+    """What a fresh interpreter has loaded after importing these."""
+    program = f"import sys, {modules}\nprint(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert out.stdout.strip() == "[]"
+    return set(out.stdout.split())

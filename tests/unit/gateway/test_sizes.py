@@ -15,13 +15,14 @@ from tests.unit.journal.support import Unsynced
 from towline.delivery import refused
 from towline.delivery.inbound import _frames
 from towline.delivery.intake import to_rows
-from towline.delivery.outrows import MESSAGE_SCHEMA, OUTBOX_SCHEMA, arrived, rows_of
+from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
 from towline.gateway import outbox_handler as outbox_desk
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.journal import Batch, Limits, Outbox
 from towline.mqtt.events import Deliver, Messages
+from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
 from towline.spark import sink
 
 if TYPE_CHECKING:

@@ -21,13 +21,14 @@ from mqtt5 import (
 from tests.helpers import read_all
 from towline.delivery import outbound as module
 from towline.delivery.outbound import Downlink
-from towline.delivery.outrows import OUTBOX_SCHEMA, arrived, rows_of
+from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.receipts_wire import ReceiptPayload
 from towline.journal import Batch, Limits, Outbox
 from towline.mqtt.codec import Packet
 from towline.mqtt.events import Event, Opened, Received, Send, SessionConfig
 from towline.mqtt.session import Session
 from towline.publisher.awaited import CONSUMER, Awaited, awaited_of, keep
+from towline.schema import OUTBOX_SCHEMA
 
 LIMITS = Limits(min_free_bytes=0, segment_bytes=4096)
 ROWS = 20

@@ -8,12 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from towline.delivery.outrows import MESSAGE_SCHEMA
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
+from towline.schema import MESSAGE_SCHEMA
+from towline.spark.link import Retry
 from towline.spark.sink_columns import SinkColumns
-from towline.spark.sink_options import OPTIONS, Retry, parse_sink_options
+from towline.spark.sink_options import OPTIONS, parse_sink_options
 
 BASE = {"broker": "mqtt://127.0.0.1", "stateDir": "/tmp/out"}  # noqa: S108 - never made
 PROPERTIES = "array<struct<key:string,value:string>>"
