@@ -20,8 +20,8 @@ def key(
     """
     import re  # noqa: PLC0415 - loaded when it is called
 
-    from towline.delivery.receipts_key import ReceiptKeys  # noqa: PLC0415
-    from towline.delivery.receipts_wire import NAME  # noqa: PLC0415
+    from towline.delivery.receipts.keys import ReceiptKeys  # noqa: PLC0415
+    from towline.delivery.receipts.mark import NAME  # noqa: PLC0415
     from towline.errors import ConfigError  # noqa: PLC0415
 
     if not re.match(NAME, publisher):

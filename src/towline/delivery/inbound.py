@@ -15,8 +15,8 @@ import structlog
 
 from towline.delivery.inbox import Inbox
 from towline.delivery.intake import to_rows
-from towline.delivery.receipts import Ledger
-from towline.delivery.receipts_wire import Mark
+from towline.delivery.receipts.ledger import Ledger
+from towline.delivery.receipts.mark import Mark
 from towline.errors import JournalFull
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter

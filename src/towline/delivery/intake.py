@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from towline.delivery.receipts_wire import AUTH_KEY, ID_KEY, NUMBER_KEY, unmarked
+from towline.delivery.receipts.mark import AUTH_KEY, ID_KEY, NUMBER_KEY, unmarked
 from towline.mqtt.events import Messages
 from towline.mqtt.stubs import Published
 from towline.schema import ROW_SCHEMA

@@ -27,7 +27,7 @@ from mqtt5 import PublishPacket, QoS
 
 from towline.delivery.dispatch import Dispatch, Fate
 from towline.delivery.outrows import Outgoing, outgoing
-from towline.delivery.receipts_wire import Content
+from towline.delivery.receipts.mark import Content
 from towline.delivery.refused import REPLAYED, RefusedMessages
 from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
 from towline.errors import Refused as BrokerRefused

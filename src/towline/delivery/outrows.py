@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from mqtt5 import PublishPacket, QoS
 
-from towline.delivery.receipts_wire import Content, unmarked
+from towline.delivery.receipts.mark import Content, unmarked
 from towline.mqtt import fence
 from towline.mqtt.outbound import LONGEST_EXPIRY
 from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA

@@ -29,7 +29,7 @@ import structlog
 from towline.delivery.inbound import Uplink
 from towline.delivery.inbox import Inbox
 from towline.delivery.outbound import Downlink
-from towline.delivery.receipts_sender import ReceiptSender, ledger_of
+from towline.delivery.receipts.sender import ReceiptSender, ledger_of
 from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
 from towline.errors import BrokerError, ConfigError, JournalFull, TakenOver, TowlineError, Unreachable

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from towline.delivery.receipts_wire import PREFIX
+from towline.delivery.receipts.payload import PREFIX
 from towline.guarantee import AckAfter, Guarantee
 from towline.mqtt.rules import filter_problem
 from towline.net.transport.endpoint import Endpoint, Scheme

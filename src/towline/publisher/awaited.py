@@ -20,9 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from towline.delivery.receipts_key import ReceiptKeys
-from towline.delivery.receipts_openings import same_messages
-from towline.delivery.receipts_wire import Content, Mark, ReceiptPayload
+from towline.delivery.receipts.keys import ReceiptKeys
+from towline.delivery.receipts.mark import Content, Mark
+from towline.delivery.receipts.openings import same_messages
+from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal import Outbox
 from towline.journal.ranges import Ranges
 from towline.publisher.words import foreign_key, without_key

@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self
 
 from towline.delivery.outbound import Downlink, Outcome
-from towline.delivery.receipts_wire import PREFIX, receipt_topic
-from towline.delivery.receipts_wire import ReceiptPayload as Told
+from towline.delivery.receipts.payload import PREFIX, receipt_topic
+from towline.delivery.receipts.payload import ReceiptPayload as Told
 from towline.delivery.record import recall
 from towline.errors import BrokerError, JournalError, JournalFull, PublisherError, Unreachable
 from towline.journal import Limits, Outbox

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from towline.delivery.outbound import Outcome
-from towline.delivery.receipts_wire import MARK_BYTES
+from towline.delivery.receipts.mark import MARK_BYTES
 from towline.errors import ConfigError, JournalFull, PublisherError
 from towline.mqtt.rules import NO_QOS_2, message_problem
 from towline.net.transport import Endpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from towline.cli import main
-from towline.delivery.receipts_key import ReceiptKeys
+from towline.delivery.receipts.keys import ReceiptKeys
 from towline.gateway.endpoint import write_private
 
 

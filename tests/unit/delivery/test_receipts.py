@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from mqtt5 import PublishPacket, QoS
 
-from towline.delivery.receipts import Ledger, MarkVerdict
-from towline.delivery.receipts_key import ReceiptKeys
-from towline.delivery.receipts_openings import Openings
-from towline.delivery.receipts_wire import Content, Mark, ReceiptPayload, mark_of, unmarked
+from towline.delivery.receipts.keys import ReceiptKeys
+from towline.delivery.receipts.ledger import Ledger, MarkVerdict
+from towline.delivery.receipts.mark import Content, Mark, mark_of, unmarked
+from towline.delivery.receipts.openings import Openings
+from towline.delivery.receipts.payload import ReceiptPayload
 from towline.errors import ConfigError
 from towline.gateway.endpoint import write_private
 from towline.mqtt.codec import Decoder, PublishRun

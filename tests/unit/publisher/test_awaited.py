@@ -6,7 +6,8 @@ from itertools import count
 
 import pytest
 
-from towline.delivery.receipts_wire import Content, Mark, ReceiptPayload, mark_of
+from towline.delivery.receipts.mark import Content, Mark, mark_of
+from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
 from towline.publisher.awaited import Awaited, Restored
 

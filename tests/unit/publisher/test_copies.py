@@ -13,8 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from towline.delivery.receipts import Ledger, MarkVerdict
-from towline.delivery.receipts_wire import Content, Mark, ReceiptPayload, mark_of
+from towline.delivery.receipts.ledger import Ledger, MarkVerdict
+from towline.delivery.receipts.mark import Content, Mark, mark_of
+from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
 from towline.publisher.awaited import Awaited, Restored
 

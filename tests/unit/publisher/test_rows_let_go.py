@@ -22,7 +22,7 @@ from tests.helpers import read_all
 from towline.delivery import outbound as module
 from towline.delivery.outbound import Downlink
 from towline.delivery.outrows import arrived, rows_of
-from towline.delivery.receipts_wire import ReceiptPayload
+from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal import Batch, Limits, Outbox
 from towline.mqtt.codec import Packet
 from towline.mqtt.events import Event, Opened, Received, Send, SessionConfig

@@ -23,9 +23,10 @@ from enum import Enum
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
-from towline.delivery.receipts_key import ReceiptKeys
-from towline.delivery.receipts_openings import Openings
-from towline.delivery.receipts_wire import Mark, ReceiptPayload, is_genuine, mark_of
+from towline.delivery.receipts.keys import ReceiptKeys
+from towline.delivery.receipts.mark import Mark, is_genuine, mark_of
+from towline.delivery.receipts.openings import Openings
+from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
 
 __all__ = ["Change", "Ledger", "MarkVerdict"]

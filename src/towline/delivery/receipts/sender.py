@@ -14,9 +14,9 @@ from typing import Any, Final
 from mqtt5 import PublishPacket, QoS
 
 from towline.delivery.inbox import Inbox
-from towline.delivery.receipts import Ledger
-from towline.delivery.receipts_key import ReceiptKeys
-from towline.delivery.receipts_wire import ReceiptPayload, receipt_topic
+from towline.delivery.receipts.keys import ReceiptKeys
+from towline.delivery.receipts.ledger import Ledger
+from towline.delivery.receipts.payload import ReceiptPayload, receipt_topic
 from towline.errors import JournalFull
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.mqtt.events import Acknowledged, Event, Publish, PublishMany

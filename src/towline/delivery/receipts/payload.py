@@ -1,0 +1,112 @@
+"""The text of a receipt: what a gateway tells a publisher, as JSON in a message of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from towline.delivery.receipts.keys import ReceiptKeys
+
+__all__ = ["PREFIX", "ReceiptPayload", "receipt_topic"]
+
+#: Where receipts go: this, a slash, and the publisher's id.
+PREFIX: Final = "towline/receipts"
+#: A receipt names so many ranges at most; what is left out is sent again, and dropped.
+_MOST_RANGES: Final = 64
+#: A longer one is none of ours.
+_LONGEST: Final = 16 << 10
+#: The end of a receipt with codes: they are about all before it.
+_CODES: Final = re.compile(rb',"codes":\["([0-9a-f]{32}(?:","[0-9a-f]{32}){0,15})"\]\}\Z')
+
+
+def receipt_topic(prefix: str, publisher: str) -> str:
+    """Where the receipts of a publisher go."""
+    return f"{prefix}/{publisher}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptPayload:
+    """What a gateway tells a publisher.
+
+    Attributes:
+        publisher: Its id.
+        epoch: Of the numbers.
+        watermark: Every number below is in Kafka, committed, or was given up by the publisher; only grows in an epoch.
+        gateway: Who says it, for people.
+        asked: Nonce of the question this answers; "" for none.
+        journaled: Ranges of numbers that are on the gateway's disk, or further. With an answer: what the publisher had
+            sent before it asked and is in none of them has to be sent again.
+        fresh: The gateway has just come, and may have missed something: ask.
+        openings: First number and name of each opening of the publisher's journal that gave out the numbers from there
+            on, as the gateway received them; a name of None: not known to this gateway. None: it keeps no names.
+    """
+
+    publisher: str
+    epoch: int
+    watermark: int
+    gateway: str = ""
+    asked: str = ""
+    journaled: tuple[tuple[int, int], ...] = ()
+    fresh: bool = False
+    openings: tuple[tuple[int, str | None], ...] | None = None
+
+    def encode(self, keys: ReceiptKeys | None = None) -> bytes:
+        """As the payload of a message, with a code for each key."""
+        told: dict[str, Any] = {"publisher": self.publisher, "epoch": self.epoch, "watermark": self.watermark}
+        told["gateway"] = self.gateway
+        if self.asked:
+            told["asked"] = self.asked
+        if self.asked or self.journaled:
+            told["journaled"] = self.journaled[:_MOST_RANGES]
+        if self.fresh:
+            told["fresh"] = True
+        if self.openings is not None:
+            told["openings"] = self.openings
+        text = json.dumps(told, separators=(",", ":")).encode()
+        if keys is None:
+            return text
+        codes = keys.codes(self.publisher, _RECEIPT, text[:-1])
+        return text[:-1] + b',"codes":' + json.dumps(codes, separators=(",", ":")).encode() + b"}"
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Self | None:
+        """From a payload; None for one that is no receipt. It says nothing of who wrote it: `was_told_by`."""
+        try:
+            told: Any = json.loads(payload) if len(payload) <= _LONGEST else None
+            made = cls(
+                told["publisher"],
+                told["epoch"],
+                told["watermark"],
+                told.get("gateway", ""),
+                told.get("asked", ""),
+                tuple((start, end) for start, end in told.get("journaled", ())),
+                told.get("fresh", False) is True,
+                _openings(told),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+        numbers = [made.epoch, made.watermark, *(n for pair in made.journaled for n in pair)]
+        numbers += [start for start, _ in made.openings or ()]
+        texts = [made.publisher, made.gateway, made.asked, *(name or "" for _, name in made.openings or ())]
+        sound = all(type(n) is int and n >= 0 for n in numbers) and all(isinstance(text, str) for text in texts)
+        return made if sound else None
+
+    @staticmethod
+    def was_told_by(keys: ReceiptKeys, publisher: str, payload: bytes) -> bool:
+        """Whether a gateway with one of the keys wrote this payload for a publisher."""
+        found = _CODES.search(payload) if len(payload) <= _LONGEST else None
+        if found is None:
+            return False
+        codes = found[1].decode("ascii").split('","')
+        return keys.genuine(publisher, codes, _RECEIPT, payload[: found.start()])
+
+
+_RECEIPT: Final = b"towline receipt\0"
+
+
+def _openings(told: Mapping[str, Any]) -> tuple[tuple[int, str | None], ...] | None:
+    given = told.get("openings")
+    return None if given is None else tuple((start, name) for start, name in given)
