@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -18,27 +19,43 @@ from towline.delivery.intake import to_rows
 from towline.delivery.receipts.ledger import Ledger
 from towline.delivery.receipts.mark import Mark
 from towline.errors import JournalFull
-from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter
 from towline.journal.reading import cut
 from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub
 
-__all__ = ["Uplink"]
+__all__ = ["InboundConfig", "Uplink"]
 
 #: A limit of the journal has room for so many frames at least.
 _FRAMES_BELOW_LIMIT: Final = 16
-#: Above this a gulp is stored in several frames; one packet is never parted.
+#: Above this a chunk is stored in several frames; one packet is never parted.
 _LARGEST_FRAME: Final = 16 << 20
 #: How often a full journal is tried again, in seconds.
 _ROOM_RETRY: Final = 0.5
-#: Messages that were not taken in whole are told of once in so many seconds: anybody may send ten thousand of them.
-_TOLD_EVERY: Final = 60.0
+#: Messages that were not taken in whole are reported once in so many seconds: anybody may send ten thousand of them.
+_REPORT_EVERY: Final = 60.0
 #: Characters of a topic in the log; a device chose them, so they are escaped there [I13].
 _SHOWN: Final = 200
 #: Why there is only a stub → the counter in the ledger.
 _COUNTERS: Final = {TOO_LARGE: "packets_too_large", TOO_MANY: "too_many_properties"}
+
+
+@dataclass(frozen=True, slots=True)
+class InboundConfig:
+    """What an uplink has to know of its gateway.
+
+    Attributes:
+        name: The gateway's, as rows and log have it.
+        acks: What drives the acknowledgements [I1].
+        max_packet_bytes: Largest packet that is taken in whole, as the log names it.
+        journal_bytes: Limit of the inbox; None for no limit but the disk.
+    """
+
+    name: str
+    acks: AckAfter
+    max_packet_bytes: int
+    journal_bytes: int | None = None
 
 
 class _Unstored(NamedTuple):
@@ -57,7 +74,7 @@ class Uplink:
     """Stores one session's deliveries.
 
     Args:
-        settings: The gateway's settings.
+        config: Of the gateway.
         inbox: Where messages go.
         handle: Gives the session an event.
         on_rows: Called after rows became durable.
@@ -71,7 +88,7 @@ class Uplink:
 
     def __init__(
         self,
-        settings: GatewaySettings,
+        config: InboundConfig,
         inbox: Inbox,
         *,
         handle: Callable[[Event], None],
@@ -84,33 +101,31 @@ class Uplink:
         self._on_rows = on_rows
         self._note = note
         self._ledger = ledger
-        self._acks = settings.acks
-        self._name = settings.name
-        self._limit = settings.max_packet_bytes
-        self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
+        self._config = config
+        self._log = structlog.get_logger("towline.gateway").bind(line=config.name)
         #: What is not stored yet, in order; longer than one only while there is no room.
         self._waiting: deque[_Unstored] = deque()
-        most = settings.journal.max_bytes
-        #: A larger gulp is stored in pieces, or it might never fit below a small limit.
+        most = config.journal_bytes
+        #: A larger chunk is stored in pieces, or it might never fit below a small limit.
         self._frame_bytes = _LARGEST_FRAME if most is None else min(_LARGEST_FRAME, most // _FRAMES_BELOW_LIMIT)
         self.room_at = 0.0
-        #: Stubs that no line of the log has told of, by their counter, and when the next may.
-        self._untold: Counter[str] = Counter()
-        self._tell_at = 0.0
+        #: Stubs that no line of the log has reported, by their counter, and when the next may.
+        self._unreported: Counter[str] = Counter()
+        self._report_at = 0.0
         self.received = inbox.end + inbox.ledger.get("deduplicated", 0)
 
     @property
     def full(self) -> bool:
-        """Rows wait for room: nothing may be read, and no session made anew, whose numbers would be theirs."""
+        """Rows wait for room: nothing may be read, and no session renewed, whose numbers would be theirs."""
         return bool(self._waiting)
 
     def deliver(self, action: Deliver, inbound: Inbound) -> None:
         """Store a delivery, or keep it until there is room."""
         self.received += len(action.messages)
-        if self._acks is AckAfter.RECEIVED:
+        if self._config.acks is AckAfter.RECEIVED:
             self.settle(inbound, action.first + len(action.messages))
         marked = self._ledger is not None
-        batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._name, strip_marks=marked)
+        batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._config.name, strip_marks=marked)
         if batch.column("payload").null_count:
             self._count_stubs(action.messages)
         marks = self._ledger.marks(action.messages.packets) if self._ledger is not None else ()
@@ -119,17 +134,19 @@ class Uplink:
 
     def _count_stubs(self, messages: Messages) -> None:
         """Count what was not taken in whole, and say so once in a while."""
-        found = Counter(_COUNTERS[p.reason] for p in messages.packets if isinstance(p, Stub))
-        self._inbox.count(**found)
-        self._untold += found
+        stubs = Counter(_COUNTERS[p.reason] for p in messages.packets if isinstance(p, Stub))
+        self._inbox.count(**stubs)
+        self._unreported += stubs
         now = time.monotonic()
-        if now < self._tell_at:
+        if now < self._report_at:
             return
-        self._tell_at = now + _TOLD_EVERY
+        self._report_at = now + _REPORT_EVERY
         topic = next(t for p, t in zip(messages.packets, messages.topics, strict=True) if isinstance(p, Stub))
         what = "messages not taken in whole; each is stored as a row without payload"
-        self._log.warning(what, code="TL-M42", topic=repr(topic[:_SHOWN]), limit=self._limit, **self._untold)
-        self._untold.clear()
+        self._log.warning(
+            what, code="TL-M42", topic=repr(topic[:_SHOWN]), limit=self._config.max_packet_bytes, **self._unreported
+        )
+        self._unreported.clear()
 
     def find_room(self, now: float) -> None:
         """Try again what found no room."""
@@ -148,7 +165,7 @@ class Uplink:
                 if self._ledger is not None and change is not None:
                     self._ledger.stored(change, end)
                 self._on_rows()
-                if self._acks is AckAfter.JOURNAL:
+                if self._config.acks is AckAfter.JOURNAL:
                     self._handle(Settled(end))
                 if frame.ticket:
                     self._handle(Stored(frame.ticket))

@@ -34,7 +34,7 @@ from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
 from towline.errors import BrokerError, ConfigError, JournalFull, TakenOver, TowlineError, Unreachable
 from towline.errors import Refused as RefusedByBroker
-from towline.gateway.sessions import session_config
+from towline.gateway.sessions import inbound_config, receipt_config, session_config
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Outbox
@@ -113,7 +113,8 @@ class Pump:
         #: The one in use changes only while nothing is connected.
         self._versions = Versions(LEVELS[settings.protocol])
         #: Publishers that want receipts; None when nobody gets any.
-        self._ledger = ledger_of(settings, inbox)
+        receipts = receipt_config(settings)
+        self._ledger = ledger_of(receipts, inbox) if receipts is not None else None
         self._session = self._new_session()
         #: The session was made while rows waited for room: it knows neither their numbers nor their packet ids.
         self._stale = False
@@ -157,7 +158,12 @@ class Pump:
             "session_lost": None,
         }
         self._uplink = Uplink(
-            settings, inbox, handle=self._handle, on_rows=on_rows, note=self._no_room, ledger=self._ledger
+            inbound_config(settings),
+            inbox,
+            handle=self._handle,
+            on_rows=on_rows,
+            note=self._no_room,
+            ledger=self._ledger,
         )
         self._downlink: Downlink | None = None
         if outbox is not None and settings.outbox is not None:
@@ -172,8 +178,8 @@ class Pump:
             )
             self._downlink.attach(self._session)
         self._receipts: ReceiptSender | None = None
-        if self._ledger is not None and settings.receipts is not None:
-            self._receipts = ReceiptSender(settings.receipts, self._ledger, inbox, self._handle, self._log)
+        if self._ledger is not None and receipts is not None:
+            self._receipts = ReceiptSender(receipts.prefix, self._ledger, inbox, self._handle, self._log)
 
     # -- from any thread --
 

@@ -1,14 +1,16 @@
-"""What a gateway's settings say to its MQTT session."""
+"""What a gateway's settings say to its MQTT session, and to what works on it."""
 
 from __future__ import annotations
 
 from mqtt5 import QoS, Will
 
+from towline.delivery.inbound import InboundConfig
+from towline.delivery.receipts.sender import ReceiptConfig
 from towline.gateway.settings import GatewaySettings, WillSettings
 from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter, SessionConfig
 
-__all__ = ["session_config"]
+__all__ = ["inbound_config", "receipt_config", "session_config"]
 
 
 def session_config(settings: GatewaySettings, password: bytes | None, level: int) -> SessionConfig:
@@ -47,6 +49,19 @@ def session_config(settings: GatewaySettings, password: bytes | None, level: int
         topic_alias_maximum=settings.topic_alias_maximum if level == 5 else 0,
         will=_will(settings.will) if settings.will else None,
     )
+
+
+def inbound_config(settings: GatewaySettings) -> InboundConfig:
+    """The part of what receives."""
+    return InboundConfig(settings.name, settings.acks, settings.max_packet_bytes, settings.journal.max_bytes)
+
+
+def receipt_config(settings: GatewaySettings) -> ReceiptConfig | None:
+    """The part of receipts; None for a gateway that gives none."""
+    if settings.receipts is None:
+        return None
+    values = settings.receipts.model_dump(exclude={"trust_all_clients"})
+    return ReceiptConfig(gateway=settings.name, max_packet_bytes=settings.max_packet_bytes, **values)
 
 
 def _will(settings: WillSettings) -> Will:

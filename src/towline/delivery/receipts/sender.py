@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from mqtt5 import PublishPacket, QoS
@@ -18,12 +20,11 @@ from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.ledger import Ledger
 from towline.delivery.receipts.payload import ReceiptPayload, receipt_topic
 from towline.errors import JournalFull
-from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.mqtt.events import Acknowledged, Event, Publish, PublishMany
 from towline.mqtt.reasons import reason_words
 from towline.schema import NO_ROWS
 
-__all__ = ["ReceiptSender", "ledger_of"]
+__all__ = ["ReceiptConfig", "ReceiptSender", "ledger_of"]
 
 #: Receipts under way at once, at most: they share the broker's window with what else is sent.
 _MOST_OPEN: Final = 200
@@ -36,24 +37,44 @@ _UNSIGNED: Final = "a marked message has no code: of a publisher without a key, 
 _FORGED: Final = "a marked message has a wrong code: another key, or not its publisher; stored as any other, no receipt"
 
 
-def ledger_of(settings: GatewaySettings, inbox: Inbox) -> Ledger | None:
-    """The publishers as the inbox knows them; None for a gateway that gives no receipts.
+@dataclass(frozen=True, slots=True)
+class ReceiptConfig:
+    """What giving receipts needs to know of a gateway.
+
+    Attributes:
+        gateway: Its name, as receipts give it.
+        key_file: Holds the line's keys; None to believe everybody.
+        prefix: Receipts go to this topic, a slash, and the publisher's id.
+        max_publishers: More get no receipts.
+        max_ranges: Ranges of numbers of one publisher with others missing between them, at most.
+        keep_s: A publisher that is silent for so many seconds is forgotten.
+        max_packet_bytes: Bytes of a packet that is taken in whole.
+    """
+
+    gateway: str
+    key_file: Path | None
+    prefix: str
+    max_publishers: int
+    max_ranges: int
+    keep_s: float
+    max_packet_bytes: int
+
+
+def ledger_of(config: ReceiptConfig, inbox: Inbox) -> Ledger:
+    """The publishers as the inbox knows them.
 
     Raises:
         ConfigError: TL-C85, the file of keys can't be used.
     """
-    if settings.receipts is None:
-        return None
-    file = settings.receipts.key_file
     ledger = Ledger(
         inbox.notes,
         inbox.end,
-        gateway=settings.name,
-        most_publishers=settings.receipts.max_publishers,
-        most_ranges=settings.receipts.max_ranges,
-        keep_s=settings.receipts.keep_s,
-        keys=ReceiptKeys.read(file) if file is not None else None,
-        largest=settings.max_packet_bytes,
+        gateway=config.gateway,
+        most_publishers=config.max_publishers,
+        most_ranges=config.max_ranges,
+        keep_s=config.keep_s,
+        keys=ReceiptKeys.read(config.key_file) if config.key_file is not None else None,
+        largest=config.max_packet_bytes,
     )
     ledger.commit(inbox.committed)
     return ledger
@@ -63,17 +84,15 @@ class ReceiptSender:
     """Tells publishers how far their messages are; belongs to the pump's thread.
 
     Args:
-        settings: Where receipts go.
+        prefix: Where receipts go.
         ledger: What there is to tell.
         inbox: Keeps the watermarks.
         handle: Gives the session an event.
         log: Takes ``warning(event, **facts)``.
     """
 
-    def __init__(
-        self, settings: ReceiptSettings, ledger: Ledger, inbox: Inbox, handle: Callable[[Event], None], log: Any
-    ) -> None:
-        self._settings = settings
+    def __init__(self, prefix: str, ledger: Ledger, inbox: Inbox, handle: Callable[[Event], None], log: Any) -> None:
+        self._prefix = prefix
         self._ledger = ledger
         self._inbox = inbox
         self._handle = handle
@@ -137,7 +156,7 @@ class ReceiptSender:
             self._open[self._token] = receipt
             self._ledger.told(receipt)
             packet = PublishPacket(
-                receipt_topic(self._settings.prefix, receipt.publisher),
+                receipt_topic(self._prefix, receipt.publisher),
                 receipt.encode(self._ledger.keys),
                 qos=QoS.AT_LEAST_ONCE,
                 retain=True,  # a publisher that was away learns it when it subscribes again
@@ -159,7 +178,7 @@ class ReceiptSender:
             self.sent += 1
         elif receipt.publisher not in self._refused and len(self._refused) < 1000:
             self._refused.add(receipt.publisher)
-            topic, reason = receipt_topic(self._settings.prefix, receipt.publisher), reason_words(action.reason)
+            topic, reason = receipt_topic(self._prefix, receipt.publisher), reason_words(action.reason)
             self._log.warning("the broker refused a receipt", topic=topic, reason=reason, code="TL-M41")
         return True
 
