@@ -16,7 +16,6 @@ STILL_LONG: set[str] = {
     "src/towline/bridge/runtime/recovery.py",
     "src/towline/bridge/runtime/supervisors.py",
     "src/towline/delivery/outbound.py",
-    "src/towline/gateway/client.py",
     "src/towline/gateway/pump.py",
     "src/towline/gateway/service.py",
     "src/towline/journal/journal.py",

@@ -141,7 +141,7 @@ def _places(place: Path, line: str | None) -> Iterator[tuple[str, Path]]:
 def _reached(directory: Path) -> Iterator[_Ask]:
     """The refused messages of a state directory: through the gateway that runs there, or from the disk."""
     from towline.delivery.refused import RefusedMessages  # noqa: PLC0415
-    from towline.gateway.client import discover  # noqa: PLC0415 - loaded when it is called
+    from towline.gateway.launch import discover  # noqa: PLC0415 - loaded when it is called
     from towline.journal import Limits, Outbox  # noqa: PLC0415
     from towline.schema import OUTBOX_SCHEMA  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The thin client of a gateway: find one, start one, talk to it.
+"""The thin client of a gateway: reads its rows, moves its watermarks, brings messages to its outbox.
 
 Safe in Spark's forked workers: ``pyarrow.flight`` is imported inside the methods and no connection is made before the
 first call. Every error of Arrow Flight becomes one of ours in one place, `_translated`.
@@ -7,25 +7,14 @@ first call. Every error of Arrow Flight becomes one of ours in one place, `_tran
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalLocked, TowlineError
-from towline.gateway.endpoint import (
-    ERROR_FILE,
-    LOG_FILE,
-    GatewayEndpoint,
-    ProcessMark,
-    revive,
-)
+from towline.errors import Fenced, GatewayError, GatewayUnreachable
+from towline.gateway.endpoint import ProcessMark, revive
 from towline.gateway.interruptible import interruptible
 from towline.gateway.remembered import OutboxPosition, StoredBatch
 
@@ -34,21 +23,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from towline.gateway.settings import GatewaySettings
-
-__all__ = ["CALL_S", "START_S", "GatewayClient", "Lease", "StoredBatch", "Window", "discover", "ensure", "usable"]
+__all__ = ["CALL_S", "GatewayClient", "Lease", "StoredBatch", "Window"]
 
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
 CALL_S = 20.0
-
-#: Longest time for a new gateway to listen, in seconds: recovery of a large journal and the start of Python.
-START_S = 20.0
-
-#: Longest time for a living gateway to say that it lives, in seconds.
-_GLANCE_S = 5.0
-
-#: Pause before another try to start a gateway whose journal is locked, in seconds.
-_RETRY_S = 0.3
 
 #: gRPC would otherwise wait up to a second, then longer, before it looks again whether a gateway is back. What it calls
 #: the shortest backoff is also how long one attempt may take: a busy machine needs more than a moment.
@@ -58,9 +36,6 @@ _CHANNEL = [
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-
-#: Gateways started here: kept so that they can be reaped, never to be ended from here.
-_children: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,193 +397,3 @@ class GatewayClient:
 def _first_words(error: BaseException) -> str:
     """The kind of a foreign error, without its page of gRPC context."""
     return type(error).__name__.removeprefix("Flight").removesuffix("Error") or "no answer"
-
-
-def discover(state_dir: Path) -> GatewayClient | None:
-    """Find the running gateway of a state directory.
-
-    Returns:
-        A client whose gateway has just answered, or None: no endpoint, its process is gone, or the socket is dead.
-    """
-    endpoint = GatewayEndpoint.read(state_dir)
-    if endpoint is None or endpoint.process.gone():
-        return None
-    client = GatewayClient(endpoint.location)
-    try:
-        if client.status(timeout_s=_GLANCE_S)["journal"] == endpoint.journal:
-            return client
-    except GatewayError:
-        pass
-    client.close()
-    return None
-
-
-def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None) -> GatewayClient:
-    """Attach to the running gateway of ``settings.state_dir``, or start one.
-
-    The started gateway is no part of this process: it outlives it and ends with ``owner_pid``. Callers that come at
-    the same moment get the same gateway. A gateway of the same owner that nobody reads and that has other settings
-    is ended first and started again; any other one is refused.
-
-    Args:
-        settings: What the gateway is told.
-        owner_pid: The process whose end ends the gateway.
-        log: File for its output; default ``gateway.log`` in the state directory.
-
-    Raises:
-        ConfigError: TL-C25 when the state directory can't be used, TL-C27 when a gateway with other settings runs.
-        GatewayError: TL-G02 when the gateway does not listen within `START_S` seconds.
-        TowlineError: Whatever kept the gateway from starting, in its own words.
-    """
-    state_dir = settings.state_dir.absolute()
-    deadline = time.monotonic() + START_S
-    with _alone(state_dir, deadline):
-        running = discover(state_dir)
-        if running and _fits(running, settings, owner_pid, deadline):
-            return running
-        (state_dir / ERROR_FILE).unlink(missing_ok=True)
-        told = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner_pid})
-        return _launched(state_dir, told.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline)
-
-
-def usable(state_dir: Path) -> None:
-    """Make a state directory where there is none.
-
-    Raises:
-        ConfigError: TL-C25 when it can't be used.
-    """
-    os.close(_starting(state_dir))
-
-
-def _starting(state_dir: Path) -> int:
-    """The open file that one starter at a time locks."""
-    try:
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(state_dir / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            "TL-C25",
-            str(state_dir),
-            f"the state directory can't be used ({error.strerror})",
-            "Give a directory on a local disk that this user may write.",
-        ) from error
-
-
-@contextlib.contextmanager
-def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
-    """Make the state directory and let one starter in at a time."""
-    handle = _starting(state_dir)
-    try:
-        while not _locked(handle):
-            if time.monotonic() >= deadline:
-                raise _late(state_dir, "another process has been starting the gateway")
-            time.sleep(0.02)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _fits(running: GatewayClient, settings: GatewaySettings, owner_pid: int, deadline: float) -> bool:
-    """Whether the running gateway is what the settings ask for; an idle one of our own that is not is ended."""
-    endpoint = GatewayEndpoint.read(settings.state_dir)
-    if endpoint is None or endpoint.settings in ("", settings.digest()):
-        return True
-    if endpoint.owner_pid == owner_pid and not running.status()["readers"]:
-        running.close()
-        _end(endpoint.process, deadline)
-        return False
-    running.close()
-    raise ConfigError(
-        "TL-C27",
-        str(settings.state_dir),
-        f'the gateway "{endpoint.name}" (pid {endpoint.pid}, since {endpoint.since}) runs here with other '
-        "settings (broker, subscriptions, guarantee, limits ...)",
-        f"Stop its queries and then process {endpoint.pid} to start it with the new settings, or give this query a "
-        "stateDir of its own.",
-    )
-
-
-def _end(process: ProcessMark, deadline: float) -> None:
-    if not process.gone():
-        os.kill(process.pid, signal.SIGTERM)
-    while not process.gone():
-        if time.monotonic() >= deadline:
-            raise _late(Path(f"pid {process.pid}"), "the gateway with the former settings has been ending")
-        time.sleep(0.02)
-
-
-def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
-    _children[:] = [child for child in _children if child.poll() is None]
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "towline.gateway"],
-            stdin=subprocess.PIPE,
-            stdout=handle,
-            stderr=handle,
-            start_new_session=True,  # a Ctrl-C at the driver's terminal is not for the gateway
-        )
-    finally:
-        os.close(handle)
-    _children.append(child)
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
-        pipe.write(settings)
-    return child
-
-
-def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> GatewayClient:
-    """Start gateways until one answers: the one before may still be ending, or another starter was quicker."""
-    locked: JournalLocked | None = None
-    while True:
-        child = _start(settings, log)
-        try:
-            return _listening(state_dir, child, log, deadline)
-        except JournalLocked as error:
-            locked = error
-        except GatewayError as late:
-            if locked is None:
-                raise
-            raise locked from late  # who holds the journal says more than that this try came too late
-        if time.monotonic() >= deadline:
-            raise locked
-        time.sleep(_RETRY_S)
-
-
-def _listening(state_dir: Path, child: subprocess.Popen[bytes], log: Path, deadline: float) -> GatewayClient:
-    """Wait for the gateway to answer: the child, or the one that was quicker."""
-    while True:
-        ended = child.poll() is not None
-        running = discover(state_dir)
-        if running:
-            return running
-        if ended:
-            raise _start_error(state_dir, child, log)
-        if time.monotonic() >= deadline:
-            raise _late(state_dir, f"the gateway (pid {child.pid}) has been starting", log)
-        time.sleep(0.02)
-
-
-def _start_error(state_dir: Path, child: subprocess.Popen[bytes], log: Path) -> TowlineError:
-    try:
-        return revive(json.loads((state_dir / ERROR_FILE).read_text()))
-    except (OSError, ValueError, AttributeError):
-        return GatewayError(
-            "TL-G02",
-            str(state_dir),
-            f"the gateway ended with code {child.returncode} before it listened",
-            f"See {log}.",
-        )
-
-
-def _late(where: Path, what: str, log: Path | None = None) -> GatewayError:
-    do = f"See {log}." if log else "It is tried again; look at that process if it stays."
-    return GatewayError("TL-G02", str(where), f"{what} for {START_S:.0f} s", do)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from towline.errors import GatewayUnreachable, TowlineError
-from towline.gateway.client import GatewayClient, discover, ensure
+from towline.gateway.client import GatewayClient
+from towline.gateway.launch import discover, ensure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -58,7 +58,7 @@ class MqttDataSource(DataSource):
             JournalDamaged: TL-J21, more is torn than a power failure can tear.
         """
         from towline.checkpoint import Checkpoint  # noqa: PLC0415 - see above
-        from towline.gateway.client import usable  # noqa: PLC0415 - see above
+        from towline.gateway.launch import usable  # noqa: PLC0415 - see above
         from towline.schema import EVENT_TIME, SPARK_SCHEMA  # noqa: PLC0415 - see above
 
         plan = self._plan

@@ -15,7 +15,8 @@ import pytest
 from mqtt5 import PublishPacket, QoS
 
 from tests.helpers import wait_until
-from towline.gateway.client import GatewayClient, discover
+from towline.gateway.client import GatewayClient
+from towline.gateway.launch import discover
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal
 from towline.net.sender import Sender

@@ -14,7 +14,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, payloads, publish
 from towline.errors import Fenced
-from towline.gateway.client import ensure
+from towline.gateway.launch import ensure
 from towline.spark.offsets import Position
 from towline_prove.devstack import Mosquitto
 

@@ -12,7 +12,7 @@ import pytest
 from mqtt5 import PublishPacket, QoS
 
 from tests.helpers import wait_until
-from towline.gateway.client import discover
+from towline.gateway.launch import discover
 from towline.net.sender import Sender
 from towline_prove.devstack import Mosquitto
 

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
 from towline import Client
-from towline.gateway.client import discover
 from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.launch import discover
 from towline.net.messages import Message
 from towline.net.sender import Sender
 from towline.spark.sink_options import parse_sink_options

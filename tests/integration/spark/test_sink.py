@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from towline.gateway.client import discover
 from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.launch import discover
 from towline.net.client import Client
 from towline.net.messages import Message
 from towline_prove.devstack import Mosquitto

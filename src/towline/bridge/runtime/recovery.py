@@ -24,7 +24,7 @@ from towline.bridge.runtime.identity import Identity, sinks
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable, TowlineError
 from towline.gateway.belonging import MISMATCHES, is_other
-from towline.gateway.client import discover
+from towline.gateway.launch import discover
 from towline.gateway.remembered import UNFIT
 from towline.guarantee import Guarantee, policy
 

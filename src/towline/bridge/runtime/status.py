@@ -13,8 +13,8 @@ from towline.bridge.runtime.board import SILENT_S, account_of, counts_of, digest
 from towline.bridge.runtime.downaccount import DownAccount
 from towline.bridge.runtime.screen import lag_text
 from towline.errors import ConfigError, GatewayError
-from towline.gateway.client import discover
 from towline.gateway.endpoint import ProcessMark
+from towline.gateway.launch import discover
 from towline.text import counted, printable
 
 __all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]

@@ -192,7 +192,7 @@ class Supervisor:
     def _last_look(self) -> None:
         """One more answer of each gateway, after Spark's last batch."""
         from towline.errors import GatewayError  # noqa: PLC0415 - only here
-        from towline.gateway.client import discover  # noqa: PLC0415 - only here
+        from towline.gateway.launch import discover  # noqa: PLC0415 - only here
 
         for line in self._bridge.lines:
             with contextlib.suppress(GatewayError):

@@ -33,8 +33,9 @@ from towline.errors import (
     SetupError,
     TowlineError,
 )
-from towline.gateway.client import GatewayClient, ensure
+from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.launch import ensure
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge

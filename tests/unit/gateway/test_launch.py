@@ -13,9 +13,10 @@ import pytest
 from tests.helpers import wait_until
 from tests.unit.spark.serving import Served, mark, served
 from towline.errors import ConfigError, GatewayError, JournalLocked, Refused
-from towline.gateway import client as client_module
-from towline.gateway.client import GatewayClient, discover, ensure
+from towline.gateway import launch
+from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import ENDPOINT_FILE, ERROR_FILE, LOG_FILE, GatewayEndpoint
+from towline.gateway.launch import discover, ensure
 from towline.gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).parents[3]
@@ -73,10 +74,10 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     """A state directory; the gateway that serves it ends with the test."""
     directory = tmp_path / "state"
     yield directory
-    for child in client_module._children:
+    for child in launch._children:
         child.kill()
         child.wait()
-    client_module._children.clear()
+    launch._children.clear()
 
 
 # -- discover --------------------------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ def test_a_socket_that_serves_another_journal_is_none(tmp_path: Path) -> None:
 def test_ensure_attaches_to_a_running_gateway(tmp_path: Path) -> None:
     with served(tmp_path) as server, ensure(settings(tmp_path), owner_pid=os.getpid()) as client:
         assert client.location == server.location
-    assert not client_module._children
+    assert not launch._children
 
 
 def test_ensure_starts_one_that_is_no_part_of_this_process(
@@ -169,7 +170,7 @@ def test_starters_at_the_same_moment_get_one_gateway(state_dir: Path, gateway_pr
         thread.join(60)
     assert len({client.status()["pid"] for client in clients}) == 1
     assert len(clients) == 4
-    assert len(client_module._children) == 1
+    assert len(launch._children) == 1
     for client in clients:
         client.close()
 
@@ -183,7 +184,7 @@ def test_a_gateway_that_another_way_started_first_wins(
         endpoint = state_dir / ENDPOINT_FILE
         hidden = state_dir / "hidden"
         endpoint.rename(hidden)
-        started = client_module._start
+        started = launch._start
 
         def start(told: bytes, log: Path) -> subprocess.Popen[bytes]:
             child = started(told, log)
@@ -191,7 +192,7 @@ def test_a_gateway_that_another_way_started_first_wins(
             hidden.rename(endpoint)
             return child
 
-        monkeypatch.setattr(client_module, "_start", start)
+        monkeypatch.setattr(launch, "_start", start)
         with ensure(settings(state_dir), owner_pid=4711) as client:
             assert client.location == server.location
 
@@ -203,7 +204,7 @@ def test_a_gateway_that_is_just_ending_is_waited_for(
     gateway_program(_GATEWAY)
     ending = Served(state_dir)
     ending.service.close()
-    started = client_module._start
+    started = launch._start
     tries = []
 
     def start(told: bytes, log: Path) -> subprocess.Popen[bytes]:
@@ -214,7 +215,7 @@ def test_a_gateway_that_is_just_ending_is_waited_for(
             ending.close()
         return child
 
-    monkeypatch.setattr(client_module, "_start", start)
+    monkeypatch.setattr(launch, "_start", start)
     with ensure(settings(state_dir), owner_pid=4711) as client:
         assert client.status()["pid"] == tries[1].pid
 
@@ -223,7 +224,7 @@ def test_a_journal_that_stays_locked_is_told(
     state_dir: Path, gateway_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway_program(_GATEWAY)
-    monkeypatch.setattr(client_module, "START_S", 5.0)
+    monkeypatch.setattr(launch, "START_S", 5.0)
     with served(state_dir):
         (state_dir / ENDPOINT_FILE).unlink()
         with pytest.raises(JournalLocked, match=f"pid {os.getpid()}"):
@@ -258,7 +259,7 @@ def test_an_end_without_a_word_names_the_log(state_dir: Path, gateway_program: C
 def test_a_gateway_that_hangs_is_given_up(
     state_dir: Path, gateway_program: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "START_S", 0.3)
+    monkeypatch.setattr(launch, "START_S", 0.3)
     gateway_program("import time\ntime.sleep(1)\n")
     with pytest.raises(GatewayError, match=r"has been starting for 0 s\. See .*/gateway\.log.*TL-G02"):
         ensure(settings(state_dir), owner_pid=4711)
