@@ -19,7 +19,7 @@ from mqtt5 import ConnAckPacket, PublishPacket, PubRelPacket, QoS, SubAckPacket,
 
 from benchmarks.rig import machine
 from towline.delivery.intake import to_rows
-from towline.gateway.process import GULPS_OF_GARBAGE
+from towline.gateway.process import ALLOCATIONS_PER_COLLECTION
 from towline.journal import Journal
 from towline.mqtt.codec import LEVEL_5, Decoder, PublishRun, encode
 from towline.mqtt.codec3 import LEVEL_311
@@ -71,7 +71,7 @@ def _collecting() -> Iterator[None]:
     """Collect garbage as the gateway does."""
     before = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(GULPS_OF_GARBAGE)
+    gc.set_threshold(ALLOCATIONS_PER_COLLECTION)
     try:
         yield
     finally:

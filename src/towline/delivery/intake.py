@@ -35,7 +35,7 @@ def to_rows(
     Args:
         messages: In order.
         first: Offset of the first row.
-        received_at_us: Microseconds since 1970 UTC; the same for all, which arrived in one gulp.
+        received_at_us: Microseconds since 1970 UTC; the same for all, which arrived in one chunk.
         gateway: The gateway's name.
         strip_marks: Leave out the marks of publishers that want receipts: they name a message on this hop alone, and
             a copy that carries them further would be taken for a repeat.

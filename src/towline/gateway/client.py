@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from towline.errors import Fenced, GatewayError, GatewayUnreachable
-from towline.gateway.endpoint import ProcessMark, revive
+from towline.gateway.endpoint import ProcessMark, error_from
 from towline.gateway.interruptible import interruptible
 from towline.gateway.remembered import OutboxPosition, StoredBatch
 
@@ -383,9 +383,9 @@ class GatewayClient:
         try:
             yield
         except (pa.ArrowException, StopIteration, OSError) as error:
-            told = getattr(error, "extra_info", None)
-            if told:
-                raise revive(json.loads(told)) from error
+            fields = getattr(error, "extra_info", None)
+            if fields:
+                raise error_from(json.loads(fields)) from error
             raise GatewayUnreachable(
                 "TL-G01",
                 self.location,

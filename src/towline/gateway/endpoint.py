@@ -27,10 +27,10 @@ __all__ = [
     "MAX_SOCKET_BYTES",
     "GatewayEndpoint",
     "ProcessMark",
+    "error_fields",
+    "error_from",
     "location_of",
-    "revive",
     "socket_path",
-    "tell",
     "write_private",
 ]
 
@@ -39,7 +39,7 @@ ERROR_FILE = "gateway-error.json"
 LOG_FILE = "gateway.log"
 
 #: Escaped in a location, they end or change the path in gRPC 1.x all the same (measured, pyarrow 26).
-_UNSAID = frozenset("#?%")
+_NOT_IN_A_LOCATION = frozenset("#?%")
 
 #: sun_path holds 108 bytes with its end mark (unix(7)); gRPC refuses more than 107.
 MAX_SOCKET_BYTES = 107
@@ -145,7 +145,7 @@ def write_private(path: Path, text: str) -> None:
 def socket_path(state_dir: Path) -> Path:
     """Choose where the socket lives: in the state directory, or in a private one where that path can't be said."""
     near = state_dir.absolute() / "gateway.sock"
-    if len(os.fsencode(near)) <= MAX_SOCKET_BYTES and not _UNSAID.intersection(str(near)):
+    if len(os.fsencode(near)) <= MAX_SOCKET_BYTES and not _NOT_IN_A_LOCATION.intersection(str(near)):
         return near
     return Path(tempfile.mkdtemp(prefix="towline-")) / "gateway.sock"
 
@@ -155,18 +155,17 @@ def location_of(socket: Path) -> str:
     return f"grpc+unix://{quote(os.fsencode(socket))}"
 
 
-def tell(error: errors.TowlineError) -> dict[str, str]:
+def error_fields(error: errors.TowlineError) -> dict[str, str]:
     """Write an error as JSON values, for the wire and for ``gateway-error.json``."""
     return {"type": type(error).__name__, "code": error.code, "where": error.where, "what": error.what, "do": error.do}
 
 
-def revive(told: Mapping[str, object]) -> errors.TowlineError:
-    """Make the error again that `tell` wrote; an unknown type becomes a `GatewayError`."""
-    found = vars(errors).get(str(told.get("type")))
+def error_from(fields: Mapping[str, object]) -> errors.TowlineError:
+    """Make the error again that `error_fields` wrote; an unknown type becomes a `GatewayError`."""
+    named = vars(errors).get(str(fields.get("type")))
     kind: type[errors.TowlineError] = errors.GatewayError
-    if isinstance(found, type) and issubclass(found, errors.TowlineError):
-        kind = found
+    if isinstance(named, type) and issubclass(named, errors.TowlineError):
+        kind = named
     while "__init__" in vars(kind) and kind is not errors.TowlineError:
-        kind = kind.__bases__[0]  # a subclass with arguments of its own: its base tells the same line
-    parts = [str(told.get(part, "")) for part in ("code", "where", "what", "do")]
-    return kind(*parts)
+        kind = kind.__bases__[0]  # a subclass with arguments of its own: its base takes the same line
+    return kind(*(str(fields.get(name, "")) for name in ("code", "where", "what", "do")))

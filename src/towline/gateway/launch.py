@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from towline.errors import ConfigError, GatewayError, JournalLocked, TowlineError
 from towline.gateway.client import GatewayClient
-from towline.gateway.endpoint import ERROR_FILE, LOG_FILE, GatewayEndpoint, ProcessMark, revive
+from towline.gateway.endpoint import ERROR_FILE, LOG_FILE, GatewayEndpoint, ProcessMark, error_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,7 +215,7 @@ def _listening(state_dir: Path, child: subprocess.Popen[bytes], log: Path, deadl
 
 def _start_error(state_dir: Path, child: subprocess.Popen[bytes], log: Path) -> TowlineError:
     try:
-        return revive(json.loads((state_dir / ERROR_FILE).read_text()))
+        return error_from(json.loads((state_dir / ERROR_FILE).read_text()))
     except (OSError, ValueError, AttributeError):
         return GatewayError(
             "TL-G02",

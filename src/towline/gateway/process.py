@@ -26,7 +26,7 @@ import structlog
 
 from towline.errors import ConfigError, JournalError, TowlineError
 from towline.gateway.belonging import check_checkpoint
-from towline.gateway.endpoint import ERROR_FILE, ProcessMark, tell, write_private
+from towline.gateway.endpoint import ERROR_FILE, ProcessMark, error_fields, write_private
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.pump import Pump
 from towline.gateway.remembered import check_outbox
@@ -39,9 +39,9 @@ from towline.text import printable
 
 __all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Oldest", "configure_logging", "run"]
 
-#: Allocations between two collections: a few dozen gulps instead of a fraction of one.
-GULPS_OF_GARBAGE = 200_000
-#: mallopt(3), and the bytes of a buffer from which on it is mapped: larger than what a gulp needs.
+#: Allocations between two collections: a few dozen chunks instead of a fraction of one.
+ALLOCATIONS_PER_COLLECTION = 200_000
+#: mallopt(3), and the bytes of a buffer from which on it is mapped: larger than what a chunk needs.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _MAPPED_FROM = 4 << 20
 EXIT_FAILED = 1
@@ -60,10 +60,10 @@ def run(settings: GatewaySettings) -> int:
         (settings.state_dir / ERROR_FILE).unlink(missing_ok=True)
         _Gateway(settings).run()
     except Exception as error:  # noqa: BLE001 - whoever started us learns why, whatever it was
-        told = error if isinstance(error, TowlineError) else unforeseen(settings.name, error)
-        log.error("ended", code=told.code, reason=str(told))  # noqa: TRY400  # one line, no traceback
-        _leave_word(settings.state_dir, told)
-        return EXIT_CONFIG if isinstance(told, ConfigError) else EXIT_FAILED
+        failure = error if isinstance(error, TowlineError) else unforeseen(settings.name, error)
+        log.error("ended", code=failure.code, reason=str(failure))  # noqa: TRY400  # one line, no traceback
+        _leave_error(settings.state_dir, failure)
+        return EXIT_CONFIG if isinstance(failure, ConfigError) else EXIT_FAILED
     log.info("ended", reason="as asked")
     return 0
 
@@ -121,20 +121,20 @@ class Oldest:
     def __init__(self, journal: Journal, column: str) -> None:
         self._journal = journal
         self._column = column
-        self._known: tuple[int, float | None] = (-1, None)
+        self._cached: tuple[int, float | None] = (-1, None)
 
     def at(self) -> float | None:
         """Seconds since 1970; None when nothing waits. A row is read once for each place the watermark comes to."""
         first = self._journal.committed
         if first >= self._journal.end:
             return None
-        if self._known[0] != first:
+        if self._cached[0] != first:
             at = None
             with contextlib.suppress(JournalError):  # the row was committed, and removed, meanwhile
                 rows = next(iter(self._journal.read(first, first + 1)))
                 at = rows.column(self._column).view(pa.int64())[0].as_py() / 1e6
-            self._known = (first, at)
-        return self._known[1]
+            self._cached = (first, at)
+        return self._cached[1]
 
 
 class _Gateway:
@@ -157,7 +157,7 @@ class _Gateway:
         self._oldest = (
             Oldest(self._journal, "received_at") if self._outbox is None else Oldest(self._outbox.journal, "arrived_at")
         )
-        self._desk: OutboxHandler | None = None
+        self._outbox_handler: OutboxHandler | None = None
         self._pump = Pump(
             settings,
             self._journal,
@@ -167,7 +167,7 @@ class _Gateway:
             on_progress=self._on_progress,
         )
         if self._outbox is not None:
-            self._desk = OutboxHandler(
+            self._outbox_handler = OutboxHandler(
                 self._outbox,
                 settings.name,
                 wake=self._pump.wake,
@@ -193,9 +193,9 @@ class _Gateway:
         return outbox
 
     def run(self) -> None:
-        # A gulp makes some ten thousand lists that die with it: collecting among them cost a tenth of the CPU.
+        # A chunk makes some ten thousand lists that die with it: collecting among them cost a tenth of the CPU.
         gc.freeze()
-        gc.set_threshold(GULPS_OF_GARBAGE)
+        gc.set_threshold(ALLOCATIONS_PER_COLLECTION)
         stopped = threading.Event()
         with _signals(self._pump.stop, self._pump.wake_fd):
             if self._settings.owner_pid is not None:
@@ -218,7 +218,7 @@ class _Gateway:
         """On a thread of its own; a gateway that nobody can reach must end, not receive until its disk is full."""
         try:
             self._open_service(stopped)
-        except Exception as error:  # noqa: BLE001 - told by `run`
+        except Exception as error:  # noqa: BLE001 - raised by `run`
             self._failed(error if isinstance(error, TowlineError) else unforeseen(self._settings.name, error))
 
     def _open_service(self, stopped: threading.Event) -> None:
@@ -237,13 +237,13 @@ class _Gateway:
             owner_pid=self._settings.owner_pid,
             on_commit=lambda: self._pump.committed(self._journal.committed),
             on_failure=self._failed,
-            desk=self._desk,
+            outbox=self._outbox_handler,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
 
     def _end_service(self) -> None:
-        if self._desk is not None:
-            self._desk.close()
+        if self._outbox_handler is not None:
+            self._outbox_handler.close()
         if self._service is not None:
             self._service.close()
 
@@ -252,8 +252,8 @@ class _Gateway:
             self._service.notify()
 
     def _on_progress(self) -> None:
-        if self._desk is not None:
-            self._desk.progress()
+        if self._outbox_handler is not None:
+            self._outbox_handler.progress()
 
     def _status(self) -> Mapping[str, object]:
         journal = self._journal
@@ -301,10 +301,10 @@ def _password(settings: GatewaySettings) -> bytes | None:
         ) from error
 
 
-def _leave_word(state_dir: Path, error: TowlineError) -> None:
+def _leave_error(state_dir: Path, error: TowlineError) -> None:
     """Leave the error where whoever started us looks for it; a directory that takes no file has the log line."""
     with contextlib.suppress(OSError):
-        write_private(state_dir / ERROR_FILE, json.dumps(tell(error)))
+        write_private(state_dir / ERROR_FILE, json.dumps(error_fields(error)))
 
 
 class _signals:  # noqa: N801  # a context manager used as a verb
@@ -313,7 +313,7 @@ class _signals:  # noqa: N801  # a context manager used as a verb
     def __init__(self, stop: Callable[[], None], wake_fd: int) -> None:
         self._stop = stop
         self._wake_fd = wake_fd
-        self._asked = False
+        self._signalled = False
 
     def __enter__(self) -> None:
         # The kernel may hand the signal to a thread of Arrow's; the pump must wake up all the same.
@@ -329,9 +329,9 @@ class _signals:  # noqa: N801  # a context manager used as a verb
         signal.set_wakeup_fd(-1)
 
     def _on_signal(self, number: int, _frame: object) -> None:
-        if self._asked:
+        if self._signalled:
             os._exit(128 + number)
-        self._asked = True
+        self._signalled = True
         self._stop()
 
 

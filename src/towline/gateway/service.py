@@ -11,12 +11,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import threading
 import time
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from pyarrow import flight
@@ -24,8 +21,9 @@ from pyarrow import flight
 from towline.delivery.refused import ACTIONS
 from towline.errors import Fenced, GatewayError, JournalFailed, TowlineError
 from towline.gateway.belonging import check_history, check_journal
-from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, ProcessMark, location_of, socket_path, tell
-from towline.journal import Batch
+from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, ProcessMark, error_fields, location_of, socket_path
+from towline.gateway.leases import Leases, now_text
+from towline.gateway.request import Request, bad_request
 from towline.logfile import own_log
 from towline.schema import ROW_SCHEMA
 from towline.text import printable
@@ -40,101 +38,16 @@ if TYPE_CHECKING:
     from towline.journal import Journal
     from towline.journal.batches import Appended
 
-__all__ = ["MAX_WAIT_S", "InboxService", "Leases", "unforeseen"]
+__all__ = ["MAX_WAIT_S", "InboxService", "unforeseen"]
 
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
-
-#: A reader on another host is taken for dead after this many seconds without a call; its pid can't be seen.
-FOREIGN_LEASE_S = 600.0
 
 #: Characters of an unforeseen cause: its text may hold a message.
 _LONGEST_CAUSE = 200
 
 #: How often a long poll looks whether its caller is still there, in seconds.
 _GLANCE_S = 1.0
-
-
-@dataclass(slots=True)
-class _Lease:
-    token: str
-    holder: ProcessMark
-    since: str
-    seen: float
-
-
-class Leases:
-    """Who reads under which consumer name: one living reader each [I8].
-
-    A lease ends when it is released, when its holder's process is gone, or when its holder on another host has not
-    called for ten minutes. The next reader then gets a new lease and the old one is refused for ever.
-    """
-
-    def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._where = where
-        self._clock = clock
-        self._held: dict[str, _Lease] = {}
-
-    def open(self, consumer: str, holder: ProcessMark) -> str:
-        """Hand out the lease of a consumer.
-
-        Raises:
-            Fenced: TL-G03 while another living process holds it.
-        """
-        held = self._held.get(consumer)
-        if held and held.holder != holder and not self._ended(held):
-            raise Fenced(
-                "TL-G03",
-                self._where,
-                f'the process with pid {held.holder.pid} on {held.holder.host} reads as consumer "{consumer}" '
-                f"since {held.since}",
-                'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch; '
-                "if that query has ended, stop its process.",
-            )
-        token = secrets.token_hex(8)
-        self._held[consumer] = _Lease(token, holder, _now(), self._clock())
-        return token
-
-    def check(self, consumer: str, token: str) -> None:
-        """See that a lease is the newest one.
-
-        Raises:
-            Fenced: TL-G07 for a lease that was taken over, or that this gateway never gave.
-        """
-        held = self._held.get(consumer)
-        if held is None or held.token != token:
-            raise Fenced(
-                "TL-G07",
-                self._where,
-                f'this reader no longer holds the consumer "{consumer}"',
-                "A newer reader took over or the gateway was started again; nothing is lost. Start the query again "
-                "if it is still wanted.",
-            )
-        held.seen = self._clock()
-
-    def release(self, consumer: str, token: str) -> bool:
-        """Give a lease back; a stale one is left alone."""
-        held = self._held.get(consumer)
-        if held is None or held.token != token:
-            return False
-        del self._held[consumer]
-        return True
-
-    def readers(self) -> dict[str, dict[str, object]]:
-        """Say who reads, by consumer."""
-        return {
-            name: {"pid": lease.holder.pid, "host": lease.holder.host, "since": lease.since}
-            for name, lease in sorted(self._held.items())
-            if not self._ended(lease)
-        }
-
-    def _ended(self, lease: _Lease) -> bool:
-        foreign = lease.holder.host != ProcessMark.of(os.getpid()).host
-        return lease.holder.gone() or (foreign and self._clock() - lease.seen > FOREIGN_LEASE_S)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -149,7 +62,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         owner_pid: Process whose end ends the gateway; told to clients.
         on_commit: Called when a watermark has moved or is gone, on a server thread (``ack_after = kafka``).
         on_failure: Called when that fails in the journal [I6]; the gateway has to end.
-        desk: Takes what is to be sent; None for a gateway without an outbox.
+        outbox: Takes what is to be sent; None for a gateway without an outbox.
 
     Raises:
         GatewayError: TL-G02 when the socket can't be bound.
@@ -166,7 +79,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         owner_pid: int | None = None,
         on_commit: Callable[[], None] | None = None,
         on_failure: Callable[[JournalFailed], None] | None = None,
-        desk: OutboxHandler | None = None,
+        outbox: OutboxHandler | None = None,
     ) -> None:
         # Calls may come in as soon as the base class is made: every field is set before.
         self._journal = journal
@@ -181,7 +94,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._closing = False
         self._socket = socket_path(state_dir)  # the place for grpc+tls with a token, once it is wanted
         self._actions = {
-            "status": self._tell_status,
+            "status": self._status_action,
             "open": self._open,
             "release": self._release,
             "wait": self._wait,
@@ -194,7 +107,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "over": self._over,
             "outbox": self._position_of_outbox,
         }
-        self._desk = desk
+        self._outbox = outbox
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
         try:
@@ -213,7 +126,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             name=name,
             journal=journal.journal_id,
             epoch=journal.epoch,
-            since=_now(),
+            since=now_text(),
             settings=settings,
             owner_pid=owner_pid,
         )
@@ -249,41 +162,41 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         """Answer one action; see the module's page for their fields."""
-        with _told(self._name):
+        with _errors_on_the_wire(self._name):
             handler = self._actions.get(action.type)
             if handler is None:
-                raise _bad_request(self._name, f'there is no action "{action.type}"')
-            asked = _object(self._name, action.body.to_pybytes())
-            return [json.dumps(handler(_Asked(self._name, asked), context)).encode()]
+                raise bad_request(self._name, f'there is no action "{action.type}"')
+            request = Request(self._name, action.body.to_pybytes())
+            return [json.dumps(handler(request, context)).encode()]
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Stream the rows of ``{journal, start, end, incarnation}``; the same range gives the same rows [I4]."""
         del context
-        with _told(self._name):
-            asked = _Asked(self._name, _object(self._name, ticket.ticket))
-            start, end = asked.number("start"), asked.number("end")
-            self._there(asked, start, end)
+        with _errors_on_the_wire(self._name):
+            request = Request(self._name, ticket.ticket)
+            start, end = request.number("start"), request.number("end")
+            self._there(request, start, end)
             return flight.GeneratorStream(ROW_SCHEMA, self._rows(start, end))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take the rows of a batch into the outbox; ``{writer, batch}`` names it [I10]."""
         del context
-        with _told(self._name):
-            asked = _Asked(self._name, _object(self._name, descriptor.command))
+        with _errors_on_the_wire(self._name):
+            request = Request(self._name, descriptor.command)
             stored = self._outgoing().take(
-                asked.batch(), reader, start=asked.number("start"), whole=asked.number("whole") == 1
+                request.batch(), reader, start=request.number("start"), whole=request.number("whole") == 1
             )
             writer.write(json.dumps(self._stored(stored)).encode())
 
     def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        with _told(self._name):
+        with _errors_on_the_wire(self._name):
             if start < end:
                 yield from self._journal.read(start, end)
 
     # -- actions -----------------------------------------------------------------------------------------------
 
-    def _tell_status(self, asked: _Asked, context: Any) -> dict[str, object]:
-        del asked, context
+    def _status_action(self, request: Request, context: Any) -> dict[str, object]:
+        del request, context
         journal = self._journal
         with self._news:
             readers = self._leases.readers()
@@ -303,10 +216,10 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             **self._status(),
         }
 
-    def _open(self, asked: _Asked, context: Any) -> dict[str, object]:
+    def _open(self, request: Request, context: Any) -> dict[str, object]:
         del context
-        consumer = asked.text("consumer")
-        holder = ProcessMark(asked.number("pid"), asked.number("started"), asked.text("host"))
+        consumer = request.text("consumer")
+        holder = ProcessMark(request.number("pid"), request.number("started"), request.text("host"))
         with self._news:
             lease = self._leases.open(consumer, holder)
             self._news.notify_all()  # a reader whose lease was taken over stops waiting
@@ -322,26 +235,26 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             **self._position(),
         }
 
-    def _release(self, asked: _Asked, context: Any) -> dict[str, object]:
+    def _release(self, request: Request, context: Any) -> dict[str, object]:
         del context
         with self._news:
-            released = self._leases.release(asked.text("consumer"), asked.text("lease"))
+            released = self._leases.release(request.text("consumer"), request.text("lease"))
             self._news.notify_all()
         return {"released": released}
 
-    def _wait(self, asked: _Asked, context: Any) -> dict[str, object]:
-        consumer, lease, start = asked.text("consumer"), asked.text("lease"), asked.number("start")
-        timeout = min(asked.seconds("timeout_s"), MAX_WAIT_S)
-        check_journal(self._name, self._journal, asked.text("journal"))
+    def _wait(self, request: Request, context: Any) -> dict[str, object]:
+        consumer, lease, start = request.text("consumer"), request.text("lease"), request.number("start")
+        timeout = min(request.seconds("timeout_s"), MAX_WAIT_S)
+        check_journal(self._name, self._journal, request.text("journal"))
         with self._news:
             self._leases.check(consumer, lease)
-        self._there(asked, start, start)
-        safe = asked.optional("safe")
+        self._there(request, start, start)
+        safe = request.optional("safe")
         self._commit(consumer, start if safe is None else min(safe, start))
         end = start
         if self._await(start, timeout, consumer, lease, context):
             end = self._journal.locate(
-                start, max_rows=asked.optional("max_rows"), max_bytes=asked.optional("max_bytes")
+                start, max_rows=request.optional("max_rows"), max_bytes=request.optional("max_bytes")
             )
         return {"end": end, "incarnation": self._journal.incarnation_of(end), **self._position()}
 
@@ -362,21 +275,21 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 self._waiting -= 1
         return bool(journal.end > start)
 
-    def _commit_action(self, asked: _Asked, context: Any) -> dict[str, object]:
+    def _commit_action(self, request: Request, context: Any) -> dict[str, object]:
         del context
-        upto = asked.number("upto")
-        self._there(asked, upto, upto)
-        self._commit(asked.text("consumer"), upto)
+        upto = request.number("upto")
+        self._there(request, upto, upto)
+        self._commit(request.text("consumer"), upto)
         return self._position()
 
-    def _incarnation(self, asked: _Asked, context: Any) -> dict[str, object]:
+    def _incarnation(self, request: Request, context: Any) -> dict[str, object]:
         """Which opening of the journal wrote the row below ``offset``; "" where that is not known."""
         del context
-        return {"incarnation": self._journal.incarnation_of(asked.number("offset"))}
+        return {"incarnation": self._journal.incarnation_of(request.number("offset"))}
 
-    def _forget(self, asked: _Asked, context: Any) -> dict[str, object]:
+    def _forget(self, request: Request, context: Any) -> dict[str, object]:
         del context
-        consumer = asked.text("consumer")
+        consumer = request.text("consumer")
         with self._news:
             reader = self._leases.readers().get(consumer)
         if reader:
@@ -390,44 +303,44 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             self._journal.forget(consumer)
         return {"consumers": dict(self._journal.consumers)}
 
-    def _place(self, asked: _Asked, context: Any) -> dict[str, object]:
+    def _place(self, request: Request, context: Any) -> dict[str, object]:
         del context
-        return self._stored(self._outgoing().stored(asked.batch()))
+        return self._stored(self._outgoing().stored(request.batch()))
 
     def _stored(self, stored: Appended) -> dict[str, object]:
         return {**stored._asdict(), **self._outgoing().position()._asdict()}
 
-    def _position_of_outbox(self, asked: _Asked, context: Any) -> dict[str, object]:
+    def _position_of_outbox(self, request: Request, context: Any) -> dict[str, object]:
         """Where the outbox stands, and which opening of it wrote the row below ``offset`` [I14]."""
         del context
-        return self._outgoing().position(asked.number("offset"))._asdict()
+        return self._outgoing().position(request.number("offset"))._asdict()
 
-    def _over(self, asked: _Asked, context: Any) -> dict[str, object]:
+    def _over(self, request: Request, context: Any) -> dict[str, object]:
         del context
-        self._outgoing().end_job(asked.text("job"))
+        self._outgoing().end_job(request.text("job"))
         return {}
 
-    def _sent(self, asked: _Asked, context: Any) -> dict[str, object]:
+    def _sent(self, request: Request, context: Any) -> dict[str, object]:
         """Wait until every message of the outbox below ``upto`` is with the broker, refused or expired."""
-        timeout = min(asked.seconds("timeout_s"), MAX_WAIT_S)
-        return {"done": self._outgoing().wait(asked.number("upto"), timeout, context.is_cancelled)}
+        timeout = min(request.seconds("timeout_s"), MAX_WAIT_S)
+        return {"done": self._outgoing().wait(request.number("upto"), timeout, context.is_cancelled)}
 
-    def _refused(self, asked: _Asked, context: Any) -> dict[str, object]:
+    def _refused(self, request: Request, context: Any) -> dict[str, object]:
         del context
-        do = asked.text("do")
+        do = request.text("do")
         if do not in ACTIONS:
-            raise _bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
-        return self._outgoing().refused(do, asked.number("at"))
+            raise bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
+        return self._outgoing().refused(do, request.number("at"))
 
     def _outgoing(self) -> OutboxHandler:
-        if self._desk is None:
+        if self._outbox is None:
             raise GatewayError(
                 "TL-G20",
                 self._name,
                 "this gateway only receives, it has no outbox",
                 "Give the sink a stateDir of its own, or start the gateway with an outbox.",
             )
-        return self._desk
+        return self._outbox
 
     # -- helpers -----------------------------------------------------------------------------------------------
 
@@ -458,16 +371,16 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "tip": journal.end,
         }
 
-    def _there(self, asked: _Asked, start: int, end: int) -> None:
+    def _there(self, request: Request, start: int, end: int) -> None:
         """See that a range is one of this journal, and means the rows that it meant when it was handed out [I14]."""
-        check_journal(self._name, self._journal, asked.text("journal"))
+        check_journal(self._name, self._journal, request.text("journal"))
         self._in_range(start, end)
-        check_history(self._name, self._journal, end, asked.incarnation())
+        check_history(self._name, self._journal, end, request.incarnation())
 
     def _in_range(self, start: int, end: int) -> None:
         first, tip = self._journal.first, self._journal.end
         if not start <= end:
-            raise _bad_request(self._name, f"{start}..{end} is not a range")
+            raise bad_request(self._name, f"{start}..{end} is not a range")
         if start < first:
             raise GatewayError(
                 "TL-G05",
@@ -487,68 +400,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             )
 
 
-class _Asked:
-    """The fields of a request, each checked when it is taken."""
-
-    def __init__(self, where: str, fields: Mapping[str, object]) -> None:
-        self._where = where
-        self._fields = fields
-
-    def text(self, key: str) -> str:
-        value = self._fields.get(key)
-        if not isinstance(value, str) or not 0 < len(value) <= 256:
-            self._refuse(key, "text of 1 to 256 characters")
-        return value
-
-    def number(self, key: str) -> int:
-        value = self._fields.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            self._refuse(key, "a number from 0")
-        return value
-
-    def optional(self, key: str) -> int | None:
-        return None if self._fields.get(key) is None else self.number(key)
-
-    def incarnation(self) -> str:
-        value = self._fields.get("incarnation", "")
-        return self.text("incarnation") if value != "" else ""
-
-    def batch(self) -> Batch:
-        return Batch(self.text("writer"), self.number("batch"), self._or_empty("origin"), self._or_empty("attempt"))
-
-    def _or_empty(self, key: str) -> str:
-        value = self._fields.get(key, "")
-        if not isinstance(value, str) or len(value) > 256:
-            self._refuse(key, "text of at most 256 characters")
-        return value
-
-    def seconds(self, key: str) -> float:
-        value = self._fields.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-            self._refuse(key, "seconds from 0")
-        return float(value)
-
-    def _refuse(self, key: str, wanted: str) -> NoReturn:
-        raise _bad_request(self._where, f'"{key}" has to be {wanted}')
-
-
-def _bad_request(where: str, what: str) -> GatewayError:
-    return GatewayError("TL-G08", where, what, "Use the same version of Towline on both sides.")
-
-
-def _object(where: str, body: bytes) -> Mapping[str, object]:
-    """Read a JSON object; an empty body is an empty object."""
-    try:
-        value = json.loads(body or b"{}")
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise _bad_request(where, "the request is not a JSON object")
-    return value
-
-
 @contextlib.contextmanager
-def _told(where: str) -> Iterator[None]:
+def _errors_on_the_wire(where: str) -> Iterator[None]:
     """Carry any error across the wire as code, where, what and do; nothing else leaves the gateway [I12]."""
     try:
         yield
@@ -569,5 +422,5 @@ def unforeseen(where: str, error: BaseException) -> GatewayError:
 
 
 def _on_the_wire(error: TowlineError) -> Exception:
-    wire: Exception = flight.FlightServerError(error.code, extra_info=json.dumps(tell(error)).encode())
+    wire: Exception = flight.FlightServerError(error.code, extra_info=json.dumps(error_fields(error)).encode())
     return wire

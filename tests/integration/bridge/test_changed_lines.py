@@ -14,7 +14,7 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import in_kafka
 from tests.unit.bridge.test_config import GOOD, changed, read
-from tests.unit.spark.serving import Served, served
+from tests.unit.gateway.serving import Served, served
 from towline.bridge.config.model import Line
 from towline.bridge.runtime.driver import CONSUMER, facts, records, source, start_query
 from towline.bridge.runtime.identity import Identity

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 import towline
 from tests.helpers import lacking
-from tests.unit.spark.serving import Served, served
+from tests.unit.gateway.serving import Served, served
 from towline.errors import SetupError
 from towline_prove.devstack.java import find_java
 

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import towline
 from tests.helpers import wait_until
-from tests.unit.spark.serving import Served, rows, served
+from tests.unit.gateway.serving import Served, rows, served
 from towline.schema import ROW_SCHEMA
 
 ROOT = Path(__file__).parents[3]

@@ -1,4 +1,4 @@
-"""A gulp is stored in pieces when it is large, and no packet id is parted from its row."""
+"""A chunk is stored in pieces when it is large, and no packet id is parted from its row."""
 
 from __future__ import annotations
 

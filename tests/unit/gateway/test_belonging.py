@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.gateway.serving import rows
 from tests.unit.journal.support import nameless
-from tests.unit.spark.serving import rows
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES, check_checkpoint
 from towline.gateway.settings import GatewaySettings

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import wait_until
-from tests.unit.spark.serving import Served, mark, served
+from tests.unit.gateway.serving import Served, mark, served
 from towline.errors import ConfigError, GatewayError, JournalLocked, Refused
 from towline.gateway import launch
 from towline.gateway.client import GatewayClient
@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[3]
 #: Stands in for ``python -m towline.gateway``: settings from stdin, the real service on a real journal, no broker.
 _GATEWAY = """
 import signal, sys, threading, time
-from tests.unit.spark.serving import Served
+from tests.unit.gateway.serving import Served
 from towline.errors import TowlineError
-from towline.gateway.endpoint import ERROR_FILE, tell, write_private
+from towline.gateway.endpoint import ERROR_FILE, error_fields, write_private
 from towline.gateway.settings import GatewaySettings
 import json
 settings = GatewaySettings.model_validate_json(sys.stdin.buffer.read())
@@ -37,7 +37,7 @@ try:
         settings.state_dir, name=settings.name, settings=settings.digest(), owner_pid=settings.owner_pid
     )
 except TowlineError as error:
-    write_private(settings.state_dir / ERROR_FILE, json.dumps(tell(error)))
+    write_private(settings.state_dir / ERROR_FILE, json.dumps(error_fields(error)))
     sys.exit(1)
 print("up", flush=True)
 end = time.monotonic() + 60

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import wait_until
-from tests.unit.spark.serving import rows
+from tests.unit.gateway.serving import rows
 from towline.gateway.endpoint import ERROR_FILE, GatewayEndpoint
 from towline.gateway.process import Oldest
 from towline.journal import Journal, Limits

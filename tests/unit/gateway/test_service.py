@@ -1,77 +1,19 @@
 from __future__ import annotations
 
-import json
-import os
-import stat
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import flight
 
 from tests.helpers import wait_until
-from tests.unit.spark.serving import Served, mark, rows, served
+from tests.unit.gateway.serving import Served, error_of, raw, rows, served
 from towline import errors
 from towline.errors import Fenced, GatewayError, GatewayUnreachable, TowlineError
 from towline.gateway.client import GatewayClient, Window
-from towline.gateway.endpoint import (
-    ENDPOINT_FILE,
-    MAX_SOCKET_BYTES,
-    GatewayEndpoint,
-    ProcessMark,
-    revive,
-    tell,
-    write_private,
-)
-from towline.gateway.service import Leases
 from towline.journal.reading import BATCH_BYTES
 from towline.schema import ROW_SCHEMA
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path / "state") as running:
-        yield running
-
-
-@pytest.fixture
-def client(server: Served) -> Iterator[GatewayClient]:
-    with GatewayClient(server.location) as made:
-        yield made
-
-
-@pytest.fixture
-def other() -> Iterator[subprocess.Popen[bytes]]:
-    """Another living process, to hold a lease."""
-    process = subprocess.Popen(["sleep", "60"])
-    yield process
-    process.kill()
-    process.wait()
-
-
-def raw(server: Served, action: str, body: object = None) -> Any:
-    """One action as any program could send it."""
-    text = body if isinstance(body, bytes) else json.dumps(body if body is not None else {}).encode()
-    with flight.connect(server.location) as connection:
-        return json.loads(next(iter(connection.do_action(flight.Action(action, text)))).body.to_pybytes())
-
-
-def told(error: flight.FlightError) -> TowlineError:
-    return revive(json.loads(error.extra_info))
-
-
-def open_as(server: Served, consumer: str, holder: ProcessMark) -> str:
-    asked = {"consumer": consumer, "pid": holder.pid, "started": holder.started, "host": holder.host}
-    return str(raw(server, "open", asked)["lease"])
-
-
-# -- rows ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_range_comes_back_as_it_was_appended(server: Served, client: GatewayClient) -> None:
@@ -272,95 +214,6 @@ def test_a_failing_commit_is_told_to_the_process_and_the_reader(
     assert [error.code for error in server.failures] == ["TL-J04"]
 
 
-# -- leases ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_second_living_reader_is_refused_with_one_line(
-    server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
-) -> None:
-    open_as(server, "default", mark(other.pid))
-    with pytest.raises(Fenced) as caught:
-        client.open("default")
-    line = str(caught.value)
-    assert line.startswith(f"plant: the process with pid {other.pid} on {mark().host} reads as consumer")
-    assert line.endswith(
-        'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch; if that query '
-        "has ended, stop its process.   [TL-G03]"
-    )
-
-
-def test_another_consumer_is_welcome(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
-    open_as(server, "default", mark(other.pid))
-    client.open("archive")
-    assert set(raw(server, "status")["readers"]) == {"default", "archive"}
-
-
-def test_a_dead_reader_is_followed_and_its_lease_refused(
-    server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
-) -> None:
-    stale = open_as(server, "default", mark(other.pid))
-    other.kill()
-    other.wait()
-    client.open("default")
-    asked = {"consumer": "default", "lease": stale, "journal": server.journal.journal_id, "start": 0, "timeout_s": 0}
-    with pytest.raises(flight.FlightServerError) as caught:
-        raw(server, "wait", asked)
-    assert told(caught.value).code == "TL-G07"
-    assert isinstance(told(caught.value), Fenced)
-
-
-def test_a_zombie_counts_as_dead(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
-    open_as(server, "default", mark(other.pid))
-    other.kill()
-    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-    client.open("default")
-
-
-def test_patience_waits_for_the_reader_before(
-    server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
-) -> None:
-    open_as(server, "default", mark(other.pid))
-    killer = threading.Timer(0.2, other.kill)
-    killer.start()
-    assert client.open("default", patience_s=10).token
-    killer.join()
-
-
-def test_a_released_lease_is_free(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
-    client.release(client.open("default"))
-    assert open_as(server, "default", mark(other.pid))
-
-
-def test_a_stale_release_frees_nothing(server: Served, client: GatewayClient) -> None:
-    stale, fresh = client.open("default"), client.open("default")
-    client.release(stale)
-    client.wait(fresh, 0, timeout_s=0)
-
-
-def test_opening_pins_what_the_reader_has_not_seen(server: Served, client: GatewayClient) -> None:
-    server.add(10)
-    lease = client.open("slow")
-    assert (lease.known, lease.committed, lease.first, lease.tip) == (False, 0, 0, 10)
-    assert server.journal.consumers["slow"] == 0
-    client.wait(lease, 6, timeout_s=0)
-    again = client.open("slow")
-    assert (again.known, again.committed) == (True, 6)
-
-
-def test_a_reader_on_another_host_is_believed_for_ten_minutes() -> None:
-    now = [0.0]
-    leases = Leases("plant", clock=lambda: now[0])
-    far = ProcessMark(1, 1, "elsewhere")
-    token = leases.open("default", far)
-    now[0] = 500
-    leases.check("default", token)
-    now[0] = 1000
-    with pytest.raises(Fenced, match="pid 1 on elsewhere"):
-        leases.open("default", mark())
-    now[0] = 1101
-    assert leases.open("default", mark())
-
-
 # -- other actions ---------------------------------------------------------------------------------------------------
 
 
@@ -427,7 +280,7 @@ def test_a_consumer_that_is_read_is_not_forgotten(server: Served, client: Gatewa
 def test_a_malformed_request_gets_one_line(server: Served, action: str, body: object, line: str) -> None:
     with pytest.raises(flight.FlightServerError) as caught:
         raw(server, action, body)
-    error = told(caught.value)
+    error = error_of(caught.value)
     assert (error.code, error.where, error.what) == ("TL-G08", "plant", line)
 
 
@@ -448,165 +301,7 @@ def test_what_nobody_foresaw_is_told_with_its_cause_and_the_log(
     monkeypatch.setattr("towline.gateway.service.own_log", lambda: log)
     with pytest.raises(flight.FlightServerError) as caught:
         raw(server, "status")
-    line = str(told(caught.value))
+    line = str(error_of(caught.value))
     assert line.endswith(f"please report it with the traceback in {log}.   [TL-G09]")
     cause = "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte \\x1b[2J"
     assert f"failed in an unexpected way ({cause})" in line
-
-
-# -- endpoint --------------------------------------------------------------------------------------------------------
-
-
-def test_the_endpoint_says_who_serves_and_is_private(server: Served) -> None:
-    path = server.state_dir / ENDPOINT_FILE
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert GatewayEndpoint.read(server.state_dir) == server.service.endpoint
-    assert server.service.endpoint.process == mark()
-    assert server.service.endpoint.journal == server.journal.journal_id
-
-
-def test_the_socket_is_private(server: Served) -> None:
-    socket = server.state_dir / "gateway.sock"
-    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
-
-
-def test_a_long_path_gets_a_private_socket_elsewhere(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * 60) / ("e" * 60)
-    with served(deep) as server, GatewayClient(server.location) as client:
-        socket = Path(server.location.removeprefix("grpc+unix://"))
-        assert len(os.fsencode(socket)) <= MAX_SOCKET_BYTES
-        assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
-        assert client.status()["name"] == "plant"
-    assert not socket.parent.exists()
-    assert not (deep / ENDPOINT_FILE).exists()
-
-
-@pytest.mark.parametrize("name", ["My Data", "brücke", "温度", "a[b]", "a#b", "a?b", "a%41b", "a%zz"])
-def test_a_gateway_serves_in_a_directory_of_any_name(tmp_path: Path, name: str) -> None:
-    """Arrow takes a URI: it received, and nobody could ever reach it."""
-    with served(tmp_path / name) as server, GatewayClient(server.location) as client:
-        server.add(3)
-        assert client.status()["end"] == 3
-
-
-def test_close_withdraws_only_its_own_endpoint(tmp_path: Path) -> None:
-    server = Served(tmp_path / "state")
-    newer = GatewayEndpoint("grpc+unix:///x", 1, 1, "h", "plant", "j", 2, "now")
-    newer.write(server.state_dir)
-    server.close()
-    assert GatewayEndpoint.read(server.state_dir) == newer
-
-
-def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "gateway.sock").write_text("")
-    with served(tmp_path / "state") as server, GatewayClient(server.location) as client:
-        assert client.status()
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"location": "x"}'])
-def test_a_file_that_is_no_endpoint_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / ENDPOINT_FILE).write_text(text)
-    assert GatewayEndpoint.read(tmp_path) is None
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_private(tmp_path / "x.json", "old")
-
-    def fail(_self: Path, _target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="No space"):
-        write_private(tmp_path / "x.json", "new")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"x.json": "old"}
-
-
-KINDS = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, TowlineError)]
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.__name__)
-def test_every_error_survives_the_wire(kind: type[TowlineError]) -> None:
-    if kind is errors.ProtocolViolation:
-        error: TowlineError = errors.ProtocolViolation("here", "what")
-        wanted: type[TowlineError] = errors.BrokerError
-    else:
-        error, wanted = kind("TL-X01", "here", "what", "Do it."), kind
-    back = revive(json.loads(json.dumps(tell(error))))
-    assert (type(back), str(back)) == (wanted, str(error))
-
-
-@pytest.mark.parametrize("kind", ["", "SystemExit", "annotations", "__all__", "TypeVar", 7, None])
-def test_an_unknown_error_becomes_a_gateway_error(kind: object) -> None:
-    assert type(revive({"type": kind, "code": "TL-X01"})) is GatewayError
-
-
-# -- client ----------------------------------------------------------------------------------------------------------
-
-
-def test_no_gateway_is_one_clear_line(tmp_path: Path) -> None:
-    client = GatewayClient(f"grpc+unix://{tmp_path}/none.sock")
-    with pytest.raises(GatewayUnreachable) as caught:
-        client.status()
-    assert str(caught.value) == (
-        f"grpc+unix://{tmp_path}/none.sock: no gateway answers (Unavailable). Is it running? `towline status` shows "
-        "it; with the option stateDir the source starts one by itself.   [TL-G01]"
-    )
-
-
-def test_the_client_comes_back_when_the_gateway_does(tmp_path: Path) -> None:
-    with served(tmp_path / "state") as server:
-        client = GatewayClient(server.location)
-        assert client.status()["epoch"] == 1
-    with pytest.raises(GatewayUnreachable):
-        client.status()
-    with served(tmp_path / "state"):
-
-        def epoch() -> int:
-            try:
-                return int(client.status()["epoch"])
-            except GatewayUnreachable:
-                return 0
-
-        assert wait_until(epoch) == 2
-    client.close()
-
-
-def test_a_signal_is_handled_while_a_reader_waits(server: Served, tmp_path: Path) -> None:
-    """A SIGTERM handler runs at once, though gRPC would hold the main thread for a minute."""
-    program = (
-        "import signal, sys\n"
-        "from towline.gateway.client import GatewayClient\n"
-        "def leave(*_):\n    print('left', flush=True); raise SystemExit(7)\n"
-        "signal.signal(signal.SIGTERM, leave)\n"
-        f"client = GatewayClient({server.location!r})\n"
-        "client.wait(client.open('default'), 0, timeout_s=60)\n"
-    )
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-    try:
-        wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
-        start = time.monotonic()
-        child.terminate()
-        out, _ = child.communicate(timeout=60)
-        assert (child.returncode, out) == (7, b"left\n")
-        assert time.monotonic() - start < 10
-    finally:
-        child.kill()
-
-
-def test_importing_the_client_loads_no_flight() -> None:
-    assert loaded("towline, towline.gateway.client, towline.spark.link") & {"pyarrow", "pydantic", "pyspark"} == set()
-
-
-def test_a_spark_worker_loads_no_mqtt() -> None:
-    modules = loaded("towline.spark.sink, towline.spark.reader, towline.spark.registration")
-    assert (
-        modules & {"mqtt5", "pydantic", "towline.mqtt", "towline.net", "towline.journal", "towline.delivery"} == set()
-    )
-
-
-def loaded(modules: str) -> set[str]:
-    """What a fresh interpreter has loaded after importing these."""
-    program = f"import sys, {modules}\nprint(*sys.modules)"
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    return set(out.stdout.split())

@@ -18,7 +18,7 @@ from towline.delivery.intake import to_rows
 from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.refused import RefusedMessages
 from towline.errors import JournalFull
-from towline.gateway import outbox_handler as outbox_desk
+from towline.gateway import outbox_handler
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.journal import Batch, Limits, Outbox
 from towline.mqtt.events import Deliver, Messages
@@ -88,19 +88,19 @@ def test_frames_of_the_outbox(chunks: list[list[int]], at_once: int) -> None:
         batches.append(whole.slice(at, len(chunk)))
         at += len(chunk)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outbox_desk, "_AT_ONCE", at_once)
-        pieces = list(outbox_desk._pieces(Stream(batches), BOUND))
+        patch.setattr(outbox_handler, "_AT_ONCE", at_once)
+        pieces = list(outbox_handler._pieces(Stream(batches), BOUND))
     assert bounded([rows for rows, _ in pieces])
     assert numbers([rows for rows, _ in pieces]) == list(range(len(sizes)))
     assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
 def test_a_chunk_of_any_size_enters_the_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_desk, "_FRAME_BYTES", BOUND)
+    monkeypatch.setattr(outbox_handler, "_FRAME_BYTES", BOUND)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0), disk=Unsynced())
-    desk = OutboxHandler(outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody)
+    handler = OutboxHandler(outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody)
     sizes = [1000, 10, 9000, 0, 0, 1500, 700]
-    stored = desk.take(Batch("q/0", 3), Stream([messages(sizes)]), start=0, whole=True)
+    stored = handler.take(Batch("q/0", 3), Stream([messages(sizes)]), start=0, whole=True)
     assert (stored.rows, stored.whole) == (7, True)
     assert numbers(list(outbox.read(0, 7))) == list(range(7))
     outbox.close()
@@ -109,15 +109,15 @@ def test_a_chunk_of_any_size_enters_the_outbox(tmp_path: Path, monkeypatch: pyte
 def test_a_chunk_above_the_limit_of_the_outbox_fills_it_and_no_more(tmp_path: Path) -> None:
     limits = Limits(min_free_bytes=0, max_bytes=1 << 20)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=limits, disk=Unsynced())
-    desk = OutboxHandler(
+    handler = OutboxHandler(
         outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody, max_bytes=1 << 20
     )
     with pytest.raises(JournalFull):
-        desk.take(Batch("q/0", 3), Stream([messages([100_000] * 40)]), start=0, whole=True)
+        handler.take(Batch("q/0", 3), Stream([messages([100_000] * 40)]), start=0, whole=True)
     assert 5 <= outbox.end <= 10
     outbox.finish(range(outbox.end))
     outbox.flush()
-    desk.take(Batch("q/0", 4), Stream([messages([2_000_000])]), start=0, whole=True)  # nothing waits: it is taken
+    handler.take(Batch("q/0", 4), Stream([messages([2_000_000])]), start=0, whole=True)  # nothing waits: it is taken
     outbox.close()
 
 

@@ -24,7 +24,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from tests.helpers import wait_until
-from tests.unit.spark.serving import Served, mark, rows, served
+from tests.unit.gateway.serving import Served, mark, rows, served
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, JournalError
 from towline.gateway.client import GatewayClient
 from towline.spark import link, reader
@@ -433,12 +433,12 @@ def test_a_broker_that_is_down_is_in_the_report_and_told_once(
 
     assert "last_error" not in report()
     for text in ("no connection to a:1883   [TL-M01]", "no connection to b:1883   [TL-M01]"):
-        server.told = {"state": "offline", "last_error": {"code": "TL-M01", "text": text, "at": 1.5}}
+        server.reported = {"state": "offline", "last_error": {"code": "TL-M01", "text": text, "at": 1.5}}
         for _ in range(2):
             assert report()["last_error"] == text
-    server.told = {"state": "online", "last_error": None}
+    server.reported = {"state": "online", "last_error": None}
     assert "last_error" not in report()
-    server.told = {"state": "offline", "last_error": {"code": "TL-M05", "text": "cut off   [TL-M05]", "at": 2.5}}
+    server.reported = {"state": "offline", "last_error": {"code": "TL-M05", "text": "cut off   [TL-M05]", "at": 2.5}}
     report()
     told = [record.getMessage() for record in caplog.records if record.name == "towline.spark"]
     assert told == ["no connection to a:1883   [TL-M01]", "cut off   [TL-M05]"]

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from pyarrow import flight
 
-from towline.errors import JournalFailed
-from towline.gateway.endpoint import ProcessMark
+from towline.errors import JournalFailed, TowlineError
+from towline.gateway.endpoint import ProcessMark, error_from
 from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
 
-__all__ = ["Served", "main", "mark", "rows", "served"]
+__all__ = ["Served", "error_of", "main", "mark", "open_as", "raw", "rows", "served"]
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -65,14 +68,14 @@ class Served:
         self.failures: list[JournalFailed] = []
         self.commits: list[int] = []
         #: What the MQTT side says of itself.
-        self.told: dict[str, object] = {"connected": True}
+        self.reported: dict[str, object] = {"connected": True}
         limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
         self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
         self.service = InboxService(
             self.journal,
             name=name,
             state_dir=state_dir,
-            status=lambda: self.told,
+            status=lambda: self.reported,
             settings=settings,
             owner_pid=owner_pid,
             on_commit=lambda: self.commits.append(self.journal.committed),
@@ -107,6 +110,24 @@ def served(state_dir: Path, *, name: str = "plant", segment_bytes: int = 64 << 2
 def mark(pid: int | None = None) -> ProcessMark:
     """The mark of a process of this machine, default this one."""
     return ProcessMark.of(pid or os.getpid())
+
+
+def raw(server: Served, action: str, body: object = None) -> Any:
+    """One action as any program could send it."""
+    text = body if isinstance(body, bytes) else json.dumps(body if body is not None else {}).encode()
+    with flight.connect(server.location) as connection:
+        return json.loads(next(iter(connection.do_action(flight.Action(action, text)))).body.to_pybytes())
+
+
+def error_of(error: flight.FlightError) -> TowlineError:
+    """The error that a gateway sent."""
+    return error_from(json.loads(error.extra_info))
+
+
+def open_as(server: Served, consumer: str, holder: ProcessMark) -> str:
+    """The lease of a consumer for another process."""
+    fields = {"consumer": consumer, "pid": holder.pid, "started": holder.started, "host": holder.host}
+    return str(raw(server, "open", fields)["lease"])
 
 
 def _say(line: str) -> None:

@@ -1,0 +1,101 @@
+"""Who reads under which consumer name: one living reader each [I8]."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from towline.errors import Fenced
+from towline.gateway.endpoint import ProcessMark
+
+__all__ = ["FOREIGN_LEASE_S", "Leases", "now_text"]
+
+#: A reader on another host is taken for dead after this many seconds without a call; its pid can't be seen.
+FOREIGN_LEASE_S = 600.0
+
+
+@dataclass(slots=True)
+class _Lease:
+    token: str
+    holder: ProcessMark
+    since: str
+    seen: float
+
+
+class Leases:
+    """The readers of one gateway.
+
+    A lease ends when it is released, when its holder's process is gone, or when its holder on another host has not
+    called for ten minutes. The next reader then gets a new lease and the old one is refused for ever.
+    """
+
+    def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._where = where
+        self._clock = clock
+        self._held: dict[str, _Lease] = {}
+
+    def open(self, consumer: str, holder: ProcessMark) -> str:
+        """Hand out the lease of a consumer.
+
+        Raises:
+            Fenced: TL-G03 while another living process holds it.
+        """
+        held = self._held.get(consumer)
+        if held and held.holder != holder and not self._ended(held):
+            raise Fenced(
+                "TL-G03",
+                self._where,
+                f'the process with pid {held.holder.pid} on {held.holder.host} reads as consumer "{consumer}" '
+                f"since {held.since}",
+                'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch; '
+                "if that query has ended, stop its process.",
+            )
+        token = secrets.token_hex(8)
+        self._held[consumer] = _Lease(token, holder, now_text(), self._clock())
+        return token
+
+    def check(self, consumer: str, token: str) -> None:
+        """See that a lease is the newest one.
+
+        Raises:
+            Fenced: TL-G07 for a lease that was taken over, or that this gateway never gave.
+        """
+        held = self._held.get(consumer)
+        if held is None or held.token != token:
+            raise Fenced(
+                "TL-G07",
+                self._where,
+                f'this reader no longer holds the consumer "{consumer}"',
+                "A newer reader took over or the gateway was started again; nothing is lost. Start the query again "
+                "if it is still wanted.",
+            )
+        held.seen = self._clock()
+
+    def release(self, consumer: str, token: str) -> bool:
+        """Give a lease back; a stale one is left alone."""
+        held = self._held.get(consumer)
+        if held is None or held.token != token:
+            return False
+        del self._held[consumer]
+        return True
+
+    def readers(self) -> dict[str, dict[str, object]]:
+        """Say who reads, by consumer."""
+        return {
+            name: {"pid": lease.holder.pid, "host": lease.holder.host, "since": lease.since}
+            for name, lease in sorted(self._held.items())
+            if not self._ended(lease)
+        }
+
+    def _ended(self, lease: _Lease) -> bool:
+        foreign = lease.holder.host != ProcessMark.of(os.getpid()).host
+        return lease.holder.gone() or (foreign and self._clock() - lease.seen > FOREIGN_LEASE_S)
+
+
+def now_text() -> str:
+    """UTC now, ISO 8601 with seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

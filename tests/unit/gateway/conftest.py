@@ -1,0 +1,33 @@
+"""A gateway's service, a client of it, and a process that may read too."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.gateway.serving import Served, served
+from towline.gateway.client import GatewayClient
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path / "state") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[GatewayClient]:
+    with GatewayClient(server.location) as connected:
+        yield connected
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """Another living process, to hold a lease."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+
+import pytest
+from pyarrow import flight
+
+from tests.unit.gateway.serving import Served, error_of, mark, open_as, raw
+from towline.errors import Fenced
+from towline.gateway.client import GatewayClient
+from towline.gateway.endpoint import (
+    ProcessMark,
+)
+from towline.gateway.leases import Leases
+
+
+def test_a_second_living_reader_is_refused_with_one_line(
+    server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
+) -> None:
+    open_as(server, "default", mark(other.pid))
+    with pytest.raises(Fenced) as caught:
+        client.open("default")
+    line = str(caught.value)
+    assert line.startswith(f"plant: the process with pid {other.pid} on {mark().host} reads as consumer")
+    assert line.endswith(
+        'Give each query an option "consumer" of its own, or write both outputs in one foreachBatch; if that query '
+        "has ended, stop its process.   [TL-G03]"
+    )
+
+
+def test_another_consumer_is_welcome(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
+    open_as(server, "default", mark(other.pid))
+    client.open("archive")
+    assert set(raw(server, "status")["readers"]) == {"default", "archive"}
+
+
+def test_a_dead_reader_is_followed_and_its_lease_refused(
+    server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
+) -> None:
+    stale = open_as(server, "default", mark(other.pid))
+    other.kill()
+    other.wait()
+    client.open("default")
+    asked = {"consumer": "default", "lease": stale, "journal": server.journal.journal_id, "start": 0, "timeout_s": 0}
+    with pytest.raises(flight.FlightServerError) as caught:
+        raw(server, "wait", asked)
+    assert error_of(caught.value).code == "TL-G07"
+    assert isinstance(error_of(caught.value), Fenced)
+
+
+def test_a_zombie_counts_as_dead(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
+    open_as(server, "default", mark(other.pid))
+    other.kill()
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    client.open("default")
+
+
+def test_patience_waits_for_the_reader_before(
+    server: Served, client: GatewayClient, other: subprocess.Popen[bytes]
+) -> None:
+    open_as(server, "default", mark(other.pid))
+    killer = threading.Timer(0.2, other.kill)
+    killer.start()
+    assert client.open("default", patience_s=10).token
+    killer.join()
+
+
+def test_a_released_lease_is_free(server: Served, client: GatewayClient, other: subprocess.Popen[bytes]) -> None:
+    client.release(client.open("default"))
+    assert open_as(server, "default", mark(other.pid))
+
+
+def test_a_stale_release_frees_nothing(server: Served, client: GatewayClient) -> None:
+    stale, fresh = client.open("default"), client.open("default")
+    client.release(stale)
+    client.wait(fresh, 0, timeout_s=0)
+
+
+def test_opening_pins_what_the_reader_has_not_seen(server: Served, client: GatewayClient) -> None:
+    server.add(10)
+    lease = client.open("slow")
+    assert (lease.known, lease.committed, lease.first, lease.tip) == (False, 0, 0, 10)
+    assert server.journal.consumers["slow"] == 0
+    client.wait(lease, 6, timeout_s=0)
+    again = client.open("slow")
+    assert (again.known, again.committed) == (True, 6)
+
+
+def test_a_reader_on_another_host_is_believed_for_ten_minutes() -> None:
+    now = [0.0]
+    leases = Leases("plant", clock=lambda: now[0])
+    far = ProcessMark(1, 1, "elsewhere")
+    token = leases.open("default", far)
+    now[0] = 500
+    leases.check("default", token)
+    now[0] = 1000
+    with pytest.raises(Fenced, match="pid 1 on elsewhere"):
+        leases.open("default", mark())
+    now[0] = 1101
+    assert leases.open("default", mark())
