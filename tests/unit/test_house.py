@@ -15,7 +15,6 @@ STILL_LONG: set[str] = {
     "src/towline/bridge/runtime/driver.py",
     "src/towline/bridge/runtime/recovery.py",
     "src/towline/bridge/runtime/supervisors.py",
-    "src/towline/delivery/outbound.py",
     "src/towline/gateway/pump.py",
     "src/towline/journal/journal.py",
     "src/towline/mqtt/outbound.py",

@@ -7,7 +7,7 @@ session, `attach` for a new session, `lost` when a connection ends; nothing here
     QoS 2                    packet id before PUBLISH, phase before PUBREL, both durable [I10]: a crash costs nothing
     QoS 1                    packet id written before PUBLISH, not synced: after a crash it leaves again under the same
     QoS 0                    done before it leaves: it may be lost, never doubled
-    refused for good         set aside with its reason before it is done; the others go on, and without room there all
+    refused for good         kept elsewhere with its reason before it is done; the others go on, without room there all
                              wait [I7]. A message at which the broker ends the connection is refused too (`Culprits`)
     expired                  done and counted, where its PUBLISH has not left [MQTT-4.3.3-7]
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
@@ -26,13 +26,12 @@ from typing import Any, Final, TypeVar
 from mqtt5 import PublishPacket, QoS
 
 from towline.delivery.dispatch import Dispatch, Fate
-from towline.delivery.outrows import Outgoing, outgoing
-from towline.delivery.receipts.mark import Content
+from towline.delivery.outrows import Outgoing
 from towline.delivery.refused import REPLAYED, RefusedMessages
+from towline.delivery.upcoming import Marking, Upcoming
 from towline.errors import JournalError, JournalFailed, JournalFull, JournalLocked
 from towline.errors import Refused as BrokerRefused
 from towline.journal import Flight, Outbox
-from towline.journal.batches import joined
 from towline.journal.outbox import PUBLISHED, RELEASED, SENT
 from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany
 from towline.mqtt.outbound import Phase
@@ -50,9 +49,8 @@ _MOST_OPEN: Final = 8_000
 _MOST_BYTES: Final = 16 << 20
 #: Messages that may wait behind such as were put off, before nothing new is sent.
 _MOST_WAITING: Final = 10_000
-#: Rows decoded at a time, and their bytes, unless it is one row.
-_CHUNK: Final = 1000
-_CHUNK_BYTES: Final = 8 << 20
+#: Messages that waited and are taken up in one turn.
+_MOST_READY: Final = 1000
 #: Nothing is handed over while the transport holds this many bytes the system has not taken.
 _MOST_UNSENT: Final = 1 << 20
 #: What is done reaches the disk after this many messages, or this many seconds.
@@ -81,7 +79,7 @@ class Downlink:
         outbox: What is to be sent; its marks belong to the caller's thread.
         handle: Gives the session an event.
         log: Takes ``warning(event, **facts)``, as structlog's loggers do.
-        aside: Directory for what the broker refused.
+        refused_dir: Directory for what the broker refused.
         max_age_s: Messages that came this many seconds ago are not sent any more; None for no such limit.
         on_outcome: Called with the number of each message that is done and what became of it, before the disk knows.
         on_progress: Called when messages were done since the last time.
@@ -95,11 +93,11 @@ class Downlink:
         *,
         handle: Callable[[Event], None],
         log: Any,
-        aside: Path,
+        refused_dir: Path,
         max_age_s: float | None = None,
         on_outcome: Callable[[int, Outcome], None] | None = None,
         on_progress: Callable[[], None] = lambda: None,
-        mark: Callable[[int, Content], Sequence[tuple[str, str]]] | None = None,
+        mark: Marking | None = None,
         exactly_once: bool = False,
     ) -> None:
         self._outbox = outbox
@@ -107,21 +105,16 @@ class Downlink:
         self._handle = handle
         self._log = log
         #: For the same thread.
-        self.refused = RefusedMessages(aside, outbox)
+        self.refused = RefusedMessages(refused_dir, outbox)
         self._max_age_us = None if max_age_s is None else int(max_age_s * 1e6)
         self._on_outcome = on_outcome
         self._on_progress = on_progress
-        self._mark = mark
-        #: Messages that were done and go once more.
-        self._repeats: Iterator[Outgoing] = iter(())
+        self._marked = mark is not None
+        self._upcoming = Upcoming(outbox, mark)
         self._dispatch = Dispatch(outbox.done, most_open=_MOST_OPEN, most_bytes=_MOST_BYTES, most_waiting=_MOST_WAITING)
         self._session: Session | None = None
-        #: Next row to be looked at; everything below is done, open or waiting.
-        self._cursor = outbox.done.watermark
-        self._reader: Iterator[Any] = iter(())
-        self._entries: deque[Outgoing] = deque()
-        #: Answers not carried out yet: number → reason of refused messages, to be set aside together.
-        self._to_set_aside: dict[int, int] = {}
+        #: Number → reason of messages that were refused and are not kept as such yet: they are kept together.
+        self._refusals: dict[int, int] = {}
         #: Why nothing is sent: no room for what was refused, or no promise for what would be. None where it is.
         self.held_back: str | None = None
         #: The broker takes QoS 2 as QoS 1, and exactly once was promised.
@@ -132,15 +125,15 @@ class Downlink:
         #: Calls of other threads, for this one.
         self._asked: deque[tuple[Callable[[RefusedMessages], Any], Future[Any]]] = deque()
         self._unflushed = 0
-        #: Numbers that a life before this one had set aside; the outbox learns of it now.
-        self._aside_before: set[int] = set()
+        #: Numbers that a life before this one had kept as refused; the outbox learns of it now.
+        self._refused_before: set[int] = set()
         #: At the start for what a crash left done without a word of it: nothing else may ever bring its room back.
         self._flush_at: float | None = time.monotonic()
         self._news = False
         self._room_at = 0.0
-        with contextlib.suppress(JournalError):  # said again where something is to be set aside, or looked at
+        with contextlib.suppress(JournalError):  # raised again where something is to be kept there, or looked at
             for number in self.refused.unfinished():
-                self._aside_before.add(number)
+                self._refused_before.add(number)
                 self._done(number, Outcome.REFUSED)
 
     # -- from any thread --
@@ -170,21 +163,10 @@ class Downlink:
         session.outbound.in_order = True
         self._dispatch.start_again(list(self._dispatch.open))
         flights = self._outbox.flights
-        rows = self._in_flight(flight.number for flight in flights.values())
+        rows = self._upcoming.unfinished(flight.number for flight in flights.values())
         for packet_id, flight in flights.items():
             self._restore(session, packet_id, flight, rows)
-        self._rewind()
-
-    def _in_flight(self, numbers: Iterable[int]) -> dict[int, Outgoing]:
-        """The rows that are not done among these, read in as few pieces as there are."""
-        done, first = self._outbox.done, self._outbox.journal.first
-        found: dict[int, Outgoing] = {}
-        for start, end in joined((n, n + 1) for n in numbers if n >= first and n not in done):
-            at = start
-            for batch in self._outbox.read(start, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES):
-                found.update((message.number, message) for message in outgoing(batch, at, self._mark))
-                at += batch.num_rows
-        return found
+        self._upcoming.rewind()
 
     def _restore(self, session: Session, packet_id: int, flight: Flight, rows: Mapping[int, Outgoing]) -> None:
         number, topic, size, left = flight.number, "", 0, None
@@ -192,13 +174,13 @@ class Downlink:
         phase = Phase.RELEASED
         # Of what was sent a second time the first may have been enough, and the row be gone. The packet id has to be
         # given back all the same: the broker may hold the message, and would take the next with that id for a repeat.
-        done = number in self._outbox.done and (self._mark is None or number in self._aside_before)
+        done = number in self._outbox.done and (not self._marked or number in self._refused_before)
         gone = done or number < self._outbox.journal.first
         if gone and flight.phase == SENT:
             self._outbox.finish((), (packet_id,))
             return
         if not gone:
-            message = rows.get(number) or self._fetch(number)
+            message = rows.get(number) or self._upcoming.message(number)
             topic, size, packet = message.topic, message.size, message.content
             phase = Phase.RELEASED if flight.phase == RELEASED else Phase.PUBLISHED
             left = _left(message, time.monotonic(), time.time_ns() // 1000)
@@ -209,24 +191,25 @@ class Downlink:
             session.outbound.give_up(number, given_up)
 
     def lost(self, withdrawn: Iterable[int]) -> bool:
-        """The connection is gone; these never left. Whether a message was found that made the broker end it."""
-        found = self._session is not None and self._suspect(self._session)
+        """The connection is gone; these never left. Whether a message is known that made the broker end it."""
+        culprit = self._session is not None and self._suspect(self._session)
         self._dispatch.start_again(withdrawn)
-        self._rewind()
-        return found
+        self._upcoming.rewind()
+        return culprit
 
     def _suspect(self, session: Session) -> bool:
         """Find the message that made the broker end the connection."""
         before, sizes = self._culprits.careful, self._dispatch.open
-        found = self._culprits.ended(session, time.monotonic())
-        if found is not None:
-            facts: dict[str, object] = {"number": found, "times": STRIKES, "bytes": sizes[found][1]}
-            if sizes[found][1] > self._largest:
+        culprit = self._culprits.ended(session, time.monotonic())
+        if culprit is not None:
+            size = sizes[culprit][1]
+            facts: dict[str, object] = {"number": culprit, "times": STRIKES, "bytes": size}
+            if size > self._largest:
                 facts["larger_than_any_taken"] = self._largest
             self._log.warning("the broker ends the connection at this message", **facts, code="TL-M47")
         elif self._culprits.careful and not before:
             self._log.warning("sending one message at a time: the broker ends the connection at one", code="TL-M48")
-        return found is not None
+        return culprit is not None
 
     def perform(self, action: Action) -> None:
         """Carry out what the session asks for.
@@ -248,30 +231,18 @@ class Downlink:
             ranges: Of numbers.
             wanted: Asked when the turn of each has come: its row has to stay as long as it is on its way.
         """
-        self._repeats = (message for message in self._read_again(ranges) if wanted(message.number))
-
-    def _read_again(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Outgoing]:
-        for first, end in ranges:
-            start = first
-            while (start := max(start, self._outbox.journal.first)) < end:
-                try:
-                    for batch in self._outbox.read(start, min(start + _CHUNK, end), batch_bytes=_CHUNK_BYTES):
-                        yield from outgoing(batch, start, self._mark, again=True)
-                        start += batch.num_rows
-                except JournalError as error:
-                    if error.code != "TL-J07" or start >= self._outbox.journal.first:
-                        raise  # otherwise they were let go between two turns: nobody waits for them any more
+        self._upcoming.repeat(ranges, wanted)
 
     @property
     def oldest(self) -> int | None:
         """The smallest number whose row has to stay; None for none.
 
-        Rows on their way, or so as the disk knows it, put off, or to be set aside. An id of QoS 1 needs no row to be
-        given back.
+        Rows on their way, or so as the disk knows it, put off, or refused and not kept yet. An id of QoS 1 needs no row
+        to be given back.
         """
-        on_disk = (number for number, phase in self._outbox.journal.held.values() if phase != SENT)
+        on_disk = (number for number, phase in self._outbox.in_flight.values() if phase != SENT)
         waiting = self._dispatch.oldest
-        return min((*on_disk, *self._to_set_aside, *(() if waiting is None else (waiting,))), default=None)
+        return min((*on_disk, *self._refusals, *(() if waiting is None else (waiting,))), default=None)
 
     def turn(self, *, unsent: int = 0) -> None:
         """Hand over what may go, and bring to the disk what is due.
@@ -285,7 +256,7 @@ class Downlink:
         now = time.monotonic()
         while self._asked:
             self._answer()
-        self._set_aside(now)
+        self._keep_refused(now)
         if self._outbox.settle():
             self._noted()
         if self._flush_at is not None and (now >= self._flush_at or self._unflushed >= _FLUSH_MESSAGES):
@@ -301,7 +272,7 @@ class Downlink:
 
     def due(self) -> float | None:
         """When `turn` is due by the clock, None for never; new rows and answers are for others to tell."""
-        times = [self._flush_at, self._room_at if self._to_set_aside else None]
+        times = [self._flush_at, self._room_at if self._refusals else None]
         if self._session is not None and self._session.state is SessionState.ONLINE:
             times.append(self._dispatch.due())
             times.append(self._culprits.due(self._session))
@@ -319,7 +290,7 @@ class Downlink:
 
     def close(self) -> None:
         """Write what memory alone knows; the outbox stays open."""
-        self._set_aside(float("inf"))
+        self._keep_refused(float("inf"))
         self.flush()
         while self._asked:
             self._asked.popleft()[1].cancel()
@@ -360,16 +331,16 @@ class Downlink:
     def _send(self, now: float) -> None:
         messages: list[Publish] = []
         clock = time.time_ns() // 1000
-        ready = self._dispatch.ready(now, _CHUNK)
+        ready = self._dispatch.ready(now, _MOST_READY)
         while not self._dispatch.full and (number := next(ready, None)) is not None:
-            message = self._fetch(number)
+            message = self._upcoming.message(number)
             if not self._dispatch.wait_again(number, message.topic):
                 self._go(message, now, clock, messages)
-        while self._dispatch.room and (following := next(self._repeats, None)) is not None:
+        while self._dispatch.room and (following := self._upcoming.following_repeat()) is not None:
             if following.number in self._outbox.done and following.number not in self._dispatch.open:
                 self._go(following, now, clock, messages)
-        while self._dispatch.room and (following := self._next()) is not None:
-            if following.number in self._to_set_aside:
+        while self._dispatch.room and (following := self._upcoming.following()) is not None:
+            if following.number in self._refusals:
                 continue
             if self._dispatch.admit(following.number, following.topic) is Fate.GO:
                 self._go(following, now, clock, messages)
@@ -385,7 +356,7 @@ class Downlink:
             self._done(message.number, Outcome.EXPIRED)
         elif isinstance(message.content, int):
             self._dispatch.drop(message.number, message.topic)
-            self._to_set_aside[message.number] = message.content
+            self._refusals[message.number] = message.content
         else:
             self._dispatch.hand_over(message.number, message.topic, message.size)
             messages.append(Publish(message.number, message.content, _left(message, now, clock_us)))
@@ -408,40 +379,13 @@ class Downlink:
         except JournalFull as error:
             self._hold_back(error)  # done in memory all the same: lost in a crash, as QoS 0 may be, not doubled
 
-    def _next(self) -> Outgoing | None:
-        """The next row, None when there is none."""
-        while not self._entries:
-            if self._cursor < self._outbox.done.watermark:  # rows from there on may be gone
-                self._reader = iter(())
-            batch = next(self._reader, None)
-            if batch is not None:
-                self._entries.extend(outgoing(batch, self._cursor, self._mark))
-                self._cursor += batch.num_rows
-            elif found := self._outbox.following(self._cursor):
-                self._cursor, end = found
-                self._reader = self._outbox.read(self._cursor, end, batch_rows=_CHUNK, batch_bytes=_CHUNK_BYTES)
-            else:
-                return None
-        return self._entries.popleft()
-
-    def _rewind(self) -> None:
-        self._cursor = self._outbox.done.watermark
-        self._reader = iter(())
-        self._entries.clear()
-        self._repeats = iter(())
-
-    def _fetch(self, number: int) -> Outgoing:
-        (batch,) = self._outbox.read(number, number + 1)
-        (message,) = outgoing(batch, number, self._mark, again=number in self._outbox.done)
-        return message
-
     # -- answers --
 
     def _acknowledged(self, action: Acknowledged) -> None:
         if action.token not in self._dispatch.open:
             return  # of a session before this one
         self._culprits.answered(action.token)
-        freed = [action.packet_id] if self._outbox.holds(action.packet_id) else ()
+        freed = [action.packet_id] if action.packet_id in self._outbox.in_flight else ()
         if self._exactly_once and (action.degraded or action.reason == QOS_NOT_SUPPORTED):
             self._break_off(action)
             if action.reason == QOS_NOT_SUPPORTED:  # it has not left
@@ -454,7 +398,7 @@ class Downlink:
             self._outbox.finish((), freed)
         elif fate is Fate.REFUSED or (sent_before and action.reason):
             self._outbox.finish((), freed)
-            self._to_set_aside[action.token] = action.reason
+            self._refusals[action.token] = action.reason
         elif not sent_before:
             doubt = "unsure_after_lost_session" if action.unsure else "degraded" if action.degraded else None
             self._largest = max(self._largest, size)
@@ -492,9 +436,9 @@ class Downlink:
             self._flush_at = time.monotonic() + _FLUSH_S
 
     def _fly(self, action: Flying) -> None:
-        held = self._outbox.journal.held
+        in_flight = self._outbox.in_flight
         if action.forgotten:
-            again = [i for i in action.forgotten if i in held and held[i][1] == PUBLISHED]
+            again = [i for i in action.forgotten if i in in_flight and in_flight[i][1] == PUBLISHED]
             self._outbox.count(resent_after_lost_session=len(again))
             self._outbox.finish((), action.forgotten)
         flights = {packet_id: Flight(token, SENT) for packet_id, token in action.noted.items()}
@@ -503,19 +447,19 @@ class Downlink:
                 self._outbox.fly(flights, durable=False)
             return
         flights |= {packet_id: Flight(token, PUBLISHED) for packet_id, token in action.assigned.items()}
-        flights |= {packet_id: Flight(held[packet_id][0], RELEASED) for packet_id in action.released}
+        flights |= {packet_id: Flight(in_flight[packet_id][0], RELEASED) for packet_id in action.released}
         self._outbox.fly(flights)
 
-    def _set_aside(self, now: float) -> None:
+    def _keep_refused(self, now: float) -> None:
         """Keep what the broker refused, durable, before it counts as done; without room it waits, and so do all."""
-        if not self._to_set_aside or now < self._room_at:
+        if not self._refusals or now < self._room_at:
             return
-        waiting = list(self._to_set_aside.items())
+        waiting = list(self._refusals.items())
         rows = ((next(iter(self._outbox.read(number, number + 1))), number, reason) for number, reason in waiting)
         try:
             for numbers in self.refused.keep(rows):
                 for number in numbers:
-                    self._refuse(number, self._to_set_aside.pop(number))
+                    self._refuse(number, self._refusals.pop(number))
         except (JournalFull, JournalLocked) as error:
             if self.held_back is None:
                 self._log.warning("no room for refused messages", reason=str(error), code="TL-M49")

@@ -171,7 +171,7 @@ class Pump:
                 outbox,
                 handle=self._handle,
                 log=self._log,
-                aside=settings.refused,
+                refused_dir=settings.refused,
                 max_age_s=settings.outbox.max_age_s,
                 on_progress=on_progress,
                 exactly_once=settings.guarantee is Guarantee.EXACTLY_ONCE,

@@ -95,8 +95,6 @@ class Outbox:
         self._outcomes: Mapping[str, int] = dict(journal.notes.get(_OUTCOMES, {}))
         #: packet ids that are free again and whose frame does not say so yet
         self._freed: set[int] = set()
-        #: as the disk has them; the journal changes it
-        self._held = journal.held
         #: markers are looked up and appended in one step
         self._entering = threading.Lock()
         self._partial = Partial()
@@ -338,14 +336,15 @@ class Outbox:
             return self._partial.covers(self.done.missing(0, upto))
 
     @property
+    def in_flight(self) -> Mapping[int, tuple[int, int]]:
+        """Packet id → number of the row and its phase, as the disk has them, freed ones too."""
+        return self.journal.held
+
+    @property
     def flights(self) -> dict[int, Flight]:
         """Packet ids in use, as the disk knows them, in the order of their rows."""
-        held = sorted(self.journal.held.items(), key=lambda entry: entry[1][0])
-        return {packet_id: Flight(*entry) for packet_id, entry in held if packet_id not in self._freed}
-
-    def holds(self, packet_id: int) -> bool:
-        """Whether the disk knows a packet id as in use."""
-        return packet_id in self._held
+        in_order = sorted(self.in_flight.items(), key=lambda entry: entry[1][0])
+        return {packet_id: Flight(*entry) for packet_id, entry in in_order if packet_id not in self._freed}
 
     def read(self, start: int, end: int, *, batch_rows: int = 1000, batch_bytes: int = BATCH_BYTES) -> Iterator[Any]:
         """Return the rows from `start` to `end`, as `Journal.read` does."""
@@ -362,12 +361,14 @@ class Outbox:
             JournalFull: TL-J02, the disk took no more: none of the packets may leave, but those of QoS 1.
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
-        held = {packet_id: (flight.number, flight.phase) for packet_id, flight in flights.items()}
-        if not durable and self._freed.isdisjoint(held):
-            self.journal.append(self.journal.no_rows, held=held, durable=False)
+        phases = {packet_id: (flight.number, flight.phase) for packet_id, flight in flights.items()}
+        if not durable and self._freed.isdisjoint(phases):
+            self.journal.append(self.journal.no_rows, held=phases, durable=False)
             return
         notes = self._finished() if self._freed else {}
-        self.journal.append(self.journal.no_rows, held=held, released=tuple(self._freed), notes=notes, durable=durable)
+        self.journal.append(
+            self.journal.no_rows, held=phases, released=tuple(self._freed), notes=notes, durable=durable
+        )
         self._freed = set()
 
     def finish(self, numbers: Iterable[int], freed: Sequence[int] = (), *, outcomes: Sequence[str] = ()) -> None:

@@ -208,7 +208,7 @@ class Publisher:
                 self._outbox,
                 handle=self._handle,
                 log=self._log,
-                aside=self._directory / "refused",
+                refused_dir=self._directory / "refused",
                 max_age_s=max_age_s,
                 on_outcome=self._outcome,
                 on_progress=self._progress,

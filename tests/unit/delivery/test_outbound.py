@@ -55,7 +55,7 @@ class Line:
         self.log = Log()
         self.lost = 0
         self.downlink = Downlink(
-            self.outbox, handle=self.handle, log=self.log, aside=directory / "refused", exactly_once=exactly_once
+            self.outbox, handle=self.handle, log=self.log, refused_dir=directory / "refused", exactly_once=exactly_once
         )
         self.downlink.attach(self.session)
 
@@ -207,7 +207,7 @@ def test_what_a_crash_left_given_up_makes_room_after_the_start(tmp_path: Path) -
     outbox.close()
     outbox = Outbox.open(tmp_path / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
     session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
-    downlink = Downlink(outbox, handle=lambda _: None, log=Log(), aside=tmp_path / "refused")
+    downlink = Downlink(outbox, handle=lambda _: None, log=Log(), refused_dir=tmp_path / "refused")
     downlink.attach(session)
     downlink.turn()
     outbox.append(pa.concat_batches([rows] * 8), Batch("q/0", 0, attempt="b"))

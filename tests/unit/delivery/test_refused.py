@@ -128,7 +128,7 @@ def test_what_was_set_aside_before_a_crash_is_not_sent_once_more(tmp_path: Path)
     refused.close()
     outbox.close()
     outbox, sent = outbox_at(tmp_path), list[Event]()
-    downlink = Downlink(outbox, handle=sent.append, log=Log(), aside=tmp_path / "refused")
+    downlink = Downlink(outbox, handle=sent.append, log=Log(), refused_dir=tmp_path / "refused")
     downlink.attach(online())
     until(downlink, lambda: bool(sent))
     assert [message.token for event in sent if isinstance(event, PublishMany) for message in event.messages] == [2]
@@ -198,7 +198,7 @@ def test_without_room_aside_everything_waits_and_nothing_is_done(tmp_path: Path)
         outbox,
         handle=events.append,
         log=log,
-        aside=tmp_path / "refused",
+        refused_dir=tmp_path / "refused",
         on_outcome=lambda number, outcome: outcomes.append((number, outcome)),
     )
     downlink.refused = RefusedMessages(tmp_path / "refused", outbox, _SMALL)

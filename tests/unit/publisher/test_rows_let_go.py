@@ -19,7 +19,7 @@ from mqtt5 import (
 )
 
 from tests.helpers import read_all
-from towline.delivery import outbound as module
+from towline.delivery import outbound, upcoming
 from towline.delivery.outbound import Downlink
 from towline.delivery.outrows import arrived, rows_of
 from towline.delivery.receipts.payload import ReceiptPayload
@@ -55,7 +55,7 @@ class Life:
             self.outbox,
             handle=self.handle,
             log=Log(),
-            aside=directory / "refused",
+            refused_dir=directory / "refused",
             mark=self.awaited.mark if self.awaited else None,
         )
         self.session = Session(SessionConfig("c", "w", unknown_session="adopt", durable_ids=True))
@@ -147,8 +147,8 @@ def test_a_row_to_be_set_aside_stays(tmp_path: Path) -> None:
 
 def test_what_waits_for_its_second_turn_may_be_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The receipt comes with the last answer to what is under way; the rest was to be sent again."""
-    monkeypatch.setattr(module, "_MOST_OPEN", 2)
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 1500)
+    monkeypatch.setattr(outbound, "_MOST_OPEN", 2)
+    monkeypatch.setattr(upcoming, "_CHUNK_BYTES", 1500)
     life = Life(tmp_path, rows=ROWS, qos=1)
     life.connect()
     life.serve()
@@ -169,9 +169,9 @@ def test_rows_read_again_behind_a_batch_that_became_whole_may_be_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What came after the batch was delivered before it, and goes as soon as the batch is done too."""
-    monkeypatch.setattr(module, "_MOST_OPEN", 2)
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 1500)
-    monkeypatch.setattr(module, "_FLUSH_S", 0.0)
+    monkeypatch.setattr(outbound, "_MOST_OPEN", 2)
+    monkeypatch.setattr(upcoming, "_CHUNK_BYTES", 1500)
+    monkeypatch.setattr(outbound, "_FLUSH_S", 0.0)
     life = Life(tmp_path, receipts=False)
     row = arrived(rows_of([{"topic": "d", "payload": bytes(1000), "qos": 1}]), 0)
     for start in (0, 1):
