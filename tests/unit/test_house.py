@@ -26,7 +26,6 @@ STILL_LONG: set[str] = {
     "tests/integration/spark/test_source.py",
     "tests/unit/bridge/test_downlink.py",
     "tests/unit/bridge/test_expected_screens.py",
-    "tests/unit/delivery/test_receipts.py",
     "tests/unit/mqtt/model_broker.py",
     "tests/unit/mqtt/model_world.py",
     "tests/unit/mqtt/test_session.py",

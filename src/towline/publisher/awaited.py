@@ -113,14 +113,14 @@ class Awaited:
 
     def owed(self, below: int) -> list[tuple[int, int]]:
         """Ranges of numbers that the broker took and that have no receipt."""
-        found = []
+        ranges = []
         for start, end in self.settled.missing(self.settled.watermark, min(below, self._done.end)):
             at = start
             for hole, stop in [*self._done.missing(start, end), (end, end)]:
                 if at < hole:
-                    found.append((at, hole))
+                    ranges.append((at, hole))
                 at = stop
-        return found
+        return ranges
 
     # -- what happens --
 
@@ -142,51 +142,51 @@ class Awaited:
         """The receipt in a payload; None for one that anybody may have written, or was not taken in whole."""
         if payload is None:
             return None
-        if self._keys is not None and not ReceiptPayload.was_told_by(self._keys, self.publisher, payload):
+        if self._keys is not None and not ReceiptPayload.was_written_by(self._keys, self.publisher, payload):
             self.not_believed += 1
             return None
         return ReceiptPayload.decode(payload)
 
-    def receipt(self, told: ReceiptPayload, end: int, now: float) -> list[tuple[int, int]]:
+    def take(self, receipt: ReceiptPayload, end: int, now: float) -> list[tuple[int, int]]:
         """Take a receipt; return the ranges of numbers to be sent again.
 
         Args:
-            told: The receipt.
+            receipt: As it came.
             end: The outbox's end.
             now: Seconds on a clock that never goes back.
 
         Raises:
             Restored: The numbers given out since this copy was made are another message's; call `begin_again`.
         """
-        if told.publisher != self.publisher or not self.epoch <= told.epoch <= self.epoch + _MOST_EPOCHS:
+        if receipt.publisher != self.publisher or not self.epoch <= receipt.epoch <= self.epoch + _MOST_EPOCHS:
             return []
-        if told.watermark > end + _FARTHEST:
+        if receipt.watermark > end + _FARTHEST:
             return []
-        if told.epoch > self.epoch or not self._same(told, end):
+        if receipt.epoch > self.epoch or not self._same(receipt, end):
             raise Restored
-        if told.watermark > self.settled.watermark:
-            self.settled.add(0, told.watermark)
+        if receipt.watermark > self.settled.watermark:
+            self.settled.add(0, receipt.watermark)
             self._pause, self._heed = self._patience, _SHORTEST
             self._at = now + self._pause
-        if told.fresh and now - self._asked_at >= self._heed:
+        if receipt.fresh and now - self._asked_at >= self._heed:
             self._at = now
             self._heed = min(2 * self._heed, _LONGEST)
-        if not self._question or self._question not in told.asked.split():
+        if not self._question or self._question not in receipt.asked.split():
             return []
         self._question, self._carrier = "", -1
-        return self._lost(told, now)
+        return self._lost(receipt, now)
 
-    def _same(self, told: ReceiptPayload, end: int) -> bool:
+    def _same(self, receipt: ReceiptPayload, end: int) -> bool:
         """Whether the gateway means our messages: all of those that have no receipt, one by one."""
         here = self.settled.watermark
-        ranges = [(max(start, here), stop) for start, stop in ((0, told.watermark), *told.journaled)]
+        ranges = [(max(start, here), stop) for start, stop in ((0, receipt.watermark), *receipt.journaled)]
         if any(stop > end for _, stop in ranges):
             return False
-        return told.openings is None or same_messages(told.openings, ranges, self._opening_of)
+        return receipt.openings is None or same_messages(receipt.openings, ranges, self._opening_of)
 
-    def _lost(self, told: ReceiptPayload, now: float) -> list[tuple[int, int]]:
+    def _lost(self, receipt: ReceiptPayload, now: float) -> list[tuple[int, int]]:
         there = Ranges(0)
-        for start, end in told.journaled:
+        for start, end in receipt.journaled:
             there.add(start, end)
         lost = [piece for start, end in self.owed(self._horizon) for piece in there.missing(start, end)]
         if lost:

@@ -548,7 +548,7 @@ class Publisher:
         with self._changed:
             before = awaited.settled.watermark
             try:
-                lost = awaited.receipt(told, self._outbox.end, time.monotonic())
+                lost = awaited.take(told, self._outbox.end, time.monotonic())
             except Restored:
                 lost = []
                 self._log.warning("the outbox is an older copy of itself; messages may be doubled", code="TL-O07")

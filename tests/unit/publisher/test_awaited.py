@@ -34,7 +34,7 @@ def test_nothing_is_asked_while_receipts_come() -> None:
     for second in range(100):
         done.add(second)
         assert awaited.turn(second) == []
-        assert awaited.receipt(told(second), 200, second) == []
+        assert awaited.take(told(second), 200, second) == []
     assert awaited.asked == 0
 
 
@@ -57,29 +57,29 @@ def test_only_what_the_answer_does_not_name_is_sent_again() -> None:
     assert mark.nonce == "1"
     assert mark_of(awaited.mark(3, CONTENT)) == Mark("p", 1, 3, 0)
     done.add(10, 15)  # sent after the question: the answer may well not know it
-    assert awaited.receipt(told(2, "other", (0, 2)), 20, 1) == []
-    assert awaited.receipt(told(2, "1", (0, 4), (6, 7)), 20, 1) == [(4, 6), (7, 10)]
+    assert awaited.take(told(2, "other", (0, 2)), 20, 1) == []
+    assert awaited.take(told(2, "1", (0, 4), (6, 7)), 20, 1) == [(4, 6), (7, 10)]
     assert awaited.sent_again == 5
-    assert awaited.receipt(told(2, "1", (0, 4)), 20, 1) == []  # answered once
+    assert awaited.take(told(2, "1", (0, 4)), 20, 1) == []  # answered once
 
 
 def test_what_waits_for_kafka_alone_is_not_sent_again() -> None:
     awaited, _ = made(done=10)
     awaited.online(0)
     awaited.turn(0)
-    assert awaited.receipt(told(0, "1", (0, 10)), 20, 1) == []
+    assert awaited.take(told(0, "1", (0, 10)), 20, 1) == []
 
 
 def test_a_new_gateway_and_a_new_connection_are_asked_at_once() -> None:
     awaited, _ = made(done=5)
     awaited.online(0)
     assert awaited.turn(0)
-    awaited.receipt(told(1, fresh=True), 9, 5)
+    awaited.take(told(1, fresh=True), 9, 5)
     assert awaited.turn(5) == [(1, 2)]
     awaited.offline()
     awaited.online(6)
     assert awaited.turn(6) == [(1, 2)]
-    assert awaited.receipt(told(1, "2", (0, 5)), 9, 7) == []  # of the connection before
+    assert awaited.take(told(1, "2", (0, 5)), 9, 7) == []  # of the connection before
 
 
 def test_a_gateway_that_says_again_and_again_that_it_is_new_is_asked_ever_more_rarely() -> None:
@@ -88,7 +88,7 @@ def test_a_gateway_that_says_again_and_again_that_it_is_new_is_asked_ever_more_r
     awaited.turn(0)
     asked = 0
     for now in range(1, 600):
-        awaited.receipt(told(0, fresh=True), 9, now)
+        awaited.take(told(0, fresh=True), 9, now)
         asked += len(awaited.turn(now))
     assert asked <= 10
 
@@ -98,17 +98,17 @@ def test_numbers_of_another_opening_settle_nothing() -> None:
     awaited = Awaited("p", 1, Ranges(1), Ranges(5), PATIENCE, opening_of=lambda number: names[number])
     for steps in (((0, "a"),), ((0, "a"), (2, "c")), ((2, "b"), (4, "c")), ((0, "a"), (2, "b"), (3, "x"))):
         with pytest.raises(Restored):
-            awaited.receipt(ReceiptPayload("p", 1, 4, openings=steps), 5, 0)
+            awaited.take(ReceiptPayload("p", 1, 4, openings=steps), 5, 0)
     with pytest.raises(Restored):
-        awaited.receipt(ReceiptPayload("p", 1, 0, journaled=((0, 1), (4, 5)), openings=((0, "a"), (2, "b"))), 5, 0)
+        awaited.take(ReceiptPayload("p", 1, 0, journaled=((0, 1), (4, 5)), openings=((0, "a"), (2, "b"))), 5, 0)
     assert awaited.settled.watermark == 1
-    awaited.receipt(ReceiptPayload("p", 1, 3, openings=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 5, 0)
+    awaited.take(ReceiptPayload("p", 1, 3, openings=((0, "x"), (1, "a"), (2, "b"), (4, "y"))), 5, 0)
     assert awaited.settled.watermark == 3
-    awaited.receipt(ReceiptPayload("p", 1, 4, openings=((0, None),)), 5, 0)  # of before names were noted
-    awaited.receipt(ReceiptPayload("p", 1, 5), 5, 0)  # of a gateway that notes none
+    awaited.take(ReceiptPayload("p", 1, 4, openings=((0, None),)), 5, 0)  # of before names were noted
+    awaited.take(ReceiptPayload("p", 1, 5), 5, 0)  # of a gateway that notes none
     assert awaited.settled.watermark == 5
-    awaited.receipt(ReceiptPayload("p", 1 << 21, 5), 5, 0)
-    awaited.receipt(ReceiptPayload("p", 1, 1 << 41), 5, 0)  # nobody has that many
+    awaited.take(ReceiptPayload("p", 1 << 21, 5), 5, 0)
+    awaited.take(ReceiptPayload("p", 1, 1 << 41), 5, 0)  # nobody has that many
 
 
 def test_what_was_given_up_is_not_owed_and_not_asked_about() -> None:
@@ -133,10 +133,10 @@ def test_an_older_copy_of_an_outbox_takes_a_new_epoch() -> None:
     awaited, _ = made(done=5)
     awaited.online(0)
     with pytest.raises(Restored):
-        awaited.receipt(told(9), 5, 0)
+        awaited.take(told(9), 5, 0)
     awaited.begin_again(2)
     assert awaited.turn(0) == [(0, 1)]
-    assert awaited.receipt(told(3), 5, 0) == []  # of the epoch before
+    assert awaited.take(told(3), 5, 0) == []  # of the epoch before
     with pytest.raises(Restored):
-        awaited.receipt(told(0, epoch=3), 5, 0)
+        awaited.take(told(0, epoch=3), 5, 0)
     assert awaited.settled.watermark == 0

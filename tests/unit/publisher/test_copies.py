@@ -101,7 +101,7 @@ class Copies(RuleBasedStateMachine):
         before = self.awaited.settled.watermark
         lost: list[tuple[int, int]] = []
         try:
-            lost = self.awaited.receipt(told, len(self.disk.rows), self.clock)
+            lost = self.awaited.take(told, len(self.disk.rows), self.clock)
         except Restored:
             self.awaited.begin_again(told.epoch + 1)
             self.disk.epoch = self.awaited.epoch
@@ -172,7 +172,7 @@ class Copies(RuleBasedStateMachine):
     def tell(self) -> None:
         for receipt in self.ledger.receipts(5):
             self.notes.update(self.ledger.notes([receipt]))
-            self.ledger.told(receipt)
+            self.ledger.handed_over(receipt)
             self.said.append(receipt.encode())
 
     @rule()

@@ -57,9 +57,9 @@ class ReceiptKeys:
             raise _unusable(path, f"it can't be read ({reason})", "Check its name and rights.") from error
         except UnicodeDecodeError:
             lines = ["?"]
-        found = [_LINE.match(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
-        keys = [(match[1] or "", bytes.fromhex(match[2])) for match in found if match]
-        if len(keys) != len(found) or not 0 < len(keys) <= _MOST_KEYS:
+        matches = [_LINE.match(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
+        keys = [(match[1] or "", bytes.fromhex(match[2])) for match in matches if match]
+        if len(keys) != len(matches) or not 0 < len(keys) <= _MOST_KEYS:
             what = f"it holds something other than 1 to {_MOST_KEYS} keys of 64 hex digits, one a line"
             raise _unusable(path, what, "Make one with: openssl rand -hex 32")
         return cls(keys)

@@ -1,14 +1,14 @@
 """What a gateway knows of publishers that want receipts: decisions only, no disk, no socket, no clock.
 
 Three sets of numbers for each publisher, each within the one before it; a repeat is judged by the first, a receipt
-tells the other two:
+names the other two:
 
     seen        received by this process, perhaps not on disk yet     a number in it comes again: dropped
     journaled   in the journal; the note beside the rows says it      answers a question
     committed   in Kafka: Spark's commit log has passed its row       the watermark of the receipt
 
 A message whose range of numbers finds no room is dropped as well, unseen: its publisher sends it again until it has
-the receipt. A publisher that finds no room is not known: its messages pass, get no receipt, and repeats are doubles.
+the receipt. A publisher that finds no room here gets no receipts: its messages pass, and repeats are doubles.
 What anybody may have written decides nothing [I13]: without a key's code a marked message is one without a mark. A
 number that came under another opening of its publisher's journal is another message: a directory was restored from a
 copy.
@@ -48,7 +48,7 @@ class MarkVerdict(Enum):
     REPEAT = "repeat"  # stored before, or about to be: acknowledge and drop
     DEFERRED = "deferred"  # no room for what it would leave open: acknowledge and drop, it comes again
     UNKNOWN = "unknown"  # of an older epoch, out of all reason, or one publisher too many: store it, and forget it
-    FOREIGN = "foreign"  # its number is another message's: store it, forget it, and tell the publisher
+    FOREIGN = "foreign"  # its number is another message's: store it, forget it, and let the publisher know
 
 
 class _Marked(Protocol):
@@ -73,7 +73,7 @@ class Change(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Publisher:
+class _PublisherState:
     epoch: int
     seen: Ranges
     journaled: Ranges
@@ -83,9 +83,9 @@ class _Publisher:
     #: end of a frame → the numbers in the journal then, in order: committed as soon as the frame is
     waiting: deque[tuple[int, Ranges]] = field(default_factory=deque)
     #: the questions to be answered
-    asked: list[str] = field(default_factory=list)
-    #: the watermark last told; -1 for none by this process
-    told: int = -1
+    questions: list[str] = field(default_factory=list)
+    #: the watermark last announced; -1 for none by this process
+    announced: int = -1
     #: the largest LOW heard by this process: everything below is in all three sets
     low: int = 0
     #: a note says at least this watermark
@@ -96,7 +96,7 @@ class _Publisher:
     openings: Openings = field(default_factory=Openings)
     #: the newest questions, answered or not
     nonces: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_ASKED))
-    #: the opening of the newest message whose number was another's, and whether the publisher is to be told
+    #: the opening of the newest message whose number was another's, and whether the publisher is to learn of it
     foreign: str | None = None
     contradicted: bool = False
 
@@ -113,7 +113,7 @@ class Ledger:
         notes: The journal's notes.
         end: The journal's end.
         gateway: Its name, as receipts give it.
-        most_publishers: More are not known.
+        most_publishers: More get no receipts.
         most_ranges: Ranges of numbers of one publisher with others missing between them, at most.
         keep_s: A publisher that is silent for so many seconds is forgotten, and so are its numbers.
         keys: Publishers have one of these; None to believe everybody.
@@ -146,10 +146,10 @@ class Ledger:
         self._keep_s = keep_s
         self.keys = keys
         self._largest = largest
-        self._publishers: dict[str, _Publisher] = {}
+        self._publishers: dict[str, _PublisherState] = {}
         #: those with frames that wait for their commit
         self._waiting: set[str] = set()
-        #: those with something to tell, in order
+        #: those that a receipt is due for, in order
         self._due: dict[str, None] = {}
         #: packet, by its identity, → its mark, from `screen` to `marks`: the session holds the packets meanwhile
         self._new: dict[int, Mark] = {}
@@ -167,11 +167,12 @@ class Ledger:
     def _restore(self, name: str, note: Sequence[Any], end: int) -> None:
         epoch, watermark, above, committed, heard_s, *more = note
         journaled = Ranges(watermark, above)
-        known = _Publisher(epoch, _copy(journaled), journaled, Ranges(committed), heard_s, noted=committed, fresh=True)
-        known.openings = Openings(more[0] if more else [(0, None)])  # the version before noted none
+        state = _PublisherState(epoch, _copy(journaled), journaled, Ranges(committed), heard_s, noted=committed)
+        state.fresh = True
+        state.openings = Openings(more[0] if more else [(0, None)])  # the version before noted none
         # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
-        known.waiting.append((end, _copy(journaled)))
-        self._publishers[name] = known
+        state.waiting.append((end, _copy(journaled)))
+        self._publishers[name] = state
         self._waiting.add(name)
         self._due[name] = None
 
@@ -212,72 +213,72 @@ class Ledger:
 
     def take(self, mark: Mark, now_s: int) -> MarkVerdict:
         """Judge a message and, if it is new, see it."""
-        known = self._known(mark, now_s)
-        if known is None or mark.number > known.seen.end + _FARTHEST:
+        state = self._state_of(mark, now_s)
+        if state is None or mark.number > state.seen.end + _FARTHEST:
             self.unknown += 1
             if mark.publisher in self._publishers:  # a copy of an older epoch has to learn of the newer one
-                self._asked(mark.publisher, self._publishers[mark.publisher], mark)
+                self._note_question(mark.publisher, self._publishers[mark.publisher], mark)
             return MarkVerdict.UNKNOWN
-        known.heard_s = max(known.heard_s, now_s)
-        if mark.number in known.seen and known.openings.of(mark.number) not in (None, mark.opening):
-            verdict = self._foreign(mark, known)
+        state.heard_s = max(state.heard_s, now_s)
+        if mark.number in state.seen and state.openings.of(mark.number) not in (None, mark.opening):
+            verdict = self._refuse_foreign(mark, state)
         else:
-            self._raise_low(mark, known)
-            verdict = self._judge(mark, known)
+            self._raise_low(mark, state)
+            verdict = self._judge(mark, state)
         if verdict is MarkVerdict.NEW:
-            known.seen.add(mark.number)
+            state.seen.add(mark.number)
         else:
-            self._asked(mark.publisher, known, mark)
+            self._note_question(mark.publisher, state, mark)
         return verdict
 
-    def _judge(self, mark: Mark, known: _Publisher) -> MarkVerdict:
+    def _judge(self, mark: Mark, state: _PublisherState) -> MarkVerdict:
         number = mark.number
-        if number in known.seen:
+        if number in state.seen:
             return MarkVerdict.REPEAT
-        room = known.seen.touches(number) or known.seen.pieces < self._most_ranges
-        newest = number >= known.seen.end
-        if not room or not known.openings.put(number, mark.opening, newest=newest, low=known.low):
+        room = state.seen.touches(number) or state.seen.pieces < self._most_ranges
+        newest = number >= state.seen.end
+        if not room or not state.openings.put(number, mark.opening, newest=newest, low=state.low):
             self.deferred += 1
             return MarkVerdict.DEFERRED
         return MarkVerdict.NEW
 
-    def _foreign(self, mark: Mark, known: _Publisher) -> MarkVerdict:
+    def _refuse_foreign(self, mark: Mark, state: _PublisherState) -> MarkVerdict:
         self.foreign += 1
-        if known.foreign != mark.opening:
-            known.foreign, known.contradicted = mark.opening, True
+        if state.foreign != mark.opening:
+            state.foreign, state.contradicted = mark.opening, True
             self._due[mark.publisher] = None
         return MarkVerdict.FOREIGN
 
-    def _known(self, mark: Mark, now_s: int) -> _Publisher | None:
-        known = self._publishers.get(mark.publisher)
-        if known is not None and mark.epoch == known.epoch:
-            return known
-        if known is None and len(self._publishers) >= self._most_publishers:
+    def _state_of(self, mark: Mark, now_s: int) -> _PublisherState | None:
+        state = self._publishers.get(mark.publisher)
+        if state is not None and mark.epoch == state.epoch:
+            return state
+        if state is None and len(self._publishers) >= self._most_publishers:
             return None
-        if known is not None and not known.epoch < mark.epoch <= known.epoch + _MOST_EPOCHS:
+        if state is not None and not state.epoch < mark.epoch <= state.epoch + _MOST_EPOCHS:
             return None
         low = mark.low
-        fresh = _Publisher(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now_s)
-        fresh.told = fresh.low = low  # the publisher knows
+        fresh = _PublisherState(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now_s)
+        fresh.announced = fresh.low = low  # the publisher knows
         self._publishers[mark.publisher] = fresh
         self._waiting.discard(mark.publisher)
         self._due.pop(mark.publisher, None)
         return fresh
 
-    def _raise_low(self, mark: Mark, known: _Publisher) -> None:
+    def _raise_low(self, mark: Mark, state: _PublisherState) -> None:
         """What the publisher gave up counts as arrived: a hole that stays would hold its watermark back for ever."""
-        if mark.low <= known.low:
+        if mark.low <= state.low:
             return
-        known.low = mark.low
-        for numbers in (known.seen, known.journaled, known.committed):
+        state.low = mark.low
+        for numbers in (state.seen, state.journaled, state.committed):
             numbers.add(0, mark.low)
-        if known.committed.watermark > max(known.told, mark.low):
+        if state.committed.watermark > max(state.announced, mark.low):
             self._due[mark.publisher] = None
 
-    def _asked(self, name: str, known: _Publisher, mark: Mark) -> None:
-        if mark.nonce and mark.nonce not in known.nonces:
-            known.nonces.append(mark.nonce)
-            known.asked = [*known.asked, mark.nonce][-_MOST_ASKED:]
+    def _note_question(self, name: str, state: _PublisherState, mark: Mark) -> None:
+        if mark.nonce and mark.nonce not in state.nonces:
+            state.nonces.append(mark.nonce)
+            state.questions = [*state.questions, mark.nonce][-_MOST_ASKED:]
             self._due[name] = None
 
     # -- on disk --
@@ -287,11 +288,11 @@ class Ledger:
         journaled: dict[str, tuple[int, Ranges]] = {}
         asked: dict[str, Mark] = {}
         for mark in marks:
-            known = self._publishers.get(mark.publisher)
-            if known is None or known.epoch != mark.epoch:
+            state = self._publishers.get(mark.publisher)
+            if state is None or state.epoch != mark.epoch:
                 continue
             if mark.publisher not in journaled:
-                journaled[mark.publisher] = (known.epoch, _copy(known.journaled))
+                journaled[mark.publisher] = (state.epoch, _copy(state.journaled))
             journaled[mark.publisher][1].add(mark.number)
             if mark.nonce:
                 asked[mark.publisher] = mark
@@ -301,28 +302,28 @@ class Ledger:
     def stored(self, change: Change, end: int) -> None:
         """The frame is durable, and the journal ends at `end`."""
         for name, (epoch, numbers) in change.journaled.items():
-            known = self._publishers.get(name)
-            if known is None or known.epoch != epoch:
+            state = self._publishers.get(name)
+            if state is None or state.epoch != epoch:
                 continue
-            _unite(known.journaled, numbers)
-            if len(known.waiting) >= _MOST_WAITING:
-                known.waiting.pop()
-            known.waiting.append((end, _copy(known.journaled)))
+            _unite(state.journaled, numbers)
+            if len(state.waiting) >= _MOST_WAITING:
+                state.waiting.pop()
+            state.waiting.append((end, _copy(state.journaled)))
             self._waiting.add(name)
             if name in change.asked:
-                self._asked(name, known, change.asked[name])
+                self._note_question(name, state, change.asked[name])
 
     def start_again(self, marks: Iterable[Mark]) -> None:
         """A session was made anew: what is not in the journal, and not among `marks`, was never received."""
         self._new.clear()
-        for known in self._publishers.values():
-            known.seen = _copy(known.journaled)
+        for state in self._publishers.values():
+            state.seen = _copy(state.journaled)
         for mark in marks:
-            known_ = self._publishers.get(mark.publisher)
-            if known_ is not None and known_.epoch == mark.epoch:
-                newest = mark.number >= known_.seen.end
-                known_.openings.put(mark.number, mark.opening, newest=newest, low=known_.low)
-                known_.seen.add(mark.number)
+            sender = self._publishers.get(mark.publisher)
+            if sender is not None and sender.epoch == mark.epoch:
+                newest = mark.number >= sender.seen.end
+                sender.openings.put(mark.number, mark.opening, newest=newest, low=sender.low)
+                sender.seen.add(mark.number)
 
     # -- in Kafka --
 
@@ -332,20 +333,20 @@ class Ledger:
             return  # whatever was stored since then lies above it
         self._upto = upto
         for name in list(self._waiting):
-            known = self._publishers[name]
-            before = known.committed.watermark
-            while known.waiting and known.waiting[0][0] <= upto:
-                _unite(known.committed, known.waiting.popleft()[1])
-            if not known.waiting:
+            state = self._publishers[name]
+            before = state.committed.watermark
+            while state.waiting and state.waiting[0][0] <= upto:
+                _unite(state.committed, state.waiting.popleft()[1])
+            if not state.waiting:
                 self._waiting.discard(name)
-            if known.committed.watermark > before:
+            if state.committed.watermark > before:
                 self._due[name] = None
 
-    # -- telling --
+    # -- answering --
 
     @property
     def due(self) -> bool:
-        """Something is to be told."""
+        """A receipt is due."""
         return bool(self._due)
 
     def receipts(self, most: int, busy: Iterable[str] = ()) -> list[ReceiptPayload]:
@@ -355,45 +356,45 @@ class Ledger:
         return [self._receipt(name) for name in names]
 
     def _receipt(self, name: str) -> ReceiptPayload:
-        known = self._publishers[name]
-        telling = known.asked or known.contradicted
-        ranges = ((0, known.journaled.watermark), *known.journaled.above()) if telling else ()
+        state = self._publishers[name]
+        answers = state.questions or state.contradicted
+        ranges = ((0, state.journaled.watermark), *state.journaled.above()) if answers else ()
         return ReceiptPayload(
             name,
-            known.epoch,
-            known.committed.watermark,
+            state.epoch,
+            state.committed.watermark,
             self._gateway,
-            " ".join(known.asked),
+            " ".join(state.questions),
             tuple((start, end) for start, end in ranges if end > start),
-            fresh=known.fresh,
-            openings=known.openings.steps(),
+            fresh=state.fresh,
+            openings=state.openings.steps(),
         )
 
     def notes(self, receipts: Iterable[ReceiptPayload]) -> dict[str, Any]:
         """What has to be durable before these leave: a watermark never goes back."""
-        known = ((one, self._publishers[one.publisher]) for one in receipts)
-        return {_NOTE + one.publisher: of.note() for one, of in known if one.watermark > of.noted}
+        states = ((receipt, self._publishers[receipt.publisher]) for receipt in receipts)
+        return {_NOTE + receipt.publisher: state.note() for receipt, state in states if receipt.watermark > state.noted}
 
-    def told(self, receipt: ReceiptPayload) -> None:
+    def handed_over(self, receipt: ReceiptPayload) -> None:
         """A receipt was handed over."""
-        known = self._publishers.get(receipt.publisher)
-        if known is None or known.epoch != receipt.epoch:
+        state = self._publishers.get(receipt.publisher)
+        if state is None or state.epoch != receipt.epoch:
             return
-        known.told = max(known.told, receipt.watermark)
-        known.noted = max(known.noted, receipt.watermark)
-        known.fresh = known.contradicted = False
+        state.announced = max(state.announced, receipt.watermark)
+        state.noted = max(state.noted, receipt.watermark)
+        state.fresh = state.contradicted = False
         answered = receipt.asked.split()
-        known.asked = [nonce for nonce in known.asked if nonce not in answered]
-        if not known.asked and known.committed.watermark <= known.told:
+        state.questions = [nonce for nonce in state.questions if nonce not in answered]
+        if not state.questions and state.committed.watermark <= state.announced:
             self._due.pop(receipt.publisher, None)
 
-    def tell_again(self, names: Iterable[str] | None = None) -> None:
+    def announce_again(self, names: Iterable[str] | None = None) -> None:
         """Receipts may not have come through: those of `names`; or of all, and what they sent neither."""
         for name in self._publishers if names is None else names:
             if name in self._publishers:
-                known = self._publishers[name]
-                known.told = -1
-                known.fresh = known.fresh or names is None
+                state = self._publishers[name]
+                state.announced = -1
+                state.fresh = state.fresh or names is None
                 self._due[name] = None
 
     # -- forgetting --
@@ -402,8 +403,8 @@ class Ledger:
         """Forget who is silent for too long and has nothing on the way to Kafka; returns the notes to remove."""
         silent = [
             name
-            for name, known in self._publishers.items()
-            if now_s - known.heard_s > self._keep_s and name not in self._waiting
+            for name, state in self._publishers.items()
+            if now_s - state.heard_s > self._keep_s and name not in self._waiting
         ]
         for name in silent:
             del self._publishers[name]
@@ -412,12 +413,12 @@ class Ledger:
 
     def validate(self) -> None:
         """Assert every invariant named above; for tests."""
-        for name, known in self._publishers.items():
-            assert _within(known.committed, known.journaled), name
-            assert _within(known.journaled, known.seen), name
-            assert bool(known.waiting) == (name in self._waiting), name
-            assert [end for end, _ in known.waiting] == sorted(end for end, _ in known.waiting), name
-            assert len(known.waiting) <= _MOST_WAITING, name
+        for name, state in self._publishers.items():
+            assert _within(state.committed, state.journaled), name
+            assert _within(state.journaled, state.seen), name
+            assert bool(state.waiting) == (name in self._waiting), name
+            assert [end for end, _ in state.waiting] == sorted(end for end, _ in state.waiting), name
+            assert len(state.waiting) <= _MOST_WAITING, name
         assert self._waiting <= self._publishers.keys()
         assert self._due.keys() <= self._publishers.keys()
         assert len(self._publishers) <= self._most_publishers

@@ -163,13 +163,13 @@ _NO_PROPERTIES: Final = _fields([b""] * 4)
 
 def mark_of(properties: Sequence[tuple[str, str]]) -> Mark | None:
     """The mark among the user properties of a message; None for none, or one that says nothing sensible."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in properties:
         if key in _KEYS:
-            if key in found:
+            if key in texts:
                 return None
-            found[key] = value
-    publisher, number, auth = found.get(ID_KEY), found.get(NUMBER_KEY), found.get(AUTH_KEY, ".")
+            texts[key] = value
+    publisher, number, auth = texts.get(ID_KEY), texts.get(NUMBER_KEY), texts.get(AUTH_KEY, ".")
     if publisher is None or number is None:
         return None
     numbers, parts = _NUMBER.match(number), _AUTH.match(auth)

@@ -55,17 +55,17 @@ class ReceiptPayload:
 
     def encode(self, keys: ReceiptKeys | None = None) -> bytes:
         """As the payload of a message, with a code for each key."""
-        told: dict[str, Any] = {"publisher": self.publisher, "epoch": self.epoch, "watermark": self.watermark}
-        told["gateway"] = self.gateway
+        fields: dict[str, Any] = {"publisher": self.publisher, "epoch": self.epoch, "watermark": self.watermark}
+        fields["gateway"] = self.gateway
         if self.asked:
-            told["asked"] = self.asked
+            fields["asked"] = self.asked
         if self.asked or self.journaled:
-            told["journaled"] = self.journaled[:_MOST_RANGES]
+            fields["journaled"] = self.journaled[:_MOST_RANGES]
         if self.fresh:
-            told["fresh"] = True
+            fields["fresh"] = True
         if self.openings is not None:
-            told["openings"] = self.openings
-        text = json.dumps(told, separators=(",", ":")).encode()
+            fields["openings"] = self.openings
+        text = json.dumps(fields, separators=(",", ":")).encode()
         if keys is None:
             return text
         codes = keys.codes(self.publisher, _RECEIPT, text[:-1])
@@ -73,40 +73,40 @@ class ReceiptPayload:
 
     @classmethod
     def decode(cls, payload: bytes) -> Self | None:
-        """From a payload; None for one that is no receipt. It says nothing of who wrote it: `was_told_by`."""
+        """From a payload; None for one that is no receipt. It says nothing of who wrote it: `was_written_by`."""
         try:
-            told: Any = json.loads(payload) if len(payload) <= _LONGEST else None
-            made = cls(
-                told["publisher"],
-                told["epoch"],
-                told["watermark"],
-                told.get("gateway", ""),
-                told.get("asked", ""),
-                tuple((start, end) for start, end in told.get("journaled", ())),
-                told.get("fresh", False) is True,
-                _openings(told),
+            fields: Any = json.loads(payload) if len(payload) <= _LONGEST else None
+            receipt = cls(
+                fields["publisher"],
+                fields["epoch"],
+                fields["watermark"],
+                fields.get("gateway", ""),
+                fields.get("asked", ""),
+                tuple((start, end) for start, end in fields.get("journaled", ())),
+                fields.get("fresh", False) is True,
+                _openings(fields),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-        numbers = [made.epoch, made.watermark, *(n for pair in made.journaled for n in pair)]
-        numbers += [start for start, _ in made.openings or ()]
-        texts = [made.publisher, made.gateway, made.asked, *(name or "" for _, name in made.openings or ())]
+        numbers = [receipt.epoch, receipt.watermark, *(n for pair in receipt.journaled for n in pair)]
+        numbers += [start for start, _ in receipt.openings or ()]
+        texts = [receipt.publisher, receipt.gateway, receipt.asked, *(name or "" for _, name in receipt.openings or ())]
         sound = all(type(n) is int and n >= 0 for n in numbers) and all(isinstance(text, str) for text in texts)
-        return made if sound else None
+        return receipt if sound else None
 
     @staticmethod
-    def was_told_by(keys: ReceiptKeys, publisher: str, payload: bytes) -> bool:
+    def was_written_by(keys: ReceiptKeys, publisher: str, payload: bytes) -> bool:
         """Whether a gateway with one of the keys wrote this payload for a publisher."""
-        found = _CODES.search(payload) if len(payload) <= _LONGEST else None
-        if found is None:
+        match = _CODES.search(payload) if len(payload) <= _LONGEST else None
+        if match is None:
             return False
-        codes = found[1].decode("ascii").split('","')
-        return keys.genuine(publisher, codes, _RECEIPT, payload[: found.start()])
+        codes = match[1].decode("ascii").split('","')
+        return keys.genuine(publisher, codes, _RECEIPT, payload[: match.start()])
 
 
 _RECEIPT: Final = b"towline receipt\0"
 
 
-def _openings(told: Mapping[str, Any]) -> tuple[tuple[int, str | None], ...] | None:
-    given = told.get("openings")
+def _openings(fields: Mapping[str, Any]) -> tuple[tuple[int, str | None], ...] | None:
+    given = fields.get("openings")
     return None if given is None else tuple((start, name) for start, name in given)

@@ -1,4 +1,4 @@
-"""Sends receipts through the gateway's own session, and nothing but the ledger knows what there is to send.
+"""Sends receipts through the gateway's own session; what there is to send stands in the ledger alone.
 
 A receipt needs no place on disk: it says what the ledger knows, and is said again to everybody when the process is new
 or the broker has lost our session, and to one publisher whenever it asks. Only the watermark is made durable first,
@@ -81,11 +81,11 @@ def ledger_of(config: ReceiptConfig, inbox: Inbox) -> Ledger:
 
 
 class ReceiptSender:
-    """Tells publishers how far their messages are; belongs to the pump's thread.
+    """Lets publishers know how far their messages are; belongs to the pump's thread.
 
     Args:
         prefix: Where receipts go.
-        ledger: What there is to tell.
+        ledger: What there is to say.
         inbox: Keeps the watermarks.
         handle: Gives the session an event.
         log: Takes ``warning(event, **facts)``.
@@ -154,7 +154,7 @@ class ReceiptSender:
         for receipt in receipts:
             self._token -= 1
             self._open[self._token] = receipt
-            self._ledger.told(receipt)
+            self._ledger.handed_over(receipt)
             packet = PublishPacket(
                 receipt_topic(self._prefix, receipt.publisher),
                 receipt.encode(self._ledger.keys),
@@ -184,18 +184,18 @@ class ReceiptSender:
 
     def lost(self, withdrawn: list[int]) -> None:
         """The connection is gone; these tokens never left."""
-        never = [self._open.pop(token).publisher for token in withdrawn if token in self._open]
-        self._ledger.tell_again(never)
+        unsent = [self._open.pop(token).publisher for token in withdrawn if token in self._open]
+        self._ledger.announce_again(unsent)
 
     def session_lost(self) -> None:
-        """The broker forgot our session, and perhaps all that it kept; nobody knows what publishers have heard."""
-        self._ledger.tell_again()
+        """The broker forgot our session, and perhaps all that it kept; what publishers have heard is unknown."""
+        self._ledger.announce_again()
 
     def start_again(self) -> None:
         """A new session knows nothing of what was under way."""
         names = [receipt.publisher for receipt in self._open.values()]
         self._open.clear()
-        self._ledger.tell_again(names)
+        self._ledger.announce_again(names)
 
     def status(self) -> dict[str, int | bool]:
         """For `towline status`; from any thread, about."""

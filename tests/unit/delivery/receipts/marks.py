@@ -1,0 +1,45 @@
+"""What the tests of receipts share: marks, a key, and a message that carries them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mqtt5 import PublishPacket, QoS
+
+from towline.delivery.receipts.keys import ReceiptKeys
+from towline.delivery.receipts.ledger import Ledger
+from towline.delivery.receipts.mark import Content, Mark
+
+__all__ = ["CONTENT", "KEYS", "NOW", "mark", "opened", "sent", "store"]
+
+NOW = 1_000
+KEYS = ReceiptKeys([("", bytes(range(32)))])
+CONTENT = Content("t", b"21.5", "text/plain", True, "answers", b"7", (("a", "1"),))
+
+
+def store(ledger: Ledger, marks: list[Mark], end: int) -> dict[str, Any]:
+    change = ledger.storing(marks)
+    ledger.stored(change, end)
+    return dict(change.notes)
+
+
+def mark(number: int, low: int = 0, epoch: int = 1, nonce: str = "") -> Mark:
+    return Mark("p", epoch, number, low, nonce)
+
+
+def opened(number: int, opening: str, low: int = 0) -> Mark:
+    return Mark("p", 1, number, low, "", opening)
+
+
+def sent(marked: Mark, content: Content = CONTENT) -> PublishPacket:
+    return PublishPacket(
+        content.topic,
+        content.payload,
+        qos=QoS.AT_LEAST_ONCE,
+        packet_id=1,
+        payload_format_indicator=int(content.payload_is_utf8),
+        content_type=content.content_type,
+        response_topic=content.response_topic,
+        correlation_data=content.correlation_data,
+        user_properties=[*content.pairs, *marked.properties()],
+    )

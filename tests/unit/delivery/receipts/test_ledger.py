@@ -1,0 +1,218 @@
+"""The ledger of publishers: no double, nothing lost, a watermark that tells the truth."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mqtt5 import PublishPacket, QoS
+
+from tests.unit.delivery.receipts.marks import CONTENT, KEYS, NOW, mark, opened, sent, store
+from towline.delivery.receipts.ledger import Ledger, MarkVerdict
+from towline.delivery.receipts.mark import Content, Mark, mark_of
+from towline.delivery.receipts.payload import ReceiptPayload
+from towline.mqtt.codec import Decoder, PublishRun
+
+
+def test_a_repeat_is_dropped_before_and_after_it_is_stored() -> None:
+    ledger = Ledger({}, 0)
+    assert ledger.take(mark(0), NOW) is MarkVerdict.NEW
+    assert ledger.take(mark(0), NOW) is MarkVerdict.REPEAT
+    notes = store(ledger, [mark(0)], 1)
+    again = Ledger(notes, 1)
+    assert again.take(mark(0), NOW) is MarkVerdict.REPEAT
+    assert again.take(mark(1), NOW) is MarkVerdict.NEW
+
+
+def test_what_a_session_lost_before_it_was_stored_is_new() -> None:
+    ledger = Ledger({}, 0)
+    ledger.take(mark(0), NOW)
+    ledger.take(mark(1), NOW)
+    ledger.start_again([mark(0)])  # 0 waits for room in the journal, 1 is gone
+    assert ledger.take(mark(0), NOW) is MarkVerdict.REPEAT
+    assert ledger.take(mark(1), NOW) is MarkVerdict.NEW
+
+
+def test_the_watermark_follows_the_commit_and_waits_for_holes() -> None:
+    ledger = Ledger({}, 0, gateway="plant")
+    store(ledger, [m for m in (mark(0), mark(1), mark(3)) if ledger.take(m, NOW) is MarkVerdict.NEW], 10)
+    ledger.commit(9)
+    assert ledger.receipts(10) == []
+    ledger.commit(10)
+    assert ledger.receipts(10) == [ReceiptPayload("p", 1, 2, "plant", openings=((0, ""),))]
+    ledger.take(mark(2), NOW)
+    store(ledger, [mark(2)], 11)
+    ledger.commit(11)
+    (receipt,) = ledger.receipts(10)
+    assert receipt.watermark == 4
+    assert ledger.receipts(10, busy=["p"]) == []
+    ledger.handed_over(receipt)
+    assert not ledger.due
+
+
+def test_what_the_publisher_gave_up_holds_nothing_back() -> None:
+    ledger = Ledger({}, 0)
+    ledger.take(mark(3), NOW)
+    store(ledger, [mark(3)], 1)
+    ledger.commit(1)
+    assert ledger.receipts(1) == []
+    assert ledger.take(mark(3, low=3), NOW) is MarkVerdict.REPEAT
+    assert ledger.receipts(1)[0].watermark == 4
+
+
+def test_a_question_is_answered_once_what_asked_is_stored() -> None:
+    ledger = Ledger({}, 0)
+    ledger.take(mark(0), NOW)
+    store(ledger, [mark(0)], 1)
+    ledger.take(mark(2, nonce="ab"), NOW)
+    assert ledger.receipts(1) == []
+    store(ledger, [mark(2, nonce="ab")], 2)
+    (answer,) = ledger.receipts(1)
+    assert (answer.watermark, answer.asked, answer.journaled) == (0, "ab", ((0, 1), (2, 3)))
+    ledger.handed_over(answer)
+    ledger.take(mark(2, nonce="cd"), NOW)
+    assert ledger.receipts(1)[0].asked == "cd"
+
+
+def test_limits_are_kept_and_counted() -> None:
+    ledger = Ledger({}, 0, most_publishers=1, most_ranges=2)
+    assert [ledger.take(mark(n), NOW) for n in (2, 4, 6, 3)] == [
+        MarkVerdict.NEW, MarkVerdict.NEW, MarkVerdict.DEFERRED, MarkVerdict.NEW,
+    ]  # fmt: skip
+    assert ledger.take(mark(6), NOW) is MarkVerdict.NEW  # there is room now
+    assert ledger.take(Mark("q", 1, 0, 0), NOW) is MarkVerdict.UNKNOWN
+    assert (ledger.deferred, ledger.unknown) == (1, 1)
+
+
+def test_a_new_epoch_begins_anew_and_an_old_one_passes() -> None:
+    ledger = Ledger({}, 0)
+    ledger.take(mark(5), NOW)
+    assert ledger.take(mark(5, epoch=2), NOW) is MarkVerdict.NEW
+    assert ledger.take(mark(6, epoch=1, nonce="ab"), NOW) is MarkVerdict.UNKNOWN
+    assert ledger.receipts(1)[0].epoch == 2  # it has to learn of it
+    assert store(ledger, [mark(5), mark(5, epoch=2), mark(6)], 3) == {
+        "publisher:p": [2, 0, [[5, 6]], 0, NOW, ((5, ""),)]
+    }
+
+
+def test_a_silent_publisher_is_forgotten_once_all_is_in_kafka() -> None:
+    ledger = Ledger({}, 0, keep_s=100)
+    ledger.take(mark(0), NOW)
+    store(ledger, [mark(0)], 1)
+    assert ledger.expire(NOW + 1000) == {}
+    ledger.commit(1)
+    assert ledger.expire(NOW + 100) == {}
+    assert ledger.expire(NOW + 101) == {"publisher:p": None}
+    assert ledger.take(mark(0), NOW) is MarkVerdict.NEW
+
+
+def test_jumps_out_of_all_reason_are_not_remembered() -> None:
+    ledger = Ledger({}, 0)
+    ledger.take(mark(0), NOW)
+    assert ledger.take(mark(1 << 41, low=1 << 41), NOW) is MarkVerdict.UNKNOWN
+    assert ledger.take(mark(0, epoch=1 << 21), NOW) is MarkVerdict.UNKNOWN
+    assert ledger.take(mark(1), NOW) is MarkVerdict.NEW
+
+
+def test_a_question_that_is_repeated_is_answered_once_and_hides_no_other() -> None:
+    ledger = Ledger({}, 0)
+    ledger.take(mark(0), NOW)
+    store(ledger, [mark(0)], 1)
+    for nonce in ("ab", "cd", "ab"):
+        ledger.take(mark(0, nonce=nonce), NOW)
+    (answer,) = ledger.receipts(1)
+    assert answer.asked == "ab cd"
+    ledger.handed_over(answer)
+    ledger.take(mark(0, nonce="ab"), NOW)
+    assert not ledger.due
+
+
+def test_the_same_number_of_another_opening_is_another_message() -> None:
+    ledger = Ledger({}, 0)
+    first = [opened(number, "a") for number in range(4)]
+    assert {ledger.take(one, NOW) for one in first} == {MarkVerdict.NEW}
+    notes = store(ledger, first, 4)
+    ledger = Ledger(notes, 4)
+    assert ledger.take(opened(3, "a"), NOW) is MarkVerdict.REPEAT
+    assert ledger.take(opened(3, "b", low=3), NOW) is MarkVerdict.FOREIGN
+    assert ledger.take(opened(4, "b"), NOW) is MarkVerdict.NEW
+    (receipt,) = ledger.receipts(1)
+    assert (receipt.journaled, receipt.openings) == (((0, 4),), ((0, "a"), (4, "b")))
+    assert ledger.foreign == 1
+
+
+def test_what_the_version_before_noted_matches_every_opening() -> None:
+    ledger = Ledger({"publisher:p": [1, 3, [], 0, NOW]}, 3)
+    assert ledger.take(opened(2, "a"), NOW) is MarkVerdict.REPEAT
+    assert ledger.take(opened(3, "a"), NOW) is MarkVerdict.NEW
+    assert ledger.receipts(1)[0].openings == ((0, None), (3, "a"))
+
+
+def test_a_mark_is_believed_on_its_own_message_alone() -> None:
+    ledger = Ledger({}, 0, keys=KEYS)
+    own = mark(0).signed(KEYS, CONTENT)
+    others = [
+        CONTENT._replace(topic="u"),
+        CONTENT._replace(payload=b"21.6"),
+        CONTENT._replace(content_type=None),
+        CONTENT._replace(payload_is_utf8=False),
+        CONTENT._replace(response_topic="answer"),
+        CONTENT._replace(correlation_data=b""),
+        CONTENT._replace(pairs=()),
+        CONTENT._replace(pairs=(("a", ""), ("1", ""))),
+    ]
+    packets = [sent(own, other) for other in others]
+    marks = [own._replace(publisher="q"), own._replace(epoch=2), own._replace(number=1)]
+    packets += map(sent, [*marks, own._replace(nonce="ab"), own._replace(opening="a1")])
+    assert ledger.screen(packets, [packet.topic for packet in packets], NOW) == set()
+    assert (ledger.forged, ledger.unsigned, len(ledger)) == (len(packets), 0, 0)
+    assert ledger.marks(packets) == [None] * len(packets)
+    assert ledger.screen([sent(own)], ["t"], NOW) == set()
+    assert ledger.screen([sent(own)], ["t"], NOW) == {0}
+    ledger.screen([sent(mark(1))], ["t"], NOW)
+    assert (ledger.unsigned, len(ledger)) == (1, 1)
+
+
+class Left(NamedTuple):
+    """What is left of a message that was not taken in whole."""
+
+    user_properties: list[tuple[str, str]]
+    payload: None = None
+
+
+def test_a_mark_on_what_is_left_of_a_message_counts_if_its_publisher_says_that_it_is_so_large() -> None:
+    large = Content("t", bytes(3000))
+    for content, largest, believed in (
+        (large, 2048, True),
+        (large, 64 << 20, False),  # somebody has added to it
+        (CONTENT, 2048, False),
+        (Content("t", b"", pairs=(("a", ""),) * 1000), 64 << 20, True),
+    ):
+        own = mark(0).signed(KEYS, content)
+        ledger = Ledger({}, 0, keys=KEYS, largest=largest)
+        ledger.screen([Left(own.properties())], ["t"], NOW)
+        assert len(ledger) == believed
+        ledger.screen([Left(own._replace(number=1).properties())], ["t"], NOW)
+        assert ledger.forged == 2 - believed
+        whole = sent(own, content)
+        assert ledger.screen([whole], ["t"], NOW) == ({0} if believed else set())
+        assert ledger.screen([sent(own, content._replace(payload=bytes(2999)))], ["t"], NOW) == set()
+        assert len(ledger) == 1
+
+
+def test_a_message_that_was_not_taken_in_whole_keeps_its_mark() -> None:
+    """Or its publisher would never hear of it, and send it again for ever."""
+    properties = [("k", "v"), *mark(5).properties(), ("towline-reason", "forged")]
+    data = PublishPacket("t", bytes(5_000), qos=QoS(1), packet_id=1, user_properties=properties).write()
+    (run,) = Decoder(1_024).feed(data)
+    assert isinstance(run, PublishRun)
+    (stub,) = run.packets
+    assert mark_of(stub.user_properties) == mark(5)
+    assert [pair for pair in stub.user_properties if pair[0] == "towline-reason"] == [
+        ("towline-reason", "packet_too_large")
+    ]
+    ledger = Ledger({}, 0)
+    assert not ledger.screen(run.packets, ["t"], NOW)
+    (found,) = ledger.marks(run.packets)
+    assert found is not None
+    store(ledger, [found], 1)
+    assert ledger.screen(run.packets, ["t"], NOW) == {0}, "a repeat"

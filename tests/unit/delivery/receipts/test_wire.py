@@ -1,0 +1,107 @@
+"""Marks, receipts and keys: what was written comes back, and is believed as it was written alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.delivery.receipts.marks import KEYS, mark
+from towline.delivery.receipts.keys import ReceiptKeys
+from towline.delivery.receipts.mark import Content, Mark, mark_of, unmarked
+from towline.delivery.receipts.payload import ReceiptPayload
+from towline.errors import ConfigError
+from towline.gateway.endpoint import write_private
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True),
+    st.integers(0, 10**10 - 1),
+    st.integers(0, 10**17),
+    st.integers(0, 10**17),
+    st.from_regex(r"|[0-9a-f]{1,16}", fullmatch=True),
+    st.from_regex(r"|[0-9a-f]{8}", fullmatch=True),
+    st.from_regex(r"|[0-9a-f]{32}", fullmatch=True),
+)
+def test_a_mark_comes_back_as_it_was_written(
+    publisher: str, epoch: int, low: int, more: int, nonce: str, opening: str, code: str
+) -> None:
+    made = Mark(publisher, epoch, low + more, low, nonce, opening, code)
+    properties = [("a", "1"), *made.properties(), ("a", "2")]
+    assert mark_of(properties) == made
+    assert unmarked(properties) == [("a", "1"), ("a", "2")]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        [],
+        [("towline-id", "p")],
+        [("towline-n", "1.2.0")],
+        [("towline-id", "p/#"), ("towline-n", "1.2.0")],
+        [("towline-id", "p\n"), ("towline-n", "1.2.0")],
+        [("towline-id", "p"), ("towline-n", "1.2")],
+        [("towline-id", "p"), ("towline-n", "1.2.3")],  # below its own low
+        [("towline-id", "p"), ("towline-n", "1.-2.0")],
+        [("towline-id", "p"), ("towline-n", "1.٢.0")],
+        [("towline-id", "p"), ("towline-n", "1.2.0?ABC")],
+        [("towline-id", "p"), ("towline-n", "1.2.0"), ("towline-auth", "x")],
+        [("towline-id", "p"), ("towline-id", "p"), ("towline-n", "1.2.0")],  # each once, or which one counts?
+        [("towline-id", "p"), ("towline-n", "1.2.0"), ("towline-n", "1.3.0")],
+        [("towline-id", "p"), ("towline-n", "1.2.0"), ("towline-auth", "a."), ("towline-auth", "b.")],
+    ],
+)
+def test_what_is_no_mark(properties: list[tuple[str, str]]) -> None:
+    assert mark_of(properties) is None
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_reader_of_receipts(payload: bytes) -> None:
+    ReceiptPayload.decode(payload)
+
+
+def test_a_receipt_comes_back_as_it_was_written() -> None:
+    told = ReceiptPayload("p", 3, 17, "plant", "ab", ((0, 20), (25, 26)), fresh=True, openings=((0, None), (7, "a1")))
+    assert ReceiptPayload.decode(told.encode()) == told
+    for wrong in (b'{"publisher": 1}', b"[]", b'{"publisher":"p","epoch":1,"watermark":-1}', b"\xff"):
+        assert ReceiptPayload.decode(wrong) is None
+
+
+@given(st.lists(st.tuples(st.text("ab", max_size=3), st.text("ab", max_size=3)), max_size=3), st.binary(max_size=9))
+def test_no_two_messages_make_the_same_text(pairs: list[tuple[str, str]], payload: bytes) -> None:
+    said = {b"".join(mark(0).said(Content("t", payload[at:], pairs=(*pairs, ("", "x" * at))))) for at in range(10)}
+    assert len(said) == 10
+
+
+def test_a_receipt_is_believed_as_it_was_written(tmp_path: Path) -> None:
+    told = ReceiptPayload("p", 3, 17, "plant", openings=((0, "a1"),))
+    payload = told.encode(KEYS)
+    assert ReceiptPayload.decode(payload) == told
+    assert ReceiptPayload.was_written_by(KEYS, "p", payload)
+    newer = ReceiptKeys([("", bytes(32)), ("", bytes(range(32)))])  # while the key is being changed
+    assert ReceiptPayload.was_written_by(newer, "p", payload)
+    assert ReceiptPayload.was_written_by(KEYS, "p", told.encode(newer))
+    file = tmp_path / "own"
+    write_private(file, "\n".join(KEYS.derived("p")))
+    assert ReceiptPayload.was_written_by(ReceiptKeys.read(file), "p", payload)
+    assert not ReceiptKeys.read(file).speaks_for("q")
+    assert not ReceiptPayload.was_written_by(KEYS, "q", payload)
+    assert not ReceiptPayload.was_written_by(KEYS, "p", told.encode())
+    assert not ReceiptPayload.was_written_by(KEYS, "p", payload.replace(b"17", b"18"))
+    assert not ReceiptPayload.was_written_by(KEYS, "p", payload[:-1] + b',"watermark":99}')
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"), [("0" * 64, 0o604), ("0" * 63, 0o600), ("", 0o600), ("x y", 0o600), ("\xff", 0o600)]
+)
+def test_a_file_of_keys_is_private_and_holds_keys(tmp_path: Path, text: str, mode: int) -> None:
+    file = tmp_path / "key"
+    file.write_text(text)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match="TL-C85") as told:
+        ReceiptKeys.read(file)
+    assert "0" * 63 not in str(told.value)
+    with pytest.raises(ConfigError, match="TL-C85"):
+        ReceiptKeys.read(tmp_path / "none")
