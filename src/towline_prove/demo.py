@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from towline.bridge.runtime.board import read_board
+from towline.bridge.runtime.state import read_state
 from towline.errors import TowlineError
 from towline_prove.account import RunAccount, Watermarks
 from towline_prove.devstack import Kafka, Mosquitto
@@ -327,8 +327,8 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 def ready(bridge: BridgeRun) -> bool:
     """Whether the gateway is subscribed and Spark has finished its first, empty batch: what follows is warm."""
-    board = read_board(bridge.state_dir.parent) or {"lines": {}}
-    line = board["lines"].get(LINE, {})
+    state = read_state(bridge.state_dir.parent) or {"lines": {}}
+    line = state["lines"].get(LINE, {})
     return (bridge.status() or {}).get("state") == "online" and line.get("batch_ms", 0) > 0
 
 

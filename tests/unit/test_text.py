@@ -20,9 +20,9 @@ from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.sqlcheck import Findings
 from towline.bridge.deadletters import dlq
-from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.screen import LiveScreen, PlainScreen
+from towline.bridge.runtime.state import BridgeState
 from towline.errors import KafkaError, TowlineError
 from towline.gateway.process import configure_logging
 from towline.kafka.deadletters import Letter, Reason
@@ -160,8 +160,8 @@ def test_kafka_marker_show(
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_status(capsys: pytest.CaptureFixture[str], tmp_path: Path, more: list[str]) -> None:
-    board = hostile_board(tmp_path)
-    board.save()
+    state = hostile_board(tmp_path)
+    state.save()
     _, out, _ = ran(capsys, "status", "--state-dir", str(tmp_path), *more)
     assert "title" in out
     assert_harmless(out)
@@ -182,9 +182,9 @@ def test_check(
 
 
 def hostile_board(state_dir: Path) -> BridgeState:
-    board = BridgeState("plant", state_dir, {"telemetry": "up"})
-    board.kafka = board.kafka_error = HOSTILE
-    view = board.lines["telemetry"]
+    state = BridgeState("plant", state_dir, {"telemetry": "up"})
+    state.kafka = state.kafka_error = HOSTILE
+    view = state.lines["telemetry"]
     view.query_error = HOSTILE
     numbers = {"end": 1, "received": 1, "committed": 0}
     view.status = {
@@ -195,15 +195,15 @@ def hostile_board(state_dir: Path) -> BridgeState:
         "last_error": {"text": HOSTILE},
     }
     view.sample(time.monotonic())
-    return board
+    return state
 
 
 def test_the_screens_of_run(tmp_path: Path) -> None:
-    board = hostile_board(tmp_path)
+    state = hostile_board(tmp_path)
     stream = io.StringIO()
     lines = PlainScreen(stream)
     lines.say(HOSTILE.replace("\n", ""))
-    lines.show(board)
+    lines.show(state)
     assert_harmless(stream.getvalue())
 
     stream = io.StringIO()
@@ -211,7 +211,7 @@ def test_the_screens_of_run(tmp_path: Path) -> None:
     screen._console = screen._live.console = Console(file=stream, width=2000, color_system=None)
     screen._live.auto_refresh = False
     screen.say(HOSTILE.replace("\n", ""))
-    screen.show(board)
+    screen.show(state)
     screen._console.print(screen._live.renderable)
     assert "[red]b[/red]" in stream.getvalue()
     assert_harmless(stream.getvalue())

@@ -104,7 +104,7 @@ def _session(bridge: Bridge) -> Callable[[], SparkSession]:
     """Makes the bridge's own session when a ``where`` has to be asked, once."""
 
     def make() -> SparkSession:
-        from towline.bridge.runtime.driver import session  # noqa: PLC0415 - Spark is loaded only where it is needed
+        from towline.bridge.runtime.session import session  # noqa: PLC0415 - Spark is loaded only where it is needed
 
         return session(bridge)
 

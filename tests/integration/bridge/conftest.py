@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from tests.integration.bridge.running import Running
 from towline.bridge.config.file import parse
-from towline.bridge.runtime.driver import session
+from towline.bridge.runtime.session import session
 
 _BRIDGE = """
 name = "tests"

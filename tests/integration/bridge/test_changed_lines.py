@@ -15,10 +15,9 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import in_kafka
 from tests.unit.bridge.test_config import GOOD, changed, read
 from tests.unit.gateway.serving import Served, served
-from towline.bridge.config.model import Line
-from towline.bridge.runtime.driver import CONSUMER, facts, records, source, start_query
-from towline.bridge.runtime.identity import Identity
+from towline.bridge.lines.identity import Identity
 from towline.bridge.uplink import sql
+from towline.bridge.uplink.query import CONSUMER, UplinkQuery
 from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -43,8 +42,8 @@ def one_partition(spark: SparkSession) -> Iterator[SparkSession]:
 class Carried:
     """A line's query into a list; `carry` is one run of it, a batch for each moment."""
 
-    def __init__(self, spark: SparkSession, line: Line, server: Served) -> None:
-        self._spark, self._line, self._server = spark, line, server
+    def __init__(self, spark: SparkSession, query: UplinkQuery, server: Served) -> None:
+        self._spark, self._query, self._server = spark, query, server
         self.values: list[int] = []
         self.observed: list[dict[str, int]] = []
 
@@ -52,9 +51,10 @@ class Carried:
         self.values += sorted(int(bytes(row.value)) for row in frame.collect())
 
     def carry(self, *moments: datetime) -> None:
-        line, server = self._line, self._server
-        frame = records(source(self._spark, line, "earliest"), line, "plant-7.telemetry").writeStream
-        query = frame.foreachBatch(self._keep).option("checkpointLocation", str(line.checkpoint)).start()
+        mine, server = self._query, self._server
+        rows = mine.source(self._spark, "earliest")
+        frame = mine.records(rows, Identity("telemetry", "plant-7.telemetry")).writeStream
+        query = frame.foreachBatch(self._keep).option("checkpointLocation", str(mine.line.checkpoint)).start()
         try:
             for at in moments:
                 end = server.add(25, at=at)
@@ -64,7 +64,7 @@ class Carried:
                     f"the batch up to {end}",
                 )
                 assert query.isActive, query.exception()
-            self.observed += [facts(json.loads(progress.json))["observed"] for progress in query.recentProgress]
+            self.observed += [mine.report(json.loads(progress.json))["observed"] for progress in query.recentProgress]
         finally:
             query.stop()
 
@@ -74,9 +74,10 @@ def test_a_clock_that_was_ahead_for_one_batch_costs_none_of_the_next(
 ) -> None:
     """Nor does a checkpoint whose watermark the version before has driven ahead; and what that one knew is known."""
     text = changed('name = "telemetry"\n', f'name = "telemetry"\n{DEDUPE}')
-    (line,) = read(text, tmp_path).uplinks
+    bridge = read(text, tmp_path)
+    (line,) = bridge.uplinks
     with served(line.gateway.state_dir, name="telemetry") as server:
-        made = Carried(one_partition, line, server)
+        made = Carried(one_partition, UplinkQuery(bridge, line), server)
         with monkeypatch.context() as before:
             before.setattr(sql, "EVENT_TIME", "received_at")
             made.carry(NOW, NOW + timedelta(hours=1), NOW + timedelta(hours=1))
@@ -115,7 +116,7 @@ def test_settings_changed_between_two_runs(
             head = GOOD.partition("[[uplink.route]]")[0].replace("k1:9092", kafka.bootstrap)
             bridge = read(f"{head}{own}[[uplink.route]]\n{route}", tmp_path)
             end = server.add(count)
-            query = start_query(one_partition, bridge, bridge.lines[0])
+            query = UplinkQuery(bridge, bridge.uplinks[0]).start(one_partition)
             try:
                 wait_until(
                     lambda: server.journal.consumers.get(CONSUMER) == end or not query.isActive,  # noqa: B023 - asked now

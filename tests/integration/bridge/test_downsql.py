@@ -17,8 +17,8 @@ from towline.bridge.config.downlink import DownlinkSection
 from towline.bridge.config.model import RouteSection
 from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sql import LETTER, PLACE, DownlinkStatements
+from towline.bridge.lines.sql import DeadLetterTarget
 from towline.bridge.uplink import sql
-from towline.bridge.uplink.sql import Letters
 from towline.delivery.outrows import packet
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee
@@ -59,6 +59,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 #: Many messages at once, because a Spark job costs more than all of them.
 MANY = st.lists(MESSAGE, min_size=60, max_size=120)
+LETTERS = DeadLetterTarget("dead", "line")
 
 
 def section(**said: Any) -> DownlinkSection:
@@ -66,7 +67,7 @@ def section(**said: Any) -> DownlinkSection:
 
 
 def way(limit: int = 0, *, letters: bool = True, qos: int = 1, **said: Any) -> DownlinkStatements:
-    return DownlinkStatements(section(**said), "line", qos, limit, Letters("dead", "line") if letters else None)
+    return DownlinkStatements(section(**said), "line", qos, limit, LETTERS if letters else None)
 
 
 def sent(row: Row, qos: int = 1) -> bytes:
@@ -246,7 +247,7 @@ def test_properties_none_takes_nothing_from_the_headers(spark: SparkSession) -> 
 
 
 def test_a_where_filters_and_parts_are_by_topic(spark: SparkSession) -> None:
-    how = DownlinkStatements(section(topic="d/{key}", where="offset % 2 = 0"), "line", 1, 0, Letters("dead", "line"), 3)
+    how = DownlinkStatements(section(topic="d/{key}", where="offset % 2 = 0"), "line", 1, 0, LETTERS, 3)
     records = [record(b"%d" % (n % 4), b"%d" % n, offset=n) for n in range(40)]
     frame = downsql.apply(spark.createDataFrame(records, RECORD), how, "c", "k")
     rows = frame.withColumn("part", F.spark_partition_id()).collect()

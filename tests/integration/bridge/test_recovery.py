@@ -14,9 +14,9 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from tests.integration.bridge.test_guarantees import nothing_waits, online, write
 from towline.bridge.config.file import load
-from towline.bridge.runtime.identity import Identity
-from towline.bridge.runtime.recovery import Asked, problem
-from towline.bridge.runtime.recovery import read_checkpoint as read
+from towline.bridge.lines.evidence import read_checkpoint as read
+from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.recovery import Asked, problem
 from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]

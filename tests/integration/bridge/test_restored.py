@@ -9,7 +9,7 @@ import pytest
 from tests.integration.bridge.running import Running
 from tests.integration.bridge.test_guarantees import online, write
 from tests.unit.gateway.serving import rows
-from towline.bridge.runtime.identity import Identity
+from towline.bridge.lines.identity import Identity
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
 from towline.spark.offsets import Position

@@ -15,7 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from towline.bridge.config.model import RouteSection
 from towline.bridge.config.routes import Route, first_match
 from towline.bridge.deadletters.remap import row_of
-from towline.bridge.uplink.sql import COUNTS, KEPT, SAME, Letters, Repeats, apply, expressions, literal
+from towline.bridge.lines.sql import DeadLetterTarget, literal
+from towline.bridge.uplink.sql import COUNTS, KEPT, SAME, Repeats, apply, expressions
 from towline.guarantee import Guarantee
 from towline.kafka import screening
 from towline.kafka.admin import TopicFacts
@@ -147,7 +148,7 @@ def test_no_device_drops_anothers_messages_by_its_key(spark: SparkSession) -> No
 def test_what_no_route_takes_has_no_key(spark: SparkSession) -> None:
     """With one route there is one expression for all rows; a key of columns would name rows of no route too."""
     routes = compiled({"from": "t/{device}", "topic": "t", "dedupe": {"key": "'same'"}})
-    made = expressions(routes, Letters("dead", "line"), Repeats("10 minutes"))
+    made = expressions(routes, DeadLetterTarget("dead", "line"), Repeats("10 minutes"))
     sent = [message("t/a"), message("x/a", offset=7)]
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in sent], SPARK_SCHEMA).coalesce(1)
     for name in ("__levels", "__route", *SAME):
@@ -230,7 +231,7 @@ SQL_ERROR = "raise_error(concat('no ', CAST(payload AS STRING)))"
 
 def letters(spark: SparkSession, routes: tuple[Route, ...], *messages: dict[str, Any]) -> list[tuple[Row, Any]]:
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    made = apply(frame, routes, "c", letters=Letters("dead", "line"), kept="k").collect()
+    made = apply(frame, routes, "c", letters=DeadLetterTarget("dead", "line"), kept="k").collect()
     return [
         (
             row,
@@ -285,7 +286,7 @@ def test_every_letter_has_all_that_a_route_may_name(spark: SparkSession, monkeyp
     monkeypatch.setattr(screening, "facts_of", lambda *_: {"dead": TopicFacts(1, 1_000_000, None, None, "delete")})
     messages = [{**message, "duplicate": message["offset"] % 3 == 0} for message in rows(500)]
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    records = apply(frame, ROUTES, "towline", letters=Letters("dead", "tests.line"))
+    records = apply(frame, ROUTES, "towline", letters=DeadLetterTarget("dead", "tests.line"))
     settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "deadLetterTopic": "dead"})
     bound = Columns.bind({f.name: f.dataType.simpleString() for f in records.schema}, None, include_headers=True)
     screen = RecordCheck(settings, bound, "tests.line")
@@ -363,7 +364,7 @@ def test_stubs_are_no_repeats_of_each_other(spark: SparkSession) -> None:
     """A key made of columns that a stub does not have would be the same for all."""
     routes = compiled({"from": "#", "topic": "t", "dedupe": {"key": "coalesce(payload, X'')", "within": "1 hour"}})
     frame = spark.createDataFrame([], SPARK_SCHEMA)
-    made = expressions(routes, Letters("dead", "line"), Repeats("1 hour"))
+    made = expressions(routes, DeadLetterTarget("dead", "line"), Repeats("1 hour"))
     row = stub("a")
     one = spark.createDataFrame([tuple(row[c] for c in COLUMNS)], frame.schema)
     one = one.withColumn("__route", F.lit(0))

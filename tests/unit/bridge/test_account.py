@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from towline.bridge.runtime.account import Counts, account
-from towline.bridge.runtime.backoff import Backoff
-from towline.bridge.runtime.board import BridgeState, LineView, read_board
+from towline.bridge.runtime.pauses import RestartPauses
 from towline.bridge.runtime.screen import PlainScreen, _table, line_state, make_screen, summary
+from towline.bridge.runtime.state import BridgeState, LineView, read_state
+from towline.bridge.uplink.account import UplinkCounts
 
 
 def batch(number: int, start: int, end: int, **more: Any) -> dict[str, Any]:
@@ -29,34 +29,34 @@ def status(received: int, end: int, committed: int, **more: Any) -> dict[str, An
 
 
 def test_batches_are_counted_once() -> None:
-    counts = Counts().add(batch(0, 0, 10, filtered=2)).add(batch(1, 10, 15, unrouted=1))
+    counts = UplinkCounts().add(batch(0, 0, 10, filtered=2)).add(batch(1, 10, 15, unrouted=1))
     assert counts.add(batch(1, 10, 15, unrouted=1)) == counts
     assert (counts.rows, counts.filtered, counts.unrouted, counts.upto) == (15, 2, 1, 15)
     assert counts.agree
 
 
 def test_a_batch_nobody_heard_of_is_missed_not_wrong() -> None:
-    counts = Counts().add(batch(0, 0, 10)).add(batch(2, 14, 20))
+    counts = UplinkCounts().add(batch(0, 0, 10)).add(batch(2, 14, 20))
     assert (counts.rows, counts.missed) == (16, 4)
     assert counts.agree
 
 
 def test_a_repeat_served_empty_is_given_up() -> None:
-    counts = Counts().add(batch(0, 0, 10)).add(batch(1, 10, 15, rows=0))
+    counts = UplinkCounts().add(batch(0, 0, 10)).add(batch(1, 10, 15, rows=0))
     assert counts.skipped == 5
-    assert "given up 5" in account(status(15, 15, 15), counts).sentence()
+    assert "given up 5" in counts.account(status(15, 15, 15)).sentence()
 
 
 def test_a_batch_that_the_marker_skipped_is_in_kafka() -> None:
-    counts = Counts().add(batch(0, 0, 10)).add({**batch(1, 10, 15, rows=0), "gives_up": False})
-    known = account(status(15, 15, 15), counts)
-    assert (counts.skipped, known.in_kafka, known.uncounted) == (0, 15, 5)
+    counts = UplinkCounts().add(batch(0, 0, 10)).add({**batch(1, 10, 15, rows=0), "gives_up": False})
+    known = counts.account(status(15, 15, 15))
+    assert (counts.skipped, known.carried, known.uncounted) == (0, 15, 5)
     assert known.adds_up
 
 
 def test_every_way_out_is_in_the_sum() -> None:
-    counts = Counts().add(batch(0, 0, 100, filtered=1, dead_lettered=2, deduplicated=30))
-    known = account(status(115, 110, 100, deduplicated=4), counts)
+    counts = UplinkCounts().add(batch(0, 0, 100, filtered=1, dead_lettered=2, deduplicated=30))
+    known = counts.account(status(115, 110, 100, deduplicated=4))
     assert known.sentence() == (
         "received 115 = in Kafka 67 + filtered 1 + dead-lettered 2 + deduplicated 34 + arriving 1 + waiting 10"
         "   adds up ✓"
@@ -67,73 +67,72 @@ def test_every_way_out_is_in_the_sum() -> None:
 def test_the_sinks_letters_are_in_the_sum_once() -> None:
     """It tells the sum of its batches: nothing is missed when a report is, and nothing doubled when one comes again."""
     told = [{**batch(n, n * 10, n * 10 + 10), "query": "q", "letters": sum_} for n, sum_ in enumerate([0, 3, 4, 6])]
-    counts = Counts().add(told[0]).add(told[1]).add(told[1]).add(told[3]).add(told[0])
+    counts = UplinkCounts().add(told[0]).add(told[1]).add(told[1]).add(told[3]).add(told[0])
     assert counts.dead_lettered == 6
     begun_again = {**batch(0, 40, 50), "query": "another", "letters": 2}
-    known = account(status(50, 50, 50), Counts.from_json(counts.as_json()).add(begun_again))
+    known = UplinkCounts.from_json(counts.as_json()).add(begun_again).account(status(50, 50, 50))
     assert "in Kafka 42 (10 of them uncounted) + dead-lettered 8 + waiting 0   adds up ✓" in known.sentence()
 
 
 def test_rows_that_the_state_store_dropped_are_told() -> None:
-    known = account(status(10, 10, 10), Counts().add(batch(0, 0, 10, late=3)))
+    known = UplinkCounts().add(batch(0, 0, 10, late=3)).account(status(10, 10, 10))
     assert "does not add up ✗ (3 rows were lost: Spark took them for late" in known.sentence()
 
 
 def test_more_rows_than_offsets_is_told() -> None:
-    known = account(status(10, 10, 10), Counts().add(batch(0, 0, 10, rows=11)))
+    known = UplinkCounts().add(batch(0, 0, 10, rows=11)).account(status(10, 10, 10))
     assert not known.adds_up
     assert "does not add up" in known.sentence()
 
 
 def test_what_no_report_told_of_is_named() -> None:
-    counts = Counts().add(batch(0, 0, 10)).add(batch(2, 14, 20))
-    assert account(status(25, 25, 25), counts).uncounted == 9
-    assert "in Kafka 25 (9 of them uncounted)" in account(status(25, 25, 25), counts).sentence()
+    counts = UplinkCounts().add(batch(0, 0, 10)).add(batch(2, 14, 20))
+    assert counts.account(status(25, 25, 25)).uncounted == 9
+    assert "in Kafka 25 (9 of them uncounted)" in counts.account(status(25, 25, 25)).sentence()
 
 
 def test_another_journal_begins_anew() -> None:
-    counts = Counts().add(batch(0, 0, 10))
+    counts = UplinkCounts().add(batch(0, 0, 10))
     assert counts.add({**batch(0, 0, 3), "journal": "k"}).rows == 3
 
 
 def test_counts_survive_as_json() -> None:
-    counts = Counts().add(batch(0, 5, 10, fallback=3))
-    assert Counts.from_json({**counts.as_json(), "later": 1}) == counts
+    counts = UplinkCounts().add(batch(0, 5, 10, fallback=3))
+    assert UplinkCounts.from_json({**counts.as_json(), "later": 1}) == counts
 
 
 def test_a_first_batch_may_not_tell_its_start() -> None:
-    assert Counts().add({**batch(0, 5, 10), "start": None}).since == 5
+    assert UplinkCounts().add({**batch(0, 5, 10), "start": None}).since == 5
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), st.booleans()), max_size=20), st.integers(0, 9))
 def test_whatever_is_lost_or_repeated_the_sum_holds(batches: list[tuple[int, bool, bool]], waiting: int) -> None:
-    counts, place = Counts(), 0
+    counts, place = UplinkCounts(), 0
     for number, (size, heard, again) in enumerate(batches):
         told = batch(number, place, place + size, filtered=min(size, 1))
         place += size
         counts = counts.add(told) if heard else counts
         counts = counts.add(told) if heard and again else counts
-    known = account(status(place + waiting + 2, place + waiting, place), counts)
+    known = counts.account(status(place + waiting + 2, place + waiting, place))
     assert known.adds_up
-    parts = known.in_kafka + known.filtered + known.unrouted + known.skipped + known.waiting + known.arriving
-    assert parts == known.received
+    assert known.carried + sum(known.parts.values()) + known.waiting == known.received
     assert known.waiting == waiting
 
 
 def test_a_journal_that_ends_too_early_is_told() -> None:
-    known = account(status(5, 5, 5), Counts().add(batch(0, 0, 10)))
+    known = UplinkCounts().add(batch(0, 0, 10)).account(status(5, 5, 5))
     assert not known.adds_up
     assert "restored from a copy" in known.why_not
 
 
 def test_the_sentence_names_what_is_there() -> None:
-    known = account(status(1_012, 1_010, 1_000), Counts().add(batch(0, 0, 1_000, filtered=10)))
+    known = UplinkCounts().add(batch(0, 0, 1_000, filtered=10)).account(status(1_012, 1_010, 1_000))
     assert known.sentence() == "received 1,012 = in Kafka 990 + filtered 10 + arriving 2 + waiting 10   adds up ✓"
 
 
 def test_rates_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     view = LineView("l")
-    monkeypatch.setattr("towline.bridge.runtime.board.time.time", lambda: 1000.0)
+    monkeypatch.setattr("towline.bridge.runtime.state.time.time", lambda: 1000.0)
     for second in range(11):
         view.status = status(second * 10, second * 10, max(0, second * 10 - 30), oldest=997.0)
         view.sample(float(second))
@@ -151,16 +150,16 @@ def test_the_lag_is_true_from_the_first_line() -> None:
 
 
 def test_the_board_remembers(tmp_path: Path) -> None:
-    board = BridgeState("b", tmp_path, {"l": "up"})
-    board.lines["l"].counts = Counts().add(batch(0, 0, 10))
-    board.say("hello")
-    board.save()
-    assert board.heard() == ["hello"]
-    assert board.heard() == []
+    state = BridgeState("b", tmp_path, {"l": "up"})
+    state.lines["l"].counts = UplinkCounts().add(batch(0, 0, 10))
+    state.say("hello")
+    state.save()
+    assert state.heard() == ["hello"]
+    assert state.heard() == []
     assert BridgeState("b", tmp_path, {"l": "up"}).lines["l"].counts.rows == 10
     assert (tmp_path / "bridge.json").stat().st_mode & 0o777 == 0o600
     (tmp_path / "bridge.json").write_text("[]")
-    assert read_board(tmp_path) is None
+    assert read_state(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -185,20 +184,20 @@ def test_the_state_is_the_worst_news(change: dict[str, Any], word: str) -> None:
 def test_the_plain_screen_says_only_what_changed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     import sys  # noqa: PLC0415 - the captured stream, not the one at import
 
-    board = BridgeState("b", tmp_path, {"l": "up"})
-    board.lines["l"].status = status(5, 5, 5)
+    state = BridgeState("b", tmp_path, {"l": "up"})
+    state.lines["l"].status = status(5, 5, 5)
     screen = PlainScreen(sys.stdout)
-    screen.show(board)
-    screen.show(board)
+    screen.show(state)
+    screen.show(state)
     assert capsys.readouterr().out.count("received 5") == 1
 
 
 def test_the_table_shows_numbers_and_the_reason(tmp_path: Path) -> None:
-    board = BridgeState("b", tmp_path, {"l": "up", "m": "up"})
-    board.lines["l"].status = status(5000, 5000, 4000)
-    board.lines["l"].query_error = "k1:9092: gone. [odd] markup   [TL-K01]"
+    state = BridgeState("b", tmp_path, {"l": "up", "m": "up"})
+    state.lines["l"].status = status(5000, 5000, 4000)
+    state.lines["l"].query_error = "k1:9092: gone. [odd] markup   [TL-K01]"
     console = Console(file=io.StringIO(), width=160, record=True)
-    console.print(_table(board, 160))
+    console.print(_table(state, 160))
     text = console.export_text()
     assert "5,000" in text
     assert "4,000" in text
@@ -213,7 +212,7 @@ def test_the_live_screen_prints_events_as_they_are(capsys: pytest.CaptureFixture
 
 
 def test_backoff_doubles_to_a_limit_and_begins_again() -> None:
-    backoff = Backoff(first=1, most=8, jitter=0.5, rng=random.Random(1))
+    backoff = RestartPauses(first=1, most=8, jitter=0.5, rng=random.Random(1))
     pauses = [backoff.next() for _ in range(100)]
     assert all(0.5 * full <= pause <= full for pause, full in zip(pauses, [1, 2, 4, 8, *[8] * 96], strict=True))
     backoff.reset()

@@ -7,15 +7,18 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.runtime import driver
-from towline.bridge.runtime.account import Counts
-from towline.bridge.runtime.driver import Reports, facts
-from towline.bridge.uplink.sql import Letters
-from towline.guarantee import Guarantee
+from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.sql import DeadLetterTarget
+from towline.bridge.runtime.driver import Reports
+from towline.bridge.runtime.runner import LineRunner
+from towline.bridge.uplink import query
+from towline.bridge.uplink.account import UplinkCounts
+from towline.bridge.uplink.query import UplinkQuery
 
 
 def place(offset: int) -> dict[str, Any]:
@@ -32,29 +35,34 @@ PROGRESS = {
 }
 
 
-def test_progress_becomes_facts() -> None:
-    assert facts(PROGRESS) == {
+@pytest.fixture
+def uplink(tmp_path: Path) -> UplinkQuery:
+    bridge = read(GOOD, tmp_path)
+    return UplinkQuery(bridge, bridge.uplinks[0])
+
+
+def test_progress_is_reported(uplink: UplinkQuery) -> None:
+    assert uplink.report(PROGRESS) == {
         "batch": 3,
         "rows": 10,
         "journal": "j",
         "query": "",
-        "behind": None,
         "start": 5,
         "end": 15,
+        "gives_up": False,
         "millis": {"triggerExecution": 41},
         "observed": {"rows": 10, "filtered": 2, "unrouted": 1, "fallback": 0},
     }
 
 
-def test_a_trigger_without_a_batch_is_no_batch() -> None:
+def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery) -> None:
     """Spark reports it with the number of the next one, which would then be taken for counted [I11]."""
     out = io.StringIO()
-    made: Any = SimpleNamespace(counts={}, reports=Reports(out))
-    line: Any = SimpleNamespace(name="line", guarantee=Guarantee.AT_LEAST_ONCE)
-    runner = driver._Runner(made, line)
-    runner.tell(facts({**PROGRESS, "numInputRows": 0, "durationMs": {"latestOffset": 3, "triggerExecution": 3}}))
+    host: Any = SimpleNamespace(say=Reports(out).say)
+    runner = LineRunner(host, uplink, {})
+    runner.progressed({**PROGRESS, "numInputRows": 0, "durationMs": {"latestOffset": 3, "triggerExecution": 3}})
     assert out.getvalue() == ""
-    runner.tell(facts({**PROGRESS, "durationMs": {"addBatch": 30, "triggerExecution": 41}}))
+    runner.progressed({**PROGRESS, "durationMs": {"addBatch": 30, "triggerExecution": 41}})
     assert json.loads(out.getvalue())["batch"] == 3
 
 
@@ -68,18 +76,18 @@ def test_a_trigger_without_a_batch_is_no_batch() -> None:
         {"observedMetrics": {"towline": {"rows": None}}},
     ],
 )
-def test_what_spark_leaves_out_does_no_harm(change: dict[str, Any]) -> None:
-    made = facts({**PROGRESS, **change})
-    assert Counts().add(made).agree
+def test_what_spark_leaves_out_does_no_harm(uplink: UplinkQuery, change: dict[str, Any]) -> None:
+    assert UplinkCounts().add(uplink.report({**PROGRESS, **change})).agree
 
 
-def test_repeats_are_the_rows_that_did_not_come_out() -> None:
+def test_repeats_are_the_rows_that_did_not_come_out(uplink: UplinkQuery) -> None:
     observed = {
         "towline": {"rows": 10, "filtered": 2, "unrouted": 1},
         "towline.kept": {"kept": 4, "fallback": 0, "dead_lettered": 1},
     }
-    made = facts({**PROGRESS, "observedMetrics": observed, "stateOperators": [{"numRowsDroppedByWatermark": 1}]})
-    assert made["observed"] == {
+    stores = [{"numRowsDroppedByWatermark": 1}]
+    report = uplink.report({**PROGRESS, "observedMetrics": observed, "stateOperators": stores})
+    assert report["observed"] == {
         "rows": 10,
         "filtered": 2,
         "unrouted": 1,
@@ -105,20 +113,34 @@ def test_a_reader_that_is_gone_does_no_harm() -> None:
 
 def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = GOOD.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"')
-    made: list[Any] = []
-    monkeypatch.setattr(driver, "apply", lambda *_, letters, **__: made.append(letters))
-    driver.records(None, read(text, tmp_path).uplinks[0], "plant.telemetry")  # type: ignore[arg-type] # nothing reads it
-    assert made == [Letters("dead", "plant.telemetry")]
+    targets: list[Any] = []
+    monkeypatch.setattr(query, "apply", lambda *_, letters, **__: targets.append(letters))
+    bridge, nothing = read(text, tmp_path), None
+    UplinkQuery(bridge, bridge.uplinks[0]).records(nothing, Identity("telemetry", "plant.telemetry"))  # type: ignore[arg-type] # nothing reads it
+    assert targets == [DeadLetterTarget("dead", "plant.telemetry")]
 
 
-def test_a_disk_that_has_room_again_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_has_room_again_is_not_waited_for(uplink: UplinkQuery, capsys: pytest.CaptureFixture[str]) -> None:
     """A minute's pause after a disk that was full for seconds costs more than asking it every other second."""
     out = io.StringIO()
-    going = SimpleNamespace(is_set=lambda: False)
-    made: Any = SimpleNamespace(counts={}, reports=Reports(out), stopping=going, jvm_gone=lambda: False)
-    line: Any = SimpleNamespace(name="line")
-    runner = driver._Runner(made, line)
+    host: Any = SimpleNamespace(say=Reports(out).say, ending=lambda: False)
+    runner = LineRunner(host, uplink, {})
     for _ in range(8):
         runner._failed(RuntimeError("java.io.IOException: No space left on device"))
     assert all(json.loads(text)["again_in"] <= 2 for text in out.getvalue().splitlines())
     assert "No space left" in capsys.readouterr().err  # the log has all of it
+
+
+def test_a_query_that_can_not_be_noted_is_stopped(uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that went on unknown to its runner would keep its successor from starting."""
+    stopped: list[bool] = []
+    writer: Any = MagicMock()
+    writer.queryName().option().trigger().start.return_value = SimpleNamespace(
+        id="q", stop=lambda: stopped.append(True)
+    )
+    monkeypatch.setattr(uplink, "_prepared", lambda _: (writer, Identity("telemetry", "plant-7.telemetry")))
+    uplink.line.gateway.state_dir.parent.mkdir()
+    uplink.line.gateway.state_dir.touch()
+    with pytest.raises(OSError, match="exists"):
+        uplink.start(writer)
+    assert stopped == [True]

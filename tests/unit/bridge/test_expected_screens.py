@@ -30,7 +30,7 @@ from towline.bridge.runtime import screen
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.screen import _table
 from towline.bridge.runtime.status import collect, render
-from towline.bridge.runtime.supervisors import _no_start
+from towline.bridge.runtime.supervision import no_start
 from towline.errors import GatewayUnreachable, JournalFull, Refused, Unreachable
 from towline.gateway.client import GatewayClient
 from towline.gateway.service import InboxService
@@ -84,7 +84,7 @@ def serve(seen: Watched, gateways: list[tuple[InboxService, Journal]]) -> None:
 
 def status(seen: Watched, *, ended: bool = False, killed: bool = False) -> list[str]:
     """The screen of `towline status`."""
-    seen.board.save(ended=ended)
+    seen.state.save(ended=ended)
     file = seen.bridge.state_dir / "bridge.json"
     if killed:
         file.write_text(file.read_text().replace(f'"pid": {os.getpid()}', '"pid": 4194305'))  # above any pid
@@ -95,7 +95,7 @@ def status(seen: Watched, *, ended: bool = False, killed: bool = False) -> list[
 def runs(seen: Watched) -> None:
     """Everything is up, and the console was read."""
     seen.tell("ready", spark="4.3.0", seconds=6.2)
-    seen.board.kafka = "reachable"
+    seen.state.kafka = "reachable"
     seen.answer()
     seen.tell("started")
     seen.seen()
@@ -141,7 +141,7 @@ def test_the_table_on_a_terminal_adds_up(up: Watched) -> None:
 
 def table(seen: Watched, width: int) -> list[str]:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(_table(seen.board, width))
+    console.print(_table(seen.state, width))
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -234,7 +234,7 @@ def test_a_bridge_that_is_there_and_writes_nothing_down(up: Watched, monkeypatch
     """It told ``it was killed`` of one whose disk was full, or that waited for its last batch."""
     runs(up)
     up.answer(received=10, end=10)
-    up.board.save()
+    up.state.save()
     monkeypatch.setattr(time, "time", lambda: NOW + 60)
     text = re.sub(r"\d\d:\d\d:\d\d", "12:31:07", render(collect(up.bridge.state_dir))).splitlines()[0]
     head = 'bridge "plant-7"   there, and silent (pid 4711): is its disk full?   last word '
@@ -244,9 +244,9 @@ def test_a_bridge_that_is_there_and_writes_nothing_down(up: Watched, monkeypatch
 def test_a_machine_without_processes(up: Watched) -> None:
     refused = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     for _ in range(3):  # told once
-        up.gateway._failed(_no_start(up.gateway.where, up.gateway.what, refused))
-    up.spark._backoff._first = up.spark._backoff._most = 0.0
-    up.spark._failed(_no_start(up.spark.where, up.spark.what, refused))
+        up.gateway._failed(no_start(up.gateway.where, up.gateway.what, refused))
+    up.spark._pauses._first = up.spark._pauses._most = 0.0
+    up.spark._failed(no_start(up.spark.where, up.spark.what, refused))
     do = "It is tried again by itself: free disk, memory, processes or open files (ulimit).   [TL-B32]"
     spark = f"spark: Spark's driver can't be started (Resource temporarily unavailable). {do}; starting again in 0.0 s"
     assert up.seen() == [
@@ -292,7 +292,7 @@ def test_a_gateway_is_killed(up: Watched) -> None:
 
 def test_spark_is_killed(up: Watched) -> None:
     runs(up)
-    up.spark._backoff._first = up.spark._backoff._most = 0.0
+    up.spark._pauses._first = up.spark._pauses._most = 0.0
     up.spark._ended("its driver was ended by signal 9")
     up.answer(received=3, end=3, oldest=NOW - 2)
     assert up.seen() == [
@@ -303,7 +303,7 @@ def test_spark_is_killed(up: Watched) -> None:
 
 def test_spark_does_not_start_again_and_again(up: Watched) -> None:
     runs(up)
-    up.spark._backoff._first = up.spark._backoff._most = 0.0
+    up.spark._pauses._first = up.spark._pauses._most = 0.0
     why = reason("[JAVA_GATEWAY_EXITED] Java gateway process exited", "spark", "the session did not start")
     for _ in range(2):
         up.spark._ended(why.text.removeprefix("spark: "))
@@ -374,7 +374,7 @@ def test_the_broker_loses_the_session(up: Watched, gateways: list[tuple[InboxSer
     assert up.seen() == [f'line "telemetry": {what}. {do}']
     serve(up, gateways)
     assert status(up)[-1] == f"  ! {what.replace('session,', 'session (once),')}. {do}"
-    up.board.save()
+    up.state.save()
     again = Watched(up.bridge.file.parent)  # the next start knows what was told
     again.answer(sessions_lost=1)
     assert not [line for line in again.seen() if "TL-M22" in line]
@@ -452,7 +452,7 @@ def test_messages_that_went_another_way(down: Watched, gateways: list[tuple[Inbo
 def test_a_line_that_was_renamed_in_the_file(up: Watched) -> None:
     """It told ``query not started … Start towline run`` while that was running."""
     runs(up)
-    up.board.save()
+    up.state.save()
     told = render(collect(up.bridge.state_dir, ["telemetryX"])).splitlines()
     assert [line.rstrip() for line in told[1:]] == [
         '▸ line "telemetryX"      query not in the running bridge',

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge
-from towline.bridge.runtime.identity import IDENTITY_FILE, Identity, settle, sinks
-from towline.bridge.runtime.recovery import begin_again
+from towline.bridge.lines.identity import IDENTITY_FILE, Identity, settle, sinks
+from towline.bridge.lines.recovery import begin_again
 from towline.errors import ConfigError
 
 BROKERS = ("mqtt://a:1883",)
@@ -135,19 +133,3 @@ def test_beginning_again_leaves_the_sink_id_of_another_line_alone(tmp_path: Path
     assert fresh is not None
     assert (fresh.sink, fresh.generation) == ("plant-7.a.4", 4)
     assert fresh.rescaled(2).sink == "plant-7.a.5"
-
-
-def test_a_query_that_can_not_be_noted_is_stopped(tmp_path: Path) -> None:
-    stopped: list[bool] = []
-    query: Any = SimpleNamespace(id="q", stop=lambda: stopped.append(True))
-    full = tmp_path / "file"
-    full.touch()
-    line: Any = SimpleNamespace(parallelism=2, gateway=SimpleNamespace(state_dir=full))
-    with pytest.raises(OSError, match="exists"):
-        Identity("line", "plant.line").started(query, line)
-    assert stopped == [True]
-    Identity("line", "plant.line", query="q", parallelism=2).started(query, line)  # there is nothing to note
-    line.gateway.state_dir = tmp_path
-    Identity("line", "plant.line").started(query, line)
-    assert Identity.read(tmp_path) == Identity("line", "plant.line", query="q", parallelism=2)
-    assert stopped == [True]

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.plan import plan_of, render
-from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.screen import _table
+from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import collect
 from towline.bridge.runtime.status import render as render_status
 from towline.bridge.runtime.supervisor import Supervisor
@@ -36,16 +36,16 @@ def test_check_tells(tmp_path: Path, loose: bool) -> None:
 @pytest.mark.parametrize("loose", [True, False])
 def test_every_status_tells(tmp_path: Path, loose: bool) -> None:
     bridge = read(LOOSE if loose else GOOD, tmp_path)
-    board = BridgeState(bridge.name, tmp_path, {"telemetry": "up"}, insecurities(bridge.kafka.client()))
-    board.kafka = "reachable"
-    board.save()
+    state = BridgeState(bridge.name, tmp_path, {"telemetry": "up"}, insecurities(bridge.kafka.client()))
+    state.kafka = "reachable"
+    state.save()
     known = collect(tmp_path)
     assert bool(known["kafka_insecure"]) is loose
     text = render_status(known)
     assert ("kafka reachable (insecure)" in text) is loose
     assert (f"! {TOLD}" in text) is loose
     shown = io.StringIO()
-    Console(file=shown, width=200).print(_table(board, 160))
+    Console(file=shown, width=200).print(_table(state, 160))
     assert ("kafka reachable (insecure)" in shown.getvalue()) is loose
 
 
@@ -64,7 +64,7 @@ def test_the_start_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     heard = Heard()
     heard.said = []
-    monkeypatch.setattr("towline.bridge.runtime.supervisor.KafkaKeeper", ended)  # the first thing after the words
+    monkeypatch.setattr("towline.bridge.runtime.supervisor.KafkaSupervisor", ended)  # the first thing after the words
     with pytest.raises(KeyboardInterrupt):
         Supervisor(read(LOOSE, tmp_path), heard).run()
     assert any(text.startswith(TOLD) for text in heard.said)

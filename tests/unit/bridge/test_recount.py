@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.runtime.account import Counts
-from towline.bridge.runtime.downaccount import DownCounts
-from towline.bridge.runtime.identity import Identity
-from towline.bridge.runtime.recount import letters_told, recounted, untold, up_to_now
-from towline.bridge.runtime.recovery import read_checkpoint
+from towline.bridge.downlink.account import DownlinkCounts
+from towline.bridge.downlink.recount import recounted, uncounted
+from towline.bridge.lines.evidence import read_checkpoint
+from towline.bridge.lines.identity import Identity
+from towline.bridge.uplink.account import UplinkCounts
+from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.spark.tally import noted
 
@@ -37,15 +38,15 @@ ENDS: list[dict[str, Any]] = [{"t": {"0": 10}}, {"t": {"0": 20, "1": 3}}, {"t": 
 @pytest.mark.parametrize(
     ("counts", "found"),
     [
-        (DownCounts(), [0, 1]),
-        (DownCounts("q", 0), [1]),
-        (DownCounts("q", 1), []),
-        (DownCounts("another", 7), [0, 1]),
+        (DownlinkCounts(), [0, 1]),
+        (DownlinkCounts("q", 0), [1]),
+        (DownlinkCounts("q", 1), []),
+        (DownlinkCounts("another", 7), [0, 1]),
     ],
 )
-def test_committed_and_not_counted(tmp_path: Path, counts: DownCounts, found: list[int]) -> None:
+def test_committed_and_not_counted(tmp_path: Path, counts: DownlinkCounts, found: list[int]) -> None:
     place = checkpoint(tmp_path, ENDS, done=2)
-    told = list(untold(place, read_checkpoint(place), counts))
+    told = list(uncounted(place, read_checkpoint(place), counts))
     assert [batch for batch, _, _ in told] == found
     wanted = [{"t": {"0": 5}}, *ENDS]
     assert all((before, after) == (wanted[batch], wanted[batch + 1]) for batch, before, after in told)
@@ -53,16 +54,16 @@ def test_committed_and_not_counted(tmp_path: Path, counts: DownCounts, found: li
 
 def test_without_a_commit_or_its_start_nothing_is_counted(tmp_path: Path) -> None:
     place = checkpoint(tmp_path / "a", ENDS, done=0)
-    assert list(untold(place, read_checkpoint(place), DownCounts())) == []
+    assert list(uncounted(place, read_checkpoint(place), DownlinkCounts())) == []
     place = checkpoint(tmp_path / "b", ENDS, done=2)
     (place / "sources/0/0").unlink()
-    assert [batch for batch, _, _ in untold(place, read_checkpoint(place), DownCounts())] == [1]
+    assert [batch for batch, _, _ in uncounted(place, read_checkpoint(place), DownlinkCounts())] == [1]
 
 
 def test_only_the_newest_are_jobs_of_a_start(tmp_path: Path) -> None:
     ends = [{"t": {"0": 10 + n}} for n in range(50)]
     place = checkpoint(tmp_path, ends, done=50)
-    found = [batch for batch, _, _ in untold(place, read_checkpoint(place), DownCounts())]
+    found = [batch for batch, _, _ in uncounted(place, read_checkpoint(place), DownlinkCounts())]
     assert found == list(range(30, 50))
 
 
@@ -76,7 +77,7 @@ def test_every_partition_is_named_at_both_ends(tmp_path: Path) -> None:
 
     place = checkpoint(tmp_path, ENDS, done=2)
     with pytest.raises(LookupError):
-        list(recounted(place, read_checkpoint(place), DownCounts("q", 0), read, lambda *_: read({})))
+        list(recounted(place, read_checkpoint(place), DownlinkCounts("q", 0), read, lambda *_: read({})))
     assert {name: json.loads(text) for name, text in asked[0].items()} == {
         "assign": {"t": [0, 1]},
         "startingOffsets": {"t": {"0": 10, "1": -2}},
@@ -91,7 +92,10 @@ def test_the_way_up_tells_of_letters_that_nobody_heard_of(tmp_path: Path, guaran
     text = GOOD.replace(
         'name = "telemetry"', f'name = "telemetry"\nguarantee = "{guarantee}"\ndead_letter_topic = "dead"'
     )
-    (line,) = read(text, tmp_path).uplinks
+    bridge = read(text, tmp_path)
+    (line,) = bridge.uplinks
+    query = UplinkQuery(bridge, line)
+    spark: Any = None
     place = checkpoint(line.checkpoint, [{"gateways": {"g": {"journal": "j", "offset": n}}} for n in (10, 20, 30)], 2)
     Identity("telemetry", "plant-7.telemetry", query="q").save(line.gateway.state_dir)
     for batch, letters in enumerate((1, 2, 4)):
@@ -104,11 +108,12 @@ def test_the_way_up_tells_of_letters_that_nobody_heard_of(tmp_path: Path, guaran
         "query": "q",
         "observed": {"rows": 10, "dead_lettered": 1},
     }
-    counts = Counts().add(letters_told(line, heard))
-    for told in (*up_to_now(line), *up_to_now(line)):
-        counts = counts.add(told)
+    counts = UplinkCounts().add(query._with_letters(heard))
+    for _ in range(2):
+        for report in query.unreported(spark, {}):
+            counts = counts.add(report)
     own = 3 if guarantee == "at_least_once" else 1  # at_most_once gives up what Kafka refuses
     assert (counts.upto, counts.rows, counts.missed, counts.dead_lettered) == (20, 10, 10, own)
     assert counts.agree
     Identity("telemetry", "plant-7.telemetry", query="another").save(line.gateway.state_dir)
-    assert list(up_to_now(line)) == []
+    assert list(query.unreported(spark, {})) == []

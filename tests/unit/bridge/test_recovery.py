@@ -11,20 +11,11 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, changed, read
 from towline.bridge.config.model import Line
+from towline.bridge.lines.evidence import Evidence, read_checkpoint
+from towline.bridge.lines.identity import IDENTITY_FILE, Identity, settle
+from towline.bridge.lines.recovery import PERMANENT, Asked, ResumeStep, begin_again, examine, refused, step
 from towline.bridge.runtime.failures import reason
-from towline.bridge.runtime.identity import IDENTITY_FILE, Identity, settle
-from towline.bridge.runtime.recovery import (
-    PERMANENT,
-    Asked,
-    Evidence,
-    ResumeStep,
-    begin_again,
-    examine,
-    read_checkpoint,
-    refused,
-    starting,
-    step,
-)
+from towline.bridge.uplink.recovery import starting
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES
 
@@ -59,9 +50,12 @@ def batch(one: Line, number: int, end: int, **more: str) -> None:
         (replace(KNOWN, query="", parallelism=0), Evidence(gateway_journal="j1", committed=700, tip=900)),
         (replace(KNOWN, query="", parallelism=0), Evidence("", None, None, "", 0, None, "j2", 5, 5)),
         (KNOWN, Evidence("q1", 0, None, "j1", 5, None, "j1", 3, 9)),
-        (KNOWN, replace(FINE, incarnation="a1", found="a1")),
-        (KNOWN, replace(FINE, found="a1")),  # a checkpoint from before incarnations
-        (KNOWN, replace(FINE, incarnation="a1", found="", first=700)),  # a version from before them removed the row
+        (KNOWN, replace(FINE, incarnation="a1", written_by="a1")),
+        (KNOWN, replace(FINE, written_by="a1")),  # a checkpoint from before incarnations
+        (
+            KNOWN,
+            replace(FINE, incarnation="a1", written_by="", first=700),
+        ),  # a version from before them removed the row
     ],
 )
 def test_what_belongs_together_goes_on(tmp_path: Path, identity: Identity, seen: Evidence) -> None:
@@ -74,11 +68,15 @@ FOUND = [
     (replace(FINE, gateway_journal="j2"), "belongs to journal j1, the gateway serves journal j2", "TL-B24"),
     (replace(FINE, tip=600, committed=500), "come to offset 700, the journal ends at 600: an older copy", "TL-B24"),
     (
-        replace(FINE, incarnation="a1", found="b2"),
+        replace(FINE, incarnation="a1", written_by="b2"),
         "the row below offset 700 was written by opening a1 of the journal when the checkpoint took it, and here by b2",
         "TL-B24",
     ),
-    (replace(FINE, incarnation="a1", found="", first=699), "by another: an older copy that has gone on", "TL-B24"),
+    (
+        replace(FINE, incarnation="a1", written_by="", first=699),
+        "by another: an older copy that has gone on",
+        "TL-B24",
+    ),
     (replace(FINE, committed=701), "an older copy: its last batch 7 ends at offset 700, and 701 was", "TL-B23"),
 ]
 
@@ -266,11 +264,11 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert (one.gateway.state_dir / "checkpoint.1" / "offsets").is_dir()
     fresh = Identity.read(one.gateway.state_dir)
     assert fresh == Identity("telemetry", "plant-7.telemetry.2", 2, journal="j1", start=100, incarnation="a1")
-    assert starting(one, fresh, Evidence(gateway_journal="j1", committed=90, tip=300, found="a1")) == "100"
-    assert starting(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, found="a1")) == "200"
+    assert starting(one, fresh, Evidence(gateway_journal="j1", committed=90, tip=300, written_by="a1")) == "100"
+    assert starting(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, written_by="a1")) == "200"
     assert starting(one, fresh, Evidence(gateway_journal="j1", committed=200, tip=300, first=150)) == "200"
     assert starting(one, fresh, Evidence(gateway_journal="j2", committed=5, tip=300)) == "committed"
-    older = Evidence(gateway_journal="j1", committed=90, tip=300, found="b2")
+    older = Evidence(gateway_journal="j1", committed=90, tip=300, written_by="b2")
     assert starting(one, fresh, older) == "committed", "an older copy that has gone on: what is below 100 is new"
     unknown = Evidence(gateway_journal="j1", committed=90, tip=300, first=100)
     assert starting(one, fresh, unknown) == "100", "a version from before incarnations removed the row"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from towline.bridge.runtime.board import BridgeState
 from towline.bridge.runtime.screen import PlainScreen, make_screen
+from towline.bridge.runtime.state import BridgeState
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -20,11 +20,11 @@ def test_any_text_can_be_shown_in_any_encoding(
 ) -> None:
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding=encoding))
-    board = BridgeState("plant", tmp_path, {"line": "up"})
-    board.lines["line"].query_error = "topic \u6e29\u5ea6"
+    state = BridgeState("plant", tmp_path, {"line": "up"})
+    state.lines["line"].query_error = "topic \u6e29\u5ea6"
     with make_screen(live=live) as screen:
         screen.say("adds up \u2713 \u6e29\u5ea6")
-        screen.show(board)
+        screen.show(state)
     sys.stdout.flush()
     assert out.getvalue().decode(encoding).startswith("adds up \u2713" if encoding == "utf-8" else "adds up \\u2713")
 

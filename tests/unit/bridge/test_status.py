@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from towline.bridge.runtime.board import BridgeState
+from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, advice, code_of, collect, render
 
 

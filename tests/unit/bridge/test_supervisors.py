@@ -18,11 +18,13 @@ import pytest
 from tests.helpers import wait_until
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config.model import Bridge
-from towline.bridge.runtime import supervisors as keepers
-from towline.bridge.runtime.board import BridgeState
+from towline.bridge.runtime import gateway_supervisor
+from towline.bridge.runtime.driver_supervisor import DriverSupervisor
+from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
+from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.screen import PlainScreen
+from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.supervisor import Supervisor
-from towline.bridge.runtime.supervisors import DriverKeeper, GatewayKeeper, KafkaKeeper
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def stopping() -> threading.Event:
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> BridgeState:
+def state(tmp_path: Path) -> BridgeState:
     return BridgeState("plant", tmp_path, {"line": "up"})
 
 
@@ -55,7 +57,7 @@ def refusing(times: int, then: Any, error: Exception = NO_PROCESS) -> Any:
 
 @pytest.mark.parametrize(("error", "code"), [(NO_PROCESS, "TL-B32"), *((error, "TL-B55") for error in UNFORESEEN)])
 def test_a_gateway_that_can_not_be_started_is_tried_again(
-    board: BridgeState,
+    state: BridgeState,
     stopping: threading.Event,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -63,54 +65,54 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
     code: str,
 ) -> None:
     line: Any = SimpleNamespace(name="line", gateway=SimpleNamespace(state_dir=tmp_path))
-    keeper = GatewayKeeper(line, tmp_path / "bridge.toml", board, tmp_path / "log", stopping)
+    child = GatewaySupervisor(line, tmp_path / "bridge.toml", state, tmp_path / "log", stopping)
 
     def ended() -> Closing:
         stopping.set()
         return Closing()
 
-    monkeypatch.setattr(keepers, "ensure", refusing(1, ended, error))
-    keeper.start()
-    keeper.join(20)
-    assert not keeper.is_alive()
-    assert keeper.up.is_set()
-    assert any(f"[{code}]" in text for text in board.heard())
+    monkeypatch.setattr(gateway_supervisor, "ensure", refusing(1, ended, error))
+    child.start()
+    child.join(20)
+    assert not child.is_alive()
+    assert child.up.is_set()
+    assert any(f"[{code}]" in text for text in state.heard())
 
 
 @pytest.mark.parametrize("error", UNFORESEEN)
 def test_kafka_is_asked_again_whatever_went_wrong(
-    board: BridgeState, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, error: Exception
+    state: BridgeState, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     bridge: Any = SimpleNamespace(kafka=SimpleNamespace(bootstrap_servers="k:9092"))
-    keeper = KafkaKeeper(bridge, board, stopping)
-    monkeypatch.setattr(keeper, "_look", refusing(1, keeper.ready.set, error))
-    keeper.start()
-    keeper.join(20)
-    assert keeper.ready.is_set()
-    assert any("[TL-B55]" in text for text in board.heard())
+    child = KafkaSupervisor(bridge, state, stopping)
+    monkeypatch.setattr(child, "_look", refusing(1, child.ready.set, error))
+    child.start()
+    child.join(20)
+    assert child.ready.is_set()
+    assert any("[TL-B55]" in text for text in state.heard())
 
 
-def test_dead_letters_of_another_journal_are_counted_anew(board: BridgeState, stopping: threading.Event) -> None:
+def test_dead_letters_of_another_journal_are_counted_anew(state: BridgeState, stopping: threading.Event) -> None:
     nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
-    keeper = DriverKeeper(nothing, board, nothing, stopping)
-    view: Any = board.lines["line"]
+    child = DriverSupervisor(nothing, state, nothing, stopping)
+    view: Any = state.lines["line"]
     for before, after, told in ((5, 0, 0), (0, 2, 1)):
         view.counts = SimpleNamespace(dead_lettered=before, add=lambda _, n=after: SimpleNamespace(dead_lettered=n))
-        keeper._on_progress({"line": "line"})
-        assert sum("2 messages went to the dead-letter topic" in text for text in board.heard()) == told
+        child._on_progress({"line": "line"})
+        assert sum("2 messages went to the dead-letter topic" in text for text in state.heard()) == told
 
 
-def test_a_report_that_can_not_be_read_ends_nothing(board: BridgeState, stopping: threading.Event) -> None:
+def test_a_report_that_can_not_be_read_ends_nothing(state: BridgeState, stopping: threading.Event) -> None:
     nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
-    keeper = DriverKeeper(nothing, board, nothing, stopping)
+    child = DriverSupervisor(nothing, state, nothing, stopping)
     for report in ('{"kind": "started", "line": "nobody"}', '{"kind": "progress", "line": "line"}', "[]", "{"):
-        keeper._take(report)
-    keeper._take('{"kind": "started", "line": "line"}')
-    assert board.lines["line"].query == "running"
-    assert sum("[TL-B55]" in text for text in board.heard()) == 3
+        child._take(report)
+    child._take('{"kind": "started", "line": "line"}')
+    assert state.lines["line"].query == "running"
+    assert sum("[TL-B55]" in text for text in state.heard()) == 3
 
 
-def test_a_keeper_that_ended_is_no_secret(tmp_path: Path) -> None:
+def test_a_supervisor_that_ended_is_no_secret(tmp_path: Path) -> None:
     """Whatever ends a thread that should go on ends the bridge with a word and a code: a service manager starts it."""
     supervisor = Supervisor(read(GOOD, tmp_path), PlainScreen(sys.stdout))
     ended: Any = SimpleNamespace(fatal=None, is_alive=lambda: False, wanted=True, where="gateway line", given_up={})
@@ -136,7 +138,7 @@ class Closing:
 
 
 def test_a_driver_that_can_not_be_started_is_tried_again(
-    board: BridgeState, stopping: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: BridgeState, stopping: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bridge: Any = SimpleNamespace(
         lines=(SimpleNamespace(name="line"),),
@@ -147,13 +149,13 @@ def test_a_driver_that_can_not_be_started_is_tried_again(
     )
     kafka: Any = SimpleNamespace(ready=threading.Event())
     monkeypatch.setattr(subprocess, "Popen", refusing(1, Driver))
-    keeper = DriverKeeper(bridge, board, kafka, stopping)
-    keeper.start()
-    told = wait_until(lambda: [text for text in board.heard() if "was ended by signal 9" in text], what="a driver")
+    child = DriverSupervisor(bridge, state, kafka, stopping)
+    child.start()
+    told = wait_until(lambda: [text for text in state.heard() if "was ended by signal 9" in text], what="a driver")
     stopping.set()
-    keeper.join(20)
+    child.join(20)
     assert told
-    assert board.spark_restarts >= 2
+    assert state.spark_restarts >= 2
 
 
 class Driver:
@@ -178,17 +180,17 @@ class Driver:
         return -9
 
 
-def test_what_the_driver_is_told_is_ascii(board: BridgeState, stopping: threading.Event, tmp_path: Path) -> None:
+def test_what_the_driver_is_told_is_ascii(state: BridgeState, stopping: threading.Event, tmp_path: Path) -> None:
     """``PYTHONIOENCODING=latin-1`` garbled the routes on the way."""
     bridge = read(GOOD.replace('"telemetry/{device}/#"', '"tél/温度/{device}/#"'), tmp_path)
     bridge.state_dir.mkdir()
     kafka: Any = SimpleNamespace(ready=threading.Event())
-    keeper = DriverKeeper(bridge, BridgeState("plant", tmp_path, {"telemetry": "up"}), kafka, stopping)
+    child = DriverSupervisor(bridge, BridgeState("plant", tmp_path, {"telemetry": "up"}), kafka, stopping)
     echo = "import sys; print(ascii(sys.stdin.readline()))"
-    keeper.command = (sys.executable, "-c", echo)
+    child.command = (sys.executable, "-c", echo)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONIOENCODING", "latin-1")
-        with keeper._start()[0] as process:
+        with child._start()[0] as process:
             assert process.stdout is not None
             told = Bridge.model_validate_json(ast.literal_eval(process.stdout.read()))
     assert told.uplinks[0].routes == bridge.uplinks[0].routes

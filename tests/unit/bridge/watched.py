@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from towline.bridge.config.file import parse
-from towline.bridge.runtime.board import BridgeState
+from towline.bridge.runtime.driver_supervisor import DriverSupervisor
+from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
+from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.screen import PlainScreen
+from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.supervisor import Supervisor
-from towline.bridge.runtime.supervisors import DriverKeeper, GatewayKeeper, KafkaKeeper
 
 __all__ = ["Watched"]
 
@@ -54,11 +56,11 @@ class Watched:
         self.out = io.StringIO()
         self.screen = PlainScreen(self.out)
         self.ending = Hurried()
-        self.board = BridgeState("plant-7", self.bridge.state_dir, {self.line.name: direction})
+        self.state = BridgeState("plant-7", self.bridge.state_dir, {self.line.name: direction})
         log = self.bridge.logs / f"gateway-{self.line.name}.log"
-        self.gateway = GatewayKeeper(self.line, self.bridge.file, self.board, log, self.ending)
-        self.kafka = KafkaKeeper(self.bridge, self.board, self.ending)
-        self.spark = DriverKeeper(self.bridge, self.board, self.kafka, self.ending)
+        self.gateway = GatewaySupervisor(self.line, self.bridge.file, self.state, log, self.ending)
+        self.kafka = KafkaSupervisor(self.bridge, self.state, self.ending)
+        self.spark = DriverSupervisor(self.bridge, self.state, self.kafka, self.ending)
         self.facts: dict[str, Any] = {
             "state": "online",
             "broker": "mqtt://broker.example:1883",
@@ -107,14 +109,14 @@ class Watched:
 
     def look(self) -> None:
         """What the supervisor does a few times a second."""
-        for text in self.board.heard():
+        for text in self.state.heard():
             self.screen.say(text)
-        self.screen.show(self.board)
+        self.screen.show(self.state)
 
     def farewell(self) -> None:
         """The last lines."""
         supervisor = Supervisor(self.bridge, self.screen)
-        supervisor._board = self.board
+        supervisor._state = self.state
         for text in supervisor._farewell():
             self.screen.say(text)
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.unit.cli.test_main import ran
-from towline.bridge.runtime.board import BridgeState
-from towline.bridge.runtime.downaccount import DownCounts
+from towline.bridge.downlink.account import DownlinkCounts
+from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import render
 from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
@@ -30,9 +30,9 @@ class Line:
 
     def __init__(self, state_dir: Path, direction: str = "down") -> None:
         self.state_dir = state_dir
-        self.board = BridgeState("b", state_dir, {"line": direction})
-        self.board.spark = "running"
-        self.view = self.board.lines["line"]
+        self.state = BridgeState("b", state_dir, {"line": direction})
+        self.state.spark = "running"
+        self.view = self.state.lines["line"]
         self.view.query = "running"
         self.services: list[tuple[InboxService, Journal]] = []
 
@@ -72,9 +72,9 @@ def test_a_gateway_that_crashes_again_and_again_leaves_the_account_unknown(
 ) -> None:
     """It had answered before the message came that ends it; since then nobody knows."""
     line.view.status, line.view.heard = STATUS, time.time() - 3600
-    line.view.counts = DownCounts(query="q", batch=0, behind=0)
+    line.view.counts = DownlinkCounts(query="q", batch=0, behind=0)
     line.view.gateway_error = "commands: the gateway ended with code 1 before it listened.   [TL-G02]"
-    line.board.save()
+    line.state.save()
     code, told = known(capsys, line)
     assert (code, told["account"], told["gateway"], told["gateway_running"]) == (3, None, None, False)
     assert (told["rate_in"], told["rate_out"], told["lag_s"]) == (None, None, None)
@@ -91,15 +91,15 @@ def test_a_gateway_that_crashes_again_and_again_leaves_the_account_unknown(
 
 
 def test_a_bridge_whose_name_is_not_known_has_none(capsys: pytest.CaptureFixture[str], line: Line) -> None:
-    line.board.save()
+    line.state.save()
     _, out, _ = ran(capsys, "status", "--json", "--state-dir", str(line.state_dir))
     assert render({**json.loads(out), "bridge": None}).startswith("bridge   running (pid")
 
 
 def test_a_line_that_runs_adds_up(capsys: pytest.CaptureFixture[str], line: Line) -> None:
     line.serve({"outbox": {**OUTBOX, "accepted": 3, "delivered": 3}})
-    line.view.counts = DownCounts().add({"query": "q", "batch": 0, "rows": 3, "behind": 7})
-    line.board.save()
+    line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 3, "behind": 7})
+    line.state.save()
     code, told = known(capsys, line)
     assert (code, told["account"]["behind"], told["account"]["adds_up"]) == (0, 7, True)
     assert "7 offsets behind in Kafka" in shown(capsys, line)[1]
@@ -109,12 +109,12 @@ def test_how_far_kafka_is_nobody_knows_before_a_batch_and_without_a_query(
     capsys: pytest.CaptureFixture[str], line: Line
 ) -> None:
     line.serve({"outbox": OUTBOX})
-    line.board.save()
+    line.state.save()
     code, told = known(capsys, line)
     assert (code, told["account"]["waiting"], told["account"]["behind"]) == (0, 0, None)
-    line.view.counts = DownCounts().add({"query": "q", "batch": 0, "rows": 0, "behind": 7})
+    line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 0, "behind": 7})
     line.view.query = "waiting to retry"
-    line.board.save()
+    line.state.save()
     code, told = known(capsys, line)
     assert (code, told["account"]["behind"]) == (3, None)
     code, out = shown(capsys, line)
@@ -125,7 +125,7 @@ def test_a_gateway_that_says_nothing_of_its_outbox_has_no_account(
     capsys: pytest.CaptureFixture[str], line: Line
 ) -> None:
     line.serve({})
-    line.board.save()
+    line.state.save()
     code, told = known(capsys, line)
     assert (code, told["account"]) == (3, None)
     assert "queued unknown   in flight unknown   unknown MB on disk" in shown(capsys, line)[1]
@@ -133,8 +133,8 @@ def test_a_gateway_that_says_nothing_of_its_outbox_has_no_account(
 
 def test_an_account_that_does_not_add_up_is_the_worse_news(capsys: pytest.CaptureFixture[str], line: Line) -> None:
     line.serve({"outbox": OUTBOX})
-    line.view.counts = DownCounts().add({"query": "q", "batch": 0, "rows": 3})
-    line.board.save(ended=True)
+    line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 3})
+    line.state.save(ended=True)
     code, told = known(capsys, line)
     assert (code, told["account"]["adds_up"]) == (1, False)
 
@@ -143,12 +143,12 @@ def test_a_bridge_that_was_killed_says_nothing_of_spark_and_kafka(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     line = Line(tmp_path, "up")
-    line.board.kafka = "reachable"
+    line.state.kafka = "reachable"
     line.serve({"received": 5})
     try:
-        line.board.save()
-        board = json.loads((tmp_path / "bridge.json").read_text())
-        ended = {**board, "ticks": 1, "updated": time.time() - 86_400 * 2}  # its pid is another process's now
+        line.state.save()
+        state = json.loads((tmp_path / "bridge.json").read_text())
+        ended = {**state, "ticks": 1, "updated": time.time() - 86_400 * 2}  # its pid is another process's now
         (tmp_path / "bridge.json").write_text(json.dumps(ended))
         code, told = known(capsys, line)
         assert (code, told["account"]["received"], told["rate_in"], told["lag_s"]) == (3, 5, None, None)
@@ -179,7 +179,7 @@ def test_a_screen_shows_no_figures_of_a_gateway_that_is_silent(tmp_path: Path) -
 def test_a_zombie_does_not_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A supervisor that was killed a moment ago, and that nobody has waited for."""
     line = Line(tmp_path, "up")
-    line.board.save()
+    line.state.save()
     process = subprocess.Popen(["true"])
     try:
         wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "Z", what="a zombie")

@@ -35,7 +35,7 @@ def fake_java(place: Path, version: str) -> Path:
 
 
 def fake_maven(place: Path) -> Path:
-    """Counts its calls, takes its time, and makes one jar where it was told to."""
+    """UplinkCounts its calls, takes its time, and makes one jar where it was told to."""
     script = (
         'PATH=/usr/bin:/bin; echo called >> "$(dirname "$0")/calls"; sleep 0.2\n'
         'for word in "$@"; do case "$word" in -DoutputDirectory=*) out="${word#*=}";; esac; done\n'

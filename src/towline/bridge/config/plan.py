@@ -6,9 +6,9 @@ from itertools import combinations
 from typing import Any
 
 from towline.bridge.config import downplan
+from towline.bridge.config.jars import told
 from towline.bridge.config.model import AnyLine, Bridge, Line
 from towline.bridge.config.routes import Pattern, Route, covers, shadowed, subscriptions
-from towline.bridge.runtime.jars import told
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecurities
 from towline.text import printable

@@ -28,7 +28,7 @@ import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from towline.bridge.deadletters.remap import Mapper, RemapFate, Remapped, Returner, mapper_of
-from towline.bridge.runtime.identity import Identity
+from towline.bridge.lines.identity import Identity
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import client_config, topic_facts, watermarks

@@ -207,11 +207,11 @@ def _as_it_was(letter: Letter) -> Remapped:
 def _asked(spark: SparkSession, route: Route, rows: Mapping[int, dict[str, Any]]) -> dict[int, bool | None]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom, and only where it is needed
 
-    from towline.bridge.uplink.sql import condition, tried  # noqa: PLC0415 - see above
+    from towline.bridge.lines.sql import condition, tried  # noqa: PLC0415 - see above
     from towline.schema import SPARK_SCHEMA  # noqa: PLC0415 - see above
 
     names = list(next(iter(rows.values())))
     made = [(index, *(row[name] for name in names)) for index, row in rows.items()]
     frame = spark.createDataFrame(made, f"{_INDEX} long, {SPARK_SCHEMA}")
-    asked = frame.select(_INDEX, tried(F.expr(condition(route))).alias("wanted"))
+    asked = frame.select(_INDEX, tried(F.expr(condition(route.where))).alias("wanted"))
     return {row[_INDEX]: row["wanted"] for row in asked.collect()}

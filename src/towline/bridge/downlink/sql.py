@@ -13,14 +13,22 @@ from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.downlink import FIELDS, OURS, DownlinkSection, Spoken, Sql, template_of
 from towline.bridge.config.routes import USER_PREFIX
-from towline.bridge.uplink.sql import HEADER_TYPE, Letters, header, literal, tried
+from towline.bridge.lines.sql import (
+    HEADER_TYPE,
+    NO_HEADERS,
+    DeadLetterTarget,
+    condition,
+    header,
+    literal,
+    observed,
+    template,
+    tried,
+)
 from towline.errors import ConfigError
 from towline.kafka.deadletters import PREFIX, Reason
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation
-
-    from towline.bridge.config.routes import Template
 
 __all__ = ["COLUMNS", "COUNTS", "KEPT", "LETTER", "PLACE", "apply", "columns", "packet_size"]
 
@@ -78,14 +86,9 @@ def _field(name: str) -> str:
     return f"get_json_object({text('value')}, {literal('$' + ('' if rest.startswith('[') else '.') + rest)})"
 
 
-def _template(made: Template) -> str:
-    parts = [literal(part) if i % 2 == 0 else _field(part) for i, part in enumerate(made.parts) if i % 2 or part]
-    return "''" if not parts else parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
-
-
 def _spoken(said: Spoken, kind: str = "STRING") -> str:
     """A value as it is said, of a type."""
-    inner = f"(\n{said.sql}\n)" if isinstance(said, Sql) else _template(template_of(said))
+    inner = f"(\n{said.sql}\n)" if isinstance(said, Sql) else template(template_of(said), _field)
     return f"CAST({inner} AS {kind})"
 
 
@@ -251,7 +254,7 @@ def _fault(section: DownlinkSection, qos: int, limit: int) -> str:
     return f"CASE WHEN NOT coalesce({_WHERE}, true) THEN NULL {cases} END"
 
 
-def _letter(section: DownlinkSection, letters: Letters, qos: int, limit: int) -> str:
+def _letter(section: DownlinkSection, letters: DeadLetterTarget, qos: int, limit: int) -> str:
     """The record of a dead letter (`towline.kafka.deadletters`): ours, then its own headers as they were."""
     faults = _faults(section, qos, limit)
     ours = {
@@ -264,8 +267,7 @@ def _letter(section: DownlinkSection, letters: Letters, qos: int, limit: int) ->
         "headers": "CAST(greatest(coalesce(size(headers), 0), 0) AS STRING)",
     }
     first = ", ".join(header(literal(PREFIX + name), value) for name, value in ours.items())
-    none = f"CAST(array() AS {HEADER_TYPE})"
-    joined = f"CAST(concat(array({first}), coalesce(headers, {none})) AS {HEADER_TYPE})"
+    joined = f"CAST(concat(array({first}), coalesce(headers, {NO_HEADERS})) AS {HEADER_TYPE})"
     fields = {"topic": literal(letters.topic), "key": "key", "value": "value", "headers": joined}
     made = ", ".join(f"'{name}', {value}" for name, value in fields.items())
     return f"CASE WHEN {_FAULT} IS NOT NULL THEN named_struct({made}) END"
@@ -297,7 +299,7 @@ class DownlinkStatements:
     name: str
     qos: int
     limit: int = 0
-    letters: Letters | None = None
+    letters: DeadLetterTarget | None = None
     parallelism: int = 1
 
 
@@ -330,16 +332,15 @@ def apply(
     if section.where is not None:
         # Analysed on its own first: half a condition must not be completed by what stands around it.
         frame.where(F.expr(section.where))
-    frame = frame.select(*COLUMNS).observe(counter, *(F.expr(made).alias(name) for name, made in COUNTS.items()))
+    frame = observed(frame.select(*COLUMNS), counter, COUNTS)
     if transform is not None:
         frame = _transformed(frame, transform, way)
-    condition = "true" if section.where is None else f"coalesce((\n{section.where}\n), false)"
-    frame = frame.withColumn(_WHERE, tried(F.expr(condition)))
+    frame = frame.withColumn(_WHERE, tried(F.expr(condition(section.where))))
     made = columns(section)
     frame = frame.withColumns({_own(name): tried(F.expr(value)) for name, value in made.items()})
     frame = frame.withColumn(_FAULT, F.expr(_fault(section, way.qos, way.limit)))
     if kept is not None:
-        frame = frame.observe(kept, *(F.expr(count).alias(name) for name, count in KEPT.items()))
+        frame = observed(frame, kept, KEPT)
     frame = frame.where(f"{_FAULT} IS NOT NULL OR {_WHERE}")
     frame = frame.coalesce(1) if way.parallelism == 1 else frame.repartition(way.parallelism, "__topic")
     final = {name: _own(name) for name in made}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from towline.bridge.runtime.recovery import PERMANENT
+from towline.bridge.lines.recovery import PERMANENT
 from towline.errors import TowlineError
 
 __all__ = ["NO_JVM", "FailureReason", "reason"]

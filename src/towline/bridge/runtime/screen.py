@@ -13,7 +13,7 @@ from towline.text import printable, printable_lines
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from towline.bridge.runtime.board import BridgeState, LineView
+    from towline.bridge.runtime.state import BridgeState, LineView
 
 __all__ = ["LiveScreen", "PlainScreen", "lag_text", "line_state", "make_screen", "summary"]
 
@@ -38,12 +38,12 @@ def line_state(view: LineView, spark: str) -> str:
 
 def summary(view: LineView, spark: str) -> str:
     """A line in one line; the numbers add up as those of the account do."""
-    known = view.account
-    if known is None:
+    account = view.account
+    if account is None:
         return f'line "{view.name}"   {line_state(view, spark)}'
     rate_in, rate_out = view.rates()
     pace = f"in {rate_in:,.0f}/s   out {rate_out:,.0f}/s   lag {lag_text(view.lag_s())}"
-    return f'line "{view.name}"   {known.sum()}   {pace}   {line_state(view, spark)}'
+    return f'line "{view.name}"   {account.sum()}   {pace}   {line_state(view, spark)}'
 
 
 class PlainScreen:
@@ -73,16 +73,16 @@ class PlainScreen:
         except OSError:
             return
 
-    def show(self, board: BridgeState) -> None:
+    def show(self, state: BridgeState) -> None:
         """Write the lines whose numbers changed."""
         now = time.monotonic()
-        for name, view in board.lines.items():
-            known = view.account
-            mark = (known, line_state(view, board.spark))
+        for name, view in state.lines.items():
+            account = view.account
+            mark = (account, line_state(view, state.spark))
             at, former = self._last.get(name, (-PLAIN_S, ()))
-            if known is not None and mark != former and now - at >= PLAIN_S:
+            if account is not None and mark != former and now - at >= PLAIN_S:
                 self._last[name] = (now, mark)
-                self.say(printable(summary(view, board.spark)))
+                self.say(printable(summary(view, state.spark)))
 
 
 class LiveScreen:
@@ -108,9 +108,9 @@ class LiveScreen:
         """Print an event above the table."""
         self._console.print(printable_lines(text), markup=False, highlight=False, soft_wrap=True)
 
-    def show(self, board: BridgeState) -> None:
+    def show(self, state: BridgeState) -> None:
         """Redraw."""
-        self._live.update(_table(board, self._console.width))
+        self._live.update(_table(state, self._console.width))
 
 
 #: received = delivered + left out + dead + waiting
@@ -120,25 +120,25 @@ _MORE = ("batch", "state")
 _WIDE = 110
 
 
-def _table(board: BridgeState, width: int) -> Group:
+def _table(state: BridgeState, width: int) -> Group:
     from rich.console import Group  # noqa: PLC0415 - see LiveScreen
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    kafka = f"{board.kafka}{' (insecure)' if board.kafka_insecure else ''}"
+    kafka = f"{state.kafka}{' (insecure)' if state.kafka_insecure else ''}"
     # A Text, not a str: rich would read [brackets] in a str as markup.
-    title = f"bridge {board.name}   spark {board.spark}   kafka {kafka}   Ctrl-C ends it cleanly"
+    title = f"bridge {state.name}   spark {state.spark}   kafka {kafka}   Ctrl-C ends it cleanly"
     table = Table(box=None, pad_edge=False)
     below = []
     wide = width >= _WIDE
     for column in (*_COLUMNS, *(_MORE if wide else ())):
         left = column in ("line", "state")
         table.add_column(column, justify="left" if left else "right", no_wrap=column != "state")
-    for view in board.lines.values():
-        *numbers, batch, state = map(printable, _cells(view, board.spark))
-        table.add_row(*map(Text, (*numbers, *((batch, state) if wide else ()))))
+    for view in state.lines.values():
+        *numbers, batch, condition = map(printable, _cells(view, state.spark))
+        table.add_row(*map(Text, (*numbers, *((batch, condition) if wide else ()))))
         if not wide:
-            below.append(Text(f"{view.name}: {state}"))
+            below.append(Text(f"{view.name}: {condition}"))
         if wrong := view.gateway_error or view.query_error:
             below.append(Text(printable(wrong), style="red"))
     head = Text(printable(title), style="table.title", no_wrap=True, overflow="ellipsis")
@@ -146,18 +146,17 @@ def _table(board: BridgeState, width: int) -> Group:
 
 
 def _cells(view: LineView, spark: str) -> list[str]:
-    known = view.account
-    if known is None:
+    account = view.account
+    if account is None:
         return [view.name, *["-"] * len(_COLUMNS), line_state(view, spark)]
     rate_in, rate_out = view.rates()
-    waiting = known.waiting + known.arriving
     return [
         view.name,
-        f"{known.received:,}",
-        f"{known.carried:,}",
-        f"{known.received - known.carried - known.dead_lettered - waiting:,}",
-        f"{known.dead_lettered:,}",
-        f"{waiting:,}",
+        f"{account.received:,}",
+        f"{account.carried:,}",
+        f"{account.received - account.carried - account.parts['dead_lettered'] - account.pending:,}",
+        f"{account.parts['dead_lettered']:,}",
+        f"{account.pending:,}",
         f"{rate_in:,.0f}",
         f"{rate_out:,.0f}",
         lag_text(view.lag_s()),

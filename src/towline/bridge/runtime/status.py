@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from towline.bridge.runtime.board import SILENT_S, account_of, counts_of, digest_of, read_board
-from towline.bridge.runtime.downaccount import DownAccount
 from towline.bridge.runtime.screen import lag_text
+from towline.bridge.runtime.state import SILENT_S, account_of, counts_of, digest_of, read_state
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.endpoint import ProcessMark
 from towline.gateway.launch import discover
@@ -34,29 +32,29 @@ def collect(state_dir: Path, lines: list[str] | None = None) -> dict[str, Any]:
     Raises:
         ConfigError: TL-B11 if no bridge has ever run there.
     """
-    board = read_board(state_dir)
-    if board is None and not lines:
+    state = read_state(state_dir)
+    if state is None and not lines:
         do = "Name the bridge file, or its state_dir with --state-dir; start it with towline run."
         raise ConfigError("TL-B11", str(state_dir), "no bridge has run here", do)
-    board = board or {"lines": {}}
-    names = lines or list(board["lines"])
-    updated = board.get("updated")
-    there = _there(board)
-    running = there and time.time() - float(board.get("updated", 0)) < SILENT_S
+    state = state or {"lines": {}}
+    names = lines or list(state["lines"])
+    updated = state.get("updated")
+    there = _there(state)
+    running = there and time.time() - float(state.get("updated", 0)) < SILENT_S
     return {
-        "bridge": board.get("bridge"),
+        "bridge": state.get("bridge"),
         "state_dir": str(state_dir),
         "running": running,
         "silent": there and not running,
-        "pid": board.get("pid"),
+        "pid": state.get("pid"),
         "updated": updated,
-        "file": (read := board.get("file") or {}).get("path"),
+        "file": (read := state.get("file") or {}).get("path"),
         "file_changed": running and bool(read) and digest_of(Path(read["path"])) != read["sha256"],
-        "spark": board.get("spark", "not started") if running else "not running",
-        "kafka": board.get("kafka", "unknown") if running else "unknown",
-        "kafka_error": board.get("kafka_error"),
-        "kafka_insecure": board.get("kafka_insecure", []),
-        "lines": {name: _line(state_dir / name, board["lines"].get(name, {}), running, updated) for name in names},
+        "spark": state.get("spark", "not started") if running else "not running",
+        "kafka": state.get("kafka", "unknown") if running else "unknown",
+        "kafka_error": state.get("kafka_error"),
+        "kafka_insecure": state.get("kafka_insecure", []),
+        "lines": {name: _line(state_dir / name, state["lines"].get(name, {}), running, updated) for name in names},
     }
 
 
@@ -69,11 +67,11 @@ def code_of(status: dict[str, Any]) -> int:
     return 0 if runs and all(accounts) else NOT_KNOWN
 
 
-def _there(board: dict[str, Any]) -> bool:
+def _there(state: dict[str, Any]) -> bool:
     """Whether the bridge's own process is there; a zombie has ended too."""
-    pid = board.get("pid")
+    pid = state.get("pid")
     ticks = ProcessMark.of(pid).started if isinstance(pid, int) else 0
-    return ticks != 0 and board.get("ticks", ticks) == ticks
+    return ticks != 0 and state.get("ticks", ticks) == ticks
 
 
 def _line(state_dir: Path, known: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
@@ -93,9 +91,8 @@ def _line(state_dir: Path, known: dict[str, Any], running: bool, updated: float 
         "gateway": status,
     }
     if status and (account := account_of(status, counts)):
-        if isinstance(account, DownAccount) and query != "running":
-            account = replace(account, behind=None)  # as it was at the last batch
-        made["account"], made["sentence"] = account.as_json(), account.sentence()
+        stale = {"behind": None} if query != "running" and "behind" in account.more else {}  # known of the last batch
+        made["account"], made["sentence"] = account.as_json() | stale, account.sentence()
     elif (last := known.get("gateway")) and (account := account_of(last, counts)):
         heard = known.get("heard") or updated
         made["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}

@@ -16,11 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from towline.bridge.runtime.board import BridgeState
-from towline.bridge.runtime.identity import settle
-from towline.bridge.runtime.jars import equipped, told
-from towline.bridge.runtime.recovery import begin_again
-from towline.bridge.runtime.supervisors import DriverKeeper, GatewayKeeper, KafkaKeeper, unforeseen
+from towline.bridge.config.jars import equipped, told
+from towline.bridge.lines.identity import settle
+from towline.bridge.lines.recovery import begin_again
+from towline.bridge.runtime.driver_supervisor import DriverSupervisor
+from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
+from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
+from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.supervision import unforeseen
 from towline.bridge.runtime.surroundings import check_java
 from towline.errors import ConfigError, TowlineError
 from towline.kafka.clientconfig import insecurities
@@ -42,7 +45,7 @@ FINISH_S = 75.0
 class Display(Protocol):
     """Where the account goes."""
 
-    def show(self, board: BridgeState) -> None:
+    def show(self, state: BridgeState) -> None:
         """The state of things, a few times a second."""
 
     def say(self, text: str) -> None:
@@ -55,7 +58,7 @@ class Supervisor:
     Args:
         bridge: What to run.
         screen: Where to show it.
-        again: Names of lines that begin again without their checkpoint (`towline.bridge.runtime.recovery`).
+        again: Names of lines that begin again without their checkpoint (`towline.bridge.lines.recovery`).
     """
 
     def __init__(self, bridge: Bridge, screen: Display, again: Sequence[str] = ()) -> None:
@@ -92,16 +95,18 @@ class Supervisor:
             for text in insecure:
                 self._screen.say(f"insecure: [kafka] {text}")
             directions = {line.name: line.direction for line in bridge.lines}
-            self._board = BridgeState(bridge.name, bridge.state_dir, directions, insecure, bridge.file)
-            self._kafka = KafkaKeeper(bridge, self._board, self._spark_ending)
-            self._driver = DriverKeeper(bridge, self._board, self._kafka, self._spark_ending)
+            self._state = BridgeState(bridge.name, bridge.state_dir, directions, insecure, bridge.file)
+            self._kafka = KafkaSupervisor(bridge, self._state, self._spark_ending)
+            self._driver = DriverSupervisor(bridge, self._state, self._kafka, self._spark_ending)
             self._gateways = [
-                GatewayKeeper(line, bridge.file, self._board, bridge.logs / f"gateway-{line.name}.log", self._ending)
+                GatewaySupervisor(
+                    line, bridge.file, self._state, bridge.logs / f"gateway-{line.name}.log", self._ending
+                )
                 for line in bridge.lines
             ]
             self._at_once = self._driver.kill
-            for keeper in (*self._gateways, self._kafka, self._driver):
-                keeper.start()
+            for child in (*self._gateways, self._kafka, self._driver):
+                child.start()
             fatal: TowlineError | None = None
             try:
                 fatal = self._watch()
@@ -118,8 +123,8 @@ class Supervisor:
             now = time.monotonic()
             if now - saved >= 1.0:
                 saved = now
-                with self._board.lock:
-                    for view in self._board.lines.values():
+                with self._state.lock:
+                    for view in self._state.lines.values():
                         view.sample(now)
                 self._save()
                 trim(self._driver.log)
@@ -132,25 +137,25 @@ class Supervisor:
     def _save(self, *, ended: bool = False) -> None:
         """Write ``bridge.json``; a full disk is the gateways' concern, and no reason to end them."""
         with contextlib.suppress(OSError):
-            self._board.save(ended=ended)
+            self._state.save(ended=ended)
 
     def _refresh(self) -> None:
-        for text in self._board.heard():
+        for text in self._state.heard():
             self._screen.say(text)
-        with self._board.lock:
-            self._screen.show(self._board)
+        with self._state.lock:
+            self._screen.show(self._state)
 
     def _fatal(self) -> TowlineError | None:
-        """What ends the bridge: Kafka as configured can't serve, no line is left, or a keeper is gone."""
-        for keeper in (*self._gateways, self._kafka, self._driver):
-            if keeper.wanted and not keeper.is_alive():
-                return unforeseen(keeper.where)
+        """What ends the bridge: Kafka as configured can't serve, no line is left, or a child is gone."""
+        for child in (*self._gateways, self._kafka, self._driver):
+            if child.wanted and not child.is_alive():
+                return unforeseen(child.where)
         if fatal := self._kafka.fatal or self._driver.fatal:
             return fatal
-        dead = [keeper for keeper in self._gateways if keeper.fatal is not None]
+        dead = [child for child in self._gateways if child.fatal is not None]
         if len(dead) == len(self._gateways):
             return dead[0].fatal
-        broken = {keeper.line.name for keeper in dead} | set(self._driver.given_up)
+        broken = {child.line.name for child in dead} | set(self._driver.given_up)
         if len(broken) == len(self._gateways):
             names = ", ".join(sorted(broken))
             do = "Correct what was told above and start again; what was received waits on disk."
@@ -164,7 +169,7 @@ class Supervisor:
 
     def _finish(self) -> None:
         """Spark first, so that its last batch can be committed at the gateways; then they."""
-        working = any(view.query == "running" for view in self._board.lines.values())
+        working = any(view.query == "running" for view in self._state.lines.values())
         if self._interrupts == 1 and working:
             self._screen.say("stopping: the batch in work is finished first (Ctrl-C again ends at once)")
         self._spark_ending.set()
@@ -181,9 +186,9 @@ class Supervisor:
         self._driver.join(2.0)
         self._last_look()
         self._ending.set()
-        for keeper in self._gateways:
+        for child in self._gateways:
             self._save()
-            keeper.end(at_once=self._interrupts > 1)
+            child.end(at_once=self._interrupts > 1)
         self._refresh()
         self._save(ended=True)
         for text in self._farewell():
@@ -200,19 +205,18 @@ class Supervisor:
                 if client is not None:
                     with client:
                         status = client.status(timeout_s=5.0)
-                    with self._board.lock:
-                        self._board.lines[line.name].hear(status)
+                    with self._state.lock:
+                        self._state.lines[line.name].hear(status)
 
     def _farewell(self) -> Iterator[str]:
-        for name, view in self._board.lines.items():
-            if (known := view.account) is None:
+        for name, view in self._state.lines.items():
+            if (account := view.account) is None:
                 if view.status:
                     yield f'line "{name}": no gateway answers, so what waits on disk is not known; it stays there'
                 continue
-            yield f'line "{name}": {known.sentence()}'
-            left = known.waiting + known.arriving
-            if left:
-                yield f'line "{name}": {counted(left)} on disk; the next start carries on'
+            yield f'line "{name}": {account.sentence()}'
+            if account.pending:
+                yield f'line "{name}": {counted(account.pending)} on disk; the next start carries on'
             yield f'line "{name}": {kept_by_broker(view.status)}'
 
 

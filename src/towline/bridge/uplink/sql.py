@@ -10,33 +10,39 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from towline.bridge.config.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, USER_PREFIX, Route, Template
+from towline.bridge.lines.sql import (
+    HEADER_TYPE,
+    NO_HEADERS,
+    NO_TEXT,
+    DeadLetterTarget,
+    concatenated,
+    condition,
+    header,
+    literal,
+    observed,
+    template,
+    tried,
+)
 from towline.kafka.columns import ORIGIN
 from towline.kafka.deadletters import PREFIX, Reason
 from towline.schema import EVENT_TIME
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Observation
+    from pyspark.sql import DataFrame, Observation
 
     from towline.bridge.config.routes import Pattern
 
 __all__ = [
     "COUNTS",
-    "HEADER_TYPE",
     "KEPT",
     "LEVELS",
-    "Letters",
     "Repeats",
     "apply",
-    "condition",
     "expressions",
-    "header",
-    "literal",
     "matches",
-    "template",
-    "tried",
 ]
 
 #: Names of the working columns; a source column never begins with two underscores.
@@ -58,10 +64,6 @@ STUB = "payload IS NULL"
 #: because a device may write any key: on its own topics, which the broker guards, it can only drop its own [I13].
 SAME = ("__scope", "__dedupe", "__unique")
 
-_SAFE = re.compile(r"[A-Za-z0-9 _./:,;-]*")
-#: Type of a record's headers.
-HEADER_TYPE = "array<struct<key: string, value: binary>>"
-
 #: The end of the text, for Java; ``$`` would also match before a line feed there.
 END = r"\z"
 
@@ -80,19 +82,6 @@ KEPT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
-    """Where rows go that can't be mapped.
-
-    Attributes:
-        topic: The dead-letter topic.
-        source: Who signs them: the line's sink id.
-    """
-
-    topic: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class Repeats:
     """How repeats are dropped.
 
@@ -103,15 +92,6 @@ class Repeats:
 
     within: str
     strict: bool = False
-
-
-def literal(text: str) -> str:
-    """A SQL string constant.
-
-    In hexadecimal where the parser could read more in it: quotes, ``${...}``, and escapes, which mean nothing with
-    ``spark.sql.parser.escapedStringLiterals``.
-    """
-    return f"'{text}'" if _SAFE.fullmatch(text) else f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def matches(pattern: Pattern) -> str:
@@ -127,12 +107,9 @@ def _level(position: int) -> str:
     return f"get({LEVELS}, {position})"
 
 
-def template(made: Template, pattern: Pattern) -> str:
+def _text(parsed: Template, pattern: Pattern) -> str:
     """The text of a template as a SQL string, null when a field is."""
-    parts = [
-        literal(part) if i % 2 == 0 else _field(part, pattern) for i, part in enumerate(made.parts) if i % 2 or part
-    ]
-    return "''" if not parts else parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
+    return template(parsed, lambda name: _field(name, pattern))
 
 
 def _field(name: str, pattern: Pattern) -> str:
@@ -179,11 +156,6 @@ def _switch(routes: Sequence[Route], arm: Callable[[Route], str], otherwise: str
     return f"CASE {ROUTE} {cases} ELSE {otherwise} END"
 
 
-def header(name: str, value: str) -> str:
-    """A Kafka header, of a name and a value in SQL."""
-    return f"named_struct('key', {name}, 'value', CAST({value} AS BINARY))"
-
-
 def _some(column: str, name: str, value: str | None = None) -> str:
     """A header when the column has a value, else null."""
     return f"CASE WHEN {column} IS NOT NULL THEN {header(literal(name), value or f'CAST({column} AS STRING)')} END"
@@ -220,27 +192,25 @@ def _property_headers() -> str:
     )
     identifiers = f"transform(subscription_ids, i -> {header(literal('mqtt.subscription-id'), 'CAST(i AS STRING)')})"
     users = f"transform(user_properties, p -> {header(f'concat({literal(USER_PREFIX)}, p.key)', 'p.value')})"
-    none = f"CAST(array() AS {HEADER_TYPE})"
     always = f"array({', '.join(_ALWAYS)})"
     full = (
-        f"concat({always}, array_compact(array({optional})), coalesce({identifiers}, {none}), "
-        f"array({_RECEIVED}), coalesce({users}, {none}))"
+        f"concat({always}, array_compact(array({optional})), coalesce({identifiers}, {NO_HEADERS}), "
+        f"array({_RECEIVED}), coalesce({users}, {NO_HEADERS}))"
     )
     return f"CASE WHEN {' OR '.join(_RARE)} THEN {full} ELSE array({', '.join([*_ALWAYS, _RECEIVED])}) END"
 
 
 def _headers(route: Route) -> str:
-    own = [header(literal(name), template(text, route.pattern)) for name, text in route.headers]
+    own = [header(literal(name), _text(text, route.pattern)) for name, text in route.headers]
     parts = [_property_headers()] if route.properties else []
     parts += [f"array({', '.join(own)})"] if own else []
     if not parts:
         return f"CAST(NULL AS {HEADER_TYPE})"
-    joined = parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
-    return f"CAST({joined} AS {HEADER_TYPE})"
+    return f"CAST({concatenated(parts)} AS {HEADER_TYPE})"
 
 
 def _key(route: Route) -> str:
-    return "CAST(NULL AS BINARY)" if route.key is None else f"CAST({template(route.key, route.pattern)} AS BINARY)"
+    return "CAST(NULL AS BINARY)" if route.key is None else f"CAST({_text(route.key, route.pattern)} AS BINARY)"
 
 
 def _fallback(route: Route) -> str:
@@ -284,7 +254,7 @@ def _unmappable(route: Route, repeats: Repeats | None) -> str:
     if repeats is not None and repeats.strict and route.dedupe is not None and route.qos < 2:
         cases.append(f"WHEN {SAME[1]} IS NULL THEN '{Reason.KEY_ABSENT}'")
     if not cases:
-        return "CAST(NULL AS STRING)"
+        return NO_TEXT
     return f"CASE WHEN NOT coalesce({WHERE}, true) THEN NULL {' '.join(cases)} END"
 
 
@@ -302,7 +272,7 @@ _DETAILS = {
 }
 
 
-def _letter_headers(letters: Letters) -> str:
+def _letter_headers(letters: DeadLetterTarget) -> str:
     """The headers of a dead letter (`towline.kafka.deadletters`): ours, then every property and where it came from.
 
     All in one lambda: Spark interprets that, so the rare case does not swell the generated code of the usual one.
@@ -331,7 +301,7 @@ def _letter_headers(letters: Letters) -> str:
 
 
 def expressions(
-    routes: Sequence[Route], letters: Letters | None = None, repeats: Repeats | None = None
+    routes: Sequence[Route], letters: DeadLetterTarget | None = None, repeats: Repeats | None = None
 ) -> dict[str, str]:
     """The SQL of a line: working columns first (in this order), then the columns of the record.
 
@@ -341,17 +311,16 @@ def expressions(
         repeats: How repeats are dropped; None to keep them.
     """
     cases = " ".join(f"WHEN {matches(route.pattern)} THEN {i}" for i, route in enumerate(routes))
-    null = "CAST(NULL AS STRING)"
     made = {
         LEVELS: "split(topic, '/')",
         ROUTE: f"CASE {cases} END",
         WHERE: _switch(routes, _wanted, "false"),
         KEEP: f"{ROUTE} IS NOT NULL AND coalesce({WHERE}, false)",
-        NAME: _switch(routes, lambda route: template(route.topic, route.pattern), null),
-        TOPIC: _switch(routes, _topic, null),
+        NAME: _switch(routes, lambda route: _text(route.topic, route.pattern), NO_TEXT),
+        TOPIC: _switch(routes, _topic, NO_TEXT),
         **(_sameness(routes) if repeats else {}),
-        REASON: null,
-        "topic": _no_place(f"coalesce({TOPIC}, {_switch(routes, _fallback, null)})"),
+        REASON: NO_TEXT,
+        "topic": _no_place(f"coalesce({TOPIC}, {_switch(routes, _fallback, NO_TEXT)})"),
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
         "value": f"coalesce(payload, {PACKET}, X'')",
         "headers": _switch(routes, _headers, f"CAST(NULL AS {HEADER_TYPE})"),
@@ -361,12 +330,11 @@ def expressions(
 
 
 def _with_letters(
-    made: dict[str, str], routes: Sequence[Route], letters: Letters, repeats: Repeats | None
+    made: dict[str, str], routes: Sequence[Route], letters: DeadLetterTarget, repeats: Repeats | None
 ) -> dict[str, str]:
-    null = "CAST(NULL AS STRING)"
-    reason = _switch(routes, lambda route: _unmappable(route, repeats), null)
+    reason = _switch(routes, lambda route: _unmappable(route, repeats), NO_TEXT)
     fallback = _switch(
-        routes, lambda route: null if route.fallback_topic is None else literal(route.fallback_topic), null
+        routes, lambda route: NO_TEXT if route.fallback_topic is None else literal(route.fallback_topic), NO_TEXT
     )
     dead = f"{REASON} IS NOT NULL"
     return made | {
@@ -399,16 +367,16 @@ def _sameness(routes: Sequence[Route]) -> dict[str, str]:
     """The columns of `SAME`."""
     return {
         SAME[0]: "topic",
-        SAME[1]: _switch(routes, _dedupe_key, "CAST(NULL AS STRING)"),
+        SAME[1]: _switch(routes, _dedupe_key, NO_TEXT),
         SAME[2]: f"CASE WHEN {SAME[1]} IS NULL THEN offset END",
     }
 
 
 def _dedupe_key(route: Route) -> str:
     if route.dedupe is None:
-        return "CAST(NULL AS STRING)"
+        return NO_TEXT
     if isinstance(route.dedupe, Template):
-        made = template(route.dedupe, route.pattern)
+        made = _text(route.dedupe, route.pattern)
     else:
         made = f"CAST((\n{route.dedupe}\n) AS STRING)"
     return f"CASE WHEN {ROUTE} IS NOT NULL AND NOT {STUB} THEN {made} END"
@@ -416,12 +384,7 @@ def _dedupe_key(route: Route) -> str:
 
 def _wanted(route: Route) -> str:
     """The condition, which no stub is asked."""
-    return "true" if route.where is None else f"{STUB} OR {condition(route)}"
-
-
-def condition(route: Route) -> str:
-    """The user's condition on lines of its own, so that a comment at its end ends there."""
-    return "true" if route.where is None else f"coalesce((\n{route.where}\n), false)"
+    return "true" if route.where is None else f"{STUB} OR {condition(route.where)}"
 
 
 def apply(
@@ -429,7 +392,7 @@ def apply(
     routes: Sequence[Route],
     counter: str | Observation,
     *,
-    letters: Letters | None = None,
+    letters: DeadLetterTarget | None = None,
     repeats: Repeats | None = None,
     kept: str | Observation | None = None,
     parallelism: int = 1,
@@ -464,28 +427,12 @@ def apply(
     for name in [name for name in made if name.startswith("__")]:
         column = F.expr(made[name])
         frame = frame.withColumn(name, tried(column) if letters and name in (WHERE, SAME[1]) else column)
-    frame = frame.observe(counter, *(F.expr(text).alias(name) for name, text in COUNTS.items()))
+    frame = observed(frame, counter, COUNTS)
     frame = frame.where(f"{KEEP} OR {REASON} IS NOT NULL")
     if repeats is not None:
         frame = frame.withWatermark(EVENT_TIME, repeats.within).dropDuplicatesWithinWatermark(list(SAME))
     if kept is not None:
-        frame = frame.observe(kept, *(F.expr(text).alias(name) for name, text in KEPT.items()))
+        frame = observed(frame, kept, KEPT)
     columns = [name for name in made if not name.startswith("__")]
     result = frame.select(*(F.expr(made[name]).alias(name) for name in columns))
     return result.repartition(parallelism, "key") if parallelism > 1 else result.coalesce(1)
-
-
-def tried(column: Column) -> Column:
-    """The same, null where it raises: one message that breaks a condition must not stop all that follow.
-
-    Spark has this expression for its ``try_`` functions and no name for it in SQL.
-    """
-    from pyspark.sql import Column as Made  # noqa: PLC0415 - see `apply`
-    from pyspark.sql import SparkSession  # noqa: PLC0415
-
-    session = SparkSession.active()
-    jvm: Any = session._jvm  # noqa: SLF001 - there is no public way
-    packages = jvm.org.apache.spark.sql
-    convert = packages.classic.ExpressionUtils
-    inner = convert.expression(column._jc)  # noqa: SLF001 - see above
-    return Made(convert.column(packages.catalyst.expressions.TryEval(inner)))

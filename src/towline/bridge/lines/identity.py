@@ -2,7 +2,7 @@
 
 It holds the name under which the line's markers stand in Kafka (the sink id), the id of the query whose checkpoint
 belongs to it, and how many transactions a batch was split into. What is found later is compared with it
-(`towline.bridge.runtime.recovery`).
+(`towline.bridge.lines.recovery`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Final
 from towline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-
     from towline.bridge.config.model import AnyLine, Bridge
 
 __all__ = ["IDENTITY_FILE", "Identity", "settle", "sinks"]
@@ -107,18 +105,16 @@ class Identity:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_durably(state_dir / IDENTITY_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
-    def started(self, query: StreamingQuery, line: AnyLine) -> None:
-        """Note whose checkpoint it is and how a batch is split; a query that can't be noted is stopped.
+    def started(self, query: str, line: AnyLine) -> None:
+        """Note whose checkpoint it is and how a batch is split.
 
-        One that went on unknown to its runner would keep its successor from starting.
+        Args:
+            query: Id of the query that was started.
+            line: As the file says it.
         """
-        try:
-            known = replace(self, query=str(query.id), parallelism=line.parallelism)
-            if known != self:
-                known.save(line.gateway.state_dir)
-        except BaseException:
-            query.stop()
-            raise
+        noted = replace(self, query=query, parallelism=line.parallelism)
+        if noted != self:
+            noted.save(line.gateway.state_dir)
 
     def again(
         self,

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from towline.bridge.runtime.javaclient import java_client
+from towline.bridge.config.javaclient import java_client
 from towline.errors import ConfigError, SetupError
 from towline_prove.devstack.connector import known_spark_kafka_jars, spark_kafka_jars, spark_kafka_package
 

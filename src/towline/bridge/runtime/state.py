@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from towline.bridge.runtime.account import Counts, LineAccount, account
-from towline.bridge.runtime.downaccount import DownAccount, DownCounts, down_account
+from towline.bridge.downlink.account import DownlinkCounts
+from towline.bridge.lines.account import LineAccount, LineCounts
+from towline.bridge.uplink.account import UplinkCounts
 from towline.gateway.endpoint import ProcessMark, write_private
 
-__all__ = ["BRIDGE_FILE", "BridgeState", "LineView", "account_of", "counts_of", "digest_of", "read_board"]
+__all__ = ["BRIDGE_FILE", "BridgeState", "LineView", "account_of", "counts_of", "digest_of", "read_state"]
 
 BRIDGE_FILE = "bridge.json"
 #: Rates are taken over this many seconds.
@@ -28,16 +29,18 @@ SILENT_S = 10.0
 SAMPLES = 10
 
 
-def counts_of(direction: str, values: Mapping[str, Any]) -> Counts | DownCounts:
+#: What is counted of a line, by its direction.
+COUNTS: Final[Mapping[str, type[LineCounts]]] = {"up": UplinkCounts, "down": DownlinkCounts}
+
+
+def counts_of(direction: str, values: Mapping[str, Any]) -> LineCounts:
     """What was counted of a line, from the JSON of ``bridge.json``."""
-    return DownCounts.from_json(values) if direction == "down" else Counts.from_json(values)
+    return COUNTS[direction].from_json(values)
 
 
-def account_of(status: Mapping[str, Any], counts: Counts | DownCounts) -> LineAccount | DownAccount | None:
+def account_of(status: Mapping[str, Any], counts: LineCounts) -> LineAccount | None:
     """The account of a line, whichever way it goes; None where its gateway does not say what it is made of."""
-    if isinstance(counts, DownCounts):
-        return down_account(status, counts) if status.get("outbox") else None
-    return account(status, counts) if "received" in status else None
+    return counts.account(status) if status.get(counts.witness) not in (None, {}) else None
 
 
 @dataclass
@@ -66,7 +69,7 @@ class LineView:
     heard: float | None = None
     gateway_error: str | None = None
     query_error: str | None = None
-    counts: Counts | DownCounts = field(default_factory=Counts)
+    counts: LineCounts = field(default_factory=UplinkCounts)
     restarts: int = 0
     gateway_restarts: int = 0
     batch_ms: int = 0
@@ -84,14 +87,14 @@ class LineView:
         return self.gateway_error is not None or late
 
     @property
-    def account(self) -> LineAccount | DownAccount | None:
+    def account(self) -> LineAccount | None:
         """The account as it is now; None before the gateway's first word, and while none answers."""
         return account_of(self.status, self.counts) if self.status and not self.silent else None
 
     def sample(self, now: float) -> None:
         """Note where the line is, for the rates."""
-        if known := self.account:
-            self.samples.append((now, known.received, known.received - known.waiting - known.arriving))
+        if account := self.account:
+            self.samples.append((now, account.received, account.received - account.pending))
 
     def rates(self) -> tuple[float, float]:
         """Messages a second in and out over the last `WINDOW_S` seconds."""
@@ -104,8 +107,8 @@ class LineView:
 
     def lag_s(self) -> float:
         """How many seconds ago the oldest waiting message came, as its gateway says; 0 when none waits."""
-        known, oldest = self.account, self.status.get("oldest")
-        if oldest is None or known is None or not known.waiting + known.arriving:
+        account, oldest = self.account, self.status.get("oldest")
+        if oldest is None or account is None or not account.pending:
             return 0.0
         return max(0.0, time.time() - float(oldest))
 
@@ -130,14 +133,14 @@ class LineView:
 
 
 class BridgeState:
-    """The views of all lines and of Spark and Kafka; written by the keepers' threads, read by the screen.
+    """The views of all lines and of Spark and Kafka; written by the supervisors' threads, read by the screen.
 
     Args:
         name: Of the bridge.
         state_dir: Where ``bridge.json`` goes; counts of former runs are taken from there.
         lines: Names of the lines, and their directions.
         insecure: What the settings give up on the way to Kafka (`towline.kafka.clientconfig.insecurities`).
-        file: What the bridge was read from; `towline status` tells when it was changed since.
+        file: What the bridge was read from; `towline status` says when it was changed since.
     """
 
     def __init__(
@@ -159,8 +162,8 @@ class BridgeState:
         self._file = state_dir / BRIDGE_FILE
         self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
         self._started = time.time()
-        self._said: deque[str] = deque(maxlen=1000)
-        former = (read_board(state_dir) or {}).get("lines", {})
+        self._events: deque[str] = deque(maxlen=1000)
+        former = (read_state(state_dir) or {}).get("lines", {})
         for line, view in self.lines.items():
             view.counts = counts_of(view.direction, former.get(line, {}).get("counts", {}))
             view.before = former.get(line, {}).get("gateway", {})
@@ -168,14 +171,14 @@ class BridgeState:
     def say(self, text: str) -> None:
         """An event for the person who watches: one line."""
         with self.lock:
-            self._said.append(text)
+            self._events.append(text)
 
     def heard(self) -> list[str]:
         """The events since the last call."""
         with self.lock:
-            said = list(self._said)
-            self._said.clear()
-        return said
+            events = list(self._events)
+            self._events.clear()
+        return events
 
     def save(self, *, ended: bool = False) -> None:
         """Write ``bridge.json``, atomically, mode 0600."""
@@ -205,7 +208,7 @@ def digest_of(file: Path) -> str | None:
         return None
 
 
-def read_board(state_dir: Path) -> dict[str, Any] | None:
+def read_state(state_dir: Path) -> dict[str, Any] | None:
     """The last ``bridge.json``; None when there is none, or it is not one of ours."""
     try:
         values = json.loads((state_dir / BRIDGE_FILE).read_text())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-__all__ = ["Backoff"]
+__all__ = ["RestartPauses"]
 
 
-class Backoff:
+class RestartPauses:
     """Waiting times in seconds.
 
     Args:

@@ -6,230 +6,50 @@ is recognised by comparing what the three say, and told in one message with the 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from towline.bridge.config.model import Line
-from towline.bridge.runtime.identity import Identity, sinks
-from towline.checkpoint import Checkpoint
-from towline.errors import GatewayUnreachable, TowlineError
+from towline.bridge.lines.evidence import Evidence, first_offsets, kafka_offsets, read_checkpoint
+from towline.bridge.lines.identity import Identity, sinks
+from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES, is_other
-from towline.gateway.launch import discover
 from towline.gateway.remembered import UNFIT
 from towline.guarantee import Guarantee, policy
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine
-    from towline.gateway.client import GatewayClient
 
 __all__ = [
     "PERMANENT",
     "Asked",
-    "Evidence",
-    "Marks",
     "ResumeStep",
+    "SetMarkers",
     "begin_again",
     "examine",
-    "gateway_status",
-    "gather",
-    "kafka_offsets",
-    "mapping_problem",
+    "former_guarantee",
     "problem",
-    "read_checkpoint",
+    "refusal",
     "refused",
-    "starting",
     "step",
 ]
 
-#: How long a gateway is waited for, in seconds; the query tries again afterwards.
-_PATIENCE_S: Final = 20.0
-#: Checkpoints put aside that are kept.
-_ASIDE: Final = 3
+#: Of the checkpoints that were replaced, so many are kept.
+_KEPT_CHECKPOINTS: Final = 3
 #: Their names: the generation, and nanoseconds where that was taken. Other names are a person's.
-_PUT_ASIDE: Final = re.compile(r"checkpoint\.(\d+)(?:\.(\d{15,}))?")
+_REPLACED: Final = re.compile(r"checkpoint\.(\d+)(?:\.(\d{15,}))?")
 
 #: The form of the offset log that Spark 4 writes unless told otherwise, and that is read here (OffsetSeqLog.VERSION).
 _FORM: Final = "v1"
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What a checkpoint and a gateway say of themselves.
-
-    Attributes:
-        query: Query id in the checkpoint; "" when there is none.
-        planned: Newest batch in the offset log; None when there is none.
-        done: Newest batch in the commit log.
-        journal: Journal of the newest planned batch; "" when there is none.
-        planned_end: Offset after the last row of the newest planned batch.
-        done_end: Offset after the last row of the newest batch that is done.
-        gateway_journal: Journal the gateway serves.
-        committed: Offset up to which the bridge told the gateway that it is done.
-        tip: Offset after the last row of the journal.
-        incarnation: Which opening of the journal wrote the row below `planned_end`, as the checkpoint has it; "" from
-            a Towline that did not say.
-        done_incarnation: The same of `done_end`.
-        first: First offset that the gateway has.
-        found: Which opening wrote the row below `planned_end` as the gateway has it; below where the line begins, for a
-            query without a checkpoint.
-        stateful: Whether the checkpoint holds state, which is what repeats are recognised by.
-        form: First line of the newest planned batch in the offset log; "" when there is none.
-    """
-
-    query: str = ""
-    planned: int | None = None
-    done: int | None = None
-    journal: str = ""
-    planned_end: int = 0
-    done_end: int | None = None
-    gateway_journal: str = ""
-    committed: int = 0
-    tip: int = 0
-    incarnation: str = ""
-    done_incarnation: str = ""
-    first: int = 0
-    found: str = ""
-    stateful: bool = False
-    form: str = ""
-
-    @property
-    def decided(self) -> bool:
-        """Whether no batch was begun that is not done."""
-        return self.planned == self.done
-
-
-def gather(line: Line, consumer: str, identity: Identity) -> Evidence:
-    """Read a line's checkpoint and ask its gateway.
-
-    Raises:
-        GatewayUnreachable: TL-G01 when it does not answer for a while.
-    """
-    seen = read_checkpoint(line.checkpoint)
-    offset = max(0, identity.start) if seen.planned is None else seen.planned_end
-    status, found = _answered(line.gateway.state_dir, lambda gateway: (_status(gateway), gateway.incarnation(offset)))
-    return replace(
-        seen,
-        gateway_journal=str(status["journal"]),
-        committed=int(status["consumers"].get(consumer, 0)),
-        first=int(status["first"]),
-        tip=int(status["end"]),
-        found=found,
-    )
-
-
-def read_checkpoint(checkpoint: Path) -> Evidence:
-    """What a checkpoint says, whoever serves its journal."""
-    logs = Checkpoint(str(checkpoint))
-    planned, done = logs.last_offsets_batch(), logs.last_commit_batch()
-    newest = _position(checkpoint, planned)
-    last = None if done is None else _position(checkpoint, done)
-    return Evidence(
-        _query_id(checkpoint),
-        planned,
-        done,
-        newest.journal,
-        newest.offset,
-        None if last is None else last.offset,
-        incarnation=newest.incarnation,
-        done_incarnation="" if last is None else last.incarnation,
-        stateful=logs.stateful,
-        form=logs.form,
-    )
-
-
-def gateway_status(state_dir: Path) -> Mapping[str, Any]:
-    """The answer of a line's gateway, which is waited for.
-
-    Raises:
-        GatewayUnreachable: TL-G01 when it does not answer for a while.
-    """
-    return _answered(state_dir, _status)
-
-
-def _status(gateway: GatewayClient) -> Mapping[str, Any]:
-    return gateway.status(timeout_s=5.0)
-
-
-def _answered(state_dir: Path, ask: Callable[[GatewayClient], _T]) -> _T:
-    deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline:
-        client = discover(state_dir)
-        if client is not None:
-            with client:
-                return ask(client)
-        time.sleep(0.1)
-    raise GatewayUnreachable(
-        "TL-G01", str(state_dir), "no gateway answers", "It is started again by itself; the query then goes on."
-    )
-
-
-def _query_id(checkpoint: Path) -> str:
-    try:
-        return str(json.loads((checkpoint / "metadata").read_text().splitlines()[0])["id"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return ""
-
-
-class _Place(NamedTuple):
-    journal: str = ""
-    offset: int = 0
-    incarnation: str = ""
-
-
-def _position(checkpoint: Path, batch: int | None) -> _Place:
-    """The place in one entry of the offset log (`towline.spark.offsets`); an empty one where it can't be read."""
-    try:
-        lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[1:]
-    except OSError:
-        return _Place()
-    for line in lines:
-        try:
-            ((_, place),) = json.loads(line)["gateways"].items()
-            return _Place(str(place["journal"]), int(place["offset"]), str(place.get("incarnation", "")))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return _Place()
-
-
-def kafka_offsets(checkpoint: Path, batch: int | None) -> dict[str, dict[str, int]]:
-    """The entry of Spark's Kafka source in the offset log, by topic and partition.
-
-    Returns:
-        Nothing where there is no entry, or the line goes the other way.
-    """
-    try:
-        lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[2:]
-    except OSError:
-        return {}
-    for text in lines:
-        with contextlib.suppress(ValueError, AttributeError):
-            told: dict[str, dict[str, int]] = json.loads(text)
-            if told and "gateways" not in told and all(isinstance(parts, dict) for parts in told.values()):
-                return told
-    return {}
-
-
-def first_offsets(checkpoint: Path) -> dict[str, dict[str, int]]:
-    """Where a query of Spark's Kafka source began, by topic and partition; nothing where that can't be read."""
-    try:
-        content = (checkpoint / "sources" / "0" / "0").read_text()
-        # A zero byte, the version and the offsets (KafkaSourceInitialOffsetWriter).
-        found: dict[str, dict[str, int]] = json.loads(content.lstrip("\0").partition("\n")[2])
-    except (OSError, ValueError):
-        return {}
-    return found
 
 
 class Asked(NamedTuple):
@@ -252,7 +72,7 @@ class Asked(NamedTuple):
     @classmethod
     def of(cls, line: AnyLine, identity: Identity) -> Asked:
         """As the file says it now; without transactions the number of writers stands nowhere."""
-        now, before = policy(line.guarantee).transactions, policy(_former(line, identity)).transactions
+        now, before = policy(line.guarantee).transactions, policy(former_guarantee(line, identity)).transactions
         up = line if isinstance(line, Line) else None
         return cls(
             line.parallelism if now and before else identity.parallelism,
@@ -263,14 +83,15 @@ class Asked(NamedTuple):
         )
 
 
-def _former(line: AnyLine, identity: Identity) -> Guarantee:
-    return next((known for known in Guarantee if known.value == identity.guarantee), line.guarantee)
+def former_guarantee(line: AnyLine, identity: Identity) -> Guarantee:
+    """What the line promised when it ran last; from a Towline that did not say, what it promises now."""
+    return next((one for one in Guarantee if one.value == identity.guarantee), line.guarantee)
 
 
 def _split(line: Line) -> str:
     """Changes with whatever a batch's rows are made of; of what differs from the defaults: later versions have more."""
-    said = [one.model_dump_json(exclude_defaults=True) for one in (*line.sections, line.dedupe) if one]
-    return hashlib.sha256(json.dumps([said, line.dead_letter_topic]).encode()).hexdigest()[:16]
+    sections = [one.model_dump_json(exclude_defaults=True) for one in (*line.sections, line.dedupe) if one]
+    return hashlib.sha256(json.dumps([sections, line.dead_letter_topic]).encode()).hexdigest()[:16]
 
 
 _Rule = Callable[[Identity, Evidence, Asked], str]
@@ -309,10 +130,11 @@ def _old_journal(identity: Identity, seen: Evidence, asked: Asked) -> str:
 def _gone_on(identity: Identity, seen: Evidence, asked: Asked) -> str:
     """The same journal and long enough: only the opening that wrote the row tells that it is another one."""
     del identity, asked
-    if is_other(seen.incarnation, seen.found, seen.planned_end, seen.first):
+    if is_other(seen.incarnation, seen.written_by, seen.planned_end, seen.first):
+        here = seen.written_by or "another"
         return (
             f"the row below offset {seen.planned_end:,} was written by opening {seen.incarnation} of the journal when "
-            f"the checkpoint took it, and here by {seen.found or 'another'}: an older copy that has gone on"
+            f"the checkpoint took it, and here by {here}: an older copy that has gone on"
         )
     return ""
 
@@ -421,10 +243,10 @@ def step(identity: Identity, seen: Evidence, asked: Asked) -> ResumeStep:
 
 
 #: Makes a batch the last one that counts as written by a sink: identity, batch.
-Marks = Callable[[Identity, int], None]
+SetMarkers = Callable[[Identity, int], None]
 
 
-def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mark: Marks | None = None) -> Identity:
+def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mark: SetMarkers | None = None) -> Identity:
     """Let a query start, or say why not.
 
     Args:
@@ -441,38 +263,28 @@ def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mark:
         TowlineError: TL-B22 to TL-B25, TL-B50, TL-B52, TL-B53, with both ways out; what `mark` raises.
     """
     asked = Asked.of(line, identity)
-    if found := problem(identity, seen, asked):
-        raise _told(line, file, *found)
+    if reason := problem(identity, seen, asked):
+        raise refusal(line, file, *reason)
     how = step(identity, seen, asked)
     if how is not ResumeStep.GO:
         sys.stderr.write(f"--- line {line.name}\na changed setting: the line {how.value}\n")
-    made = identity
+    resumed = identity
     if how is ResumeStep.CUT:
-        made = _begin(line, identity)
+        resumed = _begin(line, identity)
     elif how is ResumeStep.MARK:
         assert mark is not None
         assert seen.done is not None
-        made = identity.rescaled(line.parallelism, sinks(line.gateway.state_dir))
-        mark(made, seen.done)  # before the identity: a crash in between sets the same markers again
-    split = made.split if how is ResumeStep.GO and not seen.decided else asked.split
-    noted = replace(made, guarantee=line.guarantee.value, split=split)
-    if noted != identity:
-        noted.save(line.gateway.state_dir)  # before there is a batch that was begun so
-    return noted
+        resumed = identity.rescaled(line.parallelism, sinks(line.gateway.state_dir))
+        mark(resumed, seen.done)  # before the identity: a crash in between sets the same markers again
+    split = resumed.split if how is ResumeStep.GO and not seen.decided else asked.split
+    resumed = replace(resumed, guarantee=line.guarantee.value, split=split)
+    if resumed != identity:
+        resumed.save(line.gateway.state_dir)  # before there is a batch that was begun so
+    return resumed
 
 
-def mapping_problem(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mapping: str) -> None:
-    """Refuse to finish a downlink's batch with another mapping than it was begun with.
-
-    Raises:
-        TowlineError: TL-B27, with both ways out.
-    """
-    if identity.mapping not in ("", mapping):
-        what = f"batch {seen.planned} was begun when the line said something else: parts of it may be in the outbox"
-        raise _told(line, file, "TL-B27", what, "Set the line back until this batch is done, then change it")
-
-
-def _told(line: AnyLine, file: Path, code: str, what: str, way: str) -> TowlineError:
+def refusal(line: AnyLine, file: Path, code: str, what: str, way: str) -> TowlineError:
+    """Why a line does not start, with both ways out: mend it, or begin again."""
     again = f"towline run {file} --begin-again {line.name}"
     cost = _COST_OF_A_COPY if code == "TL-B24" and policy(line.guarantee).serves_again else _COST[line.guarantee.value]
     do = f"{way} (in {line.gateway.state_dir}); or begin again where the gateway's account stands: {again} ({cost})."
@@ -488,16 +300,7 @@ def refused(line: AnyLine, file: Path, error: TowlineError) -> TowlineError | No
     if error.code not in MISMATCHES:
         return None
     way = _THE_OTHER if error.code == "TL-G04" else _NEWEST
-    return _told(line, file, "TL-B24", f"{error.what}; nothing was taken in", way)
-
-
-def starting(line: Line, identity: Identity, seen: Evidence) -> str:
-    """The offset where a query without a checkpoint begins, as the source's option ``startingOffset``."""
-    same = not is_other(identity.incarnation, seen.found, identity.start, seen.first)
-    if same and identity.journal == seen.gateway_journal and 0 <= identity.start <= seen.tip:
-        return str(max(identity.start, seen.committed))
-    # A line that begins again may have written the uncommitted rows already, and at_most_once doubles nothing.
-    return "committed" if policy(line.guarantee).serves_again or identity.generation == 1 else "latest"
+    return refusal(line, file, "TL-B24", f"{error.what}; nothing was taken in", way)
 
 
 #: What beginning again may cost.
@@ -511,7 +314,7 @@ _COST_OF_A_COPY: Final = "what waits in this journal is carried, and what of it 
 
 
 def begin_again(line: AnyLine) -> str:
-    """Put the checkpoint aside and take a new sink id; the query then starts where the account stands.
+    """Keep the checkpoint under another name and take a new sink id; the query then starts where the account stands.
 
     Returns:
         What was done, for the person who asked.
@@ -530,12 +333,12 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     """
     old = read_checkpoint(line.checkpoint)
     # A batch that was begun with at_most_once is given up, whatever the line promises now.
-    again = policy(line.guarantee).serves_again and policy(_former(line, identity)).serves_again
+    again = policy(line.guarantee).serves_again and policy(former_guarantee(line, identity)).serves_again
     cut = old.done_end if again else old.planned_end
     batch = old.done if again else old.planned
     # Without a batch it begins where it began before, which "latest" would not say.
-    found = kafka_offsets(line.checkpoint, batch) if batch is not None else first_offsets(line.checkpoint)
-    offsets = json.dumps(found) if found else identity.offsets
+    at = kafka_offsets(line.checkpoint, batch) if batch is not None else first_offsets(line.checkpoint)
+    offsets = json.dumps(at) if at else identity.offsets
     incarnation = old.done_incarnation if again else old.incarnation
     taken = sinks(line.gateway.state_dir)
     fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation, taken)
@@ -547,10 +350,10 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
 
 
 def _remove_oldest(checkpoint: Path) -> None:
-    """Of the checkpoints that were put aside only the newest are of use: a person may bring one back."""
-    ours = [(match, path) for path in checkpoint.parent.iterdir() if (match := _PUT_ASIDE.fullmatch(path.name))]
-    aside = sorted(ours, key=lambda one: (int(one[0][1]), int(one[0][2] or 0)))
-    for _, path in aside[:-_ASIDE]:
+    """Of the checkpoints that were replaced only the newest are of use: a person may bring one back."""
+    ours = [(match, path) for path in checkpoint.parent.iterdir() if (match := _REPLACED.fullmatch(path.name))]
+    replaced = sorted(ours, key=lambda one: (int(one[0][1]), int(one[0][2] or 0)))
+    for _, path in replaced[:-_KEPT_CHECKPOINTS]:
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -1,0 +1,156 @@
+"""The account of a line: no message leaves the ledger without a counted reason [I11].
+
+Two witnesses count apart: the gateway knows what it received, stored and handed on, the bridge what Spark saw in each
+committed batch. The account brings them together and says whether they agree. What is counted differs by direction
+(`towline.bridge.uplink.account`, `towline.bridge.downlink.account`); the sum is one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Self
+
+__all__ = ["AccountWords", "LineAccount", "LineCounts", "unseen"]
+
+
+@dataclass(frozen=True, slots=True)
+class AccountWords:
+    """What the parts of an account are called.
+
+    Attributes:
+        received: Key in JSON and word for what came into the line.
+        carried_key: Key in JSON for what is where it was to go.
+        carried: Word for it.
+        parts: Key in JSON → word for everything else, in the order of the sum.
+    """
+
+    received: str
+    carried_key: str
+    carried: str
+    parts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LineAccount:
+    """Where every message of a line is.
+
+    Attributes:
+        words: Of its direction.
+        received: What came into the line.
+        carried: What is where it was to go.
+        waiting: On disk, not yet carried.
+        parts: What became of the others, by the keys of the words.
+        why_not: Why the parts are not the whole, or why the witnesses disagree; "" when the account adds up.
+        uncounted: Messages that no report of Spark told of: a batch in work, or one committed while nobody listened.
+        broken: What the guarantee promises and was not kept, or "".
+        notes: Remarks on `received` and on `carried`.
+        more: What else stands in JSON.
+    """
+
+    words: AccountWords
+    received: int
+    carried: int
+    waiting: int
+    parts: Mapping[str, int]
+    why_not: str = ""
+    uncounted: int = 0
+    broken: str = ""
+    notes: tuple[str, str] = ("", "")
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the parts are the whole, and both witnesses agree."""
+        return not self.why_not
+
+    @property
+    def arriving(self) -> int:
+        """Received, not yet on disk and not acknowledged."""
+        return self.parts.get("arriving", 0)
+
+    @property
+    def pending(self) -> int:
+        """What is still to be carried."""
+        return self.waiting + self.arriving
+
+    def sentence(self) -> str:
+        """The sum in one line, and whether it holds."""
+        verdict = "adds up ✓" if self.adds_up else f"does not add up ✗ ({self.why_not})"
+        return f"{self.sum()}   {verdict}" + (f", but is {self.broken} ✗" if self.broken else "")
+
+    def sum(self) -> str:
+        """The sum; parts that are zero are left out, but for the three that matter."""
+        words, (on_received, on_carried) = self.words, self.notes
+        others = (f"{word} {count:,}" for key, word in words.parts.items() if (count := self.parts[key]))
+        carried = f"{words.carried} {self.carried:,}{on_carried}"
+        whole = " + ".join([carried, *others, f"waiting {self.waiting:,}"])
+        return f"{words.received} {self.received:,}{on_received} = {whole}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            self.words.received: self.received,
+            self.words.carried_key: self.carried,
+            **self.parts,
+            "waiting": self.waiting,
+            "adds_up": self.adds_up,
+            "why_not": self.why_not,
+            "uncounted": self.uncounted,
+            **self.more,
+        }
+
+
+def unseen(uncounted: int) -> str:
+    """The remark on messages that no report of Spark told of; empty for none."""
+    return f" ({uncounted:,} of them uncounted)" if uncounted else ""
+
+
+@dataclass(frozen=True, slots=True)
+class LineCounts(ABC):
+    """What the committed batches of a line held, over restarts.
+
+    Attributes:
+        query: Id of the query that the last report came from, where that matters.
+        batch: Last counted batch.
+        rows: Rows Spark saw.
+        filtered: Left out by a ``where`` or a transform.
+        dead_lettered: Sent to the dead-letter topic.
+        fallback: Sent to a fallback topic.
+    """
+
+    #: Key in a gateway's status without which there is no account.
+    witness: ClassVar[str]
+
+    query: str = ""
+    batch: int = -1
+    rows: int = 0
+    filtered: int = 0
+    dead_lettered: int = 0
+    fallback: int = 0
+
+    @abstractmethod
+    def add(self, report: Mapping[str, Any]) -> Self:
+        """Count a committed batch; one that was counted before changes nothing.
+
+        Args:
+            report: Of the driver (`towline.bridge.lines.query.LineQuery.report`).
+        """
+
+    @abstractmethod
+    def account(self, gateway: Mapping[str, Any]) -> LineAccount:
+        """Bring both witnesses together.
+
+        Args:
+            gateway: The answer to the action ``status``, which has the key `witness`.
+        """
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """From `as_json`; unknown keys are left out."""
+        return cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})

@@ -1,0 +1,126 @@
+"""The Spark query of a line, whichever way it goes: what the driver needs of it."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from towline.bridge.config.model import AnyLine
+from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.sql import DeadLetterTarget
+from towline.checkpoint import Checkpoint
+from towline.guarantee import policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from towline.bridge.config.model import Bridge
+
+__all__ = ["COUNTER", "KEPT_COUNTER", "LineQuery", "source_of"]
+
+#: Names of the observed metrics in a query's progress: of all rows, and of those that go on.
+COUNTER: Final = "towline"
+KEPT_COUNTER: Final = "towline.kept"
+
+LineT = TypeVar("LineT", bound=AnyLine)
+
+
+class LineQuery(ABC, Generic[LineT]):
+    """Starts the query of a line and says what its batches held.
+
+    Args:
+        bridge: The file.
+        line: Which line.
+    """
+
+    def __init__(self, bridge: Bridge, line: LineT) -> None:
+        self.bridge = bridge
+        self.line = line
+
+    def start(self, spark: SparkSession) -> StreamingQuery:
+        """Start it, once checkpoint, journal and identity belong together.
+
+        Raises:
+            TowlineError: TL-B22 to TL-B27, they do not; TL-C76 to TL-C78; others in Spark's wrapping, which
+                `towline.bridge.runtime.failures.reason` reads.
+            pyspark.errors.AnalysisException: For SQL that is none over the source's columns.
+        """
+        line, checkpoint = self.line, Checkpoint(str(self.line.checkpoint))
+        for repair in checkpoint.mend():
+            sys.stderr.write(f"--- line {line.name}\n{repair}\n")
+        writer, identity = self._prepared(spark)
+        query = (
+            writer.queryName(line.name)
+            .option("checkpointLocation", str(line.checkpoint))
+            .trigger(processingTime=f"{line.trigger_interval_s:g} seconds")
+            .start()
+        )
+        try:  # a query that went on unknown to its runner would keep its successor from starting
+            identity.started(str(query.id), line)
+            checkpoint.sync()  # else a power failure could leave an identity without its checkpoint
+        except BaseException:
+            query.stop()
+            raise
+        return query
+
+    @abstractmethod
+    def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
+        """The query but for its name, checkpoint and trigger, and the identity that it starts with."""
+
+    @abstractmethod
+    def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Reports, made anew, of committed batches that nobody heard of; none where that can't be done.
+
+        What a batch held is reported after Spark has committed it. A kill in between leaves the batch committed and
+        unreported: its messages are where they were to go, and no account would know of its dead letters [I11].
+        Call it before `start`, which may begin with other settings.
+
+        Args:
+            spark: The session.
+            counts: What was counted of the line, as JSON.
+        """
+
+    def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+        """What the account takes of Spark's progress on a committed batch (`LineCounts.add`)."""
+        return {
+            "query": progress.get("id", ""),
+            "batch": progress["batchId"],
+            "rows": progress.get("numInputRows", 0),
+            "millis": progress.get("durationMs", {}),
+            "gives_up": not policy(self.line.guarantee).serves_again,
+            "observed": _observed(progress),
+        }
+
+    def _identity(self) -> Identity:
+        """Of the line; a new one before its first start."""
+        line = self.line
+        return Identity.read(line.gateway.state_dir) or Identity.new(self.bridge.name, line.name)
+
+    def _dead_letters(self, identity: Identity) -> DeadLetterTarget | None:
+        topic = self.line.dead_letter_topic
+        return DeadLetterTarget(topic, identity.sink) if topic else None
+
+    def _sink_options(self, identity: Identity) -> dict[str, str]:
+        """What the line's Kafka sink is told: its client's settings, its id, and how many transactions a batch is."""
+        client = {f"kafka.{name}": value for name, value in self.bridge.kafka.client().items()}
+        parts = {"parallelism": str(self.line.parallelism)} if policy(self.line.guarantee).transactions else {}
+        return {**client, "sinkId": identity.sink, **parts}
+
+
+def source_of(progress: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a query's progress says of its one source."""
+    source: Mapping[str, Any] = next(iter(progress.get("sources") or []), {})
+    return source
+
+
+def _observed(progress: Mapping[str, Any]) -> dict[str, int]:
+    """What was counted on the way."""
+    metrics = progress.get("observedMetrics") or {}
+    return {
+        name: int(value or 0) for part in (COUNTER, KEPT_COUNTER) for name, value in (metrics.get(part) or {}).items()
+    }

@@ -1,0 +1,235 @@
+"""Keeps the driver process running, and takes its reports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from towline.bridge.runtime.failures import NO_JVM
+from towline.bridge.runtime.pauses import RestartPauses
+from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
+from towline.bridge.runtime.surroundings import check_java, environment, scratch
+from towline.errors import SetupError, TowlineError
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
+    from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
+    from towline.bridge.runtime.state import BridgeState
+
+__all__ = ["DriverSupervisor"]
+
+
+class DriverSupervisor(ChildSupervisor):
+    """Keeps the driver process running and takes its reports.
+
+    Args:
+        bridge: What it runs.
+        state: Where the reports go.
+        kafka: Queries begin when it is ready.
+        stopping: Set when the bridge ends.
+    """
+
+    what = "Spark's driver"
+    where = "spark"
+    command: Sequence[str] = (sys.executable, "-m", "towline.bridge.runtime.driver")
+
+    def __init__(self, bridge: Bridge, state: BridgeState, kafka: KafkaSupervisor, stopping: threading.Event) -> None:
+        super().__init__(name="driver", daemon=True)
+        #: What only a person can mend: there is no Java that Spark can use.
+        self.fatal: TowlineError | None = None
+        #: Where the driver's standard error goes, Spark's included.
+        self.log = bridge.logs / "driver.log"
+        #: Lines whose query was given up, with the reason.
+        self.given_up: dict[str, str] = {}
+        self._bridge = bridge
+        self._state = state
+        self._kafka = kafka
+        self._stopping = stopping
+        self._pauses = RestartPauses(first=0.5, most=30.0)
+        self._process: subprocess.Popen[str] | None = None
+        self._last_word = ""
+        #: Why it ended last; said in full only once.
+        self._why = ""
+        #: Lines whose first dead letters were mentioned.
+        self._lettered: set[str] = set()
+
+    @property
+    def wanted(self) -> bool:
+        """Until the bridge ends, no line is left, or Spark can't start."""
+        return self.fatal is None and len(self.given_up) < len(self._bridge.lines) and not self._stopping.is_set()
+
+    def _round(self) -> None:
+        self._last_word = ""
+        started, place = self._start()
+        with started as process:
+            self._process = process
+            threading.Thread(target=self._go, args=(process,), name="go", daemon=True).start()
+            assert process.stdout is not None
+            for line in process.stdout:
+                self._take(line)
+            code = process.wait()
+        shutil.rmtree(place, ignore_errors=True)  # a JVM that is still ending may write: the next start sees to it
+        if NO_JVM in self._last_word:
+            self._look_at_java()
+        if self.wanted:
+            self._ended(self._last_word or _how(code))
+
+    def _look_at_java(self) -> None:
+        """Why a JVM did not start: one that is too old starts no better at the next try."""
+        try:
+            check_java(version=True)
+        except SetupError as error:
+            self.fatal = error
+
+    def _failed(self, error: TowlineError) -> None:
+        if self.wanted:
+            self._ended(str(error).removeprefix("spark: "))
+
+    def stop(self) -> None:
+        """Ask the driver to finish its batches and end."""
+        self._command("stop")
+
+    def kill(self) -> None:
+        """End the driver, its JVM and its workers at once; the batch in work comes again after the next start."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _start(self) -> tuple[subprocess.Popen[str], Path]:
+        """The driver, and the directory where Spark drops files."""
+        self._bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._state.lock:
+            self._state.spark = "starting"
+        handle = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            place, lock = scratch(self._bridge.state_dir)
+        except BaseException:
+            os.close(handle)
+            raise
+        try:
+            process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=handle,
+                encoding="utf-8",
+                errors="replace",
+                cwd=self._bridge.state_dir,  # Spark drops files where it stands
+                env=environment(self._bridge, place),
+                pass_fds=(lock,),
+                start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone
+            )
+        finally:
+            os.close(handle)
+            os.close(lock)
+        lines = [line for line in self._bridge.lines if line.name not in self.given_up]
+        going = self._bridge.model_copy(update={"lines": tuple(lines)})
+        with self._state.lock:
+            counts = {line.name: self._state.lines[line.name].counts.as_json() for line in lines}
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            # In ASCII: PYTHONIOENCODING may give the driver's end of the pipe any other encoding.
+            bridge = json.dumps(going.model_dump(mode="json", by_alias=True))
+            process.stdin.write(f"{bridge}\n{json.dumps(counts)}\n")
+            process.stdin.flush()
+        return process, place
+
+    def _go(self, process: subprocess.Popen[str]) -> None:
+        while process.poll() is None and not self._stopping.is_set():
+            if self._kafka.ready.wait(0.2):
+                self._command("go")
+                return
+
+    def _command(self, word: str) -> None:
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                process.stdin.write(word + "\n")
+                process.stdin.flush()
+
+    def _ended(self, why: str) -> None:
+        pause = self._pauses.next()
+        with self._state.lock:
+            self._state.spark = "starting again"
+            self._state.spark_restarts += 1
+            for view in self._state.lines.values():
+                view.query = "starting"
+        again = f"starting again in {pause:.1f} s, messages go on being received"
+        self._state.say(f"spark: {'the same' if why == self._why else why}; {again} (log: {self.log})")
+        self._why = why
+        self._stopping.wait(pause)
+
+    def _take(self, text: str) -> None:
+        try:
+            report = json.loads(text)
+            handler = getattr(self, f"_on_{report['kind']}", None)
+            if handler is not None:
+                with self._state.lock:
+                    handler(report)
+        except Exception as error:  # noqa: BLE001 - a report that is not understood must not end the others
+            self._state.say(str(unforeseen("spark's report", error)))
+
+    def _on_ready(self, report: dict[str, Any]) -> None:
+        self._why = ""
+        self._state.spark = "running"
+        self._state.say(f"spark: {report['spark']} is up after {report['seconds']:.1f} s")
+
+    def _on_jvm(self, report: dict[str, Any]) -> None:
+        self._last_word = report["text"]
+
+    def _on_counted(self, report: dict[str, Any]) -> None:
+        view = self._state.lines[report["line"]]
+        view.counts = view.counts.add(report)
+
+    def _on_started(self, report: dict[str, Any]) -> None:
+        self._state.lines[report["line"]].query = "running"
+
+    def _on_progress(self, report: dict[str, Any]) -> None:
+        view = self._state.lines[report["line"]]
+        before = view.counts.dead_lettered
+        view.counts = view.counts.add(report)
+        letters = view.counts.dead_lettered
+        if new := letters - before if letters >= before else letters:  # another journal's count begins anew
+            self._letters(view.name, new)
+        view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
+        if view.query_error is not None:
+            self._state.say(f'line "{view.name}": goes on')
+        view.query, view.query_error = "running", None
+        self._pauses.reset()
+
+    def _letters(self, line: str, new: int) -> None:
+        """Mention the first dead letters of a run; the others are in the account."""
+        if line not in self._lettered:
+            self._lettered.add(line)
+            messages = f"{new:,} message{'s' if new != 1 else ''}"
+            self._state.say(f'line "{line}": {messages} went to the dead-letter topic; towline dlq show tells why')
+
+    def _on_failed(self, report: dict[str, Any]) -> None:
+        view = self._state.lines[report["line"]]
+        again = report.get("again_in")
+        fresh = view.query_error != report["text"]
+        view.query_error = report["text"]
+        view.restarts += 1
+        view.query = "stopped" if again is None else "waiting to retry"
+        if again is None:
+            self.given_up[view.name] = report["text"]
+        if fresh or again is None:
+            then = "this line stops" if again is None else "messages wait on disk; trying again"
+            self._state.say(f'{report["text"]}\nline "{view.name}": {then}')
+
+    def _on_stopped(self, report: dict[str, Any]) -> None:
+        self._state.lines[report["line"]].query = "stopped"
+
+
+def _how(code: int) -> str:
+    """How a process ended."""
+    return f"its driver was ended by signal {-code}" if code < 0 else f"its driver ended with code {code}"

@@ -1,0 +1,168 @@
+"""Keeps the gateway of a line running, and asks it how it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.bridge.lines.recovery import PERMANENT, refused
+from towline.bridge.runtime.pauses import RestartPauses
+from towline.bridge.runtime.supervision import ChildSupervisor
+from towline.errors import (
+    ConfigError,
+    GatewayError,
+    JournalDamaged,
+    JournalLocked,
+    Refused,
+    SessionUnknown,
+    TowlineError,
+)
+from towline.gateway.client import GatewayClient
+from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.launch import ensure
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import AnyLine
+    from towline.bridge.runtime.state import BridgeState, LineView
+
+__all__ = ["GatewaySupervisor", "grown"]
+
+#: Seconds between two questions to a gateway.
+ASK_S: Final = 0.5
+#: A gateway that leaves questions unanswered this often is looked for again.
+_SILENCES: Final = 3
+#: What a person has to mend before another try makes sense.
+_FATAL: Final = (ConfigError, Refused, SessionUnknown, JournalLocked, JournalDamaged)
+
+
+class GatewaySupervisor(ChildSupervisor):
+    """Keeps one line's gateway running and knows its account.
+
+    Args:
+        line: Whose gateway.
+        file: The bridge file, for messages.
+        state: Where its status goes.
+        log: File for its standard error.
+        stopping: Set when the bridge ends.
+    """
+
+    what = "the gateway"
+
+    def __init__(self, line: AnyLine, file: Path, state: BridgeState, log: Path, stopping: threading.Event) -> None:
+        super().__init__(name=f"gateway {line.name}", daemon=True)
+        self.line = line
+        self.where = f'line "{line.name}"'
+        self._file = file
+        #: The error that only a person can mend, or None.
+        self.fatal: TowlineError | None = None
+        #: Set once the gateway has answered.
+        self.up = threading.Event()
+        self._state = state
+        self._log = log
+        self._stopping = stopping
+        self._pauses = RestartPauses(first=0.5, most=15.0)
+        #: What the gateway said last was wrong with it; None before its first answer.
+        self._trouble: str | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Until the bridge ends, or only a person can help."""
+        return self.fatal is None and not self._stopping.is_set()
+
+    def _round(self) -> None:
+        with ensure(self.line.gateway, owner_pid=os.getpid(), log=self._log) as client:
+            self._online()
+            self._ask(client)
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Ask a gateway that is ours to end: it acknowledges what is safe and leaves its session alive."""
+        endpoint = GatewayEndpoint.read(self.line.gateway.state_dir)
+        if endpoint is None or endpoint.owner_pid != os.getpid() or endpoint.process.gone():
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(endpoint.pid, signal.SIGTERM)
+        deadline = time.monotonic() + (0 if at_once else 15)
+        while not endpoint.process.gone() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    @property
+    def _view(self) -> LineView:
+        return self._state.lines[self.line.name]
+
+    def _online(self) -> None:
+        again = self.up.is_set()
+        self.up.set()
+        with self._state.lock:
+            self._view.gateway_error = None
+            self._view.gateway_restarts += again
+        if again:
+            self._say("the gateway is back; what it had acknowledged is on disk")
+
+    def _ask(self, client: GatewayClient) -> None:
+        silent = 0
+        while not self._stopping.wait(ASK_S):
+            try:
+                status = client.status(timeout_s=5.0)
+            except GatewayError:
+                silent += 1
+                if silent >= _SILENCES or self._gone():
+                    if not self._stopping.is_set():
+                        self._say("the gateway has ended; starting it again")
+                    return
+                continue
+            silent = 0
+            self._pauses.reset()
+            self._take(status)
+
+    def _say(self, text: str) -> None:
+        """Tell an event, and whose it is; a gateway begins its errors with the name of its line."""
+        text = text.removeprefix(f"{self.line.name} at ").removeprefix(f"{self.line.name}: ")
+        self._state.say(text if self.where in text else f"{self.where}: {text}")
+
+    def _gone(self) -> bool:
+        endpoint = GatewayEndpoint.read(self.line.gateway.state_dir)
+        return endpoint is None or endpoint.process.gone()
+
+    def _take(self, status: dict[str, Any]) -> None:
+        with self._state.lock:
+            self._view.hear(status)
+        trouble = (status.get("last_error") or {}).get("text", "")
+        if trouble != self._trouble and (trouble or status.get("state") == "online"):
+            full = "[TL-J" in (self._trouble or "")
+            self._trouble = trouble
+            again = "there is room again, and messages are received"
+            self._say(trouble or (again if full else f"connected to {status.get('broker')}"))
+        for event in grown(self._view.before, status):
+            self._say(event)
+        self._view.before = status
+
+    def _failed(self, error: TowlineError) -> None:
+        if self._stopping.is_set():
+            return
+        error = refused(self.line, self._file, error) or error
+        if error.code in PERMANENT or (isinstance(error, _FATAL) and not self.up.is_set()):
+            self.fatal = error
+        with self._state.lock:
+            fresh = self._view.gateway_error != str(error)
+            self._view.gateway_error = str(error)
+        if fresh:
+            self._say(str(error))
+        if self.fatal is None:
+            self._stopping.wait(self._pauses.next())
+
+
+def grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What a gateway counts only when a promise is at stake, said when it happens: once for what may come in crowds."""
+    if now.get("sessions_lost", 0) > before.get("sessions_lost", 0):
+        what = "the broker lost this client's session, and every message that only the session held"
+        yield f"{what}. Let the broker keep sessions on disk.   [TL-M22]"
+    first, degraded = ((status.get("outbox") or {}).get("degraded", 0) for status in (before, now))
+    if degraded and not first:
+        what = "the broker answers QoS 2 as if it were QoS 1: from now on a message may be doubled"
+        yield f'{what}. Take a broker with QoS 2, or guarantee = "at_least_once".   [TL-B58]'

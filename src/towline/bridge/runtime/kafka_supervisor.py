@@ -1,0 +1,86 @@
+"""Waits for Kafka, and sees that a bridge's topics are there."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from towline.bridge.runtime.pauses import RestartPauses
+from towline.bridge.runtime.supervision import ChildSupervisor
+from towline.errors import GatewayError, KafkaError, TowlineError
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
+    from towline.bridge.runtime.state import BridgeState
+
+__all__ = ["KafkaSupervisor"]
+
+
+class KafkaSupervisor(ChildSupervisor):
+    """Waits for Kafka and sees that the fixed topics are there, before any query begins.
+
+    Args:
+        bridge: Its Kafka and its topics.
+        state: Where Kafka's state goes.
+        stopping: Set when the bridge ends.
+    """
+
+    what = "Kafka's client"
+    where = "kafka"
+
+    def __init__(self, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
+        super().__init__(name="kafka", daemon=True)
+        #: Set once every fixed topic is there.
+        self.ready = threading.Event()
+        #: What only a person can mend: a missing topic, a wrong setting.
+        self.fatal: TowlineError | None = None
+        self._bridge = bridge
+        self._state = state
+        self._stopping = stopping
+        self._pauses = RestartPauses(first=0.5, most=10.0)
+
+    @property
+    def wanted(self) -> bool:
+        """Until Kafka has answered, and has all topics."""
+        return self.fatal is None and not self.ready.is_set() and not self._stopping.is_set()
+
+    def _round(self) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        from towline.kafka.admin import create_topics, missing_topics  # noqa: PLC0415 - loads librdkafka
+
+        client, kafka = self._bridge.kafka.client(), self._bridge.kafka
+        missing = missing_topics(client, self._bridge.topics, timeout=5.0)
+        if missing and kafka.create_topics is not None:
+            plan = kafka.create_topics
+            wanted = dict.fromkeys(missing, plan.partitions)
+            created = create_topics(client, wanted, replication=plan.replication_factor)
+            self._state.say(f"kafka: created {', '.join(created)} with {plan.partitions} partitions each")
+        elif missing:
+            self.fatal = _missing(self._bridge, missing)
+            return
+        with self._state.lock:
+            waited = self._state.kafka_error is not None
+            self._state.kafka, self._state.kafka_error = "reachable", None
+        if waited:
+            self._state.say(f"kafka: {kafka.bootstrap_servers} answers")
+        self.ready.set()
+
+    def _failed(self, error: TowlineError) -> None:
+        if not isinstance(error, KafkaError | GatewayError):
+            self.fatal = error
+            return
+        with self._state.lock:
+            first = self._state.kafka_error is None
+            self._state.kafka, self._state.kafka_error = "unreachable", str(error)
+        if first:
+            self._state.say(f"{error}\nkafka: messages go on being received and wait on disk; trying again")
+        self._stopping.wait(self._pauses.next())
+
+
+def _missing(bridge: Bridge, missing: list[str]) -> KafkaError:
+    names = ", ".join(f'"{name}"' for name in missing)
+    what = f"the topic{'s' if len(missing) > 1 else ''} {names} {'are' if len(missing) > 1 else 'is'} not there"
+    do = "Create it, or let Towline do it with create_topics = { partitions = 6 } in [kafka]."
+    return KafkaError("TL-B03", bridge.kafka.bootstrap_servers, what, do)

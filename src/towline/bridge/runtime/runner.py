@@ -1,0 +1,136 @@
+"""Keeps the query of one line running: starts it, reports its batches, and starts it again after a failure."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from towline.bridge.runtime.failures import reason
+from towline.bridge.runtime.pauses import RestartPauses
+from towline.text import printable_lines
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from towline.bridge.lines.query import LineQuery
+
+__all__ = ["Host", "LineRunner"]
+
+#: Longest pause, in seconds, before another try after a failure that ends all at once: a disk that has room again.
+_SOON: Final = {"TL-B56": 2.0}
+_PROCESSING: Final = "Processing new data"
+#: More than the listener can be behind.
+_LAST_BATCHES: Final = 10
+
+
+class Host(Protocol):
+    """The driver, as far as a runner goes."""
+
+    spark: SparkSession
+
+    def say(self, kind: str, **values: Any) -> None:
+        """Report."""
+
+    def ending(self) -> bool:
+        """Whether a failure says nothing: the driver stops, or Spark's JVM is gone."""
+
+
+class LineRunner:
+    """Runs the query of one line; a step at a time, on the main thread.
+
+    The main thread it is, because Spark looks for a sink's Python data source in the session that is active *on the
+    calling thread*, and PySpark makes it active on the thread that made the session only.
+
+    Args:
+        host: Has the session and takes the reports.
+        query: Of the line.
+        counts: What was counted of the line before this process.
+    """
+
+    def __init__(self, host: Host, query: LineQuery[Any], counts: Mapping[str, Any]) -> None:
+        self._host = host
+        self._line_query = query
+        self._name = query.line.name
+        self._pauses = RestartPauses()
+        self._running: StreamingQuery | None = None
+        self._again_at = 0.0
+        #: Set by each batch; cleared to wait for the next.
+        self._batch_done = threading.Event()
+        #: Whether it stopped because another try would fail the same way.
+        self.given_up = False
+        #: What was counted before this process; None when there is no more to count again.
+        self._counts: Mapping[str, Any] | None = counts
+
+    def step(self) -> None:
+        """Start the query if it is time; notice that it has ended."""
+        try:
+            if self._running is None and not self.given_up and time.monotonic() >= self._again_at:
+                self._count_again()
+                self._running = self._line_query.start(self._host.spark)
+                self._host.say("started", line=self._name)
+            elif self._running is not None and not self._running.isActive:
+                self._catch_up(self._running)
+                error, self._running = self._running.exception(), None
+                if error is not None:
+                    self._failed(error)
+        except Exception as error:  # noqa: BLE001 - whatever ended the query is reported, and the line tries again
+            self._failed(error)
+
+    def _count_again(self) -> None:
+        """Report what was committed and not reported, because a process was killed in between; once is enough."""
+        counts, self._counts = self._counts, None
+        if counts is None:
+            return
+        try:
+            for report in self._line_query.unreported(self._host.spark, counts):
+                self._host.say("counted", line=self._name, **report)
+        except Exception as error:  # noqa: BLE001 - a batch that stays uncounted stops nothing
+            sys.stderr.write(f"--- line {self._name}: not counted again\n{printable_lines(str(error))}\n")
+
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        """A batch was committed: the next failure is a new one. Called on the listener's thread."""
+        self._report(progress)
+        self._pauses.reset()
+        self._batch_done.set()
+
+    def _report(self, progress: Mapping[str, Any]) -> None:
+        """Report a committed batch.
+
+        A trigger without a batch is reported by Spark too, with the number of the next batch: it added none.
+        """
+        if "addBatch" in progress.get("durationMs", {}):
+            self._host.say("progress", line=self._name, **self._line_query.report(progress))
+
+    def finish(self, deadline: float) -> None:
+        """Stop between two batches: when nothing is being written, or just after a batch was committed."""
+        query = self._running
+        if query is not None:
+            self._batch_done.clear()
+            while query.isActive and time.monotonic() < deadline:
+                if query.status["message"] != _PROCESSING or self._batch_done.wait(0.005):
+                    break
+            query.stop()
+            self._catch_up(query)
+        self._host.say("stopped", line=self._name)
+
+    def _catch_up(self, query: StreamingQuery) -> None:
+        """Report the last batches once more: the listener's thread may not have come to them; repeats do no harm."""
+        for progress in query.recentProgress[-_LAST_BATCHES:]:
+            text = getattr(progress, "json", None)
+            self._report(json.loads(text) if isinstance(text, str) else dict(progress))
+
+    def _failed(self, error: Exception) -> None:
+        if self._host.ending():
+            return
+        sys.stderr.write(f"--- line {self._name}\n{printable_lines(str(error).expandtabs(4))}\n")
+        why = reason(error, f'line "{self._name}"')
+        self.given_up = why.permanent
+        pause = None if why.permanent else min(self._pauses.next(), _SOON.get(why.code, math.inf))
+        self._again_at = time.monotonic() + (pause or 0.0)
+        self._host.say("failed", line=self._name, code=why.code, text=why.text, again_in=pause)

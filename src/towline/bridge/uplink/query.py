@@ -1,0 +1,132 @@
+"""The query of a line from MQTT to Kafka: gateway → routes → Kafka."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.bridge.config.model import Line
+from towline.bridge.lines.evidence import read_checkpoint
+from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
+from towline.bridge.lines.recovery import examine
+from towline.bridge.uplink.recovery import gather, starting
+from towline.bridge.uplink.sql import Repeats, apply
+from towline.checkpoint import Checkpoint
+from towline.guarantee import Guarantee, policy
+from towline.kafka.options import SinkSettings
+from towline.kafka.resetting import set_markers
+from towline.spark.tally import sum_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["CONSUMER", "UplinkQuery"]
+
+#: Name under which the bridge reads a gateway.
+CONSUMER: Final = "bridge"
+
+
+class UplinkQuery(LineQuery[Line]):
+    """The query of an uplink."""
+
+    def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
+        line, identity = self.line, self._identity()
+        evidence = gather(line, CONSUMER, identity)
+        identity = examine(line, self.bridge.file, identity, evidence, self._set_markers)
+        rows = self.source(spark, starting(line, identity, evidence))
+        writer = (
+            self.records(rows, identity)
+            .writeStream.format("kafka_transactional")
+            .option("guarantee", line.guarantee.value)
+            .options(**self._sink_options(identity))
+        )
+        return writer, identity
+
+    def _sink_options(self, identity: Identity) -> dict[str, str]:
+        letters = {"deadLetterTopic": str(self.line.dead_letter_topic)} if self._sink_counts() else {}
+        return super()._sink_options(identity) | letters
+
+    def _sink_counts(self) -> bool:
+        """Whether the sink writes dead letters, and alone counts them: at_most_once gives up what Kafka refuses."""
+        return bool(self.line.dead_letter_topic) and policy(self.line.guarantee).serves_again
+
+    def _set_markers(self, identity: Identity, batch: int) -> None:
+        """Make a batch the last one that the line's sink has written.
+
+        Raises:
+            KafkaError: As `towline.kafka.resetting.set_markers`.
+        """
+        set_markers(SinkSettings.parse(self._sink_options(identity)), identity.sink, batch)
+
+    def source(self, spark: SparkSession, begin: str) -> DataFrame:
+        """The rows that the line's gateway gives.
+
+        Args:
+            spark: The session.
+            begin: Where a query without a checkpoint begins, as the source's option ``startingOffset``.
+        """
+        line = self.line
+        return (
+            spark.readStream.format("mqtt")
+            .option("gateway", str(line.gateway.state_dir))
+            .option("consumer", CONSUMER)
+            .option("guarantee", line.guarantee.value)
+            .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
+            .option("maxBytesPerTrigger", line.max_bytes_per_trigger)
+            .option("startingOffset", begin)
+            .option("checkpointLocation", str(line.checkpoint))
+            .option("eventTime", str(line.within is not None).lower())
+            .load()
+        )
+
+    def records(self, rows: DataFrame, identity: Identity) -> DataFrame:
+        """The records of the line: mapped, repeats dropped, in as many parts as it has writers."""
+        line = self.line
+        return apply(
+            rows,
+            line.routes,
+            COUNTER,
+            letters=self._dead_letters(identity),
+            repeats=Repeats(line.within, line.guarantee is Guarantee.EXACTLY_ONCE) if line.within else None,
+            kept=KEPT_COUNTER,
+            parallelism=line.parallelism,
+        )
+
+    def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """One report on all batches that are done: offsets say how many rows they had, the sink knows its letters."""
+        del spark, counts
+        line = self.line
+        identity, evidence = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
+        if identity is None or identity.query != evidence.query or evidence.done is None or not evidence.done_end:
+            return  # another line's batches, or none
+        report = {"query": evidence.query, "batch": evidence.done, "journal": evidence.journal}
+        yield self._with_letters({**report, "end": evidence.done_end, "rows": 0, "observed": {}, "gives_up": False})
+
+    def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
+        """What the account takes of a batch: journal and offsets, and repeats, which are rows that did not come out."""
+        report, source = super().report(progress), source_of(progress)
+        begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
+        report |= {"journal": end.get("journal", ""), "start": begin.get("offset"), "end": end.get("offset")}
+        observed: dict[str, int] = report["observed"]
+        if "kept" in observed:
+            late = sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in progress.get("stateOperators") or [])
+            gone = observed["rows"] - observed["filtered"] - observed["unrouted"] - observed.pop("kept")
+            observed |= {"deduplicated": max(0, gone - late), "late": late}
+        return self._with_letters(report)
+
+    def _with_letters(self, report: dict[str, Any]) -> dict[str, Any]:
+        """A report with the sink's own count of dead letters: that knows those which Kafka would have refused, too."""
+        if not self._sink_counts():
+            return report
+        observed = {name: count for name, count in report["observed"].items() if name != "dead_lettered"}
+        letters = sum_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
+        return {**report, "observed": observed, "letters": letters}
+
+
+def _gateway_offset(place: Any) -> dict[str, Any]:
+    """The one gateway's part of a source offset (`towline.spark.offsets`)."""
+    gateways = place.get("gateways", {}) if isinstance(place, dict) else {}
+    return next(iter(gateways.values()), {})

@@ -1,0 +1,46 @@
+"""Where the query of a line to Kafka begins, by its checkpoint and its gateway."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from towline.bridge.lines.evidence import Evidence, answer_of, read_checkpoint, status_of
+from towline.gateway.belonging import is_other
+from towline.guarantee import policy
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Line
+    from towline.bridge.lines.identity import Identity
+
+__all__ = ["gather", "starting"]
+
+
+def gather(line: Line, consumer: str, identity: Identity) -> Evidence:
+    """Read a line's checkpoint and ask its gateway.
+
+    Raises:
+        GatewayUnreachable: TL-G01 when it does not answer for a while.
+    """
+    seen = read_checkpoint(line.checkpoint)
+    offset = max(0, identity.start) if seen.planned is None else seen.planned_end
+    status, incarnation = answer_of(
+        line.gateway.state_dir, lambda gateway: (status_of(gateway), gateway.incarnation(offset))
+    )
+    return replace(
+        seen,
+        gateway_journal=str(status["journal"]),
+        committed=int(status["consumers"].get(consumer, 0)),
+        first=int(status["first"]),
+        tip=int(status["end"]),
+        written_by=incarnation,
+    )
+
+
+def starting(line: Line, identity: Identity, seen: Evidence) -> str:
+    """The offset where a query without a checkpoint begins, as the source's option ``startingOffset``."""
+    same = not is_other(identity.incarnation, seen.written_by, identity.start, seen.first)
+    if same and identity.journal == seen.gateway_journal and 0 <= identity.start <= seen.tip:
+        return str(max(identity.start, seen.committed))
+    # A line that begins again may have written the uncommitted rows already, and at_most_once doubles nothing.
+    return "committed" if policy(line.guarantee).serves_again or identity.generation == 1 else "latest"

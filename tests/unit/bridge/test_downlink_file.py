@@ -1,0 +1,138 @@
+"""``[[downlink]]`` as a person writes it, and what ``towline check`` says of it."""
+
+# ruff: noqa: E501 - the messages are one line each, and pinned as such
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from towline.bridge.config.downlink import template_of
+from towline.bridge.config.file import parse
+from towline.bridge.config.mistakes import ConfigMistakes
+from towline.bridge.config.model import Bridge, DownLine
+from towline.bridge.config.plan import plan_of, render
+from towline.bridge.lines.recovery import PERMANENT
+from towline.gateway.settings import OutboxSettings
+
+GOOD = """\
+name = "plant-7"
+state_dir = "state"
+mqtt = { brokers = ["mqtt://a:1883"] }
+kafka = { bootstrap_servers = "k1:9092" }
+
+[[downlink]]
+name = "commands"
+from = "commands"
+topic = "command/{header.tenant}/{key}/req"
+"""
+
+
+def read(text: str, directory: Path) -> Bridge:
+    return parse(text, directory / "bridge.toml", {})
+
+
+def the_line(text: str, directory: Path) -> DownLine:
+    (line,) = read(text, directory).downlinks
+    return line
+
+
+def test_a_small_table_gets_safe_defaults(tmp_path: Path) -> None:
+    line = the_line(GOOD, tmp_path)
+    assert (line.qos, line.guarantee.value, line.parallelism) == (1, "at_least_once", 1)
+    assert line.fixed_topics == ("commands",)
+    assert line.gateway.subscriptions == ()
+    assert line.gateway.outbox is not None
+    assert line.gateway.mqtt_client_id == "plant-7-commands"
+    assert (line.section.starting_offsets, line.section.on_data_loss) == ("earliest", "stop")
+
+
+def test_its_gateway_knows_the_checkpoint_and_runs_on_with_an_older_one(tmp_path: Path) -> None:
+    """An older copy of the outbox is found before anything is sent; a gateway of the version before has no such word."""
+    line = read(GOOD.replace("[[downlink]]", '[[downlink]]\noutbox = { max_bytes = "2 GB" }'), tmp_path).lines[0]
+    assert line.gateway.outbox == OutboxSettings(max_bytes=2_000_000_000, checkpoint=str(line.checkpoint))
+    plain = line.gateway.model_copy(update={"outbox": OutboxSettings(max_bytes=2_000_000_000)})
+    assert plain.digest() == line.gateway.digest()
+    assert {"TL-G35", "TL-G36", "TL-G37"} <= PERMANENT
+
+
+def test_it_travels_as_json(tmp_path: Path) -> None:
+    text = GOOD + 'payload = { sql = "upper(value)" }\nexpiry = 5\nretain = false\noutbox = { max_bytes = "2 GB" }\n'
+    bridge = read(text.replace('from = "commands"', 'from = { pattern = "c.*" }'), tmp_path)
+    assert Bridge.model_validate_json(bridge.model_dump_json(by_alias=True)) == bridge
+    assert bridge.downlinks[0].gateway.outbox is not None
+    assert bridge.downlinks[0].gateway.outbox.max_bytes == 2_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('topic = "command', 'topic = "{nope}/', 'bridge.toml:6  downlink "commands": "{nope}//{header.tenant}/{key}/req" names {nope}, which a record does not have. Known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, {kafka.topic}, {kafka.partition}, {kafka.offset}, {kafka.timestamp}.   [TL-C05]'),
+        ('from = "commands"\n', "", 'bridge.toml:6  downlink "commands": "from" is missing. Add it.   [TL-C02]'),
+        ("[[downlink]]\n", "[[downlink]]\nqos = 0\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once publishes with QoS 1 or 2, not 0. Change one of the two.   [TL-C12]'),
+        ("[[downlink]]\n", "[[downlink]]\nqso = 1\n", 'bridge.toml:7  downlink "commands": unknown key "qso". Did you mean "qos"?   [TL-C01]'),
+        ("[[downlink]]\n", '[[downlink]]\nwhere = " "\n', 'bridge.toml:6  downlink "commands": where is empty. Give a condition in Spark SQL, or remove it.   [TL-C05]'),
+        ('from = "commands"', 'from = "com mands"', 'bridge.toml:8  downlink "commands": "com mands" is no Kafka topic name: letters, digits, dots, _ and - only. Name one, several in a list, or { pattern = ... }.   [TL-C05]'),
+        ("[[downlink]]\n", "[[downlink]]\nmqtt = { session_expiry_s = 0 }\n", 'bridge.toml:7  downlink "commands": guarantee at_least_once needs a session that outlives the connection, session_expiry_s is 0. Raise it; without the key it is for ever.   [TL-C12]'),
+        ("[[downlink]]\n", '[[downlink]]\nname = "commands"\nfrom = "x"\n[[downlink]]\n', 'bridge.toml:10  downlink "commands": another line has this name. Rename one.   [TL-C18]'),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(old: str, new: str, told: str, tmp_path: Path) -> None:
+    assert old in GOOD
+    with pytest.raises(ConfigMistakes) as caught:
+        read(GOOD.replace(old, new, 1), tmp_path)
+    assert str(caught.value.mistakes[0]).replace(f"{tmp_path}/", "") == told
+
+
+def test_qos_2_to_several_brokers_needs_a_word(tmp_path: Path) -> None:
+    several = GOOD.replace('["mqtt://a:1883"]', '["mqtt://a", "mqtt://b"]')
+    assert the_line(several, tmp_path).qos == 1
+    assert the_line(several.replace("] }", "], brokers_share_sessions = true }", 1) + "qos = 2\n", tmp_path).qos == 2
+    for said, told in (("qos = 2", "publish with QoS 1"), ('guarantee = "exactly_once"', "at_least_once")):
+        with pytest.raises(ConfigMistakes, match=rf'bridge.toml:3  downlink "commands": .*; or .*{told}.*TL-C90'):
+            read(several + said + "\n", tmp_path)
+
+
+def test_two_lines_never_share_a_name_or_a_client_id(tmp_path: Path) -> None:
+    text = (
+        GOOD
+        + '[[uplink]]\nname = "up"\nmqtt = { client_id = "plant-7-commands" }\nroute = [{ from = "#", topic = "t" }]\n'
+    )
+    with pytest.raises(ConfigMistakes) as caught:
+        read(text, tmp_path)
+    assert [m.code for m in caught.value.mistakes] == ["TL-C19"]
+
+
+def test_fields_of_a_record() -> None:
+    text = "{key}/{value}/{value.a.b[0]}/{header.x}/{kafka.offset}{{}}"
+    assert template_of(text).fields == ("key", "value", "value.a.b[0]", "header.x", "kafka.offset")
+    with pytest.raises(ValueError, match="which a record does not have"):
+        template_of("{header.}")
+
+
+def test_check_shows_promise_cost_and_limits(tmp_path: Path) -> None:
+    text = GOOD.replace('name = "commands"', 'name = "commands"\nguarantee = "exactly_once"')
+    bridge = read(text, tmp_path)
+    told = render(plan_of(bridge))
+    for part in (
+        "Kafka → MQTT",
+        "read_committed",
+        "QoS 2",
+        "doubled   no",
+        "limit ",
+        "Spark's Kafka source for PySpark",
+    ):
+        assert part in told
+    assert 'warning  line "commands": a record that MQTT can\'t carry stops the line' in told
+    assert json.loads(json.dumps(plan_of(bridge)))["lines"][0]["direction"] == "down"
+
+
+def test_control_characters_are_dead_letters_where_there_are_any(tmp_path: Path) -> None:
+    letters, send = GOOD + 'dead_letter_topic = "dead"\n', 'control_characters = "send"\n'
+    assert the_line(letters, tmp_path).control_characters == "dead_letter"
+    assert the_line(letters + send, tmp_path).control_characters == "send"
+    assert the_line(GOOD, tmp_path).control_characters == "send"
+    assert "with control characters a record is a dead letter" in render(plan_of(read(letters, tmp_path)))
+    assert "with control characters it is sent" in render(plan_of(read(GOOD, tmp_path)))

@@ -1,0 +1,162 @@
+"""What a downlink begins with: its mapping, its offsets, and what is counted again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.bridge.test_downlink_file import GOOD, read, the_line
+from towline.bridge.config.model import DownLine, DownlinkSection
+from towline.bridge.downlink.mapping import _digest, _former_digest, _sections, check_mapping, mappings
+from towline.bridge.downlink.query import DownlinkQuery, covering
+from towline.bridge.lines.evidence import read_checkpoint
+from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.recovery import begin_again
+from towline.bridge.runtime.failures import reason
+from towline.errors import TowlineError
+
+# -- beginning again --
+
+
+def checkpoint(line: DownLine, offsets: dict[str, Any], batch: int = 0, *, done: bool = True) -> None:
+    for log in ("offsets", "commits"):
+        (line.checkpoint / log).mkdir(parents=True, exist_ok=True)
+    text = f"v1\n{json.dumps({'batchWatermarkMs': 0})}\n{json.dumps(offsets)}"
+    (line.checkpoint / "offsets" / str(batch)).write_text(text)
+    if done:
+        (line.checkpoint / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    (line.checkpoint / "metadata").write_text('{"id":"q"}')
+
+
+def test_it_begins_again_behind_the_last_batch_that_is_done(tmp_path: Path) -> None:
+    line = the_line(GOOD, tmp_path)
+    checkpoint(line, {"commands": {"0": 12}})
+    checkpoint(line, {"commands": {"0": 20}}, 1, done=False)
+    Identity("commands", "plant-7.commands", query="q").save(line.gateway.state_dir)
+    assert "begins again" in begin_again(line)
+    fresh = Identity.read(line.gateway.state_dir)
+    assert fresh is not None
+    assert (json.loads(fresh.offsets), fresh.sink) == ({"commands": {"0": 12}}, "plant-7.commands.2")
+    assert not line.checkpoint.exists()
+
+
+def test_an_undecided_batch_keeps_its_mapping(tmp_path: Path) -> None:
+    line = the_line(GOOD, tmp_path)
+    checkpoint(line, {"commands": {"0": 12}}, done=False)
+    seen = read_checkpoint(line.checkpoint)
+    check_mapping(line, tmp_path / "bridge.toml", Identity("c", "s", mapping="same"), seen, "same")
+    with pytest.raises(TowlineError) as caught:
+        check_mapping(line, tmp_path / "bridge.toml", Identity("c", "s", mapping="same"), seen, "other")
+    assert caught.value.code == "TL-B27"
+    assert "--begin-again commands" in str(caught.value)
+    assert reason(caught.value, "line").permanent
+
+
+class Asked(Exception):
+    """Spark was asked for records."""
+
+
+class Spark:
+    @property
+    def read(self) -> Any:
+        raise Asked
+
+
+@pytest.mark.parametrize(
+    ("query", "mapped", "asks"),
+    [("q", True, True), ("another", True, False), ("q", False, False)],
+)
+def test_only_batches_of_its_own_are_counted_again(tmp_path: Path, query: str, mapped: bool, asks: bool) -> None:
+    """A copied checkpoint is refused when the query starts; its batches must not be in the account by then."""
+    bridge = read(GOOD, tmp_path)
+    (line,) = bridge.downlinks
+    checkpoint(line, {"commands": {"0": 12}})
+    (line.checkpoint / "sources" / "0").mkdir(parents=True)
+    (line.checkpoint / "sources" / "0" / "0").write_text('\0v1\n{"commands":{"0":5}}')
+    mapping = next(iter(mappings(line))) if mapped else "other"
+    Identity("commands", "plant-7.commands", query=query, mapping=mapping).save(line.gateway.state_dir)
+    spark: Any = Spark()
+    with pytest.raises(Asked) if asks else contextlib.nullcontext():
+        assert list(DownlinkQuery(bridge, line).unreported(spark, {})) == []
+
+
+def test_a_batch_that_was_begun_before_there_was_that_policy_is_finished_without_it(tmp_path: Path) -> None:
+    line = the_line(GOOD + 'dead_letter_topic = "dead"\n', tmp_path)
+    now, before = _sections(line)
+    assert (now.control_characters, before.control_characters) == ("dead_letter", "send")
+    older = json.loads(before.model_dump_json())
+    del older["control_characters"]
+    text = json.dumps(older, separators=(",", ":"), ensure_ascii=False)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert _former_digest(before) == digest != _former_digest(now)
+    assert mappings(line)[digest] == before
+    assert next(iter(mappings(line).values())) == now
+
+
+#: What the version before wrote down, which made a digest of every key.
+WRITTEN = [
+    ("", "922570d4e6b8712d"),
+    ('dead_letter_topic = "dead"\n', "1f12755956d731bf"),
+    ('dead_letter_topic = "dead"\n', "62bc035599322d61"),
+    (
+        'dead_letter_topic = "dead"\nqos = 2\nwhere = "length(value) > 0"\nretain = { sql = "true" }\n',
+        "dd55615ade524498",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "digest"), WRITTEN)
+def test_a_batch_that_the_version_before_has_begun_is_finished(tmp_path: Path, more: str, digest: str) -> None:
+    assert digest in mappings(the_line(GOOD + more, tmp_path))
+
+
+def test_a_version_with_another_setting_finds_the_same_mapping(tmp_path: Path) -> None:
+    class Later(DownlinkSection):
+        compression: str | None = None
+
+    section = the_line(GOOD + 'where = "length(value) > 0"\n', tmp_path).section
+    later = Later.model_validate(section.model_dump(by_alias=True))
+    assert _digest(later) == _digest(section)
+    assert _digest(later.model_copy(update={"compression": "zstd"})) != _digest(section)
+
+
+@pytest.mark.parametrize(
+    ("more", "same"),
+    [
+        ("max_messages_per_trigger = 7\n", True),
+        ("trigger_interval_s = 3\n", True),
+        ('confirm = "broker"\n', True),
+        ('starting_offsets = "latest"\n', True),
+        ('name = "orders"\n', True),
+        ("parallelism = 2\n", False),
+        ('where = "true"\n', False),
+        ("qos = 2\n", False),
+        ('from = "others"\n', False),
+    ],
+)
+def test_what_decides_which_record_becomes_which_row(tmp_path: Path, more: str, same: bool) -> None:
+    head, _, own = GOOD.partition("[[downlink]]")
+    key = more.partition(" ")[0]
+    kept = head + "[[downlink]]" + "".join(f"{said}\n" for said in own.split("\n") if not said.startswith(f"{key} ="))
+    now, before = the_line(kept + more, tmp_path), the_line(GOOD, tmp_path)
+    assert (next(iter(mappings(now))) == next(iter(mappings(before)))) is same
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ('"commands"', {"commands": {"0": 12, "1": -2, "2": -2}}),
+        ('["commands", "new"]', {"commands": {"0": 12, "1": -2, "2": -2}, "new": {"0": -2}}),
+        ('{ pattern = ".*" }', {"commands": {"0": 12, "1": -2, "2": -2}, "new": {"0": -2}, "__mine": {"0": -2}}),
+    ],
+)
+def test_it_begins_again_with_every_partition_there_is(tmp_path: Path, source: str, wanted: dict[str, Any]) -> None:
+    section = the_line(GOOD.replace('from = "commands"', f"from = {source}"), tmp_path).section
+    known = {"commands": {"0": 12}, "gone": {"0": 3}}
+    topics = {"commands": 3, "new": 1, "__mine": 1, "__consumer_offsets": 50}
+    assert covering(known, topics, section) == wanted

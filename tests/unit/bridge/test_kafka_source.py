@@ -1,0 +1,88 @@
+"""Spark's own Kafka source: its jars, and the settings of Kafka's Java client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bridge.test_downlink_file import GOOD, read
+from towline.bridge.config import jars
+from towline.bridge.config.javaclient import java_client
+from towline.bridge.config.mistakes import ConfigMistakes
+from towline.errors import ConfigError, SetupError
+
+# -- Kafka's other client --
+
+
+def test_plain_settings_are_the_same() -> None:
+    assert java_client({"bootstrap.servers": "a:1", "linger.ms": "5"}, {}) == {"bootstrap.servers": "a:1"}
+
+
+def test_no_secret_is_in_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text('s3"cret\\\n')
+    (tmp_path / "ca").write_text("-----CA-----")
+    told: dict[str, str] = {}
+    client = {
+        "bootstrap.servers": "a:1",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanisms": "SCRAM-SHA-512",
+        "sasl.username": "me",
+        "sasl.password.file": str(tmp_path / "secret"),
+        "ssl.ca.location": str(tmp_path / "ca"),
+        "ssl.endpoint.identification.algorithm": "none",
+    }
+    made = java_client(client, told)
+    assert "cret" not in str(made)
+    assert told["TOWLINE_KAFKA_PASSWORD"] == 's3\\"cret\\\\'  # noqa: S105 - made up
+    assert told["TOWLINE_KAFKA_SSL_CA_LOCATION"] == "-----CA-----"
+    assert made["sasl.jaas.config"] == (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="me" '
+        'password="${env:TOWLINE_KAFKA_PASSWORD}";'
+    )
+    assert (made["ssl.truststore.type"], made["ssl.endpoint.identification.algorithm"]) == ("PEM", "")
+    assert made["config.providers"] == "env"
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        {"enable.ssl.certificate.verification": "false"},
+        {"sasl.mechanism": "GSSAPI"},
+        {"ssl.ca.location": "/nowhere"},
+    ],
+)
+def test_what_java_can_not_do_is_refused(client: dict[str, str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        java_client({"bootstrap.servers": "a:1", **client}, {})
+    assert caught.value.code == "TL-C77"
+
+
+def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("spark-sql-kafka-0-10_2.13-9.9.9.jar", "kafka-clients-3.9.2.jar"):
+        (tmp_path / name).touch()
+    text = GOOD + '[spark]\nkafka_jars = ["spark-sql-kafka-0-10_2.13-9.9.9.jar", "kafka-clients-3.9.2.jar"]\n'
+    bridge = read(text, tmp_path)
+    assert jars.equipped(bridge) is bridge
+    assert jars.told(bridge).endswith(": spark-sql-kafka-0-10_2.13 9.9.9")
+    with pytest.raises(ConfigMistakes, match=r"the jar .*gone.jar is not there"):
+        read(text.replace("kafka-clients-3.9.2.jar", "gone.jar"), tmp_path)
+
+    def nothing(version: str) -> list[Path]:
+        raise SetupError("TL-S15", "maven", f"no {version}", "")
+
+    monkeypatch.setattr(jars, "spark_kafka_jars", nothing)
+    monkeypatch.setattr(jars, "known_spark_kafka_jars", lambda _: [])
+    bare = read(GOOD, tmp_path)
+    assert "Maven brings its jars at the first start" in jars.told(bare)
+    with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be had .* \[TL-B07\]") as caught:
+        jars.equipped(bare)
+    way = '"spark.jars.packages" = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"'
+    assert way in caught.value.do  # of who has no Maven
+    packages = read(f"{GOOD}[spark.conf]\n{way}\n", tmp_path)
+    assert jars.equipped(packages) is packages
+    assert jars.told(packages).endswith("Spark fetches org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0")
+    others = read(f"{GOOD}[spark.conf]\n{way.replace('sql-kafka-0-10', 'avro')}\n", tmp_path)
+    assert "Maven brings its jars" in jars.told(others)
+    with pytest.raises(ConfigError, match="TL-B07"):
+        jars.equipped(others)
