@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import socketserver
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,10 +18,7 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway, payloads, publish
 from towline.gateway.client import GatewayClient
-from towline.gateway.process import EXIT_CONFIG
-from towline.journal import Journal
 from towline.net.sender import Sender
-from towline.schema import NO_ROWS, ROW_SCHEMA
 from towline_prove.devstack import Mosquitto
 
 
@@ -391,160 +386,3 @@ def test_settings_that_make_no_sense_are_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.count(b"\n") == 1
     assert b"http://" in done.stderr
-
-
-@pytest.mark.parametrize("protocol", ["3.1.1", "3.1"])
-@pytest.mark.parametrize("qos", [1, 2])
-def test_older_protocols_keep_the_same_promise(
-    new_mosquitto: NewMosquitto, new_gateway: NewGateway, protocol: str, qos: int
-) -> None:
-    broker = new_mosquitto(max_queued_messages="0")
-    guarantee = "exactly_once" if qos == 2 else "at_least_once"
-    gateway = new_gateway(broker, protocol=protocol, guarantee=guarantee, subscriptions=[{"filter": "t/#", "qos": qos}])
-    gateway.start()
-    gateway.until(state="online", protocol=protocol)
-    publish(broker, range(200), qos=qos)
-    gateway.stop(signal.SIGKILL)
-    publish(broker, range(200, 400), qos=qos)
-    gateway.start()
-    wait_until(lambda: len(set(gateway.seen())) == 400, what="all 400")
-    seen = gateway.seen()
-    assert list(dict.fromkeys(seen)) == list(range(400))
-    assert qos == 1 or len(seen) == 400
-
-
-class _OldBroker(socketserver.BaseRequestHandler):
-    """Says to a version 5 CONNECT what a 3.1.1 broker says, and nothing to any other."""
-
-    def handle(self) -> None:
-        connect = self.request.recv(1000)
-        if connect[8] == 5:
-            self.request.sendall(b"\x20\x02\x00\x01")
-            return
-        assert connect[8] == 4
-        self.request.sendall(b"\x20\x02\x00\x00")
-        subscribe = self.request.recv(1000)
-        self.request.sendall(b"\x90\x03" + subscribe[2:4] + b"\x01")
-        self.request.recv(1000)
-
-
-@pytest.fixture
-def old_broker() -> Iterator[str]:
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _OldBroker) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"mqtt://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-def test_a_broker_of_an_older_version_is_told_as_such(old_broker: str, new_gateway: NewGateway) -> None:
-    line = new_gateway(old_broker).fail()
-    assert "unsupported protocol version" in line
-    assert "3.1.1" in line
-
-
-def test_auto_finds_the_version_the_broker_speaks(old_broker: str, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(old_broker, protocol="auto")
-    gateway.start()
-    gateway.until(state="online", protocol="3.1.1")
-
-
-def test_the_will_is_published_when_the_gateway_is_killed(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    watcher = new_gateway(mosquitto, name="watcher", subscriptions=[{"filter": "will/#", "qos": 1}])
-    watcher.start()
-    watcher.until(state="online")
-    gateway = new_gateway(
-        mosquitto, will={"topic": "will/plant-7", "payload": "0", "qos": 1, "content_type": "text/plain"}
-    )
-    gateway.start()
-    gateway.until(state="online")
-    gateway.stop(signal.SIGKILL)
-    watcher.until(journaled=1)
-    watcher.stop()
-    (row,) = watcher.rows()
-    assert (row["topic"], row["payload"], row["content_type"]) == ("will/plant-7", b"0", "text/plain")
-
-
-def test_a_clean_stop_publishes_no_will(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    gateway = new_gateway(mosquitto, subscriptions=[{"filter": "#", "qos": 1}], will={"topic": "will", "payload": "0"})
-    gateway.start()
-    gateway.until(state="online")
-    gateway.stop()
-    publish(mosquitto, range(1))
-    gateway.start()
-    gateway.until(journaled=1)
-
-
-def test_topic_aliases_of_the_broker_are_resolved(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:
-    broker = new_mosquitto(max_queued_messages="0")
-    gateway = new_gateway(broker, topic_alias_maximum=10)
-    gateway.start()
-    gateway.until(state="online")
-    for number in range(30):
-        publish(broker, range(number, number + 1), f"t/{number % 15}")
-    gateway.until(journaled=30)
-    gateway.stop()
-    assert [(row["topic"], int(row["payload"])) for row in gateway.rows()] == [(f"t/{n % 15}", n) for n in range(30)]
-
-
-# -- a changed client id ---------------------------------------------------------------------------------------------
-
-
-def test_a_changed_client_id_is_refused_until_the_old_session_is_given_up(
-    mosquitto: Mosquitto, new_gateway: NewGateway
-) -> None:
-    """What waits in the session of the former id would stay at the broker for ever."""
-    first = new_gateway(mosquitto, client_id="plant-7")
-    first.start()
-    first.until(state="online")
-    first.stop()
-    publish(mosquitto, range(5))
-
-    changed = new_gateway(mosquitto, client_id="plant-8")
-    told = changed.fail()
-    assert 'that of client id \\"plant-7\\", and client_id is \\"plant-8\\" now' in told
-    assert 'abandon_session (option abandonSession) = \\"plant-7\\"' in told
-    assert "TL-M23" in told
-    assert changed.process is not None
-    assert changed.process.returncode == EXIT_CONFIG
-    assert "TL-M23" in new_gateway(mosquitto, client_id="plant-8", abandon_session="plant-6").fail()
-
-    first.start()  # the one way out: set it back
-    first.until(journaled=5)
-    first.stop()
-    publish(mosquitto, range(5, 8))
-    other = new_gateway(mosquitto, client_id="plant-8", abandon_session="plant-7")  # the other one
-    other.start()
-    other.until(state="online")
-    publish(mosquitto, range(8, 10))
-    other.until(journaled=7)
-    other.stop()
-    assert payloads(other) == [0, 1, 2, 3, 4, 8, 9], "what waited for the former id was given up"
-    again = new_gateway(mosquitto, client_id="plant-8")
-    again.start()
-    again.until(state="online")
-
-
-def test_packet_ids_of_a_session_that_is_given_up_mean_nothing_to_the_next(
-    mosquitto: Mosquitto, new_gateway: NewGateway
-) -> None:
-    """The next session uses them for other messages; a repeat of one would be taken for one of the former's [I3]."""
-    gateway = new_gateway(mosquitto, client_id="plant-8", abandon_session="plant-7", unknown_session="adopt")
-    with Journal.open(gateway.settings.inbox, schema=ROW_SCHEMA) as journal:
-        record = {"client_id": "plant-7", "established": True, "subscriptions": {}}
-        journal.set_session(record)
-        journal.append(NO_ROWS, held={1: (0, 7), 2: (0, 8)})
-    gateway.start()
-    gateway.until(state="online", qos2_held=0)
-    gateway.stop(signal.SIGKILL)
-    with Journal.open(gateway.settings.inbox, schema=ROW_SCHEMA) as journal:
-        assert journal.held == {}
-
-
-def test_a_client_id_that_no_broker_has_accepted_can_be_changed(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
-    with Journal.open(new_gateway(mosquitto).settings.inbox, schema=ROW_SCHEMA) as journal:
-        journal.set_session({"client_id": "not good", "established": False, "subscriptions": {}})
-    gateway = new_gateway(mosquitto, client_id="good")
-    gateway.start()
-    gateway.until(state="online")
