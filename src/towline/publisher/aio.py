@@ -35,11 +35,11 @@ class AsyncStage(Generic[T]):
             loop = asyncio.get_running_loop()
             reached = asyncio.Event()
 
-            def tell(_stage: Completion[T]) -> None:
+            def notify(_stage: Completion[T]) -> None:
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(reached.set)
 
-            self._stage.add_done_callback(tell)
+            self._stage.add_done_callback(notify)
             await reached.wait()
         return self._stage.result(0)
 
@@ -99,10 +99,10 @@ class AsyncPublisher:
             receipt = await asyncio.to_thread(publisher.publish, topic, payload, wait=False, **properties)
         else:
             receipt = publisher.publish(topic, payload, wait=False, **properties)
-        found = AsyncReceipt(receipt)
+        awaitable = AsyncReceipt(receipt)
         if wait:
-            await found.on_disk
-        return found
+            await awaitable.on_disk
+        return awaitable
 
     async def flush(
         self,

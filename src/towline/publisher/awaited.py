@@ -26,7 +26,7 @@ from towline.delivery.receipts.openings import same_messages
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal import Outbox
 from towline.journal.ranges import Ranges
-from towline.publisher.words import foreign_key, without_key
+from towline.publisher.errors import foreign_key, without_key
 
 __all__ = ["CONSUMER", "Awaited", "Restored", "awaited_of", "keep", "keys_of"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from towline.errors import TowlineError
-from towline.publisher.words import closed, died, elsewhere, own_thread
+from towline.publisher.errors import closed, died, elsewhere, own_thread
 
 if TYPE_CHECKING:
     from towline.publisher.receipt import Completion
@@ -23,8 +23,8 @@ class Home:
         directory: Names it in errors.
 
     Attributes:
-        changed: Guards everything of the publisher's that its threads share, and is told of every change.
-        kept: Holds the stages that somebody wants to be told of, though nobody else may hold them.
+        changed: Guards everything of the publisher's that its threads share, and is notified of every change.
+        kept: Holds the stages that have callbacks, though nobody else may hold them.
         closing: No more messages are taken.
         ended: The threads are gone.
         dead: Why nothing works any more; None while it does.
@@ -66,7 +66,7 @@ class Home:
             raise own_thread(self.directory)
 
     def fail(self, error: BaseException) -> TowlineError:
-        """Note, with the condition held, why nothing works any more; returns what others are told."""
+        """Note, with the condition held, why nothing works any more; returns what others get."""
         if self.dead is None:
             self.dead = error if isinstance(error, TowlineError) else died(self.directory, error)
         return self.dead

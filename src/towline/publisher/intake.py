@@ -13,9 +13,10 @@ from typing import Final
 from towline.delivery.outrows import arrived, rows_of
 from towline.errors import JournalFull
 from towline.journal import Outbox
+from towline.publisher.errors import closed, not_taken, outbox_full
 from towline.publisher.home import Home
+from towline.publisher.log import Log
 from towline.publisher.receipt import PendingMessage
-from towline.publisher.words import Log, closed, not_taken, outbox_full
 
 __all__ = ["Intake"]
 

@@ -43,22 +43,13 @@ from towline.mqtt.events import (
 from towline.mqtt.session import Session
 from towline.net.connection import LEVELS, Connection, Way
 from towline.net.transport import Proxy, Tls
+from towline.publisher.arguments import check_settings, endpoints_of, fields_of
 from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep, keys_of
+from towline.publisher.errors import given_up, left_behind, left_on_disk, not_sent, without_receipts, wrong
 from towline.publisher.home import Home
 from towline.publisher.intake import Intake
+from towline.publisher.log import Log
 from towline.publisher.receipt import Callbacks, Completion, PendingMessage, Receipt, call_all, guarded, settle
-from towline.publisher.words import (
-    Log,
-    check_settings,
-    endpoints_of,
-    fields_of,
-    given_up,
-    left_behind,
-    left_on_disk,
-    not_sent,
-    without_receipts,
-    wrong,
-)
 from towline.schema import OUTBOX_SCHEMA
 
 __all__ = ["Publisher"]

@@ -1,4 +1,4 @@
-"""What became of a published message: stages that can be waited for, asked, or told by a callback."""
+"""What became of a published message: stages that can be waited for, asked, or reported by a callback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from towline.publisher.home import Home
-from towline.publisher.words import LOG
+from towline.publisher.log import LOG
 
 __all__ = ["Callbacks", "Completion", "PendingMessage", "Receipt", "call_all", "guarded", "settle"]
 

@@ -1,28 +1,18 @@
-"""What a publisher says: its log and its errors."""
+"""The errors of a publisher, and its words about what it leaves behind: one function each."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
 
 from towline.delivery.outbound import Outcome
-from towline.delivery.receipts.mark import MARK_BYTES
 from towline.errors import ConfigError, JournalFull, PublisherError
-from towline.mqtt.rules import NO_QOS_2, message_problem
-from towline.net.transport import Endpoint
-from towline.text import counted, printable
+from towline.text import counted
 
 __all__ = [
-    "LOG",
-    "Log",
-    "check_settings",
     "closed",
     "died",
     "elsewhere",
-    "endpoints_of",
-    "fields_of",
     "foreign_key",
     "given_up",
     "left_behind",
@@ -37,97 +27,11 @@ __all__ = [
 ]
 
 
-#: The application's own logging: a library does not choose where its words go.
-LOG: Final = "towline.publisher"
-
-
-class Log:
-    """Says it there."""
-
-    def info(self, event: str, **facts: object) -> None:
-        """Say it at level INFO."""
-        logging.getLogger(LOG).info("%s%s", event, _told(facts))
-
-    def warning(self, event: str, **facts: object) -> None:
-        """Say it at level WARNING."""
-        logging.getLogger(LOG).warning("%s%s", event, _told(facts))
-
-
-def _told(facts: Mapping[str, object]) -> str:
-    return "".join(f" {name}={printable(str(value))}" for name, value in facts.items())
-
-
 def not_sent(where: str, number: int, outcome: Outcome) -> PublisherError:
     """The error of a message that the broker will not have."""
     if outcome is Outcome.EXPIRED:
         return PublisherError("TL-O05", where, f"message {number} expired before it was sent")
     return PublisherError("TL-O04", where, f"the broker refused message {number}", "It is kept aside; see the log.")
-
-
-def fields_of(
-    topic: str,
-    payload: bytes | str,
-    qos: int,
-    *,
-    several_sessions: bool = False,
-    retain: bool,
-    payload_is_utf8: bool | None,
-    user_properties: Iterable[tuple[str, str]],
-    message_expiry_seconds: int | None,
-    **texts: str | bytes | None,
-) -> dict[str, Any]:
-    """The columns of a message's row.
-
-    Raises:
-        ConfigError: TL-C52, MQTT has no way to say it, with the marks of receipts, which it may get in a later life.
-    """
-    if qos == 2 and several_sessions:
-        raise ConfigError("TL-C52", f"message to {str(topic)[:80]!r}", *NO_QOS_2)
-    pairs = tuple(user_properties or ())
-    said: dict[str, Any] = {**texts, "user_properties": pairs, "expiry_s": message_expiry_seconds}
-    if problem := message_problem(topic, payload, qos, MARK_BYTES, **said):
-        what = f"MQTT has no way to say it: {problem}"
-        raise ConfigError("TL-C52", f"message to {str(topic)[:80]!r}", what, "Change it.")
-    return {
-        "topic": topic,
-        "payload": payload.encode() if isinstance(payload, str) else bytes(payload),
-        "qos": int(qos),
-        "retain": bool(retain),
-        "payload_is_utf8": None if payload_is_utf8 is None else bool(payload_is_utf8),
-        "user_properties": [{"key": key, "value": value} for key, value in pairs] if pairs else None,
-        "message_expiry_seconds": message_expiry_seconds,
-        **texts,
-    }
-
-
-#: Settings for which None stands for no limit.
-_UNLIMITED: Final = ("max_bytes", "max_age_s")
-#: Setting → its type, least and most.
-_SETTINGS: Final[Mapping[str, tuple[type, float, float]]] = {
-    "keep_alive_s": (int, 0, 0xFFFF),
-    "session_expiry_s": (int, 0, 0xFFFFFFFF),
-    "min_free_bytes": (int, 0, 1 << 62),
-    "max_bytes": (int, 1, 1 << 62),
-    "max_age_s": (float, 0, 1e12),
-    "receipt_patience_s": (float, 0.001, 1e9),
-}
-
-
-def check_settings(client_id: str, **settings: Any) -> None:
-    """Refuse what can't be, before the directory is touched.
-
-    Raises:
-        ConfigError: TL-C52.
-    """
-    if problem := message_problem("t", b"", 0, client_id=client_id):
-        raise wrong(problem)
-    for name, value in settings.items():
-        kind, low, high = _SETTINGS[name]
-        if value is None and name in _UNLIMITED:
-            continue
-        number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
-        if not (number and low <= value <= high):
-            raise wrong(f"{name} is {value!r}, and goes from {low:,} to {high:,}")
 
 
 def closed(directory: Path) -> PublisherError:
@@ -140,30 +44,15 @@ def died(directory: Path, error: BaseException) -> PublisherError:
     first = next(iter(str(error).splitlines()), "").rstrip(". ")
     what = f"the publisher has ended: unexpected {type(error).__name__}{': ' if first else ''}{first}"
     do = "What is on disk is safe; make a new one, and report the fault in Towline."
-    made = PublisherError("TL-O09", str(directory), what, do)
-    made.__cause__ = error
-    return made
+    failure = PublisherError("TL-O09", str(directory), what, do)
+    failure.__cause__ = error
+    return failure
 
 
 def elsewhere(directory: Path, pid: int) -> PublisherError:
     """The error of a process that has inherited a publisher."""
     what = f"this publisher belongs to the process that made it (pid {pid})"
     return PublisherError("TL-O08", str(directory), what, "Make one, with a directory of its own, after the fork.")
-
-
-def endpoints_of(brokers: str | Sequence[str]) -> tuple[Endpoint, ...]:
-    """The brokers, as the transport takes them.
-
-    Raises:
-        ConfigError: TL-C52.
-    """
-    uris = (brokers,) if isinstance(brokers, str) else tuple(brokers)
-    if not uris:
-        raise wrong("no broker is named")
-    try:
-        return tuple(Endpoint.parse(uri) for uri in uris)
-    except ValueError as error:
-        raise wrong(str(error)) from None
 
 
 def foreign_key(file: str, publisher: str) -> ConfigError:
