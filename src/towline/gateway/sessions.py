@@ -9,8 +9,10 @@ from towline.delivery.receipts.sender import ReceiptConfig
 from towline.gateway.settings import GatewaySettings, WillSettings
 from towline.guarantee import Guarantee
 from towline.mqtt.events import Filter, SessionConfig
+from towline.net.driver import Way
+from towline.net.transport import Tls
 
-__all__ = ["inbound_config", "receipt_config", "session_config"]
+__all__ = ["inbound_config", "receipt_config", "session_config", "way"]
 
 
 def session_config(settings: GatewaySettings, password: bytes | None, level: int) -> SessionConfig:
@@ -48,6 +50,20 @@ def session_config(settings: GatewaySettings, password: bytes | None, level: int
         exactly_once=settings.outbox is not None and settings.guarantee is Guarantee.EXACTLY_ONCE,
         topic_alias_maximum=settings.topic_alias_maximum if level == 5 else 0,
         will=_will(settings.will) if settings.will else None,
+    )
+
+
+def way(settings: GatewaySettings) -> Way:
+    """How to get to the brokers."""
+    return Way(
+        tuple(broker.endpoint for broker in settings.brokers),
+        Tls(**settings.tls.model_dump()),
+        settings.way,
+        settings.connect_timeout_s,
+        settings.max_packet_bytes,
+        settings.follow_redirects,
+        settings.brokers_share_sessions,
+        linger_s=settings.linger_ms / 1000,
     )
 
 

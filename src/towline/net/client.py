@@ -50,7 +50,8 @@ from towline.mqtt.rules import NO_QOS_2, filter_problem, message_problem, whole_
 from towline.mqtt.session import Session
 from towline.mqtt.stubs import Published
 from towline.mqtt.suspects import Culprits
-from towline.net.connection import LEVELS, Connection, Way
+from towline.mqtt.versions import LEVELS
+from towline.net.driver import Hooks, SessionDriver, Way
 from towline.net.messages import Memory, Message, PublishResult, Store
 from towline.net.transport import Endpoint, Proxy, Tls
 
@@ -168,7 +169,8 @@ class Client:
         self._several_sessions = way.several_sessions
         #: The message at which the broker ends the connection, where there is one.
         self._culprits = Culprits()
-        self._connection = Connection(way, self._new_session, self._perform, LEVELS[protocol])
+        hooks = Hooks(new_session=self._new_session, perform=self._perform, ended=self._ended_connection)
+        self._driver = SessionDriver(way, hooks, LEVELS[protocol])
         #: Guards everything below; told of every change.
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -187,7 +189,7 @@ class Client:
         #: Number of each message handed out and not acknowledged → its QoS.
         self._taken: dict[int, int] = {}
         #: Everything below is acknowledged; a prefix, because acknowledgements leave in order.
-        self._settled = self._connection.session.inbound.next_number
+        self._settled = self._driver.session.inbound.next_number
         #: Acknowledged out of turn; all above `_settled`.
         self._early: set[int] = set()
         #: The connection whose beginning `_sort_out` has seen.
@@ -228,17 +230,17 @@ class Client:
     @property
     def online(self) -> bool:
         """Connected, and every subscription is confirmed."""
-        return self._connection.online
+        return self._driver.online
 
     @property
     def broker(self) -> str:
         """The broker in use, or last tried."""
-        return str(self._connection.endpoint)
+        return str(self._driver.endpoint)
 
     @property
     def last_error(self) -> BrokerError | ConfigError | None:
         """Why there is no connection; None while there is one."""
-        return self._connection.error
+        return self._driver.error
 
     @property
     def sessions_lost(self) -> int:
@@ -265,8 +267,8 @@ class Client:
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name=f"mqtt {self._config.client_id}", daemon=True)
                 self._thread.start()
-            way = self._connection
-            self._changed.wait_for(lambda: self._serves or way.rounds or self._ended or self._closing)
+            driver = self._driver
+            self._changed.wait_for(lambda: self._serves or driver.rounds or self._ended or self._closing)
             if self._serves and not (self._ended or self._closing):
                 return self
             error = self._ended or self.last_error or self._closed()
@@ -294,7 +296,7 @@ class Client:
                 if message.qos:
                     self._taken[message.number] = message.qos
                 if self._holding_back:
-                    self._connection.wake()
+                    self._driver.wake()
                 return message
             if self._ended:
                 raise self._ended
@@ -383,11 +385,11 @@ class Client:
                 self._changed.wait_for(lambda: not self._receipts or self._ended, timeout_s)
             self._closing = True
             self._changed.notify_all()
-        self._connection.cancel()
+        self._driver.cancel()
         if thread is not None:
             thread.join()
         else:
-            self._connection.dispose()
+            self._driver.dispose()
             self._end(self._closed())
 
     # -- on the caller's thread --
@@ -401,7 +403,7 @@ class Client:
     @property
     def _serves(self) -> bool:
         """It is the caller's turn: a session is there, or so much of it that nothing more is read."""
-        return self._connection.ever_online or self._holding_back
+        return self._driver.ever_online or self._holding_back
 
     def _missing_answer(self) -> str:
         """Why a message that was published may have no answer yet, and what to do."""
@@ -422,12 +424,12 @@ class Client:
             done = message.number < self._settled or message.number in self._early
             if done or message.qos == 0 or self._ended or self._closing:
                 return
-            held = self._connection.session.inbound.held.get(message.packet_id or 0)
+            held = self._driver.session.inbound.held.get(message.packet_id or 0)
             # An id whose session the broker has lost meanwhile names nothing, or another message.
             if message.qos == 2 and held is not None and held.number == message.number:
                 self._store.hold(message.packet_id or 0, held)
             self._settle(message.number)
-            self._connection.wake()
+            self._driver.wake()
 
     def _settle(self, number: int) -> None:
         self._taken.pop(number, None)
@@ -438,7 +440,7 @@ class Client:
 
     def _order(self, event: Event) -> None:
         self._orders.append(event)
-        self._connection.wake()
+        self._driver.wake()
 
     def _closed(self) -> Unreachable:
         return Unreachable("TL-M32", self._where, "the client is closed", "Make a new one.")
@@ -448,50 +450,47 @@ class Client:
     def _run(self) -> None:
         failure: BaseException | None = None
         try:
-            while not self._closing and self._connection.fatal is None:
+            while not self._closing and self._driver.fatal is None:
                 self._turn()
-            failure = self._connection.fatal
+            failure = self._driver.fatal
             if failure is None:
                 self._carry_out()
-                self._connection.leave(_GOODBYE)
+                self._driver.leave(_GOODBYE)
         except BaseException as error:  # noqa: BLE001  # whatever it is, those who wait must know
             failure = error
         finally:
             with contextlib.suppress(OSError):
-                self._connection.dispose()
+                self._driver.dispose()
             self._end(failure or self._closed())
 
     def _turn(self) -> None:
         self._carry_out()
         with self._changed:
             self._holding_back = self._waiting_bytes >= _MOST_BYTES
-            if self._holding_back or self._connection.error is not None:
+            if self._holding_back or self._driver.error is not None:
                 self._changed.notify_all()
-        if self._connection.connected:
-            self._connection.hold_back(hold=self._holding_back)
-        due, was = self._culprits.due(self._connection.session), self._connection.connected
-        self._connection.turn(_LONGEST_TURN if due is None else max(0.0, min(due - time.monotonic(), _LONGEST_TURN)))
-        self._find_culprit(ended=was and not self._connection.connected)
+        if self._driver.connected:
+            self._driver.hold_back(hold=self._holding_back)
+        due = self._culprits.due(self._driver.session)
+        self._driver.turn(_LONGEST_TURN if due is None else max(0.0, min(due - time.monotonic(), _LONGEST_TURN)))
+        if self._culprits.pace(self._driver.session, time.monotonic()):
+            self._driver.handle(PublishMany(()))
 
-    def _find_culprit(self, *, ended: bool) -> None:
+    def _ended_connection(self) -> bool:
         """Give up the message at which the broker ends every connection, or it would stop all that is behind it."""
-        connection, now = self._connection, time.monotonic()
-        if ended and self._culprits.ended(connection.session, now) is not None:
-            connection.culprit_found()
-        if self._culprits.pace(connection.session, now):
-            connection.handle(PublishMany(()))
+        return self._culprits.ended(self._driver.session, time.monotonic()) is not None
 
     def _carry_out(self) -> None:
         """Give the session what other threads have asked for; not before it is sure which session it will be."""
-        if not self._connection.ever_online:
+        if not self._driver.ever_online:
             return
         with self._changed:
             orders, self._orders = self._orders, deque()
             settled = self._settled
         for event in orders:
-            self._connection.handle(event)
-        if settled > self._connection.session.inbound.settled:
-            self._connection.handle(Settled(settled))
+            self._driver.handle(event)
+        if settled > self._driver.session.inbound.settled:
+            self._driver.handle(Settled(settled))
 
     def _perform(self, action: Action) -> None:
         with self._changed:
@@ -509,7 +508,7 @@ class Client:
                 self._sessions_lost += 1
             self._changed.notify_all()
         if isinstance(action, Deliver):
-            self._connection.handle(Stored(action.ticket))
+            self._driver.handle(Stored(action.ticket))
 
     def _deliver(self, action: Deliver) -> None:
         self._sort_out()
@@ -535,7 +534,7 @@ class Client:
         A kept session sends QoS 1 again under new numbers, so what nobody has taken is not handed out twice. A lost one
         has no name for anything. QoS 2 in a kept session still waits for its acknowledgement: PUBREC to the repeat.
         """
-        session, count = self._connection.session, self._connection.count
+        session, count = self._driver.session, self._driver.count
         if self._sorted_out == count or session.server is None:
             return
         self._sorted_out = count
@@ -567,7 +566,7 @@ class Client:
             tuple(packet.subscription_ids or ()),
             number,
             self._acknowledge,
-            self._connection.count,
+            self._driver.count,
         )
 
     def _end(self, failure: BaseException) -> None:

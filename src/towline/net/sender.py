@@ -16,7 +16,7 @@ from mqtt5 import PublishPacket
 from towline.errors import Unreachable
 from towline.mqtt.events import Acknowledged, Action, Online, Publish, SessionConfig
 from towline.mqtt.session import Session
-from towline.net.connection import Connection, Way
+from towline.net.driver import Hooks, SessionDriver, Way
 from towline.net.transport import Endpoint, Proxy, Tls
 from towline.text import counted
 
@@ -75,7 +75,8 @@ class Sender:
             protocol=protocol,
         )
         way = Way((endpoint,), tls, proxy, config.connect_timeout_s, longest_pause_s=_PAUSE)
-        self._connection = Connection(way, lambda _level: Session(config), self._perform, (protocol,))
+        hooks = Hooks(new_session=lambda _level: Session(config), perform=self._perform)
+        self._driver = SessionDriver(way, hooks, (protocol,))
         self._progress_at = time.monotonic()
         self._token = 0
 
@@ -95,7 +96,7 @@ class Sender:
     @property
     def waiting(self) -> int:
         """Messages the broker has not acknowledged."""
-        return len(self._connection.session.outbound)
+        return len(self._driver.session.outbound)
 
     def open(self) -> None:
         """Connect.
@@ -105,11 +106,10 @@ class Sender:
             ConfigError: Files or a proxy that can't be used.
         """
         self._progress_at = time.monotonic()
-        self._connection.connect()
-        while not self._connection.online:
-            self._connection.turn(1.0)
-            if self._connection.error is not None:
-                raise self._connection.error
+        while not self._driver.online:
+            self._driver.turn(1.0)
+            if self._driver.error is not None:
+                raise self._driver.error
 
     def publish(self, packet: PublishPacket) -> int:
         """Hand over a message and return its token; waits while a window of messages is unacknowledged.
@@ -118,7 +118,7 @@ class Sender:
             BrokerError: The broker refuses us, or nothing moved for `patience_s` seconds.
         """
         self._token += 1
-        self._connection.handle(Publish(self._token, packet))
+        self._driver.handle(Publish(self._token, packet))
         while self.waiting > _AHEAD:
             self._step()
         return self._token
@@ -129,21 +129,21 @@ class Sender:
         Raises:
             BrokerError: As `publish`.
         """
-        while self.waiting or self._connection.unsent:
+        while self.waiting or self._driver.unsent:
             self._step()
 
     def close(self) -> None:
         """Say goodbye and close, for good; what was not acknowledged is forgotten."""
-        self._connection.leave(_GOODBYE)
-        self._connection.dispose()
+        self._driver.leave(_GOODBYE)
+        self._driver.dispose()
 
     def _step(self) -> None:
-        self._connection.turn(0.5)
-        if self._connection.fatal is not None:
-            raise self._connection.fatal
+        self._driver.turn(0.5)
+        if self._driver.fatal is not None:
+            raise self._driver.fatal
         if time.monotonic() - self._progress_at > self._patience:
-            if not self._connection.connected and self._connection.error is not None:
-                raise self._connection.error
+            if not self._driver.connected and self._driver.error is not None:
+                raise self._driver.error
             what = f"no acknowledgement for {self._patience:g} s, {counted(self.waiting)} without an answer"
             raise Unreachable("TL-M33", self._where, what, "Is the broker alive? Publish again what was not confirmed.")
 

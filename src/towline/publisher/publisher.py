@@ -41,7 +41,8 @@ from towline.mqtt.events import (
     Stored,
 )
 from towline.mqtt.session import Session
-from towline.net.connection import LEVELS, Connection, Way
+from towline.mqtt.versions import LEVELS
+from towline.net.driver import Hooks, SessionDriver, Way
 from towline.net.transport import Proxy, Tls
 from towline.publisher.arguments import check_settings, endpoints_of, fields_of
 from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep, keys_of
@@ -205,7 +206,11 @@ class Publisher:
                 on_progress=self._progress,
                 mark=self._awaited.mark if self._awaited is not None else None,
             )
-            self._connection = Connection(self._way, self._new_session, self._perform, LEVELS[protocol])
+            self._driver = SessionDriver(
+                self._way,
+                Hooks(new_session=self._new_session, perform=self._perform, ended=self._ended),
+                LEVELS[protocol],
+            )
         except BaseException:
             self._outbox.close()
             raise
@@ -352,13 +357,13 @@ class Publisher:
     def status(self) -> dict[str, Any]:
         """The account, as a gateway's: accepted = queued + in_flight + delivered + expired + refused [I11]."""
         self._home.check()
-        error, awaited = self._connection.error, self._awaited
+        error, awaited = self._driver.error, self._awaited
         return {
             **self._downlink.status(),
             "receipts": awaited.status(self._outbox.end) if awaited is not None else None,
-            "online": self._connection.online,
+            "online": self._driver.online,
             "client_id": self._config.client_id,
-            "broker": str(self._connection.endpoint),
+            "broker": str(self._driver.endpoint),
             "last_error": str(error) if error else None,
             "held_back": str(self._intake.full_since) if self._intake.full_since else self._downlink.held_back,
         }
@@ -423,7 +428,7 @@ class Publisher:
             if self._home.dead is not None:  # the mqtt thread has ended meanwhile
                 callbacks += self._abandon(self._home.dead)
             self._changed.notify_all()
-        self._connection.wake()
+        self._driver.wake()
         call_all(callbacks)
 
     # -- inside: going out --
@@ -437,32 +442,30 @@ class Publisher:
             self._die(error, disk=False)
 
     def _turn(self) -> None:
-        connection = self._connection
-        was = connection.connected
+        driver = self._driver
         times = [self._downlink.due(), self._awaited.due() if self._awaited is not None else None]
         due = min((at for at in times if at is not None), default=None)
         patience = _LONGEST_TURN if due is None else max(0.0, min(due - time.monotonic(), _LONGEST_TURN))
         try:
-            connection.turn(patience)
-            if was and not connection.connected:
-                if self._downlink.lost(connection.session.outbound.withdraw()):
-                    connection.culprit_found()
-                if self._awaited is not None:
-                    self._awaited.offline()
+            driver.turn(patience)
             if self._awaited is not None and (asking := self._awaited.turn(time.monotonic())):
                 self._downlink.send_again(asking, self._awaited.waits)
-            self._downlink.turn(unsent=connection.unsent)
+            self._downlink.turn(unsent=driver.unsent)
         except JournalFull as error:  # what can't be made durable must not be acted on
-            connection.renew(
-                Unreachable("TL-M13", self._where, f"what is sent can't be recorded: {error.what}", error.do)
-            )
-        if connection.fatal is not None:
+            driver.renew(Unreachable("TL-M13", self._where, f"what is sent can't be recorded: {error.what}", error.do))
+        if driver.fatal is not None:
             # What is on disk is safe, and another may mend the broker: go on trying, and say so.
-            self._log.warning("no connection", code=connection.fatal.code, reason=str(connection.fatal))
-            connection.fatal = None
+            self._log.warning("no connection", code=driver.fatal.code, reason=str(driver.fatal))
+            driver.fatal = None
+
+    def _ended(self) -> bool:
+        """The connection is gone; whether the message was found at which the broker ended it."""
+        if self._awaited is not None:
+            self._awaited.offline()
+        return self._downlink.lost(self._driver.session.outbound.withdraw())
 
     def _handle(self, event: Event) -> None:
-        self._connection.handle(event)
+        self._driver.handle(event)
 
     def _new_session(self, level: int) -> Session:
         record = recall(self._outbox.session, str(self._directory), self._config, self._abandoned)
@@ -476,14 +479,14 @@ class Publisher:
         if isinstance(action, Remember):
             self._outbox.set_session(asdict(action.record) if action.record else {})
         elif isinstance(action, Online):
-            self._log.info("online", broker=str(self._connection.endpoint), session="kept" if action.resumed else "new")
+            self._log.info("online", broker=str(self._driver.endpoint), session="kept" if action.resumed else "new")
             if self._awaited is not None:
                 self._awaited.online(time.monotonic())
         elif isinstance(action, Deliver):
             self._hear(action)
         elif isinstance(action, SessionLost):
             self._outbox.count(sessions_lost=1)
-            self._log.warning("the broker has lost our session", code="TL-M22", broker=str(self._connection.endpoint))
+            self._log.warning("the broker has lost our session", code="TL-M22", broker=str(self._driver.endpoint))
         else:
             self._downlink.perform(action)
 
@@ -568,7 +571,7 @@ class Publisher:
             self._intake.fail(failure, group=disk)
             callbacks = self._abandon(failure)
             self._changed.notify_all()
-        self._connection.wake()
+        self._driver.wake()
         call_all(callbacks)
 
     def _abandon(self, failure: BaseException) -> Callbacks:
@@ -580,7 +583,7 @@ class Publisher:
         with self._changed:
             self._home.closing = True
             self._changed.notify_all()
-        self._connection.cancel()
+        self._driver.cancel()
         self._disk_thread.join()
         self._mqtt_thread.join()
         with self._changed:
@@ -589,12 +592,12 @@ class Publisher:
             self._changed.notify_all()
         call_all(callbacks)
         atexit.unregister(self._at_exit)
-        self._connection.leave(_GOODBYE)
+        self._driver.leave(_GOODBYE)
         try:
             if self._home.dead is None:
                 self._downlink.close()
         finally:
-            self._connection.dispose()
+            self._driver.dispose()
             with contextlib.suppress(JournalError):
                 self._outbox.close()
 

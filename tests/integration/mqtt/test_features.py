@@ -230,7 +230,7 @@ def test_aliases_belong_to_a_connection_and_resent_messages_have_none() -> None:
         assert published.wait(60)
         wait_until(lambda: receipts[0].done)
         cut.set()
-        wait_until(lambda: not client.online or client._connection.count == 2, what="the end of the first connection")
+        wait_until(lambda: not client.online or client._driver.count == 2, what="the end of the first connection")
         receipts += [client.publish(topic) for topic in ("c", "c")]
         assert [receipt.wait(60).reason for receipt in receipts] == [0] * 7
     assert seen[0] == [("a", 1), ("b", 2), ("", 1), ("c", None), ("", 2)]
@@ -260,8 +260,8 @@ def test_server_keep_alive_on_mosquitto(new_mosquitto: NewMosquitto) -> None:
     def kept() -> bool:
         with Client(broker.uri, client_id="x", subscribe=["t"], keep_alive_s=60) as client:
             assert client.receive(8.5) is None  # it drops after 7.5 s of silence
-            assert client._connection.session.keep_alive_s == 5
-            return client.online and client._connection.count == 1
+            assert client._driver.session.keep_alive_s == 5
+            return client.online and client._driver.count == 1
 
     assert any(kept() for _ in range(3)), "a busy machine may stand still, but not each time"
 
@@ -349,7 +349,7 @@ def test_a_refused_message_is_told_and_the_next_goes_on(new_mosquitto: NewMosqui
             with pytest.raises(Refused, match=f"{words}.*TL-M31"):
                 client.publish("t", **given).wait(60)
         assert client.publish("t", b"fine").wait(60).reason in (0, 0x10)
-        assert client._connection.count == 1
+        assert client._driver.count == 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from mqtt5 import Will
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.mqtt.conftest import Authority
+from tests.integration.net.conftest import Authority
 from towline import Client, Filter, Memory, Message, SessionRecord, Tls
 from towline.errors import Refused, TakenOver, TowlineError, Unreachable
 from towline.mqtt.events import Held

@@ -69,10 +69,10 @@ def test_qos_1_that_nobody_had_taken_is_handed_out_once() -> None:
     with Scripted(first, resumed(*again, answers=answers)) as server, Client(server.uri, client_id="x") as client:
         wait_until(lambda: len(client._waiting) == 2)
         cut.set()
-        wait_until(lambda: client._connection.count == 2 and client._waiting and client._waiting[-1].payload == b"c")
+        wait_until(lambda: client._driver.count == 2 and client._waiting and client._waiting[-1].payload == b"c")
         assert [m.payload for m in take(client, 3)] == [b"a", b"b", b"c"]
         assert client.receive(0.1) is None
-        wait_until(lambda: client._connection.session.inbound.unacknowledged == 0)
+        wait_until(lambda: client._driver.session.inbound.unacknowledged == 0)
 
 
 def test_qos_1_that_was_taken_and_not_acknowledged_holds_nothing_back_after_a_reconnect() -> None:
@@ -85,7 +85,7 @@ def test_qos_1_that_was_taken_and_not_acknowledged_holds_nothing_back_after_a_re
         cut.set()
         assert [m.payload for m in take(client, 2)] == [b"a", b"b"]
         old.ack()
-        wait_until(lambda: client._connection.session.inbound.unacknowledged == 0)
+        wait_until(lambda: client._driver.session.inbound.unacknowledged == 0)
 
 
 def test_qos_2_that_was_taken_is_acknowledged_on_the_next_connection_and_not_handed_out_again() -> None:
@@ -100,7 +100,7 @@ def test_qos_2_that_was_taken_is_acknowledged_on_the_next_connection_and_not_han
         assert second.payload == b"b"
         assert client.receive(0.1) is None
         first.ack()
-        wait_until(lambda: not client._connection.session.inbound.held)
+        wait_until(lambda: not client._driver.session.inbound.held)
 
 
 def test_a_lost_session_lets_an_old_id_mean_a_new_message() -> None:
@@ -113,7 +113,7 @@ def test_a_lost_session_lets_an_old_id_mean_a_new_message() -> None:
         assert (old.payload, new.payload) == (b"old", b"new")
         old.ack()
         assert client.sessions_lost == 1
-        wait_until(lambda: not client._connection.session.inbound.held)
+        wait_until(lambda: not client._driver.session.inbound.held)
 
 
 def test_what_was_published_before_the_version_is_agreed_on_is_sent_in_it() -> None:

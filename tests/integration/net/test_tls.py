@@ -16,7 +16,7 @@ from mqtt5 import ConnectPacket
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway
-from tests.integration.mqtt.conftest import Authority
+from tests.integration.net.conftest import Authority
 from towline.errors import BrokerError, Unreachable
 from towline.gateway.settings import TlsSettings
 from towline.net.transport import Endpoint, Tls, connect

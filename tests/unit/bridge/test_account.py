@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from towline.bridge.runtime.pauses import RestartPauses
+from towline.backoff import Backoff
 from towline.bridge.runtime.screen import PlainScreen, _table, line_state, make_screen, summary
 from towline.bridge.runtime.state import BridgeState, LineView, read_state
 from towline.bridge.uplink.account import UplinkCounts
@@ -212,7 +212,7 @@ def test_the_live_screen_prints_events_as_they_are(capsys: pytest.CaptureFixture
 
 
 def test_backoff_doubles_to_a_limit_and_begins_again() -> None:
-    backoff = RestartPauses(first=1, most=8, jitter=0.5, rng=random.Random(1))
+    backoff = Backoff(first=1, most=8, jitter=0.5, rng=random.Random(1))
     pauses = [backoff.next() for _ in range(100)]
     assert all(0.5 * full <= pause <= full for pause, full in zip(pauses, [1, 2, 4, 8, *[8] * 96], strict=True))
     backoff.reset()

@@ -44,7 +44,7 @@ class Broker:
         return f"mqtt://127.0.0.1:{self.listener.getsockname()[1]}"
 
     def accept(self, pump: Pump, *, session_present: bool) -> None:
-        pump._retry_at = 0.0
+        pump._driver._attempts.due = 0.0
         turn(pump)
         if self.line is not self.listener:
             self.line.close()
@@ -96,7 +96,7 @@ def test_a_session_made_anew_while_rows_wait(tmp_path: Path, broker: Broker) -> 
     outbox.append(arrived(rows_of([{"topic": "out", "payload": b"", "qos": 2}]), 0))
     disk.full = True
     turn(pump)  # what is to be sent can't be recorded
-    assert pump._transport is None
+    assert not pump._driver.connected
     disk.full = False
     inbox.commit("spark", inbox.end)
     pump._uplink.room_at = 0.0

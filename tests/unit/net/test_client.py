@@ -212,7 +212,7 @@ def test_state_belongs_to_a_client_id(protocol: Any) -> None:
     """[MQTT-3.1.3-2], [MQTT-3.1.3-2 of 3.1.1]: with another id the session of before is not ours."""
     for client_id, known in (("x", True), ("y", False)):
         client = Client(URI, client_id=client_id, store=Stored(), protocol=protocol)
-        session = client._connection.session
+        session = client._driver.session
         assert (session.record is not None, bool(session.inbound.held)) == (known, known)
         assert session.inbound.next_number == (8 if known else 0)
         client.close(0)

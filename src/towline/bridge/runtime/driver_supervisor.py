@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from towline.backoff import Backoff
 from towline.bridge.runtime.failures import NO_JVM
-from towline.bridge.runtime.pauses import RestartPauses
 from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
 from towline.errors import SetupError, TowlineError
@@ -54,7 +54,7 @@ class DriverSupervisor(ChildSupervisor):
         self._state = state
         self._kafka = kafka
         self._stopping = stopping
-        self._pauses = RestartPauses(first=0.5, most=30.0)
+        self._pauses = Backoff(first=0.5, most=30.0)
         self._process: subprocess.Popen[str] | None = None
         self._last_word = ""
         #: Why it ended last; said in full only once.

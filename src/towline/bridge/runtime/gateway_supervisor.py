@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from towline.backoff import Backoff
 from towline.bridge.lines.recovery import PERMANENT, refused
-from towline.bridge.runtime.pauses import RestartPauses
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import (
     ConfigError,
@@ -66,7 +66,7 @@ class GatewaySupervisor(ChildSupervisor):
         self._state = state
         self._log = log
         self._stopping = stopping
-        self._pauses = RestartPauses(first=0.5, most=15.0)
+        self._pauses = Backoff(first=0.5, most=15.0)
         #: What the gateway said last was wrong with it; None before its first answer.
         self._trouble: str | None = None
 

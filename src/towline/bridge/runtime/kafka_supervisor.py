@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from towline.bridge.runtime.pauses import RestartPauses
+from towline.backoff import Backoff
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import GatewayError, KafkaError, TowlineError
 
@@ -37,7 +37,7 @@ class KafkaSupervisor(ChildSupervisor):
         self._bridge = bridge
         self._state = state
         self._stopping = stopping
-        self._pauses = RestartPauses(first=0.5, most=10.0)
+        self._pauses = Backoff(first=0.5, most=10.0)
 
     @property
     def wanted(self) -> bool:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from towline.backoff import Backoff
 from towline.bridge.runtime.failures import reason
-from towline.bridge.runtime.pauses import RestartPauses
 from towline.text import printable_lines
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class LineRunner:
         self._host = host
         self._line_query = query
         self._name = query.line.name
-        self._pauses = RestartPauses()
+        self._pauses = Backoff()
         self._running: StreamingQuery | None = None
         self._again_at = 0.0
         #: Set by each batch; cleared to wait for the next.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Final
 
-__all__ = ["RestartPauses"]
+__all__ = ["Backoff"]
+
+_MOST_DOUBLINGS: Final = 30
 
 
-class RestartPauses:
+class Backoff:
     """Waiting times in seconds.
 
     Args:
@@ -29,7 +32,7 @@ class RestartPauses:
 
     def next(self) -> float:
         """The pause after one more failure."""
-        pause = min(self._most, self._first * 2.0 ** min(self.failures, 30))
+        pause = min(self._most, self._first * 2.0 ** min(self.failures, _MOST_DOUBLINGS))
         self.failures += 1
         return pause * (1 - self._jitter * self._rng.random())
 

@@ -1,24 +1,26 @@
-"""How long to wait before the next connection: doubling with full jitter, until one was of use."""
+"""How long to wait before the next connection: doubling with jitter, until one was of use."""
 
 from __future__ import annotations
 
-import random
 from typing import Final
 
-__all__ = ["Backoff"]
+from towline.backoff import Backoff
+
+__all__ = ["Pauses"]
 
 #: First pause in seconds; doubles up to the longest.
 _FIRST_PAUSE: Final = 0.25
+#: Part of a pause that is left to chance.
+_JITTER: Final = 0.75
 #: A connection that was online for so many seconds was of use, whatever it carried.
 _STEADY_S: Final = 10.0
-_MOST_DOUBLINGS: Final = 16
 #: After so many failures in a row a server that takes us in only to end the connection is left for the next one.
 _IN_VAIN: Final = 4
 #: So many culprits in a row, without a message that went through, begin the pauses anew.
 _MOST_CULPRITS: Final = 8
 
 
-class Backoff:
+class Pauses:
     """Pauses between connections.
 
     That a connection came online says little: a broker may end it again at the first packet, for ever. So the pauses
@@ -30,8 +32,8 @@ class Backoff:
     """
 
     def __init__(self, longest_s: float) -> None:
-        self._longest = longest_s
-        self._failures = 0
+        self._backoff = Backoff(_FIRST_PAUSE, longest_s, _JITTER)
+        #: When the connection came online that has not ended, or whose pause is not taken.
         self._online_at: float | None = None
         #: Culprits since the last message that went through.
         self._culprits = 0
@@ -42,34 +44,28 @@ class Backoff:
 
     def useful(self) -> None:
         """A message went through; that one was given up says nothing about the broker."""
-        self._failures = self._culprits = 0
+        self._backoff.reset()
+        self._culprits = 0
 
-    def culprit_found(self) -> bool:
+    def culprit_found(self) -> None:
         """The message at which the broker ended the connection is set aside: what was in the way is gone.
 
         After many in a row it is rather the broker, which would have all messages set aside at this speed.
-
-        Returns:
-            Whether the pauses begin anew.
         """
         self._culprits += 1
-        if self._culprits > _MOST_CULPRITS:
-            return False
-        self._failures = 0
-        return True
+        if self._culprits <= _MOST_CULPRITS:
+            self._backoff.reset()
 
     def in_vain(self, now: float) -> bool:
         """Whether connections of late were of no use, though they may have come online: try another server."""
-        return self._failures >= _IN_VAIN and not self._lasted(now)
+        return self._backoff.failures >= _IN_VAIN and not self._lasted(now)
 
     def _lasted(self, now: float) -> bool:
         return self._online_at is not None and now - self._online_at >= _STEADY_S
 
-    def pause(self, now: float) -> float:
+    def next(self, now: float) -> float:
         """Seconds until the next try, after a connection has ended or could not be made."""
         if self._lasted(now):
-            self._failures = 0
+            self._backoff.reset()
         self._online_at = None
-        ceiling = min(self._longest, _FIRST_PAUSE * 2**self._failures)
-        self._failures = min(self._failures + 1, _MOST_DOUBLINGS)
-        return random.uniform(ceiling / 4, ceiling)  # noqa: S311  # jitter, no secret
+        return self._backoff.next()

@@ -1,0 +1,404 @@
+"""The session driver: one session's way to its brokers: transport, decoder, clock, and another try after every end.
+
+The gateway, the Publisher and the Client each own one and turn it in a loop of their own. All of it but `wake` and
+`cancel` belongs to that one thread. It holds no rule of MQTT (those are in the session) and none of storage: what the
+session asks for beside sending is the owner's, see `Hooks`. What the driver adds is time, sockets and patience; which
+broker is tried when is decided in `towline.net.attempts`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from towline.errors import BrokerError, ConfigError, TakenOver
+from towline.mqtt.codec import Decoder, MalformedPacket
+from towline.mqtt.events import (
+    Acknowledged,
+    Action,
+    Close,
+    Deliver,
+    Event,
+    Lost,
+    Malformed,
+    Online,
+    Opened,
+    Received,
+    Resumed,
+    Send,
+    Stop,
+    Suspended,
+    Tick,
+    Written,
+)
+from towline.mqtt.reasons import CUT
+from towline.mqtt.session import Session, SessionState
+from towline.mqtt.versions import NAMES, Versions
+from towline.net.attempts import Attempts
+from towline.net.transport import Endpoint, Proxy, Tls, Transport, connect
+
+__all__ = ["Hooks", "SessionDriver", "Way"]
+
+#: Patience in seconds with bytes that are still to be sent when a connection ends.
+_LAST_WORDS: Final = 0.2
+#: A chunk below may be the beginning of more, and waits `Way.linger_s`; above, waiting gains nothing.
+_SMALL_CHUNK: Final = 64 << 10
+#: Chunks taken without lingering after a wait in vain.
+_LINGER_REST: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How to get to the brokers.
+
+    Attributes:
+        endpoints: Tried in this order, again from the first after the last, and after a connection that worked.
+        tls: How to encrypt; None for the defaults where an endpoint asks for TLS.
+        proxy: On the way to all of them.
+        connect_timeout_s: Seconds for the look-up of the name, TCP, TLS and WebSocket together.
+        max_packet_bytes: Of a larger message only a stub is kept; any other packet that is larger ends the connection.
+        follow_redirects: Go where a broker points; see `towline.net.redirect`.
+        brokers_share_sessions: They are one cluster; otherwise each has a session of its own.
+        longest_pause_s: Seconds between two attempts, at most.
+        linger_s: Seconds that a small chunk waits for more of the same, so that one sync serves many.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    tls: Tls | None = None
+    proxy: Proxy | None = None
+    connect_timeout_s: float = 10.0
+    max_packet_bytes: int = 64 << 20
+    follow_redirects: bool = False
+    brokers_share_sessions: bool = False
+    longest_pause_s: float = 30.0
+    linger_s: float = 0.0
+
+    @property
+    def several_sessions(self) -> bool:
+        """Whether the next server may be one with another session."""
+        return (len(self.endpoints) > 1 or self.follow_redirects) and not self.brokers_share_sessions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What is its owner's; all of it is called on the driver's thread.
+
+    Attributes:
+        new_session: Makes the session for a protocol level; asked again for another version, and by `renew`.
+        perform: Carries out an action of the session other than `Send` and `Close`; they come in order.
+        ended: A connection has ended, and the session knows; whether the message that made the broker do it was found.
+        failed: No connection, or an end of one, and another try follows.
+        notice: Takes ``notice(what, code=code, **facts)``: TL-M25 for an older version, TL-M26 for another server.
+    """
+
+    new_session: Callable[[int], Session]
+    perform: Callable[[Action], None]
+    ended: Callable[[], bool] = lambda: False
+    failed: Callable[[BrokerError | ConfigError], None] = lambda _error: None
+    notice: Callable[..., object] = lambda _what, **_facts: None
+
+
+class SessionDriver:
+    """Drives a `Session`.
+
+    Args:
+        way: How to get to the brokers.
+        hooks: The owner's part.
+        levels: Protocol levels to try; see `towline.mqtt.versions`.
+    """
+
+    def __init__(self, way: Way, hooks: Hooks, levels: tuple[int, ...] = (5,)) -> None:
+        self._way = way
+        self._hooks = hooks
+        #: Another version is taken only while nothing is connected.
+        self._versions = Versions(levels)
+        self.session = hooks.new_session(levels[0])
+        self._attempts = Attempts(
+            way.endpoints, follow_redirects=way.follow_redirects, longest_pause_s=way.longest_pause_s
+        )
+        self._decoder = Decoder(way.max_packet_bytes, levels[0])
+        self._transport: Transport | None = None
+        #: Connections opened so far: tells one from the next.
+        self.count = 0
+        #: The session is online on the current connection.
+        self.online = False
+        #: A session has been online: what fails from now on is tried again.
+        self.ever_online = False
+        #: Why the last connection ended, or could not be made; None while one is online.
+        self.error: BrokerError | ConfigError | None = None
+        #: What no other try will mend; the owner has to stop.
+        self.fatal: BrokerError | ConfigError | None = None
+        self._reading = True
+        #: Chunks still to be taken as they come, because lingering brought nothing.
+        self._no_linger = 0
+        self._cancelled = threading.Event()
+        #: Read end and write end of what `wake` writes to; empty when disposed of.
+        self._pipe: tuple[int, ...] = os.pipe()
+        #: Held by whoever writes to it or closes it: a descriptor that is closed may be another's at once. A signal
+        #: handler may call `wake` on a thread that is in it.
+        self._pipe_lock = threading.RLock()
+        for descriptor in self._pipe:
+            os.set_blocking(descriptor, False)
+
+    # -- from any thread --
+
+    def wake(self) -> None:
+        """Let a `turn` that waits come back now."""
+        with self._pipe_lock, contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+            if self._pipe:
+                os.write(self._pipe[1], b"w")
+
+    @property
+    def wake_fd(self) -> int:
+        """A descriptor that wakes when a byte is written to it, until `dispose`."""
+        return self._pipe[1]
+
+    def cancel(self) -> None:
+        """Give up an attempt to connect that is under way, and wake."""
+        self._cancelled.set()
+        self.wake()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server in use or last tried."""
+        return self._attempts.endpoint
+
+    @property
+    def level(self) -> int:
+        """The protocol level in use, or to be tried next."""
+        return self._versions.level
+
+    @property
+    def rounds(self) -> int:
+        """Times all endpoints were tried in vain."""
+        return self._attempts.rounds
+
+    # -- for the owner --
+
+    @property
+    def connected(self) -> bool:
+        """A transport is open."""
+        return self._transport is not None
+
+    @property
+    def unsent(self) -> int:
+        """Bytes the system has not taken."""
+        return self._transport.unsent if self._transport is not None else 0
+
+    def handle(self, event: Event) -> None:
+        """Give the session an event and do what it asks for."""
+        session = self.session
+        for action in session.handle(event, time.monotonic()):
+            if self.session is not session:
+                break  # what it decided is void: the owner could not make it durable, and has called `renew`
+            if isinstance(action, Send):
+                if self._transport is not None:
+                    self._transport.write(action.data)  # of a line that broke the last words are read first
+            elif isinstance(action, Close):
+                self._close(action)
+            else:
+                self._note(action)
+                self._hooks.perform(action)
+
+    def turn(self, timeout_s: float, *, may_connect: bool = True) -> None:
+        """Connect, or wait up to `timeout_s` seconds for something to do and do it.
+
+        Args:
+            timeout_s: Seconds until the owner has something to do.
+            may_connect: Otherwise no new connection is made now.
+        """
+        if self._transport is None:
+            pause = self._attempts.due - time.monotonic() if may_connect else timeout_s
+            if pause > 0 or not may_connect:
+                self._wait(None, min(pause, timeout_s))
+            else:
+                self._connect()
+            return
+        transport = self._transport
+        if not (self._reading and transport.decrypted):
+            deadline = self.session.deadline()
+            if deadline is not None:
+                timeout_s = min(timeout_s, deadline - time.monotonic())
+            self._wait(transport, timeout_s)
+        if self._reading:
+            self._receive(transport)
+        if self._transport is transport and (waiting := transport.unsent):
+            if not transport.flush():
+                self._lost(transport)
+            elif transport.unsent < waiting:
+                self.handle(Written())
+        self.handle(Tick())
+
+    def hold_back(self, *, hold: bool) -> None:
+        """Stop or resume reading from the broker; the keep alive goes on [I7]."""
+        if hold == self._reading:
+            self._reading = not hold
+            self.handle(Suspended() if hold else Resumed())
+
+    def renew(self, error: BrokerError | None = None) -> None:
+        """Begin anew with another session, because what this one decided can't be made durable.
+
+        Args:
+            error: Ends the connection; None where there is none.
+        """
+        self._new_session()
+        if error is not None:
+            self._close(Close(error))
+
+    def leave(self, patience_s: float) -> None:
+        """Say goodbye, wait up to `patience_s` seconds until that is sent, and close; the session stays there."""
+        if self._transport is not None:
+            for action in self.session.handle(Stop(), time.monotonic()):
+                if isinstance(action, Send):
+                    self._transport.write(action.data)
+            self._transport.drain(patience_s)
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Close the transport, if one is open."""
+        self.online = False
+        if self._transport is None:
+            return
+        self._transport.drain(_LAST_WORDS)
+        self._transport.close()
+        self._transport = None
+        if self._hooks.ended():
+            self._attempts.culprit_found()
+
+    def dispose(self) -> None:
+        """Close everything, for good; a second call does nothing."""
+        self.disconnect()
+        with self._pipe_lock:
+            pipe, self._pipe = self._pipe, ()
+            for descriptor in pipe:
+                os.close(descriptor)
+
+    # -- a connection --
+
+    def _connect(self) -> None:
+        endpoint = self._attempts.begin()
+        try:
+            self._transport = connect(
+                endpoint,
+                tls=self._way.tls,
+                proxy=self._way.proxy,
+                timeout_s=self._way.connect_timeout_s,
+                keep_alive_s=self.session.config.keep_alive_s or 60,
+                cancelled=self._cancelled.is_set,
+            )
+        except (BrokerError, ConfigError) as error:
+            if not self._cancelled.is_set():
+                self._versions.away()
+                self._keep_to_version("")
+                # What worked before may be a certificate that is being renewed.
+                self._failed(error, for_good=isinstance(error, ConfigError) and not self.ever_online)
+            return
+        self._decoder = Decoder(self._way.max_packet_bytes, self._versions.level)
+        self._reading = True
+        self.count += 1
+        server = "" if self._way.brokers_share_sessions else str(endpoint)
+        self.handle(Opened(server, alone=not self._way.several_sessions))
+
+    def _wait(self, transport: Transport | None, timeout_s: float) -> None:
+        poller = select.poll()
+        poller.register(self._pipe[0], select.POLLIN)
+        if transport is not None:
+            events = (select.POLLIN if self._reading else 0) | (select.POLLOUT if transport.unsent else 0)
+            if events:  # without any the end of the line would still be told, again and again
+                poller.register(transport.fileno(), events)
+        poller.poll(max(0.0, timeout_s) * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._pipe[0], 4096)
+
+    def _receive(self, transport: Transport) -> None:
+        data = transport.read()
+        if data is None:
+            return
+        if data and len(data) < _SMALL_CHUNK:
+            data += self._linger(transport)
+        if not data:
+            self._lost(transport)
+            return
+        try:
+            items = self._decoder.feed(data)
+        except MalformedPacket as error:
+            self.handle(Malformed(str(error), error.reason))
+            return
+        self.handle(Received(items))
+
+    def _linger(self, transport: Transport) -> bytes:
+        """Wait a moment for more of the same, so that one sync serves many.
+
+        A broker with a small window sends nothing more before our acknowledgement: a wait that brought nothing is
+        not repeated for the next chunks.
+        """
+        if self._no_linger or not self._way.linger_s or self.session.state is not SessionState.ONLINE:
+            self._no_linger = max(0, self._no_linger - 1)
+            return b""
+        time.sleep(self._way.linger_s)
+        more = transport.read() or b""
+        if not more:
+            self._no_linger = _LINGER_REST
+        return more
+
+    def _note(self, action: Action) -> None:
+        """Whether a connection is of use shows in what came through it."""
+        if isinstance(action, Deliver):
+            self._attempts.useful()
+        elif isinstance(action, Acknowledged):
+            if action.packet_id and action.reason != CUT:
+                self._attempts.useful()
+        elif isinstance(action, Online):
+            self.online = self.ever_online = True
+            self.error = None
+            self._attempts.online(time.monotonic())
+            self._versions.online()
+
+    # -- its end --
+
+    def _lost(self, transport: Transport) -> None:
+        problem = transport.problem
+        close = Close(problem) if problem else self.session.broke(str(self.endpoint))
+        self.handle(Lost())
+        self._close(close)
+
+    def _close(self, action: Close) -> None:
+        served = self.online
+        self.disconnect()
+        reason = action.error.what if action.error else ""
+        action = self._versions.judge(self._attempts.judge(action), self.session.config)
+        self._keep_to_version(reason)
+        if action.again_at_once:
+            if action.reference:
+                self._hooks.notice("sent to another server", code="TL-M26", reason=str(action.error))
+            self._attempts.at_once()
+        elif action.error is not None:
+            fight = isinstance(action.error, TakenOver) and self._attempts.taken_over(time.monotonic())
+            self._failed(action.error, for_good=(action.fatal and not self.ever_online) or fight, served=served)
+
+    def _new_session(self) -> None:
+        self.session = self._hooks.new_session(self._versions.level)
+        self.session.probing = self._versions.guessed
+
+    def _keep_to_version(self, reason: str) -> None:
+        """Have a session of the version that is to be spoken; before the first CONNACK nothing is in it yet."""
+        before, level = self.session.config.protocol, self._versions.level
+        if before != level:
+            self._new_session()
+        if level < before:
+            what = "trying an older version"
+            self._hooks.notice(what, code="TL-M25", refused=NAMES[before], trying=NAMES[level], reason=reason)
+
+    def _failed(self, error: BrokerError | ConfigError, *, for_good: bool, served: bool = False) -> None:
+        self.error = error
+        if for_good:
+            self.fatal = error
+        else:
+            self._hooks.failed(error)
+        self._attempts.failed(time.monotonic(), served=served)

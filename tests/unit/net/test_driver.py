@@ -1,0 +1,298 @@
+"""The session driver against a scripted transport: what an end means, and what its owner is asked for."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import pytest
+from mqtt5 import (
+    ConnAckPacket,
+    ConnAckReasonCode,
+    DisconnectPacket,
+    DisconnectReasonCode,
+    PublishPacket,
+    QoS,
+    SubAckPacket,
+    SubAckReasonCode,
+)
+
+from towline.errors import BrokerError, ConfigError, Refused, Unreachable
+from towline.mqtt.events import Action, Filter, Publish, Remember, SessionConfig
+from towline.mqtt.session import Session
+from towline.net import driver as module
+from towline.net.driver import Hooks, SessionDriver, Way
+from towline.net.transport import Endpoint
+from towline.net.transport.stream import SocketTransport
+
+FIRST, SECOND = Endpoint("mqtt", "first", 1883), Endpoint("mqtt", "second", 1883)
+
+
+class Line:
+    """A transport that a test plays the broker on."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.incoming: deque[bytes] = deque()
+        self.sent = b""
+        self.unsent = 0
+        self.decrypted = True
+        self.problem = None
+        self.broken = False
+
+    def fileno(self) -> int:
+        return self.ours.fileno()
+
+    def read(self) -> bytes | None:
+        return self.incoming.popleft() if self.incoming else b"" if self.broken else None
+
+    def write(self, data: bytes) -> bool:
+        if self.broken:
+            self.unsent += len(data)
+        self.sent += data
+        return not self.broken
+
+    def flush(self) -> bool:
+        return not self.broken
+
+    def drain(self, _timeout_s: float) -> bool:
+        return not self.broken
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+class World:
+    """A driver with all that it asks its owner for."""
+
+    def __init__(self, *lines: Any, levels: tuple[int, ...] = (5,), **way: Any) -> None:
+        self.lines = deque(lines)
+        self.all_lines = [line for line in lines if not isinstance(line, Exception)]
+        self.tried: list[Endpoint] = []
+        self.performed: list[Action] = []
+        self.failures: list[str] = []
+        self.notices: list[str] = []
+        self.ends = 0
+        hooks = Hooks(
+            new_session=self.new_session,
+            perform=self.perform,
+            ended=self.ended,
+            failed=lambda error: self.failures.append(error.code),
+            notice=self.notice,
+        )
+        self.driver = SessionDriver(Way(**({"endpoints": (FIRST, SECOND)} | way)), hooks, levels)
+
+    def connect(self, endpoint: Endpoint, **_: Any) -> Any:
+        self.tried.append(endpoint)
+        line = self.lines.popleft() if self.lines else Unreachable("TL-M01", str(endpoint), "nobody there")
+        if isinstance(line, Exception):
+            raise line
+        return line
+
+    def new_session(self, level: int) -> Session:
+        return Session(SessionConfig("c", "test", (Filter("t", 1),), protocol=level))
+
+    def perform(self, action: Action) -> None:
+        self.performed.append(action)
+
+    def notice(self, _what: str, *, code: str, **_facts: Any) -> None:
+        self.notices.append(code)
+
+    def ended(self) -> bool:
+        self.ends += 1
+        return False
+
+    def go_online(self, line: Line) -> None:
+        self.driver.turn(0)
+        line.incoming.append(ConnAckPacket().write())
+        self.driver.turn(0)
+        line.incoming.append(SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE]).write())
+        self.driver.turn(0)
+        assert self.driver.online
+
+
+NewWorld: TypeAlias = Callable[..., World]
+
+
+@pytest.fixture
+def new_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[NewWorld]:
+    worlds: list[World] = []
+
+    def make(*lines: Any, **given: Any) -> World:
+        worlds.append(World(*lines, **given))
+        monkeypatch.setattr(module, "connect", worlds[-1].connect)
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.driver.dispose()
+        for line in world.all_lines:
+            line.close()
+
+
+def test_a_refusal_in_the_middle_of_the_list_lets_the_next_broker_not_wait(new_world: NewWorld) -> None:
+    line = Line()
+    world = new_world(line)
+    world.driver.ever_online = True
+    world.driver.turn(0)
+    line.incoming.append(ConnAckPacket(reason_code=ConnAckReasonCode.SERVER_BUSY).write())
+    world.driver.turn(0)
+    assert not world.driver.connected
+    world.driver.turn(0)
+    assert world.tried == [FIRST, SECOND]
+    world.driver.turn(0)
+    assert world.tried == [FIRST, SECOND], "the round is over: a pause"
+    assert len(world.failures) == 2
+
+
+def test_the_last_words_of_a_broker_are_heard_though_it_takes_nothing_more(new_world: NewWorld) -> None:
+    line = Line()
+    world = new_world(line)
+    world.go_online(line)
+    line.broken = True
+    line.incoming.append(DisconnectPacket(reason_code=DisconnectReasonCode.SERVER_SHUTTING_DOWN).write())
+    world.driver.handle(Publish(1, PublishPacket("t", b"", qos=QoS.AT_LEAST_ONCE, packet_id=1)))
+    assert world.ends == 0, "there may be a word of the broker's to read"
+    world.driver.turn(0)
+    assert world.ends == 1
+    assert isinstance(world.driver.error, BrokerError)
+    assert "shutting down" in str(world.driver.error)
+
+
+def test_what_a_session_decided_is_void_once_it_is_renewed(new_world: NewWorld) -> None:
+    """The record can't be made durable, so CONNECT does not leave."""
+    line = Line()
+    world = new_world(line)
+
+    def perform(action: Action) -> None:
+        world.performed.append(action)
+        if isinstance(action, Remember):
+            world.driver.renew(Unreachable("TL-M13", "test", "no room"))
+
+    object.__setattr__(world.driver._hooks, "perform", perform)
+    before = world.driver.session
+    world.driver.turn(0)
+    assert [type(action) for action in world.performed] == [Remember]
+    assert world.driver.session is not before
+    assert line.sent == b""
+    assert world.failures == ["TL-M13"]
+
+
+def test_a_session_renewed_while_a_version_is_a_guess_only_looks_for_an_answer(new_world: NewWorld) -> None:
+    """Else it would go online with the older version, and the newest not be tried once more."""
+    silent, line = Line(), Line()
+    world = new_world(silent, line, levels=(5, 4), endpoints=(FIRST,))
+    world.driver.turn(0)
+    silent.broken = True
+    world.driver.turn(0)
+    assert (world.driver.level, world.driver.session.probing) == (4, True)
+    assert world.notices == ["TL-M25"]
+    world.driver.turn(0)
+    world.driver.renew(Unreachable("TL-M13", "test", "no room"))
+    assert (world.driver.session.config.protocol, world.driver.session.probing) == (4, True)
+
+
+def test_the_end_is_told_before_it_is_judged_and_once(new_world: NewWorld) -> None:
+    line = Line()
+    world = new_world(line)
+    world.go_online(line)
+    line.broken = True
+    world.driver.turn(0)
+    world.driver.disconnect()
+    assert (world.ends, world.failures) == (1, ["TL-M05"])
+
+
+@pytest.mark.parametrize("ever_online", [False, True])
+def test_a_file_that_is_missing_is_fatal_only_at_the_start(new_world: NewWorld, ever_online: bool) -> None:
+    world = new_world(ConfigError("TL-C30", "ca", "missing"))
+    world.driver.ever_online = ever_online
+    world.driver.turn(0)
+    assert (world.driver.fatal is None) == ever_online
+    assert world.failures == ["TL-C30"] * ever_online
+
+
+def test_a_refusal_is_fatal_only_at_the_start(new_world: NewWorld) -> None:
+    line = Line()
+    world = new_world(line)
+    world.driver.turn(0)
+    line.incoming.append(ConnAckPacket(reason_code=ConnAckReasonCode.NOT_AUTHORIZED).write())
+    world.driver.turn(0)
+    assert isinstance(world.driver.fatal, Refused)
+    assert world.failures == []
+
+
+def test_an_attempt_that_was_cancelled_is_no_failure(new_world: NewWorld) -> None:
+    world = new_world()
+    world.driver.cancel()
+    world.driver.turn(0)
+    assert (world.driver.error, world.failures) == (None, [])
+
+
+def test_no_connection_is_made_while_the_owner_says_so(new_world: NewWorld) -> None:
+    world = new_world(Line())
+    world.driver.turn(0, may_connect=False)
+    assert world.tried == []
+    world.driver.turn(0)
+    assert world.driver.connected
+
+
+def test_a_line_that_breaks_while_it_is_not_read_costs_no_time(new_world: NewWorld) -> None:
+    """The system tells of the end again and again, to whoever asks for nothing else: the loop would spin."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    ours.setblocking(False)
+    world = new_world(SocketTransport(ours, "test"))
+    world.driver.turn(0)
+    world.driver.hold_back(hold=True)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()  # a reset
+    began = time.monotonic()
+    world.driver.turn(0.2)
+    assert time.monotonic() - began >= 0.19
+    world.driver.dispose()
+
+
+@pytest.mark.parametrize("linger_s", [0.0, 0.001])
+def test_small_chunks_wait_for_more_only_where_that_brings_some(
+    new_world: NewWorld, monkeypatch: pytest.MonkeyPatch, linger_s: float
+) -> None:
+    line = Line()
+    world = new_world(line, linger_s=linger_s)
+    world.go_online(line)
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    packet = PublishPacket("t", b"x").write()
+    for _ in range(17):
+        line.incoming.append(packet)
+        world.driver.turn(0)
+    assert len(waits) == (2 if linger_s else 0), "a wait in vain rests the next fifteen"
+    waits.clear()
+    line.incoming.extend([packet] * 4)
+    for _ in range(20):
+        line.incoming.append(packet)
+        world.driver.turn(0)
+    assert len(waits) <= 20 * bool(linger_s)
+
+
+def test_waking_it_is_safe_after_its_end_and_within_itself(new_world: NewWorld) -> None:
+    """A signal handler wakes it on a thread that may be in `wake` already."""
+    world = new_world()
+    done = threading.Event()
+
+    def wake() -> None:
+        with world.driver._pipe_lock:
+            world.driver.wake()
+        done.set()
+
+    threading.Thread(target=wake, daemon=True).start()
+    assert done.wait(10)
+    world.driver.dispose()
+    world.driver.dispose()
+    world.driver.wake()
