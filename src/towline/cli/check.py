@@ -31,6 +31,6 @@ def check(
     bridge = load(file)
     plan = plan_of(bridge)
     sql = examine(bridge, file)
-    plan["sql"] = sql.told
+    plan["sql"] = sql.verdict
     plan["warnings"] += sql.warnings
     sys.stdout.write(json_text(plan, indent=2) if as_json else plain(render(plan)))

@@ -64,7 +64,7 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
     text = GOOD + '[spark]\nkafka_jars = ["spark-sql-kafka-0-10_2.13-9.9.9.jar", "kafka-clients-3.9.2.jar"]\n'
     bridge = read(text, tmp_path)
     assert jars.equipped(bridge) is bridge
-    assert jars.told(bridge).endswith(": spark-sql-kafka-0-10_2.13 9.9.9")
+    assert jars.source_text(bridge).endswith(": spark-sql-kafka-0-10_2.13 9.9.9")
     with pytest.raises(ConfigMistakes, match=r"the jar .*gone.jar is not there"):
         read(text.replace("kafka-clients-3.9.2.jar", "gone.jar"), tmp_path)
 
@@ -74,15 +74,15 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(jars, "spark_kafka_jars", nothing)
     monkeypatch.setattr(jars, "known_spark_kafka_jars", lambda _: [])
     bare = read(GOOD, tmp_path)
-    assert "Maven brings its jars at the first start" in jars.told(bare)
+    assert "Maven brings its jars at the first start" in jars.source_text(bare)
     with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be had .* \[TL-B07\]") as caught:
         jars.equipped(bare)
     way = '"spark.jars.packages" = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"'
     assert way in caught.value.do  # of who has no Maven
     packages = read(f"{GOOD}[spark.conf]\n{way}\n", tmp_path)
     assert jars.equipped(packages) is packages
-    assert jars.told(packages).endswith("Spark fetches org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0")
+    assert jars.source_text(packages).endswith("Spark fetches org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0")
     others = read(f"{GOOD}[spark.conf]\n{way.replace('sql-kafka-0-10', 'avro')}\n", tmp_path)
-    assert "Maven brings its jars" in jars.told(others)
+    assert "Maven brings its jars" in jars.source_text(others)
     with pytest.raises(ConfigError, match="TL-B07"):
         jars.equipped(others)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.config import sqlcheck
-from towline.bridge.config.sqlcheck import Findings, examine, said
+from towline.bridge.config.sqlcheck import Findings, examine, expressions_of
 from towline.bridge.runtime.surroundings import environment
 
 ROUTE = """
@@ -94,7 +94,7 @@ def test_without_pyspark_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_jvm_that_ends_at_once_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlcheck, "find_java", lambda: Path("/bin/false"))
-    told = examine(read(GOOD + 'where = "length(payload) > 0"\n', tmp_path)).told
+    told = examine(read(GOOD + 'where = "length(payload) > 0"\n', tmp_path)).verdict
     assert told == "not checked: Spark's JVM can't be started (the JVM ended with code 1)"
 
 
@@ -107,15 +107,19 @@ def test_a_file_without_sql_starts_no_jvm(tmp_path: Path, monkeypatch: pytest.Mo
 def test_names_are_judged_where_only_spark_and_the_source_bring_them(tmp_path: Path) -> None:
     where = 'where = "qos > 0"\n'
     text = GOOD + where + DOWNLINK + where
-    assert [one.sure for one in said(read(text, tmp_path))] == [True, True]
-    assert [one.sure for one in said(read(f'{text}transform = "a.b:c"\n', tmp_path))] == [True, False]
+    assert [one.sure for one in expressions_of(read(text, tmp_path))] == [True, True]
+    assert [one.sure for one in expressions_of(read(f'{text}transform = "a.b:c"\n', tmp_path))] == [True, False]
     conf = '[spark.conf]\n"spark.sql.extensions" = "x.Y"\n\n[[uplink]]'
-    assert not any(one.sure for one in said(read(text.replace("[[uplink]]", conf, 1), tmp_path)))
+    assert not any(one.sure for one in expressions_of(read(text.replace("[[uplink]]", conf, 1), tmp_path)))
     bridge = read(text, tmp_path)
-    assert not any(one.sure for one in said(bridge, {"SPARK_CONF_DIR": "/etc/spark"})), "its defaults may bring some"
-    assert not any(one.sure for one in said(bridge, {"SPARK_HOME": "/opt/spark"}))
+    assert not any(one.sure for one in expressions_of(bridge, {"SPARK_CONF_DIR": "/etc/spark"})), (
+        "its defaults may bring some"
+    )
+    assert not any(one.sure for one in expressions_of(bridge, {"SPARK_HOME": "/opt/spark"}))
     driver = environment(bridge, tmp_path, {"PATH": "/usr/bin"})
-    assert all(one.sure for one in said(bridge, driver)), "the home that a bridge gives its driver adds nothing"
+    assert all(one.sure for one in expressions_of(bridge, driver)), (
+        "the home that a bridge gives its driver adds nothing"
+    )
 
 
 def test_functions_of_a_package_are_not_refused_before_it_is_there(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from towline_prove.devstack.connector import known_spark_kafka_jars, spark_kafka
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
 
-__all__ = ["equipped", "told"]
+__all__ = ["equipped", "source_text"]
 
 _PACKAGES: Final = "spark.jars.packages"
 #: What the connector is called among those packages.
@@ -52,7 +52,7 @@ def _fetched(bridge: Bridge) -> str:
     return packages if _KAFKA in packages else ""
 
 
-def told(bridge: Bridge) -> str:
+def source_text(bridge: Bridge) -> str:
     """The pair in use in one line, without a network; "" for a bridge that needs none."""
     if not bridge.downlinks:
         return ""
@@ -62,8 +62,8 @@ def told(bridge: Bridge) -> str:
     jars: Sequence[Path] | None = bridge.spark.kafka_jars or known_spark_kafka_jars(ours)
     if not jars:
         return f"Spark's Kafka source for PySpark {ours}: Maven brings its jars at the first start"
-    found = [match for jar in jars if (match := _CONNECTOR.match(jar.name))]
-    pair = " + ".join(f"{one[1]} {one[2]}" for one in found) or ", ".join(jar.name for jar in jars)
-    same = all(one[2] == ours for one in found)
+    connectors = [match for jar in jars if (match := _CONNECTOR.match(jar.name))]
+    pair = " + ".join(f"{one[1]} {one[2]}" for one in connectors) or ", ".join(jar.name for jar in jars)
+    same = all(one[2] == ours for one in connectors)
     why = "" if same or bridge.spark.kafka_jars else f" (the tested pair: there is none of {ours})"
     return f"Spark's Kafka source for PySpark {ours}: {pair}{why}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
+from typing import Any, Final
 
-from towline.bridge.config import downplan
-from towline.bridge.config.jars import told
-from towline.bridge.config.model import AnyLine, Bridge, Line
+from towline.bridge.config.downlink import KafkaPattern, Sql
+from towline.bridge.config.jars import source_text
+from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.routes import Pattern, Route, covers, shadowed, subscriptions
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecurities
@@ -15,27 +15,62 @@ from towline.text import printable
 
 __all__ = ["overlapping", "plan_of", "render", "warnings"]
 
-#: What the promise costs beside the CPU, in words.
-_COST = {
+#: What the promise of an uplink costs beside the CPU, in words; a downlink's is below.
+_COST_UP: Final = {
     Guarantee.AT_MOST_ONCE: "nothing is waited for, and losses are counted where they can be seen",
     Guarantee.AT_LEAST_ONCE: "an fdatasync before each acknowledgement; records are visible at once",
     Guarantee.EXACTLY_ONCE: "a transaction a batch: records are visible when it is committed",
 }
-#: What no switch can give.
-_LIMITS = (
+_COST_DOWN: Final = {
+    Guarantee.AT_MOST_ONCE: "an fdatasync a batch; nothing is waited for at the broker",
+    Guarantee.AT_LEAST_ONCE: "an fdatasync a batch",
+    Guarantee.EXACTLY_ONCE: "an fdatasync a batch and a chunk (packet ids); two more packets a message (QoS 2)",
+}
+_LOST_DOWN: Final = {
+    Guarantee.AT_MOST_ONCE: "yes: what is on the way when a process or a broker fails",
+    Guarantee.AT_LEAST_ONCE: "no, from Kafka to the broker, as long as the state directory is kept",
+    Guarantee.EXACTLY_ONCE: "no, from Kafka to the broker, as long as the state directory is kept",
+}
+_DOUBLED_DOWN: Final = {
+    Guarantee.AT_MOST_ONCE: "no",
+    Guarantee.AT_LEAST_ONCE: "yes: what was not acknowledged when a connection or a process failed",
+    Guarantee.EXACTLY_ONCE: "no, for a subscriber with QoS 2",
+}
+#: What no switch can give; first what only exactly_once has to say.
+_LIMITS_UP_ONCE: Final = (
+    "a consumer without isolation.level=read_committed sees aborted records too",
+    "a message that its publisher sends twice as two messages is two messages",
+)
+_LIMITS_UP: Final = (
     "a broker that loses its store loses what only it held",
     "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka",
     "Kafka with unclean leader election, replication factor 1 or min.insync.replicas 1 can lose what it took",
 )
-_LIMITS_ONCE = (
-    "a consumer without isolation.level=read_committed sees aborted records too",
-    "a message that its publisher sends twice as two messages is two messages",
+_LIMITS_DOWN_ONCE: Final = ("a subscriber with QoS 0 or 1 may lose or double what the broker got once",)
+_LIMITS_DOWN: Final = (
+    "a broker that loses its store loses what only it held",
+    "the machine that holds state_dir holds what was taken and is not yet delivered",
+    "Kafka deletes by retention whether a line has read it or not",
 )
-_ACKS = {
+_ACKS: Final = {
     AckAfter.RECEIVED: "on receipt, before the message is on disk",
     AckAfter.JOURNAL: "when the message is on disk (fdatasync); Kafka may be down",
     AckAfter.KAFKA: "when Kafka has the message; the broker keeps what is on the way",
 }
+_DATA_LOSS: Final = {
+    "stop": "stops when Kafka deleted what it has not read",
+    "go_on": "goes on when Kafka deleted records",
+}
+_CONFIRM: Final = {
+    "outbox": "a batch is written when it is on disk here",
+    "broker": "a batch is written when the broker has it",
+}
+#: The policy for control characters in topics and properties, in words.
+_CONTROLS: Final = {
+    "send": "with control characters it is sent; a broker that ends the connection at it gets it three times",
+    "dead_letter": "with control characters a record is a dead letter: a broker may end the connection at it",
+}
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def plan_of(bridge: Bridge) -> dict[str, Any]:
@@ -50,44 +85,76 @@ def plan_of(bridge: Bridge) -> dict[str, Any]:
             "create_topics": bridge.kafka.create_topics is not None,
             "insecure": bool(insecurities(bridge.kafka.client())),
         },
-        "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui, "kafka_source": told(bridge)},
-        "lines": [_line(line) if isinstance(line, Line) else downplan.plan_line(line) for line in bridge.lines],
+        "spark": {"master": bridge.spark.master, "ui": bridge.spark.ui, "kafka_source": source_text(bridge)},
+        "lines": [
+            _common(line) | (_uplink(line) if isinstance(line, Line) else _downlink(line)) for line in bridge.lines
+        ],
         "warnings": warnings(bridge),
     }
 
 
-def _line(line: Line) -> dict[str, Any]:
-    gateway, promise = line.gateway, policy(line.guarantee)
+def _common(line: Line | DownLine) -> dict[str, Any]:
+    gateway = line.gateway
     return {
         "name": line.name,
-        "direction": "up",
+        "direction": line.direction,
         "guarantee": line.guarantee.value,
+        "brokers": [str(broker) for broker in gateway.brokers],
+        "client_id": gateway.mqtt_client_id,
+        "kafka_topics": list(line.fixed_topics),
+        "state_dir": str(gateway.state_dir),
+        "max_messages_per_trigger": line.max_messages_per_trigger,
+        "parallelism": line.parallelism,
+        "dead_letter_topic": line.dead_letter_topic,
+    }
+
+
+def _uplink(line: Line) -> dict[str, Any]:
+    gateway, promise = line.gateway, policy(line.guarantee)
+    return {
         "lost": promise.lost,
         "doubled": promise.doubled,
-        "cost": _cost(line),
-        "limits": _limits(line),
+        "cost": _uplink_cost(line),
+        "limits": _uplink_limits(line),
         "replay": promise.replay,
         "ack_after": gateway.acks.value,
         "acks": _ACKS[gateway.acks],
-        "brokers": [str(broker) for broker in gateway.brokers],
-        "client_id": gateway.mqtt_client_id,
         "subscriptions": [{"filter": s.filter, "qos": s.qos} for s in gateway.subscriptions],
         "routes": [_route(route) for route in line.routes],
-        "kafka_topics": list(line.fixed_topics),
-        "state_dir": str(gateway.state_dir),
         "journal_max_bytes": gateway.journal.max_bytes,
-        "max_messages_per_trigger": line.max_messages_per_trigger,
         "max_bytes_per_trigger": line.max_bytes_per_trigger,
         "writes": _writes(line),
-        "parallelism": line.parallelism,
-        "dead_letter_topic": line.dead_letter_topic,
         "dedupe_within": line.within,
     }
 
 
-def _cost(line: Line) -> str:
+def _downlink(line: DownLine) -> dict[str, Any]:
+    section, outbox, transactions = line.section, line.gateway.outbox, policy(line.guarantee).transactions
+    topic, start = section.topic, section.starting_offsets
+    letters = "; a transaction a batch" if line.dead_letter_topic is not None and transactions else ""
+    return {
+        "lost": _LOST_DOWN[line.guarantee],
+        "doubled": _DOUBLED_DOWN[line.guarantee],
+        "cost": _COST_DOWN[line.guarantee] + letters,
+        "limits": [*(_LIMITS_DOWN_ONCE if line.guarantee is Guarantee.EXACTLY_ONCE else ()), *_LIMITS_DOWN],
+        "from": f"topics like {section.from_.pattern}" if isinstance(section.from_, KafkaPattern) else section.topics,
+        "isolation": policy(line.guarantee).isolation,
+        "starting_offsets": start if isinstance(start, str) else "as listed",
+        "on_data_loss": section.on_data_loss,
+        "topic": f"SQL {topic.sql}" if isinstance(topic, Sql) else topic,
+        "qos": line.qos,
+        "properties": section.properties,
+        "where": section.where,
+        "transform": section.transform,
+        "confirm": section.confirm,
+        "outbox_max_bytes": outbox.max_bytes if outbox else None,
+        "control_characters": line.control_characters,
+    }
+
+
+def _uplink_cost(line: Line) -> str:
     """What the line pays for its promise."""
-    more = [_COST[line.guarantee]]
+    more = [_COST_UP[line.guarantee]]
     if any(subscription.qos == 2 for subscription in line.gateway.subscriptions):
         more.append("two more packets a message (QoS 2)")
     if line.within:
@@ -95,15 +162,15 @@ def _cost(line: Line) -> str:
     return "; ".join(more)
 
 
-def _limits(line: Line) -> list[str]:
-    found = list(_LIMITS_ONCE if line.guarantee is Guarantee.EXACTLY_ONCE else ())
+def _uplink_limits(line: Line) -> list[str]:
+    limits = list(_LIMITS_UP_ONCE if line.guarantee is Guarantee.EXACTLY_ONCE else ())
     if line.within:
-        found.append(
+        limits.append(
             f"repeats are dropped for {line.within} at least, and longer while nothing else comes: "
             "a key must never name two messages"
         )
-        found.append(f"a jump of the gateway's clock ahead by more than {line.within} forgets what came before it")
-    return [*found, *_LIMITS]
+        limits.append(f"a jump of the gateway's clock ahead by more than {line.within} forgets what came before it")
+    return [*limits, *_LIMITS_UP]
 
 
 def _writes(line: Line) -> str:
@@ -134,55 +201,65 @@ def _route(route: Route) -> dict[str, Any]:
 
 def warnings(bridge: Bridge) -> list[str]:
     """What is allowed and yet deserves a thought."""
-    found = [f"insecure: [kafka] {text}" for text in insecurities(bridge.kafka.client())]
+    texts = [f"insecure: [kafka] {text}" for text in insecurities(bridge.kafka.client())]
     for line in bridge.lines:
-        own = _line_warnings(line) if isinstance(line, Line) else downplan.warnings_of(line)
-        found += [f'line "{line.name}": {text}' for text in (*own, *_transport_warnings(line))]
-    return found
+        own = _uplink_warnings(line) if isinstance(line, Line) else _downlink_warnings(line)
+        texts += [f'line "{line.name}": {text}' for text in (*own, *_transport_warnings(line))]
+    return texts
 
 
-def _line_warnings(line: Line) -> list[str]:
+def _uplink_warnings(line: Line) -> list[str]:
     routes = line.routes
-    found = [
+    texts = [
         f"route {later + 1} never gets a message: route {above + 1} takes all of them."
         for later, above in shadowed(routes)
     ]
-    found += [
+    texts += [
         f'the filters "{a}" and "{b}" overlap; a broker may send a message once for each [MQTT-3.3.4-2], '
         "and it would be in Kafka twice. Subscribe to one wider filter, or make two lines."
         for a, b in overlapping(routes)
     ]
-    found += [
+    texts += [
         f"route {index + 1} takes its topic from the message and has neither fallback nor dead letters: "
         "a name that is not legal or not allowed stops the line."
         for index, route in enumerate(routes)
         if route.topic.fields and route.fallback_topic is None and line.dead_letter_topic is None
     ]
-    found += [
+    texts += [
         f"route {index + 1} drops no repeats, and yet its messages pass through the state store of those that do. "
         "Give it a line of its own."
         for index, route in enumerate(routes)
         if route.dedupe is None and line.within
     ]
-    return found
+    return texts
+
+
+def _downlink_warnings(line: DownLine) -> list[str]:
+    texts = []
+    if line.dead_letter_topic is None and line.control_characters == "dead_letter":
+        texts.append("a record with a control character in a topic or property stops the line, too.")
+    if line.dead_letter_topic is None:
+        texts.append("a record that MQTT can't carry stops the line: there is no dead_letter_topic.")
+    if line.section.on_data_loss == "go_on":
+        texts.append("on_data_loss = go_on: what Kafka deletes before it was read is lost without an error.")
+    if line.parallelism > 1 and line.guarantee is Guarantee.EXACTLY_ONCE and line.section.transform:
+        texts.append("the transform has to be deterministic: a batch that a crash interrupted goes through it again.")
+    return texts
 
 
 def _transport_warnings(line: AnyLine) -> list[str]:
     gateway = line.gateway
-    found = []
+    texts = []
     if gateway.tls.insecure:
-        found.append("tls.insecure: the broker's certificate is not verified; anyone in between can read and change.")
+        texts.append("tls.insecure: the broker's certificate is not verified; anyone in between can read and change.")
     if gateway.receipts is not None and gateway.receipts.trust_all_clients:
-        found.append(
+        texts.append(
             "receipts.trust_all_clients: a client that may publish here can make other publishers' messages vanish."
         )
     open_to_all = [broker for broker in gateway.brokers if not broker.tls and broker.host not in _LOOPBACK]
     if gateway.password_file and open_to_all:
-        found.append(f"the password crosses the network in clear text to {open_to_all[0]}. Use mqtts:// or wss://.")
-    return found
-
-
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+        texts.append(f"the password crosses the network in clear text to {open_to_all[0]}. Use mqtts:// or wss://.")
+    return texts
 
 
 def overlapping(routes: tuple[Route, ...]) -> list[tuple[str, str]]:
@@ -203,11 +280,12 @@ def _meet(a: Pattern, b: Pattern) -> bool:
 def render(plan: dict[str, Any]) -> str:
     """The plan as text."""
     kafka = plan["kafka"]
-    made = " (missing ones are created)" if kafka["create_topics"] else ""
-    made += "   insecure" if kafka["insecure"] else ""
+    notes = " (missing ones are created)" if kafka["create_topics"] else ""
+    notes += "   insecure" if kafka["insecure"] else ""
+    topics = ", ".join(kafka["topics"]) or "from messages only"
     out = [
         f'bridge "{plan["bridge"]}"   {len(plan["lines"])} line{"s" * (len(plan["lines"]) != 1)}   {plan["file"]}',
-        f"  kafka     {kafka['bootstrap_servers']}   topics {', '.join(kafka['topics']) or 'from messages only'}{made}",
+        f"  kafka     {kafka['bootstrap_servers']}   topics {topics}{notes}",
         f"  state     {plan['state_dir']}",
     ]
     if source := plan["spark"]["kafka_source"]:
@@ -215,29 +293,62 @@ def render(plan: dict[str, Any]) -> str:
     if sql := plan.get("sql"):
         out.append(f"  sql       {sql}")
     for line in plan["lines"]:
-        out += ["", *(downplan.render_line(line) if line["direction"] == "down" else _render_line(line))]
+        out += ["", *(_render_downlink(line) if line["direction"] == "down" else _render_uplink(line))]
     out += ["", *(f"warning  {text}" for text in plan["warnings"])] if plan["warnings"] else []
     out += ["", f"Nothing was contacted. Start it with: towline run {plan['file']}"]
     return "\n".join(map(printable, out)) + "\n"
 
 
-def _render_line(line: dict[str, Any]) -> list[str]:
+def _render_uplink(line: dict[str, Any]) -> list[str]:
     filters = "   ".join(f"{s['filter']} (QoS {s['qos']})" for s in line["subscriptions"])
-    limit = f"journal up to {line['journal_max_bytes']:,} B" if line["journal_max_bytes"] else "journal up to the disk"
     return [
         f'▸ line "{line["name"]}"   {line["guarantee"]}',
-        f"  broker    {', then '.join(line['brokers'])}   client id {line['client_id']}",
+        _render_broker(line),
         f"  subscribe {filters}",
         *(f"  route {index}   {_render_route(route)}" for index, route in enumerate(line["routes"], start=1)),
         f"  acks      {line['acks']}",
-        f"  kafka     {line['writes']}   "
-        + (f"dead letters to {line['dead_letter_topic']}" if line["dead_letter_topic"] else "no dead letters"),
+        f"  kafka     {line['writes']}   {_render_letters(line)}",
         f"  replay    a batch that a crash interrupted is {line['replay']}",
+        *_render_promise(line, "journal"),
+    ]
+
+
+def _render_downlink(line: dict[str, Any]) -> list[str]:
+    source = line["from"] if isinstance(line["from"], str) else ", ".join(line["from"])
+    loss = _DATA_LOSS[line["on_data_loss"]]
+    parts = [f"mqtt:{line['topic']}", f"QoS {line['qos']}", f"properties {line['properties']}"]
+    parts += [f"where {line['where']}"] if line["where"] else []
+    parts += [f"transform {line['transform']}"] if line["transform"] else []
+    return [
+        f'▸ line "{line["name"]}"   {line["guarantee"]}   Kafka → MQTT',
+        f"  kafka     {source}   {line['isolation']}   from {line['starting_offsets']}   {loss}",
+        _render_broker(line),
+        f"  publish   {'   '.join(parts)}",
+        f"  confirm   {_CONFIRM[line['confirm']]}   {_render_letters(line)}",
+        f"  text      {_CONTROLS[line['control_characters']]}",
+        "  replay    a batch that a crash interrupted is served again; what is in the outbox stays out",
+        *_render_promise(line, "outbox"),
+    ]
+
+
+def _render_broker(line: dict[str, Any]) -> str:
+    return f"  broker    {', then '.join(line['brokers'])}   client id {line['client_id']}"
+
+
+def _render_letters(line: dict[str, Any]) -> str:
+    return f"dead letters to {line['dead_letter_topic']}" if line["dead_letter_topic"] else "no dead letters"
+
+
+def _render_promise(line: dict[str, Any], store: str) -> list[str]:
+    """What it promises, what that costs, and where the journal or outbox is."""
+    most = line[f"{store}_max_bytes"]
+    limit = f"{most:,} B" if most else "the disk"
+    return [
         f"  lost      {line['lost']}",
         f"  doubled   {line['doubled']}",
         f"  cost      {line['cost']}",
         *(f"  limit     {text}" for text in line["limits"]),
-        f"  state     {line['state_dir']}   {limit}",
+        f"  state     {line['state_dir']}   {store} up to {limit}",
     ]
 
 

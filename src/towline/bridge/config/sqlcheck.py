@@ -31,7 +31,7 @@ from towline_prove.devstack.java import OLDEST_JAVA, find_java
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge, Dedupe, DownLine, Line
 
-__all__ = ["SESSION_SQL", "Findings", "Said", "examine", "judge", "said"]
+__all__ = ["SESSION_SQL", "Findings", "SqlExpression", "examine", "expressions_of", "judge"]
 
 #: Columns of Spark's Kafka source (`towline.bridge.downlink.sql.COLUMNS`).
 KAFKA_SCHEMA: Final = (
@@ -63,7 +63,7 @@ _START_S: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SqlExpression:
     """One expression of the file.
 
     Attributes:
@@ -92,15 +92,15 @@ class Findings:
     """What looking at a file's SQL gave.
 
     Attributes:
-        told: One line: by whom it was judged, or why not; "" for a file without SQL.
+        verdict: One line: by whom it was judged, or why not; "" for a file without SQL.
         warnings: What is allowed and yet deserves a thought.
     """
 
-    told: str = ""
+    verdict: str = ""
     warnings: list[str] = field(default_factory=list)
 
 
-def said(bridge: Bridge, environ: Mapping[str, str] = os.environ) -> list[Said]:
+def expressions_of(bridge: Bridge, environ: Mapping[str, str] = os.environ) -> list[SqlExpression]:
     """Every expression of a bridge, in the order of its lines.
 
     Args:
@@ -114,35 +114,35 @@ def said(bridge: Bridge, environ: Mapping[str, str] = os.environ) -> list[Said]:
     return list(chain(*ups, *downs))
 
 
-def _up(line: Line, path: KeyPath, *, sure: bool) -> Iterator[Said]:
+def _up(line: Line, path: KeyPath, *, sure: bool) -> Iterator[SqlExpression]:
     subject = f'uplink "{line.name}"'
     strict = line.guarantee is Guarantee.EXACTLY_ONCE
     apart = "a message could then be in Kafka twice, or not at all" if strict and line.parallelism > 1 else ""
     twice = "a repeat would not be recognised"
 
-    def key(dedupe: Dedupe | None, here: KeyPath, about: str) -> Iterator[Said]:
+    def key(dedupe: Dedupe | None, here: KeyPath, about: str) -> Iterator[SqlExpression]:
         if dedupe is not None and "{" not in dedupe.key:
             place = (*here, "dedupe", "key")
-            yield Said(line.name, place, about, dedupe.key, SPARK_SCHEMA, "STRING", sure, twice)
+            yield SqlExpression(line.name, place, about, dedupe.key, SPARK_SCHEMA, "STRING", sure, twice)
 
     yield from key(line.dedupe, path, subject)
     for number, section in enumerate(line.sections):
         here, about = (*path, "route", number), f"{subject} route {number + 1}"
         if section.where is not None:
-            yield Said(line.name, (*here, "where"), about, section.where, SPARK_SCHEMA, "", sure, apart)
+            yield SqlExpression(line.name, (*here, "where"), about, section.where, SPARK_SCHEMA, "", sure, apart)
         yield from key(section.dedupe, here, about)
 
 
-def _down(line: DownLine, path: KeyPath, *, sure: bool) -> Iterator[Said]:
+def _down(line: DownLine, path: KeyPath, *, sure: bool) -> Iterator[SqlExpression]:
     section, subject = line.section, f'downlink "{line.name}"'
     sure = sure and section.transform is None
     # The outbox knows the rows of an interrupted batch by their number [I10].
     moved = "a record of a batch that a crash interrupted could be sent twice, or not at all"
     if section.where is not None:
-        yield Said(line.name, (*path, "where"), subject, section.where, KAFKA_SCHEMA, "", sure, moved)
+        yield SqlExpression(line.name, (*path, "where"), subject, section.where, KAFKA_SCHEMA, "", sure, moved)
     for key, kind in _DOWN.items():
         if isinstance(value := getattr(section, key), Sql):
-            yield Said(line.name, (*path, key, "sql"), subject, value.sql, KAFKA_SCHEMA, kind, sure, moved)
+            yield SqlExpression(line.name, (*path, key, "sql"), subject, value.sql, KAFKA_SCHEMA, kind, sure, moved)
 
 
 class _Catalyst:
@@ -157,10 +157,10 @@ class _Catalyst:
         self._scala = jvm.scala
         self._sql = jvm.org.apache.spark.sql
         self._catalyst = catalyst = self._sql.catalyst
-        known = self._sql.internal.SQLConf.get()
+        settings = self._sql.internal.SQLConf.get()
         for name, value in conf.items():
             try:
-                known.setConfString(name, str(value).lower() if isinstance(value, bool) else str(value))
+                settings.setConfString(name, str(value).lower() if isinstance(value, bool) else str(value))
             except Exception as error:  # noqa: BLE001 - as below
                 raise ConfigError("TL-C74", "[spark.conf]", f"{name}: {_sentence(error)[1]}", "Correct it.") from None
         self._functions = _object(catalyst.analysis, "FunctionRegistry").builtin()
@@ -171,7 +171,7 @@ class _Catalyst:
         self._none = _object(jvm.scala, "None")
         self._variables = self._sql.internal.VariableSubstitution()
 
-    def deterministic(self, one: Said) -> bool:
+    def deterministic(self, one: SqlExpression) -> bool:
         """Whether an expression gives the same again for the same row.
 
         Raises:
@@ -190,7 +190,7 @@ class _Catalyst:
         what = f'Spark has no function "{unknown}"'
         raise ConfigError("TL-C74", "", what, did_you_mean(unknown, names, "Correct it."))
 
-    def _analyzed(self, parsed: Any, one: Said) -> bool:
+    def _analyzed(self, parsed: Any, one: SqlExpression) -> bool:
         if one.kind:
             kind = self._parser.parseDataType(one.kind)
             expressions = self._catalyst.expressions
@@ -223,7 +223,7 @@ def _object(package: Any, name: str) -> Any:
     return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 
-def _problem(error: Exception, one: Said) -> ConfigError | None:
+def _problem(error: Exception, one: SqlExpression) -> ConfigError | None:
     """Spark's first sentence; None where only a session can know."""
     name, sentence = _sentence(error)
     if name == "UNSUPPORTED_CALL.WITHOUT_SUGGESTION" or (not one.sure and _NAMES.match(name)):
@@ -235,8 +235,8 @@ def _sentence(error: Exception) -> tuple[str, str]:
     """Spark's name for an error, "" for none, and its first sentence."""
     java = getattr(error, "java_exception", None)
     text = str(error if java is None else java.getMessage())
-    found = _SPARK.search(text)
-    name, sentence = (found[1], found[2]) if found else ("", text)
+    match = _SPARK.search(text)
+    name, sentence = (match[1], match[2]) if match else ("", text)
     return name, " ".join(sentence.split()).rstrip(".")[:_LONGEST]
 
 
@@ -251,7 +251,7 @@ def judge(bridge: Bridge, jvm: Any, shown: Path | None = None) -> tuple[dict[str
     Returns:
         The mistakes (TL-C74) by line, and warnings.
     """
-    expressions = said(bridge)
+    expressions = expressions_of(bridge)
     if not expressions:
         return {}, []
     own = {name: value for name, value in bridge.spark.conf.items() if name.startswith("spark.sql.")}
@@ -270,13 +270,13 @@ def judge(bridge: Bridge, jvm: Any, shown: Path | None = None) -> tuple[dict[str
     return wrong, warnings
 
 
-def _key(one: Said) -> str:
+def _key(one: SqlExpression) -> str:
     """The key as the user wrote it."""
     return ".".join(part for part in one.path[2:] if isinstance(part, str) and part not in ("route", "sql"))
 
 
 class _File:
-    """Where an expression stands in the file, which a driver was not told."""
+    """Where an expression stands in the file, which a driver does not know."""
 
     def __init__(self, file: Path, shown: Path) -> None:
         self._shown = str(shown)
@@ -292,11 +292,11 @@ class _File:
 
     def mistakes(self) -> Mistakes:
         """An empty list that shows no value of the environment [I12]."""
-        made = Mistakes(self._shown, Places(self._text))
-        hide_references(self._text, made)
-        return made
+        mistakes = Mistakes(self._shown, Places(self._text))
+        hide_references(self._text, mistakes)
+        return mistakes
 
-    def path(self, one: Said) -> KeyPath:
+    def path(self, one: SqlExpression) -> KeyPath:
         """Its place among all lines of the file: a driver that is started again has no longer all of them."""
         kind, _, *rest = one.path
         names = self._names[str(kind)]
@@ -313,7 +313,7 @@ def examine(bridge: Bridge, shown: Path | None = None) -> Findings:
     Raises:
         ConfigMistakes: With every mistake in it (TL-C74).
     """
-    if not said(bridge):
+    if not expressions_of(bridge):
         return Findings()
     try:
         with _jvm() as jvm:

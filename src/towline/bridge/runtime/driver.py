@@ -108,7 +108,7 @@ class Driver:
         self._runners = {
             line.name: LineRunner(self, query_of(bridge, line), counts.get(line.name, {})) for line in bridge.lines
         }
-        self.spark = session(bridge, self._judge if sqlcheck.said(bridge) else None)
+        self.spark = session(bridge, self._judge if sqlcheck.expressions_of(bridge) else None)
         self.say("ready", seconds=time.monotonic() - began, spark=self.spark.version, pid=os.getpid())
 
     def _judge(self, jvm: Any) -> None:

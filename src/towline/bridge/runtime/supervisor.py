@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from towline.bridge.config.jars import equipped, told
+from towline.bridge.config.jars import equipped, source_text
 from towline.bridge.lines.identity import settle
 from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
@@ -87,7 +87,7 @@ class Supervisor:
             check_java()
             bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
             bridge = self._bridge = equipped(bridge)
-            if jars := told(bridge):
+            if jars := source_text(bridge):
                 self._screen.say(jars)
             for text in (*settle(bridge), *(begin_again(bridge.line(name)) for name in self._again)):
                 self._screen.say(text)
