@@ -35,13 +35,13 @@ def status(
     """
     place, lines = _place(file, state_dir)
     while True:
-        known = _look(place, lines, as_json=as_json, clear=watch and is_live())
+        current = _look(place, lines, as_json=as_json, clear=watch and is_live())
         if not watch:
             break
         time.sleep(WATCH_S)
     from towline.bridge.runtime.status import code_of  # noqa: PLC0415 - loaded when it is called
 
-    if code := code_of(known):
+    if code := code_of(current):
         raise typer.Exit(code)
 
 
@@ -57,8 +57,8 @@ def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, list[str] |
 def _look(place: Path, lines: list[str] | None, *, as_json: bool, clear: bool) -> dict[str, Any]:
     from towline.bridge.runtime.status import collect, render  # noqa: PLC0415 - loaded when it is called
 
-    known = collect(place, lines)
-    text = json_text(known, indent=None if clear else 2) if as_json else plain(render(known))
+    current = collect(place, lines)
+    text = json_text(current, indent=None if clear else 2) if as_json else plain(render(current))
     sys.stdout.write(("\x1b[H\x1b[2J" if clear else "") + text)
     sys.stdout.flush()
-    return known
+    return current

@@ -56,23 +56,23 @@ def java_client(client: Mapping[str, str], environ: MutableMapping[str, str] | N
     """
     environ = os.environ if environ is None else environ
     named = {("sasl.mechanism" if key == "sasl.mechanisms" else key): value for key, value in client.items()}
-    made: dict[str, str] = {key: named[key] for key in _SAME if key in named}
+    settings: dict[str, str] = {key: named[key] for key in _SAME if key in named}
     for key in named:
         secure = key.startswith(("sasl.", "ssl.", "enable.ssl."))
         if secure and key not in (*_SAME, *_FILES, *_UNDERSTOOD):
             raise _refused(key, "Spark's Kafka source has no such setting")
     for key, java in _FILES.items():
         if key in named:
-            made[java] = _variable(environ, key, _content(key, named[key]))
-    made |= {store: "PEM" for store, needs in _STORES.items() if needs in made}
+            settings[java] = _variable(environ, key, _content(key, named[key]))
+    settings |= {store: "PEM" for store, needs in _STORES.items() if needs in settings}
     if (check := named.get("ssl.endpoint.identification.algorithm")) is not None:
-        made["ssl.endpoint.identification.algorithm"] = "" if check == "none" else check
-    if "sasl.mechanism" in made:
-        made["sasl.jaas.config"] = _login(named, environ)
-    if any("${env:" in value for value in made.values()):
-        made["config.providers"] = "env"
-        made["config.providers.env.class"] = "org.apache.kafka.common.config.provider.EnvVarConfigProvider"
-    return made
+        settings["ssl.endpoint.identification.algorithm"] = "" if check == "none" else check
+    if "sasl.mechanism" in settings:
+        settings["sasl.jaas.config"] = _login(named, environ)
+    if any("${env:" in value for value in settings.values()):
+        settings["config.providers"] = "env"
+        settings["config.providers.env.class"] = "org.apache.kafka.common.config.provider.EnvVarConfigProvider"
+    return settings
 
 
 _STORES: Final = {"ssl.truststore.type": "ssl.truststore.certificates", "ssl.keystore.type": "ssl.keystore.key"}

@@ -108,10 +108,10 @@ class Pattern:
                     raise ValueError(f"the wildcard {{{capture[1]}}} stands twice in from; give each its own name")
                 names[capture[1]] = position
             levels.append(None if capture or level == "+" else _unbrace(level))
-        made = cls(text, tuple(levels), names, deep, share)
-        if problem := filter_problem(made.filter) or ("" if body else "from must not be empty"):
+        pattern = cls(text, tuple(levels), names, deep, share)
+        if problem := filter_problem(pattern.filter) or ("" if body else "from must not be empty"):
             raise ValueError(problem)
-        return made
+        return pattern
 
     @property
     def filter(self) -> str:
@@ -152,12 +152,12 @@ _BRACE = re.compile(r"\{\{|\}\}|[{}]")
 
 
 def _unbrace(level: str) -> str:
-    def single(found: re.Match[str]) -> str:
-        if len(found[0]) == 1:
+    def single(brace: re.Match[str]) -> str:
+        if len(brace[0]) == 1:
             raise ValueError(
                 f'"{level}" is no level of a filter; a wildcard {{name}} fills a whole level, a brace is written {{{{'
             )
-        return found[0][0]
+        return brace[0][0]
 
     return _BRACE.sub(single, level)
 
@@ -194,10 +194,10 @@ class Template:
         Raises:
             ValueError: For a lone brace, or a field that is neither captured in ``from`` nor of the message.
         """
-        known = {*captures, *FIELDS}
+        fields = {*captures, *FIELDS}
 
         def problem(name: str) -> str:
-            if name in known or (name.startswith(USER_PREFIX) and name != USER_PREFIX):
+            if name in fields or (name.startswith(USER_PREFIX) and name != USER_PREFIX):
                 return ""
             return f"which from does not capture; {_fields_known(captures)}"
 
@@ -239,8 +239,8 @@ class Template:
 
     def render(self, values: Mapping[str, str | None]) -> str | None:
         """The text for these values; None if one of them is missing."""
-        made = [part if i % 2 == 0 else values.get(part) for i, part in enumerate(self.parts)]
-        return None if None in made else "".join(part for part in made if part is not None)
+        parts = [part if i % 2 == 0 else values.get(part) for i, part in enumerate(self.parts)]
+        return None if None in parts else "".join(part for part in parts if part is not None)
 
 
 def _fields_known(captures: Iterable[str]) -> str:
@@ -356,8 +356,8 @@ def _message_fields(row: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _property_headers(row: Mapping[str, Any]) -> list[tuple[str, bytes | None]]:
-    made = [("mqtt.topic", row["topic"]), ("mqtt.qos", _text(row["qos"]))]
-    made += [("mqtt.retain", "true")] if row["retain"] else []
+    headers = [("mqtt.topic", row["topic"]), ("mqtt.qos", _text(row["qos"]))]
+    headers += [("mqtt.retain", "true")] if row["retain"] else []
     optional = {
         "mqtt.content-type": row["content_type"],
         "mqtt.response-topic": row["response_topic"],
@@ -365,11 +365,11 @@ def _property_headers(row: Mapping[str, Any]) -> list[tuple[str, bytes | None]]:
         "mqtt.message-expiry": _text(row["message_expiry_seconds"]),
         "mqtt.payload-format": None if row["payload_is_utf8"] is None else str(int(row["payload_is_utf8"])),
     }
-    made += [(name, value) for name, value in optional.items() if value is not None]
-    made += [("mqtt.subscription-id", str(number)) for number in row["subscription_ids"] or []]
-    made.append(("mqtt.received-at", str(_micros(row["received_at"]))))
-    made += [(USER_PREFIX + pair["key"], pair["value"]) for pair in row["user_properties"] or []]
-    return [(name, value if isinstance(value, bytes) else _bytes(value)) for name, value in made]
+    headers += [(name, value) for name, value in optional.items() if value is not None]
+    headers += [("mqtt.subscription-id", str(number)) for number in row["subscription_ids"] or []]
+    headers.append(("mqtt.received-at", str(_micros(row["received_at"]))))
+    headers += [(USER_PREFIX + pair["key"], pair["value"]) for pair in row["user_properties"] or []]
+    return [(name, value if isinstance(value, bytes) else _bytes(value)) for name, value in headers]
 
 
 def _micros(moment: Any) -> int:
@@ -383,12 +383,12 @@ def first_match(routes: Sequence[Route], topic: str) -> int | None:
 
 def shadowed(routes: Sequence[Route]) -> list[tuple[int, int]]:
     """Pairs (route, earlier route) where the earlier one takes everything the route could."""
-    found = []
+    pairs = []
     for later, route in enumerate(routes):
         above = next((i for i in range(later) if covers(routes[i].pattern, route.pattern)), None)
         if above is not None:
-            found.append((later, above))
-    return found
+            pairs.append((later, above))
+    return pairs
 
 
 def subscriptions(routes: Sequence[Route]) -> tuple[Subscription, ...]:

@@ -86,8 +86,8 @@ class DownlinkCounts(LineCounts):
         degraded = int(outbox.get("degraded", 0))
         why_not = ""
         if accepted < self.sent:
-            known = f"the outbox knows {accepted:,}"
-            why_not = f"Spark brought {self.sent:,} messages, {known}: was it restored from a copy?"
+            theirs = f"the outbox knows {accepted:,}"
+            why_not = f"Spark brought {self.sent:,} messages, {theirs}: was it restored from a copy?"
         uncounted = max(0, accepted - self.sent)
         broken = "not exactly once" if degraded and gateway.get("guarantee") == "exactly_once" else ""
         return LineAccount(

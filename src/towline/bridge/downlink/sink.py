@@ -84,8 +84,8 @@ class DownlinkSink(DataSource):
 
 def _part(options: Mapping[str, str], prefix: str) -> dict[str, str]:
     """The options of one side, and the checkpoint, which both know."""
-    found = {key[len(prefix) :]: value for key, value in options.items() if key.lower().startswith(prefix)}
-    return found | {key: value for key, value in options.items() if key.lower() == _CHECKPOINT}
+    own = {key[len(prefix) :]: value for key, value in options.items() if key.lower().startswith(prefix)}
+    return own | {key: value for key, value in options.items() if key.lower() == _CHECKPOINT}
 
 
 class DownlinkWriter(DataSourceStreamArrowWriter):

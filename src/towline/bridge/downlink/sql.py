@@ -86,9 +86,9 @@ def _field(name: str) -> str:
     return f"get_json_object({text('value')}, {literal('$' + ('' if rest.startswith('[') else '.') + rest)})"
 
 
-def _spoken(said: Spoken, kind: str = "STRING") -> str:
+def _spoken(value: Spoken, kind: str = "STRING") -> str:
     """A value as it is said, of a type."""
-    inner = f"(\n{said.sql}\n)" if isinstance(said, Sql) else template(template_of(said), _field)
+    inner = f"(\n{value.sql}\n)" if isinstance(value, Sql) else template(template_of(value), _field)
     return f"CAST({inner} AS {kind})"
 
 
@@ -102,8 +102,8 @@ def _users(properties: str) -> str:
     name = f"CASE WHEN startswith(h.key, {user}) THEN substr(h.key, {len(USER_PREFIX) + 1}) ELSE h.key END"
     value = f"CASE WHEN h.value IS NULL THEN '' ELSE {text('h.value')} END"
     chosen = f"filter(headers, h -> startswith(h.key, {user}){others})"
-    made = f"transform({chosen}, h -> named_struct('key', {name}, 'value', {value}))"
-    return f"CASE WHEN coalesce(size(headers), 0) > 0 THEN {made} END"
+    pairs = f"transform({chosen}, h -> named_struct('key', {name}, 'value', {value}))"
+    return f"CASE WHEN coalesce(size(headers), 0) > 0 THEN {pairs} END"
 
 
 def _from_header(section: DownlinkSection, name: str) -> str:
@@ -119,11 +119,11 @@ def _retain(section: DownlinkSection) -> str:
 
 
 def _expiry(section: DownlinkSection) -> str:
-    said = section.expiry
-    if isinstance(said, int):
-        return f"{said}L"
-    if said is not None:
-        return _spoken(said, "BIGINT")
+    expiry = section.expiry
+    if isinstance(expiry, int):
+        return f"{expiry}L"
+    if expiry is not None:
+        return _spoken(expiry, "BIGINT")
     seconds = f"CAST({text(_from_header(section, 'mqtt.message-expiry'))} AS BIGINT)"
     most = f"{_LONGEST_EXPIRY}L"
     return f"CASE WHEN {seconds} > {most} THEN {most} WHEN {seconds} < 0 THEN 0L ELSE {seconds} END"
@@ -134,11 +134,11 @@ def columns(section: DownlinkSection) -> dict[str, str]:
     none = section.properties == "none"
     form = "CAST(NULL AS BOOLEAN)" if none else f"{text(_first('mqtt.payload-format') + '.value')} = '1'"
 
-    def string(said: Spoken | None, name: str) -> str:
-        return text(_from_header(section, name)) if said is None else _spoken(said)
+    def string(value: Spoken | None, name: str) -> str:
+        return text(_from_header(section, name)) if value is None else _spoken(value)
 
-    def binary(said: Spoken | None, otherwise: str) -> str:
-        return otherwise if said is None else _spoken(said, "BINARY")
+    def binary(value: Spoken | None, otherwise: str) -> str:
+        return otherwise if value is None else _spoken(value, "BINARY")
 
     return {
         "topic": _spoken(section.topic),
@@ -201,10 +201,10 @@ def _not_text(section: DownlinkSection) -> str:
     """Whether a header that has to be text is none, so that it would be lost."""
     if section.properties == "none":
         return "false"
-    said = {"mqtt.content-type": section.content_type, "mqtt.response-topic": section.response_topic}
+    spoken = {"mqtt.content-type": section.content_type, "mqtt.response-topic": section.response_topic}
     lost = [
         f"({_first(name)}.value IS NOT NULL AND {_own(name.removeprefix('mqtt.').replace('-', '_'))} IS NULL)"
-        for name, value in said.items()
+        for name, value in spoken.items()
         if value is None
     ]
     return " OR ".join(["coalesce(exists(__user_properties, p -> p.value IS NULL), false)", *lost])
@@ -216,7 +216,7 @@ def _faults(section: DownlinkSection, qos: int, limit: int) -> list[tuple[str, R
         f"coalesce(exists(__user_properties, p -> {_bad_text('p.key')} OR {_bad_text('p.value')}), false) "
         f"OR {_bad_text('__content_type')} OR octet_length(__correlation_data) > {_LONGEST}"
     )
-    found = [
+    faults = [
         (f"{_WHERE} IS NULL", Reason.UNMAPPED, "the condition where raised an error on this record"),
         (
             "__topic IS NULL",
@@ -241,11 +241,11 @@ def _faults(section: DownlinkSection, qos: int, limit: int) -> list[tuple[str, R
         (users, Reason.UNDELIVERABLE, "a property is longer than 65,535 bytes, no UTF-8 text, or has U+0000"),
     ]
     if section.control_characters == "dead_letter":
-        found.append((_controls(), Reason.UNDELIVERABLE, _CONTROLS_WORDS))
+        faults.append((_controls(), Reason.UNDELIVERABLE, _CONTROLS_WORDS))
     if limit:
         words = f"the broker takes packets of at most {limit} bytes"
-        found.append((f"{packet_size(qos)} > {limit}", Reason.TOO_LARGE, words))
-    return found
+        faults.append((f"{packet_size(qos)} > {limit}", Reason.TOO_LARGE, words))
+    return faults
 
 
 def _fault(section: DownlinkSection, qos: int, limit: int) -> str:
@@ -269,8 +269,8 @@ def _letter(section: DownlinkSection, letters: DeadLetterTarget, qos: int, limit
     first = ", ".join(header(literal(PREFIX + name), value) for name, value in ours.items())
     joined = f"CAST(concat(array({first}), coalesce(headers, {NO_HEADERS})) AS {HEADER_TYPE})"
     fields = {"topic": literal(letters.topic), "key": "key", "value": "value", "headers": joined}
-    made = ", ".join(f"'{name}', {value}" for name, value in fields.items())
-    return f"CASE WHEN {_FAULT} IS NOT NULL THEN named_struct({made}) END"
+    record = ", ".join(f"'{name}', {value}" for name, value in fields.items())
+    return f"CASE WHEN {_FAULT} IS NOT NULL THEN named_struct({record}) END"
 
 
 def _raised(section: DownlinkSection, qos: int, limit: int, name: str) -> str:
@@ -336,14 +336,14 @@ def apply(
     if transform is not None:
         frame = _transformed(frame, transform, way)
     frame = frame.withColumn(_WHERE, tried(F.expr(condition(section.where))))
-    made = columns(section)
-    frame = frame.withColumns({_own(name): tried(F.expr(value)) for name, value in made.items()})
+    values = columns(section)
+    frame = frame.withColumns({_own(name): tried(F.expr(value)) for name, value in values.items()})
     frame = frame.withColumn(_FAULT, F.expr(_fault(section, way.qos, way.limit)))
     if kept is not None:
         frame = observed(frame, kept, KEPT)
     frame = frame.where(f"{_FAULT} IS NOT NULL OR {_WHERE}")
     frame = frame.coalesce(1) if way.parallelism == 1 else frame.repartition(way.parallelism, "__topic")
-    final = {name: _own(name) for name in made}
+    final = {name: _own(name) for name in values}
     final[PLACE] = "struct(topic, partition, offset)"
     if way.letters is None:
         final["topic"] = _raised(section, way.qos, way.limit, way.name)
@@ -353,10 +353,10 @@ def apply(
 
 
 def _transformed(frame: DataFrame, transform: Callable[[DataFrame], DataFrame], way: DownlinkStatements) -> DataFrame:
-    made = transform(frame)
-    before, after = dict(frame.dtypes), dict(getattr(made, "dtypes", ()))
+    transformed = transform(frame)
+    before, after = dict(frame.dtypes), dict(getattr(transformed, "dtypes", ()))
     wrong = [name for name in COLUMNS if after.get(name) != before[name]]
     if wrong:
         what = f'transform "{way.section.transform}" does not keep the column {wrong[0]} ({before[wrong[0]]})'
         raise ConfigError("TL-C76", f'line "{way.name}"', what, "Return a DataFrame with the columns it was given.")
-    return made.select(*COLUMNS)
+    return transformed.select(*COLUMNS)

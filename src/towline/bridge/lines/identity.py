@@ -162,7 +162,7 @@ def sinks(state_dir: Path) -> set[str]:
     Args:
         state_dir: Of the line.
     """
-    return {known.sink for known in _kept(state_dir.parent).values()}
+    return {identity.sink for identity in _kept(state_dir.parent).values()}
 
 
 def settle(bridge: Bridge) -> list[str]:
@@ -177,33 +177,33 @@ def settle(bridge: Bridge) -> list[str]:
     """
     kept = _kept(bridge.state_dir)
     _renamed(bridge, kept)
-    said = []
+    notes = []
     for line in bridge.lines:
-        known = kept.get(line.name)
-        mine = known or _fresh(bridge, line.name, kept)
+        former = kept.get(line.name)
+        mine = former or _fresh(bridge, line.name, kept)
         if mine.line != line.name:
-            said.append(f'line "{line.name}" was "{mine.line}": it goes on where that stood, as sink "{mine.sink}"')
+            notes.append(f'line "{line.name}" was "{mine.line}": it goes on where that stood, as sink "{mine.sink}"')
             mine = replace(mine, line=line.name)
         brokers = tuple(map(str, line.gateway.brokers))
         if left := sorted(set(mine.brokers) - set(brokers)):
             what = f'what waits at {", ".join(left)} in the session "{line.gateway.mqtt_client_id}"'
-            said.append(f'line "{line.name}": {what} is fetched only while that is among its brokers')
+            notes.append(f'line "{line.name}": {what} is fetched only while that is among its brokers')
         mine = replace(mine, brokers=brokers)
         kept[line.name] = mine
-        if mine != known:
+        if mine != former:
             mine.save(line.gateway.state_dir)
     _copied(bridge.state_dir, [line.name for line in bridge.lines], kept)
-    return said
+    return notes
 
 
 def _kept(state_dir: Path) -> dict[str, Identity]:
     """The identities under a bridge's state directory, by directory."""
-    found: dict[str, Identity] = {}
+    identities: dict[str, Identity] = {}
     for file in sorted(state_dir.glob(f"*/{IDENTITY_FILE}")):
-        known = Identity.read(file.parent)
-        if known is not None:
-            found[file.parent.name] = known
-    return found
+        identity = Identity.read(file.parent)
+        if identity is not None:
+            identities[file.parent.name] = identity
+    return identities
 
 
 def _renamed(bridge: Bridge, kept: Mapping[str, Identity]) -> None:
@@ -231,13 +231,13 @@ def _ambiguous(bridge: Bridge, fresh: AnyLine, gone: str) -> ConfigError:
 
 def _fresh(bridge: Bridge, name: str, kept: Mapping[str, Identity]) -> Identity:
     """The identity of a new line, which must not be that of another that began again."""
-    made = Identity.new(bridge.name, name)
+    fresh = Identity.new(bridge.name, name)
     for other in (line.name for line in bridge.lines if line.name in kept):
-        if kept[other].sink == made.sink:
+        if kept[other].sink == fresh.sink:
             theirs = f'which is that of line "{other}" since it began again'
-            what = f'the new line "{name}" would be sink "{made.sink}", {theirs}'
+            what = f'the new line "{name}" would be sink "{fresh.sink}", {theirs}'
             raise ConfigError("TL-B51", str(bridge.state_dir), what, "Give it another name.")
-    return made
+    return fresh
 
 
 def _copied(place: Path, names: Iterable[str], kept: Mapping[str, Identity]) -> None:

@@ -106,7 +106,7 @@ class LineQuery(ABC, Generic[LineT]):
         return DeadLetterTarget(topic, identity.sink) if topic else None
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
-        """What the line's Kafka sink is told: its client's settings, its id, and how many transactions a batch is."""
+        """Options of the line's Kafka sink: its client's settings, its id, and how many transactions a batch is."""
         client = {f"kafka.{name}": value for name, value in self.bridge.kafka.client().items()}
         parts = {"parallelism": str(self.line.parallelism)} if policy(self.line.guarantee).transactions else {}
         return {**client, "sinkId": identity.sink, **parts}

@@ -70,11 +70,11 @@ def reason(error: BaseException | str, where: str, failed: str = "the query fail
     if isinstance(error, TowlineError):
         return FailureReason(error.code, " ".join(str(error).split("\n")), _is_permanent(error.code))
     text = _AROUND.sub("", str(error).partition(_PLAN)[0])
-    if found := _OURS.search(text) or _RAISED.search(text):
-        line = _JAVA_PREFIX.sub("", found[1].strip())
-        return FailureReason(found[2], line, _is_permanent(found[2]))
-    told, permanent = _foreign(error, text, where, failed)
-    return FailureReason(told.code, str(told), permanent)
+    if ours := _OURS.search(text) or _RAISED.search(text):
+        line = _JAVA_PREFIX.sub("", ours[1].strip())
+        return FailureReason(ours[2], line, _is_permanent(ours[2]))
+    foreign, permanent = _foreign(error, text, where, failed)
+    return FailureReason(foreign.code, str(foreign), permanent)
 
 
 def _is_permanent(code: str) -> bool:
@@ -85,26 +85,26 @@ def _is_permanent(code: str) -> bool:
 def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> tuple[TowlineError, bool]:
     """An error that is not ours, and whether another try would fail the same way."""
     kind = "" if isinstance(error, str) else type(error).__name__
-    found = _SPARK.search(text)
+    spark = _SPARK.search(text)
     if _FULL.search(text):
         what = f"{failed}: no space is left on the disk of Spark's checkpoint or temporary files"
         return TowlineError(
             "TL-B56", where, what, "Make room; it is tried again by itself, and nothing is lost."
         ), False
     if kind in {"AnalysisException", "ParseException"} and _SQL.search(text):
-        what = f"Spark does not understand the line's SQL: {_short(found[2] if found else text.splitlines()[0])}"
+        what = f"Spark does not understand the line's SQL: {_short(spark[2] if spark else text.splitlines()[0])}"
         do = "Correct it in the bridge file; the columns are those of the line's source."
         return TowlineError("TL-C74", where, what, do), True
-    if found and found[1].startswith("KAFKA_DATA_LOSS"):
-        what = f"Kafka no longer has records that the line had not read: {_short(found[2])}"
+    if spark and spark[1].startswith("KAFKA_DATA_LOSS"):
+        what = f"Kafka no longer has records that the line had not read: {_short(spark[2])}"
         do = 'Nothing goes on unasked: set on_data_loss = "go_on" to go on with what is left, or begin again.'
         return TowlineError("TL-B06", where, what, do), True
-    said = f"{found[1]} {found[2]}" if found else next((line for line in text.splitlines() if line.strip()), kind)
-    if found and found[1] == "JAVA_GATEWAY_EXITED":
-        said = NO_JVM
+    words = f"{spark[1]} {spark[2]}" if spark else next((line for line in text.splitlines() if line.strip()), kind)
+    if spark and spark[1] == "JAVA_GATEWAY_EXITED":
+        words = NO_JVM
     elif _ENDED.search(text):
-        said = "a Python process of Spark's has ended (it was killed, or there was no memory left)"
-    return TowlineError("TL-B01", where, f"{failed}: {_short(said)}", "The details are in the driver's log."), False
+        words = "a Python process of Spark's has ended (it was killed, or there was no memory left)"
+    return TowlineError("TL-B01", where, f"{failed}: {_short(words)}", "The details are in the driver's log."), False
 
 
 def _short(text: str) -> str:

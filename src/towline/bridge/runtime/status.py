@@ -61,7 +61,7 @@ def collect(state_dir: Path, lines: list[str] | None = None) -> dict[str, Any]:
 def code_of(status: dict[str, Any]) -> int:
     """The exit code for what `collect` found: 0 if every line runs, adds up and keeps its promise."""
     accounts = [line["account"] for line in status["lines"].values()]
-    if any(known and (not known["adds_up"] or known.get("broken")) for known in accounts):
+    if any(account and (not account["adds_up"] or account.get("broken")) for account in accounts):
         return WRONG
     runs = all(line["query"] == "running" for line in status["lines"].values())
     return 0 if runs and all(accounts) else NOT_KNOWN
@@ -74,29 +74,29 @@ def _there(state: dict[str, Any]) -> bool:
     return ticks != 0 and state.get("ticks", ticks) == ticks
 
 
-def _line(state_dir: Path, known: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
+def _line(state_dir: Path, saved: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
-    counts = counts_of(known.get("direction", "up"), known.get("counts", {}))
+    counts = counts_of(saved.get("direction", "up"), saved.get("counts", {}))
     status = _ask(state_dir)
-    query = known.get("query", _UNKNOWN_LINE) if running else "not running"
-    made: dict[str, Any] = {
-        "direction": known.get("direction", "up"),
+    query = saved.get("query", _UNKNOWN_LINE) if running else "not running"
+    now: dict[str, Any] = {
+        "direction": saved.get("direction", "up"),
         "gateway_running": status is not None,
         "query": query,
-        "query_error": known.get("query_error"),
-        "gateway_error": known.get("gateway_error"),
-        **{name: known.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
+        "query_error": saved.get("query_error"),
+        "gateway_error": saved.get("gateway_error"),
+        **{name: saved.get(name) if running and status else None for name in ("rate_in", "rate_out", "lag_s")},
         "fallback": counts.fallback,
         "account": None,
         "gateway": status,
     }
     if status and (account := account_of(status, counts)):
         stale = {"behind": None} if query != "running" and "behind" in account.more else {}  # known of the last batch
-        made["account"], made["sentence"] = account.as_json() | stale, account.sentence()
-    elif (last := known.get("gateway")) and (account := account_of(last, counts)):
-        heard = known.get("heard") or updated
-        made["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}
-    return made
+        now["account"], now["sentence"] = account.as_json() | stale, account.sentence()
+    elif (last := saved.get("gateway")) and (account := account_of(last, counts)):
+        heard = saved.get("heard") or updated
+        now["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}
+    return now
 
 
 def _ask(state_dir: Path) -> dict[str, Any] | None:

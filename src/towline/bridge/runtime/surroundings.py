@@ -47,14 +47,14 @@ def check_java(environ: Mapping[str, str] = os.environ, *, version: bool = False
     home = environ.get("JAVA_HOME")
     place = f"{home}/bin" if home else environ.get("PATH")
     java = shutil.which("java", path=place)
-    found = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is none on PATH"
+    problem = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is none on PATH"
     if java is not None:
         asked = re.search(r'version "(?:1\.)?(\d+)', describe_java(java)) if version else None
         if asked is None or int(asked[1]) >= OLDEST_JAVA:
             return
-        found = f"{java} is version {asked[1]}"
+        problem = f"{java} is version {asked[1]}"
     do = f"Install Java {OLDEST_JAVA} (Debian: apt install openjdk-{OLDEST_JAVA}-jre-headless), or set JAVA_HOME."
-    raise SetupError("TL-S21", "java", f"Spark needs Java {OLDEST_JAVA} or newer, and {found}", do)
+    raise SetupError("TL-S21", "java", f"Spark needs Java {OLDEST_JAVA} or newer, and {problem}", do)
 
 
 def scratch(state_dir: Path) -> tuple[Path, int]:
@@ -74,10 +74,10 @@ def scratch(state_dir: Path) -> tuple[Path, int]:
             continue  # of a driver that is still ending
         finally:
             os.close(handle)
-    made = Path(tempfile.mkdtemp(prefix="spark-", dir=root))
-    handle = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    place = Path(tempfile.mkdtemp(prefix="spark-", dir=root))
+    handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(handle, fcntl.LOCK_SH)
-    return made, handle
+    return place, handle
 
 
 def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -88,20 +88,20 @@ def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.env
         place: From `scratch`; a ``spark.local.dir`` of the user's is left alone.
         environ: What it inherits.
     """
-    made = dict(environ)
+    variables = dict(environ)
     home = light_home() if bridge.spark.master.startswith("local") else None
     if home is not None:
-        made["SPARK_HOME"] = str(home)
+        variables["SPARK_HOME"] = str(home)
     # The JVM names files in the locale's encoding: in any other it can't open a directory named by UTF-8.
     locale = next(filter(None, map(environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
     if "utf" not in locale.lower():
-        made["LC_ALL"] = "C.UTF-8"
+        variables["LC_ALL"] = "C.UTF-8"
     if "spark.local.dir" not in bridge.spark.conf:
-        made.setdefault("SPARK_LOCAL_DIRS", str(place))
+        variables.setdefault("SPARK_LOCAL_DIRS", str(place))
     if not os.statvfs(place).f_flag & os.ST_NOEXEC:  # native libraries are unpacked there too
         quoted = str(place).replace("\\", "\\\\").replace('"', '\\"')
-        made["SPARK_SUBMIT_OPTS"] = f'{environ.get("SPARK_SUBMIT_OPTS", "")} "-Djava.io.tmpdir={quoted}"'.strip()
-    return made
+        variables["SPARK_SUBMIT_OPTS"] = f'{environ.get("SPARK_SUBMIT_OPTS", "")} "-Djava.io.tmpdir={quoted}"'.strip()
+    return variables
 
 
 def short_sockets(place: str | None) -> dict[str, str]:

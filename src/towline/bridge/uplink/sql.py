@@ -143,8 +143,8 @@ def _listed(route: Route) -> str:
 
 def _globs(globs: Sequence[str]) -> str:
     """One regular expression for names and globs; the names hold legal characters only."""
-    made = [re.escape(glob).replace(r"\*", ".*").replace(r"\?", ".") for glob in globs]
-    return f"^(?:{'|'.join(made)})\\z"
+    patterns = [re.escape(glob).replace(r"\*", ".*").replace(r"\?", ".") for glob in globs]
+    return f"^(?:{'|'.join(patterns)})\\z"
 
 
 def _switch(routes: Sequence[Route], arm: Callable[[Route], str], otherwise: str) -> str:
@@ -226,8 +226,8 @@ def _fallback(route: Route) -> str:
 
 def _not_whole() -> str:
     """Why a stub is one."""
-    told = "get(filter(user_properties, p -> p.key = 'towline-reason'), 0).value"
-    return f"CASE WHEN {told} = '{Reason.TOO_MANY_PROPERTIES}' THEN {told} ELSE '{Reason.PACKET_TOO_LARGE}' END"
+    reason = "get(filter(user_properties, p -> p.key = 'towline-reason'), 0).value"
+    return f"CASE WHEN {reason} = '{Reason.TOO_MANY_PROPERTIES}' THEN {reason} ELSE '{Reason.PACKET_TOO_LARGE}' END"
 
 
 def _no_place(topic: str) -> str:
@@ -311,7 +311,7 @@ def expressions(
         repeats: How repeats are dropped; None to keep them.
     """
     cases = " ".join(f"WHEN {matches(route.pattern)} THEN {i}" for i, route in enumerate(routes))
-    made = {
+    columns = {
         LEVELS: "split(topic, '/')",
         ROUTE: f"CASE {cases} END",
         WHERE: _switch(routes, _wanted, "false"),
@@ -326,22 +326,22 @@ def expressions(
         "headers": _switch(routes, _headers, f"CAST(NULL AS {HEADER_TYPE})"),
         "timestamp": "received_at",
     }
-    return made if letters is None else _with_letters(made, routes, letters, repeats)
+    return columns if letters is None else _with_letters(columns, routes, letters, repeats)
 
 
 def _with_letters(
-    made: dict[str, str], routes: Sequence[Route], letters: DeadLetterTarget, repeats: Repeats | None
+    columns: dict[str, str], routes: Sequence[Route], letters: DeadLetterTarget, repeats: Repeats | None
 ) -> dict[str, str]:
     reason = _switch(routes, lambda route: _unmappable(route, repeats), NO_TEXT)
     fallback = _switch(
         routes, lambda route: NO_TEXT if route.fallback_topic is None else literal(route.fallback_topic), NO_TEXT
     )
     dead = f"{REASON} IS NOT NULL"
-    return made | {
+    return columns | {
         REASON: f"CASE WHEN {STUB} THEN {_not_whole()} WHEN {ROUTE} IS NULL THEN '{Reason.UNROUTED}' ELSE {reason} END",
         "topic": f"CASE WHEN {dead} THEN {literal(letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
-        "headers": f"CASE WHEN {dead} THEN {_letter_headers(letters)} ELSE {made['headers']} END",
+        "headers": f"CASE WHEN {dead} THEN {_letter_headers(letters)} ELSE {columns['headers']} END",
         **_origin(routes),
     }
 
@@ -357,10 +357,10 @@ def _origin(routes: Sequence[Route]) -> dict[str, str]:
         f"CAST({own} + CAST(coalesce(duplicate, false) AS INT) AS INT)",
         f"CASE WHEN {REASON} IS NULL THEN {message} END",
     )
-    made = dict(zip(ORIGIN, values, strict=True))
+    columns = dict(zip(ORIGIN, values, strict=True))
     if all(route.properties for route in routes):
-        made.popitem()  # no record lacks them
-    return made
+        columns.popitem()  # no record lacks them
+    return columns
 
 
 def _sameness(routes: Sequence[Route]) -> dict[str, str]:
@@ -376,10 +376,10 @@ def _dedupe_key(route: Route) -> str:
     if route.dedupe is None:
         return NO_TEXT
     if isinstance(route.dedupe, Template):
-        made = _text(route.dedupe, route.pattern)
+        key = _text(route.dedupe, route.pattern)
     else:
-        made = f"CAST((\n{route.dedupe}\n) AS STRING)"
-    return f"CASE WHEN {ROUTE} IS NOT NULL AND NOT {STUB} THEN {made} END"
+        key = f"CAST((\n{route.dedupe}\n) AS STRING)"
+    return f"CASE WHEN {ROUTE} IS NOT NULL AND NOT {STUB} THEN {key} END"
 
 
 def _wanted(route: Route) -> str:
@@ -419,13 +419,13 @@ def apply(
             frame.where(F.expr(route.where))
         if isinstance(route.dedupe, str):
             frame.select(F.expr(route.dedupe))
-    made = expressions(routes, letters, repeats)
+    sql = expressions(routes, letters, repeats)
     packet = F.when(F.expr(STUB), F.col("correlation_data"))
     frame = frame.withColumn(PACKET, packet).withColumn(
         "correlation_data", F.expr(f"IF({STUB}, NULL, correlation_data)")
     )
-    for name in [name for name in made if name.startswith("__")]:
-        column = F.expr(made[name])
+    for name in [name for name in sql if name.startswith("__")]:
+        column = F.expr(sql[name])
         frame = frame.withColumn(name, tried(column) if letters and name in (WHERE, SAME[1]) else column)
     frame = observed(frame, counter, COUNTS)
     frame = frame.where(f"{KEEP} OR {REASON} IS NOT NULL")
@@ -433,6 +433,6 @@ def apply(
         frame = frame.withWatermark(EVENT_TIME, repeats.within).dropDuplicatesWithinWatermark(list(SAME))
     if kept is not None:
         frame = observed(frame, kept, KEPT)
-    columns = [name for name in made if not name.startswith("__")]
-    result = frame.select(*(F.expr(made[name]).alias(name) for name in columns))
+    columns = [name for name in sql if not name.startswith("__")]
+    result = frame.select(*(F.expr(sql[name]).alias(name) for name in columns))
     return result.repartition(parallelism, "key") if parallelism > 1 else result.coalesce(1)
