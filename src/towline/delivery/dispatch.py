@@ -35,13 +35,13 @@ class Fate(Enum):
 
     GO = "go"  # hand it to the session now
     WAIT = "wait"  # behind another of its topic
-    KNOWN = "known"  # done, on its way, or waiting already
+    ALREADY = "already"  # done, on its way, or waiting: nothing to do
     DELIVERED = "delivered"  # the broker has it
-    REFUSED = "refused"  # the broker will not take it: set it aside, go on with the others
+    REFUSED = "refused"  # the broker will not take it: keep it with its reason, go on with the others
     LATER = "later"  # the broker can't take it now
 
 
-#: Reason code → fate, where it is not told by being below 0x80 or not [MQTT 5 section 3.4.2.1].
+#: Reason code → fate, where being below 0x80 or not does not say it [MQTT 5 section 3.4.2.1].
 _FATES: Final = {QUOTA_EXCEEDED: Fate.LATER}
 
 
@@ -100,14 +100,14 @@ class Dispatch:
         return min((*self.open, *self._ready, *firsts), default=None)
 
     def admit(self, number: int, topic: str) -> Fate:
-        """Decide about the next message of the outbox: GO, WAIT or KNOWN."""
+        """Decide about the next message of the outbox: GO, WAIT or ALREADY."""
         if number in self.open or number in self._done or number in self._ready_set:
-            return Fate.KNOWN
+            return Fate.ALREADY
         queue = self._waiting.get(topic)
         if queue is None:
             return Fate.GO
         if number in queue:
-            return Fate.KNOWN
+            return Fate.ALREADY
         insort(queue, number)
         self._waiting_count += 1
         return Fate.WAIT

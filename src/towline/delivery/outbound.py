@@ -76,7 +76,7 @@ class Downlink:
     """Delivers one outbox.
 
     Args:
-        outbox: What is to be sent; its marks belong to the caller's thread.
+        outbox: What is to be sent; what is done of it is the caller's thread to note.
         handle: Gives the session an event.
         log: Takes ``warning(event, **facts)``, as structlog's loggers do.
         refused_dir: Directory for what the broker refused.
@@ -216,7 +216,7 @@ class Downlink:
 
         Raises:
             JournalFull: TL-J02, what is about to leave can't be made durable: it must not leave, and the session has
-                to be made anew.
+                to be renewed.
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
         if isinstance(action, Acknowledged):

@@ -1,11 +1,11 @@
-"""What the broker refused for good, kept aside with its reason: a journal of its own, made when it is needed.
+"""What the broker refused for good, kept with its reason: a journal of its own, opened when it is needed.
 
     keep     a message is done in the outbox only after it is durable here; without room it stays there, and waits.
              What is here and not done there after a crash is done with the next start: sent once more, it might be
              accepted, and be delivered twice with a replay
     page     look at them
-    replay   they enter the outbox again, each once, and leave this place after they are durable there
-    drop     they leave this place
+    replay   they enter the outbox again, each once, and leave this journal after they are durable there
+    drop     they leave this journal
 
 `replay` names what it brings as a batch of the outbox (writer ``refused/`` and the id of this journal, number: the
 offset of the last row): whatever of it a crash left in both places is left out the next time [I10].
@@ -40,11 +40,11 @@ ACTIONS: Final = ("page", "replay", "drop")
 
 
 class RefusedMessages:
-    """The place aside.
+    """The journal of refused messages.
 
     Args:
-        directory: Of its journal; made with the first message.
-        outbox: Where its messages come from and go back to; its marks belong to the calling thread. None only to look.
+        directory: Of its journal; created with the first message.
+        outbox: Where its messages come from and go back to; what is done there is the calling thread's to note. None only to look.
         limits: How much disk it may take.
     """
 
@@ -93,15 +93,15 @@ class RefusedMessages:
         Raises:
             JournalError: The journal can't be opened.
         """
-        journal, outbox = self._there(), self._outbox
+        journal, outbox = self._existing(), self._outbox
         if journal is None or outbox is None:
             return []
-        found = []
+        numbers = []
         for number, offset in self._undone.items():
             row = next(iter(journal.read(offset, offset + 1))).select(OUTBOX_SCHEMA.names)
             if number < outbox.end and _same(row, outbox.journal, number):
-                found.append(number)
-        return found
+                numbers.append(number)
+        return numbers
 
     def page(self, start: int) -> dict[str, Any]:
         """Facts of the messages from an offset on, some at a time, without their payloads.
@@ -110,7 +110,7 @@ class RefusedMessages:
             ``rows``, the offset ``next`` to go on from, and the ``end``.
         """
         rows: list[dict[str, Any]] = []
-        journal = self._there()
+        journal = self._existing()
         if journal is None:
             return {"rows": rows, "next": 0, "end": 0}
         start = max(start, self._first(journal))
@@ -135,7 +135,7 @@ class RefusedMessages:
             JournalFull: TL-J02, the outbox has no room: nothing of this step has moved.
             JournalFailed: TL-J04, one of the two is dead [I6].
         """
-        journal = self._there()
+        journal = self._existing()
         if journal is None:
             return _NOTHING
         outbox = self._outbox
@@ -158,7 +158,7 @@ class RefusedMessages:
 
     def drop(self, upto: int) -> dict[str, Any]:
         """Forget some of the oldest messages, up to an offset; returns what `replay` does."""
-        journal = self._there()
+        journal = self._existing()
         if journal is None:
             return _NOTHING
         start = self._first(journal)
@@ -190,15 +190,15 @@ class RefusedMessages:
 
     def _not_done(self, journal: Journal, outbox: Outbox) -> dict[int, int]:
         """Number → offset of the newest that are here and not done in the outbox: what is older was done before."""
-        found: dict[int, int] = {}
+        offsets: dict[int, int] = {}
         end, first = journal.end, self._first(journal)
         while end > first:
             start = max(first, end - _STEP_ROWS)
             part = {number: at for number, at in _numbers(journal, start, end) if number not in outbox.done}
             if not part:
                 break
-            found, end = {**part, **found}, start
-        return found
+            offsets, end = {**part, **offsets}, start
+        return offsets
 
     def _first(self, journal: Journal) -> int:
         """The oldest that was neither replayed nor dropped."""
@@ -233,7 +233,7 @@ def _numbers(journal: Journal, start: int, end: int) -> Iterator[tuple[int, int]
 
 def _same(row: pa.RecordBatch, journal: Journal, offset: int) -> bool:
     """Whether a row stands in a journal, under this offset: it came in the same microsecond, and is equal."""
-    return all(row.equals(found.select(OUTBOX_SCHEMA.names)) for found in journal.read(offset, offset + 1))
+    return all(row.equals(stored.select(OUTBOX_SCHEMA.names)) for stored in journal.read(offset, offset + 1))
 
 
 def _step(journal: Journal, start: int, upto: int) -> int:

@@ -44,7 +44,7 @@ def check_journal(name: str, journal: Journal, wanted: str) -> None:
         )
 
 
-def is_other(incarnation: str, found: str, offset: int, first: int) -> bool:
+def is_other(incarnation: str, here: str, offset: int, first: int) -> bool:
     """Whether another opening of a journal wrote the row below an offset than the one that the offset came with.
 
     Nobody knows where a Towline that names no openings handed out the offset, or has removed the row: a version that
@@ -52,12 +52,12 @@ def is_other(incarnation: str, found: str, offset: int, first: int) -> bool:
 
     Args:
         incarnation: What the offset came with; "" for unknown.
-        found: What the journal says (`Journal.incarnation_of`).
+        here: What the journal says (`Journal.incarnation_of`).
         offset: The offset.
         first: The first that the journal has; what was below an older one was committed and is not compared.
     """
-    known = found or offset > first
-    return bool(incarnation and known) and offset >= first and found != incarnation
+    comparable = here or offset > first
+    return bool(incarnation and comparable) and offset >= first and here != incarnation
 
 
 def check_history(name: str, journal: Journal, offset: int, incarnation: str) -> None:
@@ -100,7 +100,7 @@ def check_checkpoint(name: str, journal: Journal, location: str) -> None:
     """
     if not location:
         return
-    places = [place for told in Checkpoint(location).newest_offsets() for place in _places(told)]
+    places = [place for offset in Checkpoint(location).newest_offsets() for place in _places(offset)]
     ours = [place for place in places if place.journal == journal.journal_id]
     for place in ours or [place for place in places if place.gateway == name or len(places) == 1]:
         check_journal(name, journal, place.journal)
@@ -115,12 +115,12 @@ def check_checkpoint(name: str, journal: Journal, location: str) -> None:
         check_history(name, journal, place.offset, place.incarnation)
 
 
-def _places(told: Any) -> list[_Place]:
-    """What one source's offset says of gateways; nothing for another kind of source (`towline.spark.offsets`)."""
+def _places(offset: Any) -> list[_Place]:
+    """The gateways' places in one source's offset; nothing for another kind of source (`towline.spark.offsets`)."""
     try:
         return [
             _Place(name, str(place["journal"]), int(place["offset"]), str(place.get("incarnation", "")))
-            for name, place in told["gateways"].items()
+            for name, place in offset["gateways"].items()
         ]
     except (KeyError, TypeError, ValueError, AttributeError):
         return []

@@ -81,7 +81,7 @@ class Window:
 
 
 class GatewayClient:
-    """A connection to one gateway; made at the first call.
+    """A connection to one gateway; opened at the first call.
 
     Args:
         location: Arrow Flight location, ``grpc+unix:///var/lib/towline/plant/gateway.sock``.

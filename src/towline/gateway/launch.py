@@ -67,7 +67,7 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
     is ended first and started again; any other one is refused.
 
     Args:
-        settings: What the gateway is told.
+        settings: Of the gateway.
         owner_pid: The process whose end ends the gateway.
         log: File for its output; default ``gateway.log`` in the state directory.
 

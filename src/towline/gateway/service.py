@@ -51,7 +51,7 @@ _GLANCE_S = 1.0
 
 
 class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Serves one inbox journal; listens as soon as it is made.
+    """Serves one inbox journal; listens as soon as it is constructed.
 
     Args:
         journal: The open inbox; its owner closes it after this service.
@@ -59,7 +59,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         state_dir: Directory of the gateway; ``endpoint.json`` and, where the path is short enough, the socket go there.
         status: More facts for the action ``status``; called on a server thread.
         settings: Digest of the settings a broker can see (`GatewaySettings.digest`).
-        owner_pid: Process whose end ends the gateway; told to clients.
+        owner_pid: Process whose end ends the gateway; clients see it.
         on_commit: Called when a watermark has moved or is gone, on a server thread (``ack_after = kafka``).
         on_failure: Called when that fails in the journal [I6]; the gateway has to end.
         outbox: Takes what is to be sent; None for a gateway without an outbox.
@@ -81,7 +81,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_failure: Callable[[JournalFailed], None] | None = None,
         outbox: OutboxHandler | None = None,
     ) -> None:
-        # Calls may come in as soon as the base class is made: every field is set before.
+        # Calls may come in as soon as the base class is constructed: every field is set before.
         self._journal = journal
         self._name = name
         self._status = status
@@ -223,14 +223,14 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with self._news:
             lease = self._leases.open(consumer, holder)
             self._news.notify_all()  # a reader whose lease was taken over stops waiting
-        known = self._journal.consumers
-        if consumer not in known:
+        before = self._journal.consumers
+        if consumer not in before:
             # From now on nothing is removed that this reader has not seen.
             self._commit(consumer, self._journal.first)
         return {
             "lease": lease,
             "name": self._name,
-            "known": consumer in known,
+            "known": consumer in before,
             "committed": self._journal.consumers.get(consumer, self._journal.first),
             **self._position(),
         }

@@ -32,7 +32,7 @@ def test_what_was_put_off_holds_back_its_topic_alone() -> None:
     plan.hand_over(0, "a", 1)
     assert plan.answered(0, QUOTA, 0.0) is Fate.LATER
     assert plan.admit(1, "a") is Fate.WAIT
-    assert plan.admit(1, "a") is Fate.KNOWN
+    assert plan.admit(1, "a") is Fate.ALREADY
     assert plan.admit(2, "b") is Fate.GO
     assert list(plan.ready(0.5, 10)) == []
     assert list(plan.ready(1.0, 10)) == [0]

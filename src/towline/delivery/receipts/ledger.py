@@ -314,7 +314,7 @@ class Ledger:
                 self._note_question(name, state, change.asked[name])
 
     def start_again(self, marks: Iterable[Mark]) -> None:
-        """A session was made anew: what is not in the journal, and not among `marks`, was never received."""
+        """The session was renewed: what is not in the journal, and not among `marks`, was never received."""
         self._new.clear()
         for state in self._publishers.values():
             state.seen = _copy(state.journaled)
