@@ -124,12 +124,16 @@ class Uplink:
         self.received += len(action.messages)
         if self._config.acks is AckAfter.RECEIVED:
             self.settle(inbound, action.first + len(action.messages))
-        marked = self._ledger is not None
-        batch = to_rows(action.messages, action.first, time.time_ns() // 1000, self._config.name, strip_marks=marked)
+        batch = to_rows(
+            action.messages,
+            action.first,
+            time.time_ns() // 1000,
+            self._config.name,
+            strip_marks=self._ledger is not None,
+        )
         if batch.column("payload").null_count:
             self._count_stubs(action.messages)
-        marks = self._ledger.marks(action.messages.packets) if self._ledger is not None else ()
-        self._waiting += _frames(batch, action, self._frame_bytes, marks)
+        self._waiting += _frames(batch, action, self._frame_bytes)
         self.store()
 
     def _count_stubs(self, messages: Messages) -> None:
@@ -196,18 +200,13 @@ class Uplink:
             self._log.warning(what, code="TL-M24", broker=where, count=reused)
 
 
-def _frames(
-    rows: pa.RecordBatch, delivery: Deliver, most: int, marks: Sequence[Mark | None] = ()
-) -> Iterator[_Unstored]:
+def _frames(rows: pa.RecordBatch, delivery: Deliver, most: int) -> Iterator[_Unstored]:
     """Part a delivery into frames of at most `most` bytes or one packet; each packet id stays with its row [I3]."""
     at, count = 0, rows.num_rows
+    marks: Sequence[Mark | None] = delivery.messages.tags
     for part in cut(rows, max(1, count), most) if count else (rows,):
         start, at = at, at + part.num_rows
         first, last = delivery.first + start, delivery.first + at
         held = {packet_id: entry for packet_id, entry in delivery.held.items() if first <= entry.number < last}
         ticket = delivery.ticket if at == count else 0
-        yield _Unstored(part, held, () if start else delivery.released, ticket, _some(marks[start:at]))
-
-
-def _some(marks: Sequence[Mark | None]) -> tuple[Mark, ...]:
-    return tuple(mark for mark in marks if mark is not None)
+        yield _Unstored(part, held, () if start else delivery.released, ticket, tuple(filter(None, marks[start:at])))

@@ -44,7 +44,8 @@ class RefusedMessages:
 
     Args:
         directory: Of its journal; created with the first message.
-        outbox: Where its messages come from and go back to; what is done there is the calling thread's to note. None only to look.
+        outbox: Where its messages come from and go back to; the calling thread is the one that sends. None only to
+            look.
         limits: How much disk it may take.
     """
 
@@ -171,7 +172,7 @@ class RefusedMessages:
             self._journal.close()
             self._journal = None
 
-    def _there(self) -> Journal | None:
+    def _existing(self) -> Journal | None:
         """The journal, None where nothing was ever refused."""
         return self._opened() if self._journal is not None or self._directory.exists() else None
 

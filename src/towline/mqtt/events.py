@@ -5,9 +5,9 @@ Events tell what happened, actions tell what must be done, in order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from mqtt5 import PublishPacket, QoS, RetainHandling, TopicFilter, Will
 
@@ -36,6 +36,7 @@ __all__ = [
     "Received",
     "Remember",
     "Resumed",
+    "Screening",
     "Send",
     "SessionConfig",
     "SessionLost",
@@ -118,14 +119,29 @@ class Messages:
         packets: As they came; a stub for each that was not taken in whole.
         headers: The first byte of each packet: DUP, QoS and RETAIN.
         topics: The topic of each, topic aliases resolved.
+        tags: What the owner's screen said of each (`Screening`); empty without a screen.
     """
 
     packets: Sequence[Published]
     headers: bytes
     topics: list[str]
+    tags: Sequence[Any] = ()
 
     def __len__(self) -> int:
         return len(self.packets)
+
+
+class Screening(NamedTuple):
+    """What the owner of a session says of messages before they are taken in.
+
+    Attributes:
+        dropped: Places of those that are stored already, by a name their publisher gave them: they are acknowledged and
+            not stored again, as a repeat under an open packet id.
+        tags: One for each message; comes back with it in `Messages.tags`.
+    """
+
+    dropped: Collection[int]
+    tags: Sequence[Any]
 
 
 class Authenticator(Protocol):

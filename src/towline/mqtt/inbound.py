@@ -35,12 +35,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from mqtt5 import PubCompPacket, PubCompReasonCode
 
 from towline.mqtt.codec import PublishRun
-from towline.mqtt.events import Deliver, Held, Messages
+from towline.mqtt.events import Deliver, Held, Messages, Screening
 from towline.mqtt.stubs import Published
 
 __all__ = ["AliasError", "Inbound"]
@@ -55,6 +55,8 @@ _PROPERTIES: Final = attrgetter(
     "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties"
 )
 _NONE: Final[tuple[object, ...]] = (0, None, None, None, [])
+#: Of an owner that says nothing.
+_UNSCREENED: Final = Screening((), ())
 
 
 class AliasError(ValueError):
@@ -79,6 +81,7 @@ class _Gulp:
     packets: list[Published] = field(default_factory=list)
     headers: bytearray = field(default_factory=bytearray)
     topics: list[str] = field(default_factory=list)
+    tags: list[Any] = field(default_factory=list)
     held: dict[int, Held] = field(default_factory=dict)
     released: list[int] = field(default_factory=list)
     completions: list[int] = field(default_factory=list)
@@ -121,10 +124,8 @@ class Inbound:
         self.repeats = 0
         #: QoS > 0 messages of this connection that are not acknowledged.
         self.unacknowledged = 0
-        #: Tells which of some messages are stored already by a name their publisher gave them: places in the list. They
-        #: are acknowledged and not stored again, as a repeat under an open packet id; None for nobody who knows.
-        #: Given the packets and their topics, aliases resolved.
-        self.screen: Callable[[Sequence[Published], Sequence[str]], Collection[int]] | None = None
+        #: The owner's word on messages before they are taken in: given the packets and their topics, aliases resolved.
+        self.screen: Callable[[Sequence[Published], Sequence[str]], Screening] | None = None
         self._receive_maximum = receive_maximum
         self._alias_maximum = topic_alias_maximum
         self._reasons = reasons
@@ -144,12 +145,12 @@ class Inbound:
         """
         qos = run.qos
         topics = self._topics(run)
-        known = self.screen(run.packets, topics) if self.screen is not None else ()
-        if known:
-            self._one_by_one(run, qos, topics, known)
+        dropped, tags = self.screen(run.packets, topics) if self.screen is not None else _UNSCREENED
+        if dropped:
+            self._one_by_one(run, qos, topics, tags, dropped)
             return
         if b"\x02" in qos:
-            self._with_qos_2(run, qos, topics)
+            self._with_qos_2(run, qos, topics, tags)
             return
         first = self.next_number
         self.next_number += len(run)
@@ -157,6 +158,7 @@ class Inbound:
         gulp.packets += run.packets
         gulp.headers += run.headers
         gulp.topics += topics
+        gulp.tags += tags
         if b"\x00" not in qos:
             self._owe([_ACK_WORD[1] | (p.packet_id or 0) for p in run.packets], range(first, first + len(run)))
         else:
@@ -190,7 +192,7 @@ class Inbound:
         self._ticket += 1
         if gulp.completions:
             self._completions.append((self._ticket, _big_endian(array("I", gulp.completions))))
-        messages = Messages(gulp.packets, bytes(gulp.headers), gulp.topics)
+        messages = Messages(gulp.packets, bytes(gulp.headers), gulp.topics, gulp.tags)
         return Deliver(self._ticket, gulp.first, messages, gulp.held, tuple(gulp.released))
 
     def settle(self, upto: int) -> bytes:
@@ -242,14 +244,14 @@ class Inbound:
         assert all(0 < i <= 0xFFFF and h.number < self.next_number for i, h in self.held.items())
         assert list(self._completions) == sorted(self._completions)
 
-    def _with_qos_2(self, run: PublishRun, qos: bytes, topics: list[str]) -> None:
+    def _with_qos_2(self, run: PublishRun, qos: bytes, topics: list[str], tags: Sequence[Any]) -> None:
         ids = [packet.packet_id or 0 for packet in run.packets]
         if qos.count(2) == len(ids) == len(set(ids)) and self.held.keys().isdisjoint(ids):
-            self._all_new(run, topics, ids)
+            self._all_new(run, topics, tags, ids)
         else:
-            self._one_by_one(run, qos, topics)
+            self._one_by_one(run, qos, topics, tags)
 
-    def _all_new(self, run: PublishRun, topics: list[str], ids: list[int]) -> None:
+    def _all_new(self, run: PublishRun, topics: list[str], tags: Sequence[Any], ids: list[int]) -> None:
         """Take QoS 2 messages whose ids are all free: the case that has to be fast."""
         digests = _digests(run, topics)
         gulp, numbers = self._gulp, range(self.next_number, self.next_number + len(run))
@@ -257,21 +259,24 @@ class Inbound:
         gulp.packets += run.packets
         gulp.headers += run.headers
         gulp.topics += topics
+        gulp.tags += tags
         new = dict(zip(ids, map(Held, numbers, digests), strict=True))
         self.held.update(new)
         gulp.held.update(new)
         word = _ACK_WORD[2]
         self._owe([word | packet_id for packet_id in ids], numbers)
 
-    def _one_by_one(self, run: PublishRun, qos: bytes, topics: list[str], known: Collection[int] = ()) -> None:
-        """Take messages of which some may be repeats; `known` are such by the name their publisher gave them."""
+    def _one_by_one(
+        self, run: PublishRun, qos: bytes, topics: list[str], tags: Sequence[Any], dropped: Collection[int] = ()
+    ) -> None:
+        """Take messages of which some may be repeats; those at `dropped` are, as the owner says."""
         gulp = self._gulp
         digests = _digests(run, topics)
         words: list[int] = []
         numbers: list[int] = []
         for index, level in enumerate(qos):
             packet_id = run.packets[index].packet_id or 0
-            if index in known:
+            if index in dropped:
                 repeated = True
                 self.repeats += 1
                 if level == 2:  # for its PUBREL; after a crash the id is free, and PUBCOMP with 0x92 ends it as well
@@ -282,6 +287,7 @@ class Inbound:
                 gulp.packets.append(run.packets[index])
                 gulp.headers.append(run.headers[index])
                 gulp.topics.append(topics[index])
+                gulp.tags += tags[index : index + 1]
                 self.next_number += 1
             if level:
                 words.append(_ACK_WORD[level] | packet_id)

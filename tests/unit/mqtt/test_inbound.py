@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from itertools import permutations, product
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket, QoS
 
 from towline.mqtt.codec import Decoder, PublishRun
-from towline.mqtt.events import Deliver, Held
+from towline.mqtt.events import Deliver, Held, Screening
 from towline.mqtt.inbound import AliasError, Inbound
+from towline.mqtt.stubs import Published
 
 
 def publish(packet_id: int, payload: bytes = b"x", *, qos: int = 2, dup: bool = False, topic: str = "t") -> bytes:
@@ -254,7 +256,21 @@ def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
 
 def known_by_payload(inbound: Inbound) -> None:
     """Who knows messages by what they say: those with `b"old"` are stored already."""
-    inbound.screen = lambda packets, _: {place for place, packet in enumerate(packets) if packet.payload == b"old"}
+
+    def screen(packets: Sequence[Published], _topics: Sequence[str]) -> Screening:
+        old = {place for place, packet in enumerate(packets) if packet.payload == b"old"}
+        return Screening(old, [packet.payload for packet in packets])
+
+    inbound.screen = screen
+
+
+def test_a_tag_stays_with_its_message_when_a_repeat_is_left_out() -> None:
+    inbound = Inbound(5)
+    known_by_payload(inbound)
+    take(inbound, publish(1, b"a", qos=2))
+    delivery = take(inbound, publish(1, b"a", qos=2), publish(2, b"b", qos=2), publish(3, b"old", qos=2))
+    assert delivery is not None
+    assert [packet.payload for packet in delivery.messages.packets] == [b"b"] == delivery.messages.tags
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -264,7 +280,7 @@ def test_a_message_known_by_its_publishers_name_is_answered_and_not_stored(qos: 
     ids = (1, 2, 3) if qos else (0, 0, 0)
     delivery = take(inbound, *(publish(i, p, qos=qos) for i, p in zip(ids, (b"old", b"new", b"old"), strict=True)))
     assert delivery is not None
-    assert [packet.payload for packet in delivery.messages.packets] == [b"new"]
+    assert [packet.payload for packet in delivery.messages.packets] == [b"new"] == delivery.messages.tags
     assert (delivery.first, inbound.next_number, inbound.repeats) == (5, 6, 2)
     assert delivery.held.keys() == ({2} if qos == 2 else set())
     answer = {0: b"", 1: b"\x40\x02\x00\x01", 2: pubrec(1)}[qos]

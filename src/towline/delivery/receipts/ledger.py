@@ -28,6 +28,7 @@ from towline.delivery.receipts.mark import Mark, is_genuine, mark_of
 from towline.delivery.receipts.openings import Openings
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
+from towline.mqtt.events import Screening
 
 __all__ = ["Change", "Ledger", "MarkVerdict"]
 
@@ -151,8 +152,6 @@ class Ledger:
         self._waiting: set[str] = set()
         #: those that a receipt is due for, in order
         self._due: dict[str, None] = {}
-        #: packet, by its identity, → its mark, from `screen` to `marks`: the session holds the packets meanwhile
-        self._new: dict[int, Mark] = {}
         #: rows below are in Kafka; None before the first word of it
         self._upto: int | None = None
         self.deferred = 0
@@ -181,20 +180,22 @@ class Ledger:
 
     # -- coming in --
 
-    def screen(self, packets: Sequence[_Marked], topics: Sequence[str], now_s: int) -> set[int]:
-        """Take messages in; return the places of those that must not be stored."""
+    def screen(self, packets: Sequence[_Marked], topics: Sequence[str], now_s: int) -> Screening:
+        """Take messages in: which must not be stored, and the marks of those that are new, as their tags."""
         dropped: set[int] = set()
+        marks: list[Mark | None] = []
         for place, packet in enumerate(packets):
-            properties = packet.user_properties
-            mark = mark_of(properties) if properties else None
-            if mark is None or not self._believed(mark, packet, topics[place]):
-                continue
-            verdict = self.take(mark, now_s)
-            if verdict is MarkVerdict.NEW:
-                self._new[id(packet)] = mark
-            elif verdict in _DROPPED:
+            mark = self._genuine_mark(packet, topics[place])
+            verdict = None if mark is None else self.take(mark, now_s)
+            if verdict in _DROPPED:
                 dropped.add(place)
-        return dropped
+            marks.append(mark if verdict is MarkVerdict.NEW else None)
+        return Screening(dropped, marks)
+
+    def _genuine_mark(self, packet: _Marked, topic: str) -> Mark | None:
+        properties = packet.user_properties
+        mark = mark_of(properties) if properties else None
+        return mark if mark is not None and self._believed(mark, packet, topic) else None
 
     def _believed(self, mark: Mark, packet: _Marked, topic: str) -> bool:
         if self.keys is None:
@@ -206,10 +207,6 @@ class Ledger:
         else:
             self.forged += 1
         return False
-
-    def marks(self, packets: Sequence[_Marked]) -> list[Mark | None]:
-        """The marks of messages that `screen` let in as new, once; reading them anew would cost as much again."""
-        return [self._new.pop(id(packet), None) for packet in packets]
 
     def take(self, mark: Mark, now_s: int) -> MarkVerdict:
         """Judge a message and, if it is new, see it."""
@@ -315,7 +312,6 @@ class Ledger:
 
     def start_again(self, marks: Iterable[Mark]) -> None:
         """The session was renewed: what is not in the journal, and not among `marks`, was never received."""
-        self._new.clear()
         for state in self._publishers.values():
             state.seen = _copy(state.journaled)
         for mark in marks:
