@@ -18,12 +18,12 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from towline import files
 from towline.errors import JournalDamaged, JournalError
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ class Checkpoint:
         if path is None:
             return
         try:
-            _replace(path / name, text.encode(), 0o600)
-            _sync_directory(path)
+            files.replace_durably(path / name, text)
         except OSError as error:
             raise _undurable(error, self._location) from error
 
@@ -240,7 +239,7 @@ class Checkpoint:
                 with contextlib.suppress(FileNotFoundError):
                     name.unlink()
         for directory in {path.parent for path in torn}:
-            _sync_directory(directory)
+            files.sync_directory(directory)
         return [f"{path}: removed, a power failure had torn it" for path in torn]
 
     # -- helpers ---------------------------------------------------------------------------------------------------
@@ -277,7 +276,7 @@ class Checkpoint:
             for batch in [batch for batch in batches if batch > before]:
                 _sync_file(directory / str(batch))
                 _sync_file(_checksums(directory / str(batch)))
-        _sync_directory(directory)
+        files.sync_directory(directory)
         known.upto[directory.name] = batches[-1]
 
     def _torn(self, path: Path) -> list[Path]:
@@ -382,7 +381,7 @@ def _sync_place(path: Path) -> None:
     _rewrite(path / _METADATA)
     for directory in (path, *path.parents):
         with contextlib.suppress(PermissionError):  # a directory that we can't even list is none that we made
-            _sync_directory(directory)
+            files.sync_directory(directory)
 
 
 def _rewrite(path: Path) -> None:
@@ -396,34 +395,13 @@ def _rewrite(path: Path) -> None:
             content, mode = one.read_bytes(), one.stat().st_mode & 0o7777
         except FileNotFoundError:
             continue
-        _replace(one, content, mode)
-
-
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file anew, synced, under its name; the name is durable when its directory is synced."""
-    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".towline", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        Path(scratch).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(scratch).unlink()
-        raise
+        files.replace(one, content, mode=mode)
 
 
 def _sync_file(path: Path) -> None:
     """Make a file's content durable; one that Spark has removed meanwhile needs it no more."""
     with contextlib.suppress(FileNotFoundError):
-        _sync_descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
-
-
-def _sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    _sync_descriptor(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+        files.sync_file(path)
 
 
 def _has_entries(path: Path) -> bool:
@@ -439,15 +417,5 @@ def _sync_file_system(path: Path) -> None:
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-    finally:
-        os.close(descriptor)
-
-
-def _sync_descriptor(descriptor: int, path: Path) -> None:
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        error.filename = str(path)
-        raise
     finally:
         os.close(descriptor)

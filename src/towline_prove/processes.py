@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from towline import processes
 from towline_prove.devstack.process import Process, identify
 
 if TYPE_CHECKING:
@@ -67,18 +68,11 @@ def process(pid: int) -> Process:
     return Process(pid, identify(pid) or "gone")
 
 
-def _stat(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
 def tree(root: int) -> list[int]:
     """The process and all that descend from it now, parents before children."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - names only, a hundred times a second
-        if entry.isdigit() and (fields := _stat(int(entry))):
+        if entry.isdigit() and (fields := processes.fields(int(entry))):
             children.setdefault(int(fields[1]), []).append(int(entry))
     found = [root]
     for pid in found:
@@ -108,7 +102,7 @@ def named(root: int, role: Role) -> list[int]:
 def cpu_of(pids: Iterable[int]) -> Cpu:
     """CPU time of these processes; gone ones count nothing (their parent may have reaped it)."""
     own = reaped = 0
-    for fields in map(_stat, pids):
+    for fields in map(processes.fields, pids):
         if fields:
             own += int(fields[11]) + int(fields[12])
             reaped += int(fields[13]) + int(fields[14])

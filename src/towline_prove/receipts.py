@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from towline.gateway.endpoint import write_private
+from towline import files
 from towline_prove.demo import LINE, TOPIC, DemoFailed, DemoView, Moment, bridge_file, last_line, ready
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.reader import Tail, read_topic
@@ -105,7 +105,7 @@ class ReceiptsDemo:
                 "brokers", f"Mosquitto {mosquitto.version} {mosquitto.uri}, persistence off   Kafka {kafka.bootstrap}"
             )
             key_file = directory / "receipts.key"
-            write_private(key_file, secrets.token_hex(32) + "\n")
+            files.replace(key_file, secrets.token_hex(32) + "\n")
             config = directory / "bridge.toml"
             config.write_text(self._config(directory, mosquitto, kafka))
             bridge = BridgeRun(config, directory / "state" / LINE, directory / "bridge.log")

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from towline import files
 from towline.text import counted
 
 if TYPE_CHECKING:
@@ -189,8 +190,6 @@ def _secret(path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.read_bytes().rstrip(b"\r\n")
+        return files.secret(path)
     except OSError as error:
-        raise typer.BadParameter(
-            f"{path}: {(error.strerror or str(error)).lower()}", param_hint="--password-file"
-        ) from None
+        raise typer.BadParameter(f"{path}: {files.why(error)}", param_hint="--password-file") from None

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from towline.errors import Fenced, GatewayError, GatewayUnreachable
-from towline.gateway.endpoint import ProcessMark, error_from
+from towline.gateway.endpoint import error_from
 from towline.gateway.interruptible import interruptible
 from towline.gateway.remembered import OutboxPosition, StoredBatch
+from towline.processes import ProcessMark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -5,17 +5,16 @@ Import-light on purpose: Spark's Python workers load this module before they for
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
-from towline import errors
+from towline import errors, files
+from towline.processes import ProcessMark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,12 +25,10 @@ __all__ = [
     "LOG_FILE",
     "MAX_SOCKET_BYTES",
     "GatewayEndpoint",
-    "ProcessMark",
     "error_fields",
     "error_from",
     "location_of",
     "socket_path",
-    "write_private",
 ]
 
 ENDPOINT_FILE = "endpoint.json"
@@ -43,40 +40,6 @@ _NOT_IN_A_LOCATION = frozenset("#?%")
 
 #: sun_path holds 108 bytes with its end mark (unix(7)); gRPC refuses more than 107.
 MAX_SOCKET_BYTES = 107
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessMark:
-    """A process for ever: a pid alone is used again, a pid with its start time is not.
-
-    Attributes:
-        pid: Process id on ``host``.
-        started: Start time in clock ticks since boot (field 22 of proc(5) ``stat``).
-        host: Name of the machine or container.
-    """
-
-    pid: int
-    started: int
-    host: str
-
-    @classmethod
-    def of(cls, pid: int) -> Self:
-        """Mark a process of this machine; ``started`` is 0 when it is not there."""
-        return cls(pid, _started(pid) or 0, socket.gethostname())
-
-    def gone(self) -> bool:
-        """Whether the process is known to have ended; a process of another host is never known."""
-        return self.host == socket.gethostname() and _started(self.pid) != self.started
-
-
-def _started(pid: int) -> int | None:
-    """Start time of a living process; None for a missing one and for a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    state, *rest = stat.rpartition(")")[2].split()
-    return None if state in "ZX" else int(rest[18])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +77,7 @@ class GatewayEndpoint:
 
     def write(self, state_dir: Path) -> None:
         """Publish the endpoint atomically, mode 0600."""
-        write_private(state_dir / ENDPOINT_FILE, json.dumps(asdict(self), indent=1))
+        files.replace(state_dir / ENDPOINT_FILE, json.dumps(asdict(self), indent=1), synced=False)
 
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:
@@ -123,23 +86,6 @@ class GatewayEndpoint:
             return cls(**json.loads((state_dir / ENDPOINT_FILE).read_text()))
         except (OSError, ValueError, TypeError):
             return None
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically, mode 0600 from the first byte on.
-
-    Raises:
-        OSError: When the directory does not take it.
-    """
-    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        Path(scratch).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(scratch).unlink()
-        raise
 
 
 def socket_path(state_dir: Path) -> Path:

@@ -6,7 +6,6 @@ Safe in Spark's forked workers, as `towline.gateway.client` is: no gRPC and no p
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -16,9 +15,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from towline import files
 from towline.errors import ConfigError, GatewayError, JournalLocked, TowlineError
 from towline.gateway.client import GatewayClient
-from towline.gateway.endpoint import ERROR_FILE, LOG_FILE, GatewayEndpoint, ProcessMark, error_from
+from towline.gateway.endpoint import ERROR_FILE, LOG_FILE, GatewayEndpoint, error_from
+from towline.processes import ProcessMark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +101,7 @@ def _starting(state_dir: Path) -> int:
     """The open file that one starter at a time locks."""
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(state_dir / "starting.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return files.open_lock(state_dir / "starting.lock")
     except OSError as error:
         raise ConfigError(
             "TL-C25",
@@ -115,21 +116,13 @@ def _alone(state_dir: Path, deadline: float) -> Iterator[None]:
     """Make the state directory and let one starter in at a time."""
     handle = _starting(state_dir)
     try:
-        while not _locked(handle):
+        while not files.locked(handle):
             if time.monotonic() >= deadline:
                 raise _late(state_dir, "another process has been starting the gateway")
             time.sleep(0.02)
         yield
     finally:
         os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _fits(running: GatewayClient, settings: GatewaySettings, owner_pid: int, deadline: float) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from towline.errors import Fenced
-from towline.gateway.endpoint import ProcessMark
+from towline.processes import ProcessMark
 
 __all__ = ["FOREIGN_LEASE_S", "Leases", "now_text"]
 

@@ -24,9 +24,10 @@ from typing import Any
 import pyarrow as pa
 import structlog
 
+from towline import files
 from towline.errors import ConfigError, JournalError, TowlineError
 from towline.gateway.belonging import check_checkpoint
-from towline.gateway.endpoint import ERROR_FILE, ProcessMark, error_fields, write_private
+from towline.gateway.endpoint import ERROR_FILE, error_fields
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.pump import Pump
 from towline.gateway.remembered import check_outbox
@@ -34,6 +35,7 @@ from towline.gateway.service import InboxService, unforeseen
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream
+from towline.processes import ProcessMark
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable
 
@@ -282,7 +284,7 @@ def _prepare(state_dir: Path) -> None:
         if not os.access(state_dir, os.W_OK | os.X_OK):
             raise PermissionError(13, "permission denied")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = files.why(error)
         raise JournalError(
             "TL-J01", str(state_dir), f"the state directory can't be used ({reason})", "Choose one this user may write."
         ) from error
@@ -293,9 +295,9 @@ def _password(settings: GatewaySettings) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.read_bytes().rstrip(b"\r\n")
+        return files.secret(path)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = files.why(error)
         raise ConfigError(
             "TL-C31", str(path), f"password_file can't be read ({reason})", "Check its name and rights."
         ) from error
@@ -304,7 +306,7 @@ def _password(settings: GatewaySettings) -> bytes | None:
 def _leave_error(state_dir: Path, error: TowlineError) -> None:
     """Leave the error where whoever started us looks for it; a directory that takes no file has the log line."""
     with contextlib.suppress(OSError):
-        write_private(state_dir / ERROR_FILE, json.dumps(error_fields(error)))
+        files.replace(state_dir / ERROR_FILE, json.dumps(error_fields(error)), synced=False)
 
 
 class _signals:  # noqa: N801  # a context manager used as a verb

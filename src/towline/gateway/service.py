@@ -21,10 +21,11 @@ from pyarrow import flight
 from towline.delivery.refused import ACTIONS
 from towline.errors import Fenced, GatewayError, JournalFailed, TowlineError
 from towline.gateway.belonging import check_history, check_journal
-from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, ProcessMark, error_fields, location_of, socket_path
+from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, error_fields, location_of, socket_path
 from towline.gateway.leases import Leases, now_text
 from towline.gateway.request import Request, bad_request
 from towline.logfile import own_log
+from towline.processes import ProcessMark
 from towline.schema import ROW_SCHEMA
 from towline.text import printable
 

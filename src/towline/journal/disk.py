@@ -10,6 +10,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+from towline import files
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Disk"]
 
-_FILE_MODE = 0o600  # design section 10
 _IOV_MAX = 1024  # Linux: UIO_MAXIOV
 
 
@@ -27,8 +28,8 @@ class Disk:
 
     def create(self, path: Path) -> int:
         """Create a new file that only its owner reads, whatever the umask, and return its descriptor."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
-        os.fchmod(descriptor, _FILE_MODE)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, files.PRIVATE)
+        os.fchmod(descriptor, files.PRIVATE)
         return descriptor
 
     def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
@@ -45,11 +46,7 @@ class Disk:
 
     def sync_directory(self, directory: Path) -> None:
         """Make the names in a directory durable."""
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        files.sync_directory(directory)
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Cut a file to `size` bytes and write on from there."""
@@ -71,9 +68,9 @@ class Disk:
 
     def allocate(self, path: Path, size: int) -> None:
         """Take `size` bytes of the disk for a file that is only there to be given back."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.PRIVATE)
         try:
-            os.fchmod(descriptor, _FILE_MODE)
+            os.fchmod(descriptor, files.PRIVATE)
             os.posix_fallocate(descriptor, 0, size)
         except OSError:
             with contextlib.suppress(OSError):

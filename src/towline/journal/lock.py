@@ -6,11 +6,11 @@ second owner in. So the holder looks again and again whether the name still mean
 
 from __future__ import annotations
 
-import fcntl
 import os
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from towline import files
 from towline.errors import JournalError, JournalFailed, JournalLocked
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Lock:
         self._file: tuple[int, int] | None = None
         for _ in range(_TRIES):
             try:
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._descriptor = files.open_lock(self._path)
             except OSError as error:
                 raise _unusable(directory, error) from error
             try:
@@ -63,20 +63,23 @@ class Lock:
 
     def _take(self, directory: Path) -> None:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not files.locked(self._descriptor):
+                raise self._taken(directory)
             os.fchmod(self._descriptor, 0o600)
             text = f"{os.getpid()} {datetime.now().astimezone().isoformat()}"
             os.pwrite(self._descriptor, text.ljust(_LENGTH).encode() + b"\n", 0)  # over the last holder's, all of it
-        except BlockingIOError as error:
-            if _HELD.get(_file(os.fstat(self._descriptor))) == os.getpid():
-                what = "this process has it open already, in another Publisher or gateway"
-                advice = "Close that one first, or give each a directory of its own."
-                raise JournalLocked("TL-J03", str(directory), what, advice) from error
-            holder = _holder(os.pread(self._descriptor, 100, 0).decode("ascii", "replace"))
-            advice = "One gateway or Publisher per directory: stop that one, or give this one another directory."
-            raise JournalLocked("TL-J03", str(directory), f"locked by {holder}", advice) from error
         except OSError as error:
             raise _unusable(directory, error) from error
+
+    def _taken(self, directory: Path) -> JournalLocked:
+        """Say who holds the lock; this process may, by another object."""
+        if _HELD.get(_file(os.fstat(self._descriptor))) == os.getpid():
+            what = "this process has it open already, in another Publisher or gateway"
+            advice = "Close that one first, or give each a directory of its own."
+            return JournalLocked("TL-J03", str(directory), what, advice)
+        holder = _holder(os.pread(self._descriptor, 100, 0).decode("ascii", "replace"))
+        advice = "One gateway or Publisher per directory: stop that one, or give this one another directory."
+        return JournalLocked("TL-J03", str(directory), f"locked by {holder}", advice)
 
     def check(self) -> None:
         """See that the lock file is still the one that is locked.

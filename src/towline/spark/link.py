@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from towline import processes
 from towline.errors import GatewayUnreachable, TowlineError
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover, ensure
@@ -147,18 +148,7 @@ def driver_pid() -> int:
     """
     pid = os.getppid()
     while pid > 1:
-        name, parent = _process(pid)
-        if name == "java":
+        if processes.name(pid) == "java":
             return pid
-        pid = parent
+        pid = processes.parent(pid)
     return os.getppid()
-
-
-def _process(pid: int) -> tuple[str, int]:
-    """Name and parent of a process, from proc(5) ``stat``; ``("", 0)`` when it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "", 0
-    head, _, tail = stat.rpartition(")")
-    return head.partition("(")[2], int(tail.split()[1])

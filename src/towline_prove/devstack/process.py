@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from towline import processes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -82,17 +84,15 @@ def spawn(command: Sequence[str | Path], output: Path) -> tuple[Child, Process]:
 def identify(pid: int) -> str | None:
     """Boot id and start time of a running process; None when there is none with this pid, or only a zombie.
 
-    A killed JVM shows its first thread as a zombie while others still hold files and ports: that one runs yet.
+    See `towline.processes.started`.
     """
-    fields = _stat(pid)
-    if fields is None or (fields[0] in {"Z", "X"} and int(fields[17]) <= 1):
-        return None
-    return f"{_boot_id()}:{fields[19]}"
+    started = processes.started(pid)
+    return None if started is None else f"{_boot_id()}:{started}"
 
 
 def is_stopped(pid: int) -> bool:
     """Whether the process is stopped by SIGSTOP."""
-    fields = _stat(pid)
+    fields = processes.fields(pid)
     return fields is not None and fields[0] == "T"
 
 
@@ -104,14 +104,6 @@ def wait_for(condition: Callable[[], bool], timeout: float) -> bool:
             return False
         time.sleep(POLL_SECONDS)
     return True
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/<pid>/stat from the third (state) on: the second, the name, may hold spaces and brackets."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 @cache

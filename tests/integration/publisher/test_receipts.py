@@ -18,9 +18,8 @@ import pytest
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
-from towline import AsyncPublisher, Publisher
+from towline import AsyncPublisher, Publisher, files
 from towline.errors import ConfigError, GatewayError, PublisherError
-from towline.gateway.endpoint import write_private
 from towline.gateway.settings import GatewaySettings
 from towline_prove.devstack import Mosquitto
 from towline_prove.strace import Injection, fired, wrapped
@@ -47,7 +46,7 @@ def write_key(tmp_path: Path) -> Path:
     """The line's key, for gateway and publishers."""
     file = tmp_path / "line.key"
     if not file.exists():
-        write_private(file, secrets.token_hex(32))
+        files.replace(file, secrets.token_hex(32))
     return file
 
 

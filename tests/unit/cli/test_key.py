@@ -8,7 +8,7 @@ import pytest
 
 from towline.cli import main
 from towline.delivery.receipts.keys import ReceiptKeys
-from towline.gateway.endpoint import write_private
+from towline.files import replace as write_private
 
 
 def run(*arguments: str) -> int:

@@ -15,9 +15,10 @@ import pyarrow as pa
 from pyarrow import flight
 
 from towline.errors import JournalFailed, TowlineError
-from towline.gateway.endpoint import ProcessMark, error_from
+from towline.gateway.endpoint import error_from
 from towline.gateway.service import InboxService
 from towline.journal import Journal, Limits
+from towline.processes import ProcessMark
 from towline.schema import ROW_SCHEMA
 
 __all__ = ["Served", "error_of", "main", "mark", "open_as", "raw", "rows", "served"]

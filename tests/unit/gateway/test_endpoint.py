@@ -17,7 +17,6 @@ from towline.gateway.endpoint import (
     GatewayEndpoint,
     error_fields,
     error_from,
-    write_private,
 )
 
 
@@ -72,18 +71,6 @@ def test_a_socket_left_behind_is_no_obstacle(tmp_path: Path) -> None:
 def test_a_file_that_is_no_endpoint_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / ENDPOINT_FILE).write_text(text)
     assert GatewayEndpoint.read(tmp_path) is None
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_private(tmp_path / "x.json", "old")
-
-    def fail(_self: Path, _target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="No space"):
-        write_private(tmp_path / "x.json", "new")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"x.json": "old"}
 
 
 KINDS = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, TowlineError)]

@@ -25,8 +25,9 @@ ROOT = Path(__file__).parents[3]
 _GATEWAY = """
 import signal, sys, threading, time
 from tests.unit.gateway.serving import Served
+from towline import files
 from towline.errors import TowlineError
-from towline.gateway.endpoint import ERROR_FILE, error_fields, write_private
+from towline.gateway.endpoint import ERROR_FILE, error_fields
 from towline.gateway.settings import GatewaySettings
 import json
 settings = GatewaySettings.model_validate_json(sys.stdin.buffer.read())
@@ -37,7 +38,7 @@ try:
         settings.state_dir, name=settings.name, settings=settings.digest(), owner_pid=settings.owner_pid
     )
 except TowlineError as error:
-    write_private(settings.state_dir / ERROR_FILE, json.dumps(error_fields(error)))
+    files.replace(settings.state_dir / ERROR_FILE, json.dumps(error_fields(error)))
     sys.exit(1)
 print("up", flush=True)
 end = time.monotonic() + 60

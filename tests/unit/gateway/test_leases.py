@@ -10,10 +10,8 @@ from pyarrow import flight
 from tests.unit.gateway.serving import Served, error_of, mark, open_as, raw
 from towline.errors import Fenced
 from towline.gateway.client import GatewayClient
-from towline.gateway.endpoint import (
-    ProcessMark,
-)
 from towline.gateway.leases import Leases
+from towline.processes import ProcessMark
 
 
 def test_a_second_living_reader_is_refused_with_one_line(

@@ -8,14 +8,13 @@ belongs to it, and how many transactions a batch was split into. What is found l
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from towline import files
 from towline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class Identity:
     def save(self, state_dir: Path) -> None:
         """Write it, durably and for this user alone."""
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_durably(state_dir / IDENTITY_FILE, json.dumps(asdict(self), indent=1) + "\n")
+        files.replace_durably(state_dir / IDENTITY_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
     def started(self, query: str, line: AnyLine) -> None:
         """Note whose checkpoint it is and how a batch is split.
@@ -250,18 +249,3 @@ def _copied(place: Path, names: Iterable[str], kept: Mapping[str, Identity]) -> 
             file = place / name / IDENTITY_FILE
             do = f"Remove the copy, or only its {file} and its checkpoint, to make it a new line."
             raise ConfigError("TL-B21", str(place), what, do)
-
-
-def _write_durably(path: Path, text: str) -> None:
-    """Replace a file so that a power failure leaves the old or the new one, and never neither."""
-    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(scratch).replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

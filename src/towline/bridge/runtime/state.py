@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from towline import files
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.lines.account import LineAccount, LineCounts
 from towline.bridge.uplink.account import UplinkCounts
-from towline.gateway.endpoint import ProcessMark, write_private
+from towline.processes import ProcessMark
 
 __all__ = ["BRIDGE_FILE", "BridgeState", "LineView", "account_of", "counts_of", "digest_of", "read_state"]
 
@@ -197,7 +198,7 @@ class BridgeState:
                 "kafka_insecure": self.kafka_insecure,
                 "lines": {name: view.as_json() for name, view in self.lines.items()},
             }
-        write_private(self._file, json.dumps(values, indent=1))
+        files.replace(self._file, json.dumps(values, indent=1), synced=False)
 
 
 def digest_of(file: Path) -> str | None:

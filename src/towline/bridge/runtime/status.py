@@ -11,8 +11,8 @@ from typing import Any
 from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import SILENT_S, account_of, counts_of, digest_of, read_state
 from towline.errors import ConfigError, GatewayError
-from towline.gateway.endpoint import ProcessMark
 from towline.gateway.launch import discover
+from towline.processes import ProcessMark
 from towline.text import counted, printable
 
 __all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]

@@ -8,7 +8,6 @@ query that fails again and again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import threading
@@ -16,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from towline import files
 from towline.bridge.config.jars import equipped, source_text
 from towline.bridge.lines.identity import settle
 from towline.bridge.lines.recovery import begin_again
@@ -254,19 +254,17 @@ def _alone(bridge: Bridge) -> Iterator[None]:
     state_dir = bridge.state_dir
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(state_dir / "bridge.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = files.open_lock(state_dir / "bridge.lock")
     except OSError as error:
-        what = f"the state directory can't be used ({(error.strerror or str(error)).lower()})"
+        what = f"the state directory can't be used ({files.why(error)})"
         raise ConfigError(
             "TL-C25", str(state_dir), what, "Name one on a local disk that this user may write."
         ) from error
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not files.locked(handle):
             pid = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
             do = "Stop that one first, or give this bridge a state_dir of its own."
-            raise ConfigError("TL-B10", str(state_dir), f"a bridge runs here (pid {pid})", do) from None
+            raise ConfigError("TL-B10", str(state_dir), f"a bridge runs here (pid {pid})", do)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from towline import files
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES
 from towline.spark.home import light_home
@@ -68,10 +69,8 @@ def scratch(state_dir: Path) -> tuple[Path, int]:
     for left in root.glob("spark-*"):
         handle = os.open(left, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
-        except BlockingIOError:
-            continue  # of a driver that is still ending
+            if files.locked(handle):  # else of a driver that is still ending
+                shutil.rmtree(left, ignore_errors=True)
         finally:
             os.close(handle)
     place = Path(tempfile.mkdtemp(prefix="spark-", dir=root))

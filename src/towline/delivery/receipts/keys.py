@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Self
 
+from towline import files
 from towline.errors import ConfigError
 
 __all__ = ["ReceiptKeys"]
@@ -53,7 +54,7 @@ class ReceiptKeys:
                 raise _unusable(path, "every user of this machine may read or write it", "chmod 600 it.")
             lines = path.read_text("ascii").splitlines()
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = files.why(error)
             raise _unusable(path, f"it can't be read ({reason})", "Check its name and rights.") from error
         except UnicodeDecodeError:
             lines = ["?"]

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import h11
 
+from towline import files
 from towline.errors import ConfigError, Unreachable
 from towline.net.transport.endpoint import Endpoint
 from towline.net.transport.patience import Patience, plain
@@ -87,7 +88,7 @@ class Proxy:
         if self.password_file is None:
             return ""
         try:
-            return self.password_file.read_text("utf-8").rstrip("\r\n")
+            return files.secret(self.password_file).decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = plain(error) if isinstance(error, OSError) else "it is no UTF-8 text"
             where, advice = str(self.password_file), "Check proxy_password_file."

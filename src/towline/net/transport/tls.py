@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
+from towline import files
 from towline.errors import BrokerError, ConfigError, Unreachable
 from towline.net.transport.patience import Patience, plain
 
@@ -100,7 +101,7 @@ class Tls:
         if self.key_password_file is None:
             return None
         try:
-            return self.key_password_file.read_bytes().rstrip(b"\r\n")
+            return files.secret(self.key_password_file)
         except OSError as error:
             _unusable(error, "tls.key_password_file", self.key_password_file)
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.delivery.receipts.marks import KEYS, mark
+from towline import files
 from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.mark import Content, Mark, mark_of, unmarked
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.errors import ConfigError
-from towline.gateway.endpoint import write_private
 
 
 @given(
@@ -84,7 +84,7 @@ def test_a_receipt_is_believed_as_it_was_written(tmp_path: Path) -> None:
     assert ReceiptPayload.was_written_by(newer, "p", payload)
     assert ReceiptPayload.was_written_by(KEYS, "p", told.encode(newer))
     file = tmp_path / "own"
-    write_private(file, "\n".join(KEYS.derived("p")))
+    files.replace(file, "\n".join(KEYS.derived("p")))
     assert ReceiptPayload.was_written_by(ReceiptKeys.read(file), "p", payload)
     assert not ReceiptKeys.read(file).speaks_for("q")
     assert not ReceiptPayload.was_written_by(KEYS, "q", payload)

@@ -1,0 +1,130 @@
+"""Files that are whole or not there: replaced in one step, made durable, locked by one process at a time.
+
+The rules that make a write durable are one call each: content by fsync before the rename, the name by fsync of its
+directory after it. A rename without the first can leave an empty file, without the second the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = [
+    "PRIVATE",
+    "locked",
+    "open_lock",
+    "replace",
+    "replace_durably",
+    "secret",
+    "sync_directory",
+    "sync_file",
+    "why",
+]
+
+#: Mode of all that holds messages, places or secrets (design section 10).
+PRIVATE = 0o600
+
+
+def replace(path: Path, content: bytes | str, *, mode: int = PRIVATE, synced: bool = True) -> None:
+    """Give a file new content in one step: who reads it sees the old or the new.
+
+    Args:
+        path: Its directory is there.
+        content: Text is written as UTF-8.
+        mode: From the first byte on nobody sees more than its owner does.
+        synced: The content is durable before it has the name; the name is when `sync_directory` returns. Without it a
+            power failure may leave an empty file.
+
+    Raises:
+        OSError: The directory does not take it; what was there stays.
+    """
+    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".towline", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            if synced:
+                os.fsync(file.fileno())
+        Path(scratch).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(scratch).unlink()
+        raise
+
+
+def replace_durably(path: Path, content: bytes | str) -> None:
+    """Give a private file new content so that a power failure leaves the old or the new one, never neither.
+
+    Raises:
+        OSError: As `replace`, or the directory could not be synced: then either may be there.
+    """
+    replace(path, content)
+    sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a file durable.
+
+    Raises:
+        OSError: With the file's name; it must not be synced again, the kernel has forgotten the failure [I6].
+    """
+    _sync(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable.
+
+    Raises:
+        OSError: As `sync_file`.
+    """
+    _sync(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), path)
+
+
+def open_lock(path: Path) -> int:
+    """Open a file that processes lock, made where there is none, and return its descriptor.
+
+    Raises:
+        OSError: The directory does not take it.
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+
+
+def locked(descriptor: int) -> bool:
+    """Lock an open file for as long as its description is open, flock(2); False if another has it.
+
+    Raises:
+        OSError: This file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def secret(path: Path) -> bytes:
+    """The secret in a file, without the end of its line.
+
+    Raises:
+        OSError: It can't be read.
+    """
+    return path.read_bytes().rstrip(b"\r\n")
+
+
+def why(error: OSError) -> str:
+    """Say what the system said, for the middle of a sentence: ``permission denied``."""
+    return (error.strerror or str(error)).lower()
+
+
+def _sync(descriptor: int, path: Path) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,73 @@
+"""Processes known by pid and start time: a pid alone is used again for another process."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+__all__ = ["ProcessMark", "fields", "name", "parent", "started"]
+
+#: Places in `fields` of proc(5) ``stat``, whose third field is the first here.
+_STATE, _PARENT, _THREADS, _START_TIME = 0, 1, 17, 19
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMark:
+    """A process for ever.
+
+    Attributes:
+        pid: Process id on ``host``.
+        started: Start time in clock ticks since boot; 0 for a process that was not there.
+        host: Name of the machine or container.
+    """
+
+    pid: int
+    started: int
+    host: str
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Mark a process of this machine; ``started`` is 0 when it is not there."""
+        return cls(pid, started(pid) or 0, socket.gethostname())
+
+    def gone(self) -> bool:
+        """Whether the process is known to have ended; a process of another host is never known."""
+        return self.host == socket.gethostname() and started(self.pid) != self.started
+
+
+def fields(pid: int) -> list[str] | None:
+    """Fields of ``/proc/<pid>/stat`` from the third on, the state; None for a process that is gone."""
+    stat = _stat(pid)
+    return None if stat is None else stat.rpartition(")")[2].split()  # the second, the name, may hold brackets
+
+
+def started(pid: int) -> int | None:
+    """Start time of a running process in clock ticks since boot; None for a missing one and for a zombie.
+
+    A killed JVM shows its first thread as a zombie while others still hold files and ports: that one runs yet.
+    """
+    stat = fields(pid)
+    if stat is None or (stat[_STATE] in {"Z", "X"} and int(stat[_THREADS]) <= 1):
+        return None
+    return int(stat[_START_TIME])
+
+
+def name(pid: int) -> str:
+    """Name of a process's program; empty when it is gone."""
+    stat = _stat(pid)
+    return "" if stat is None else stat.rpartition(")")[0].partition("(")[2]
+
+
+def parent(pid: int) -> int:
+    """Pid of a process's parent; 0 when it is gone."""
+    stat = fields(pid)
+    return 0 if stat is None else int(stat[_PARENT])
+
+
+def _stat(pid: int) -> str | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None

@@ -1,0 +1,51 @@
+"""Processes and what tells one from another."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.helpers import wait_until
+from towline import processes
+from towline.processes import ProcessMark
+
+
+def test_a_process_is_known_by_its_start_too() -> None:
+    mark = ProcessMark.of(os.getpid())
+    assert not mark.gone()
+    assert ProcessMark(mark.pid, mark.started + 1, mark.host).gone()
+    assert not ProcessMark(mark.pid, mark.started + 1, "elsewhere").gone()
+
+
+def test_a_zombie_has_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    try:
+        wait_until(lambda: (processes.fields(child.pid) or ["gone"])[0] == "Z", what="a zombie")
+        assert processes.started(child.pid) is None
+        assert ProcessMark.of(child.pid).started == 0
+    finally:
+        child.wait()
+    assert processes.fields(child.pid) is None
+    assert (processes.name(child.pid), processes.parent(child.pid)) == ("", 0)
+
+
+def test_a_process_whose_first_thread_has_ended_runs_on() -> None:
+    """As a killed JVM, whose other threads still hold its files and ports."""
+    program = (
+        "import threading, ctypes, sys; done = threading.Event()\n"
+        "threading.Thread(target=lambda: (print('up', flush=True), sys.stdin.read())).start()\n"
+        "ctypes.CDLL(None).pthread_exit(0)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        wait_until(lambda: (processes.fields(child.pid) or ["gone"])[0] == "Z", what="a first thread that has ended")
+        assert processes.started(child.pid) is not None
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_name_and_parent() -> None:
+    assert processes.parent(os.getpid()) == os.getppid()
+    assert "python" in processes.name(os.getpid()) or "pytest" in processes.name(os.getpid())
