@@ -40,7 +40,7 @@ _SIGNS = (
     (Role.JVM, re.compile(r"(^|/)java\0.*org\.apache\.spark\.deploy\.SparkSubmit", re.DOTALL)),
     (Role.WORKER, re.compile(r"-m\0pyspark\.")),
     (Role.GATEWAY, re.compile(r"-m\0towline\.gateway$|towline\0gateway\0")),
-    (Role.DRIVER, re.compile(r"-m\0towline\.bridge\.driver$")),
+    (Role.DRIVER, re.compile(r"-m\0towline\.bridge\.runtime\.driver$")),
     (Role.BRIDGE, re.compile(r"towline\0run\0|main\(\)\0run\0")),
 )
 

@@ -116,7 +116,8 @@ def test_a_replay_that_was_killed_is_done_over(kafka: Kafka, make: Make) -> None
     code = """if True:
         import os, sys
         from pathlib import Path
-        from towline.bridge import config, dlq
+        from towline.bridge.config import file as config
+        from towline.bridge.deadletters import dlq
         dlq._Writer._commit = lambda writer: (writer._producer.flush(20), os._exit(9))
         bridge = config.load(Path(sys.argv[1]))
         dlq.replay(dlq.shelves(bridge)[0], dlq.Wanted(), None)

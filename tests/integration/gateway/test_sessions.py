@@ -13,8 +13,8 @@ from mqtt5 import PublishPacket, PubRecPacket, QoS, SubscribePacket
 
 from tests.conftest import NewMosquitto
 from tests.integration.gateway.conftest import NewGateway
-from tests.integration.mqtt.scripted import Line, Scripted
-from tests.integration.mqtt.ways import Relay
+from tests.integration.net.scripted import Line, Scripted
+from tests.integration.net.ways import Relay
 from towline.net.sender import Sender
 from towline_prove.devstack import Mosquitto
 

@@ -15,8 +15,8 @@ from mqtt5 import ConnAckPacket, ConnectPacket, PingReqPacket
 from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
-from tests.integration.mqtt.scripted import Line, Scripted
-from tests.integration.mqtt.ways import Relay
+from tests.integration.net.scripted import Line, Scripted
+from tests.integration.net.ways import Relay
 from towline.net.client import Client
 from towline_prove.devstack import Mosquitto
 

@@ -28,7 +28,7 @@ from mqtt5 import (
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
-from tests.integration.mqtt.scripted import Line, Scripted
+from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
 from towline import Client, Filter
 from towline.errors import ConfigError, Refused

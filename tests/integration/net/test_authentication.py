@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from mqtt5 import AuthPacket, AuthReasonCode, ConnAckPacket, ConnAckReasonCode, ConnectPacket, DisconnectPacket
 
-from tests.integration.mqtt.scripted import Line, Scripted
+from tests.integration.net.scripted import Line, Scripted
 from towline import Client
 from towline.errors import ConfigError, ProtocolViolation, Refused, TowlineError
 

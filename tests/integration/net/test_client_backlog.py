@@ -11,7 +11,7 @@ from mqtt5 import PubAckPacket, PublishPacket, QoS
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.mqtt.scripted import Line, Scripted
+from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.test_client import take
 from towline import Client, Filter
 from towline.errors import Unreachable

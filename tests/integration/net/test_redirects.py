@@ -13,8 +13,8 @@ from mqtt5 import ConnAckPacket, ConnAckReasonCode, ConnectPacket, DisconnectPac
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
-from tests.integration.mqtt.scripted import Line, Scripted
 from tests.integration.net.conftest import Authority
+from tests.integration.net.scripted import Line, Scripted
 from towline import Client, Tls
 from towline.errors import Refused, Unreachable
 from towline.net.redirect import MOST_HOPS

@@ -11,8 +11,8 @@ from mqtt5 import PublishPacket, QoS
 
 from tests.conftest import NewMosquitto
 from tests.integration.gateway.conftest import Gateway, NewGateway
-from tests.integration.mqtt.ways import HttpProxy, SocksProxy
 from tests.integration.net.conftest import Authority
+from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline.gateway.settings import TlsSettings
 from towline.net.sender import Sender
 from towline.net.transport import Proxy, Tls

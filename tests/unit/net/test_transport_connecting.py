@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import wait_until
-from tests.integration.mqtt.ways import HttpProxy, SocksProxy
+from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline.errors import ConfigError, TowlineError, Unreachable
 from towline.net.transport import Endpoint, Proxy, connect
 from towline.net.transport.patience import Patience

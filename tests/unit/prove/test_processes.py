@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline_prove import processes
 from towline_prove.processes import Role, command_line, cpu_of, memory_of, named, role_of, tree
 from towline_prove.subject import BridgeRun
@@ -45,6 +46,7 @@ def test_cpu_of_this_process_grows() -> None:
         ("/usr/bin/java\0-cp\0x\0org.apache.spark.deploy.SparkSubmit", Role.JVM),
         ("/v/bin/python\0-m\0pyspark.daemon\0pyspark.worker", Role.WORKER),
         ("/v/bin/python\0-m\0towline.gateway", Role.GATEWAY),
+        ("\0".join(DriverSupervisor.command), Role.DRIVER),
         ("/v/bin/python\0/v/bin/towline\0run\0bridge.toml", Role.BRIDGE),
         ("/v/bin/python\0-m\0pytest", Role.OTHER),
         ("", Role.OTHER),
