@@ -24,8 +24,8 @@ from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 
 __all__ = ["OutboxHandler"]
 
-#: Most bytes of one frame, unless it is one row: a batch above is stored in several, each with the marker of how far
-#: it has come.
+#: Most bytes of one frame, unless it is one row: a batch above is stored in several, each with a note of how far it
+#: has come.
 _FRAME_BYTES: Final = 16 << 20
 #: A limit of the outbox has room for so many frames at least.
 _FRAMES_BELOW_LIMIT: Final = 16

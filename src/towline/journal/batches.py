@@ -1,7 +1,7 @@
 """Batches of an outbox: what one is called, and what is remembered of it.
 
-A marker stands in the notes of the outbox's journal, as ``batch:<writer>``: a list ``[number, rows, whole, end,
-origin]`` and, where there is more to say, an object with ``attempt``, ``ranges`` and ``at``.
+The newest batch of a writer stands in the notes of the outbox's journal, as ``batch:<writer>``: a list ``[number,
+rows, whole, end, origin]`` and, where there is more to say, an object with ``attempt``, ``ranges`` and ``at``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A journal like the inbox, with the same frames, recovery and limits (ADR 12). What is its own lies in the notes and the
 packet ids of that journal's frames, so that each becomes durable together with the rows it is about:
 
-    marker    ``batch:<writer>`` → the newest batch of a writer and how much is here: a repeat enters nothing [I10]
+    batch     ``batch:<writer>`` → the newest batch of a writer and how much is here: a repeat enters nothing [I10]
     dropped   rows of a batch that never became whole and was brought anew: they are never sent (ADR 14)
     flight    packet id → number of the row and its phase, durable before the packet that depends on it leaves [I10];
               written, not synced, for QoS 1: what a power failure takes costs a repeat, as QoS 1 may
@@ -12,7 +12,7 @@ packet ids of that journal's frames, so that each becomes durable together with 
     outcomes  how many of them are done in which way, in each frame that says which are done: after a crash both are
               known or none [I11]
 
-Any thread may append; the marks belong to one thread, the one that sends.
+Any thread may append; what is done is noted by one thread, the one that sends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NO_LIMITS: Final = Limits()
 _SENDER = "sender"
 _DONE = "done"
 _OUTCOMES = "outcomes"
-_MARKER = "batch:"
+_BATCH = "batch:"
 _DROPPED = "dropped"
 _OVER = "over:"
 
@@ -56,7 +56,7 @@ _IDLE_S: Final = 86_400.0
 _IDLE_FULL_S: Final = 600.0
 #: That a job is over is known for so many seconds: so long a task that Spark has stopped may still come.
 _OVER_S: Final = 3_600
-#: Markers of a job that nobody ended (the driver was killed) stay for so many seconds.
+#: The last batches of a job that nobody ended (the driver was killed) stay for so many seconds.
 _JOB_S: Final = 7 * 86_400
 #: What a frame takes beyond the bytes of its rows, at most.
 _FRAME_MORE: Final = 1 << 16
@@ -95,10 +95,10 @@ class Outbox:
         self._outcomes: Mapping[str, int] = dict(journal.notes.get(_OUTCOMES, {}))
         #: packet ids that are free again and whose frame does not say so yet
         self._freed: set[int] = set()
-        #: markers are looked up and appended in one step
+        #: a last batch is looked up and replaced in one step
         self._entering = threading.Lock()
         self._partial = Partial()
-        for writer, values in self.markers.items():
+        for writer, values in self.last_batches.items():
             if ranges := LastBatch.from_json(values).ranges:
                 self._partial.hold(writer, ranges)
         self._look_at = 0.0
@@ -121,7 +121,7 @@ class Outbox:
         if job_of(batch.writer) and _OVER + job_of(batch.writer) in self.journal.notes:
             what = f"the job of {batch.writer} is over, this task comes too late"
             raise JournalError("TL-J17", str(self.journal.directory), what, "Nothing: the job has its result.")
-        found = self._marker(batch.writer)
+        found = self._last_batch(batch.writer)
         if found is None or found.number < batch.number:
             return Appended(0, self.journal.end, whole=False, already=False, newest=found.number if found else -1)
         if found.number == batch.number and found.origin and batch.origin and found.origin != batch.origin:
@@ -131,14 +131,14 @@ class Outbox:
             return Appended(0, self.journal.end, whole=False, already=False, newest=found.number)
         return Appended(found.rows, found.end, whole, already=True, newest=found.number)
 
-    def _marker(self, writer: str) -> LastBatch | None:
-        values = self.journal.notes.get(_MARKER + writer)
+    def _last_batch(self, writer: str) -> LastBatch | None:
+        values = self.journal.notes.get(_BATCH + writer)
         return None if values is None else LastBatch.from_json(values)
 
     def append(self, rows: Any, batch: Batch | None = None, *, start: int = 0, whole: bool = True) -> Appended:
         """Make rows durable, exactly once if they belong to a batch [I10].
 
-        A large batch may come in pieces, in order; what of a piece is here already is left out. Rows and marker are in
+        A large batch may come in pieces, in order; what of a piece is here already is left out. Rows and note are in
         one frame, so that no crash parts them. The pieces of an attempt leave when the batch is whole; those of an
         attempt that another one follows never do (ADR 14).
 
@@ -169,25 +169,25 @@ class Outbox:
             fresh = rows.slice(here.rows - start)
             count = start + rows.num_rows
             if not count:
-                return Appended(0, self.journal.end, whole=True, already=False)  # an empty batch needs no marker
+                return Appended(0, self.journal.end, whole=True, already=False)  # an empty batch needs no note
             return self._enter(fresh, batch, count, whole=whole)
 
     def _enter(self, fresh: Any, batch: Batch, count: int, *, whole: bool) -> Appended:
-        """Append rows and marker; they can be seen as soon as they are there, so they are held back before."""
+        """Append rows and last batch; they can be seen as soon as they are there, so they are held back before."""
         writer, former = batch.writer, self._partial.of(batch.writer)
-        before = self._marker(writer)
+        before = self._last_batch(writer)
         counted = before is not None and before.number == batch.number and before.rows > 0
         # What a Towline without attempts began has left in part, and goes on as it began.
         attempt = before.attempt if before is not None and counted else batch.attempt
         end = self.journal.end + fresh.num_rows
         ranges = joined([*former, (self.journal.end, end)]) if attempt and (former or not whole) else ()
         at = int(self._clock()) if job_of(writer) else 0
-        marker = LastBatch(batch.number, count, whole, end, batch.origin, at=at)
+        last = LastBatch(batch.number, count, whole, end, batch.origin, at=at)
         if not whole:
-            marker = LastBatch(batch.number, count, whole, end, batch.origin, attempt, ranges, at)
+            last = LastBatch(batch.number, count, whole, end, batch.origin, attempt, ranges, at)
         self._partial.hold(writer, ranges)
         try:
-            self._store(fresh, batch, marker)
+            self._store(fresh, batch, last)
         except JournalError as error:
             self._partial.hold(writer, former)
             if error.code == "TL-J15":
@@ -197,8 +197,8 @@ class Outbox:
             self._partial.let_go(writer)
         return Appended(count, end, whole, already=False, newest=batch.number)
 
-    def _store(self, fresh: Any, batch: Batch, marker: LastBatch) -> None:
-        notes = {_MARKER + batch.writer: marker.as_json()}
+    def _store(self, fresh: Any, batch: Batch, last: LastBatch) -> None:
+        notes = {_BATCH + batch.writer: last.as_json()}
         try:
             self.journal.append(fresh, notes=notes)
         except JournalFull:
@@ -240,9 +240,9 @@ class Outbox:
         kept = joined([*((s, e) for s, e in known if e > self.journal.first), *gone])
         notes: dict[str, Any] = {_DROPPED: [rows + sum(end - start for start, end in gone), kept]}
         for writer, parts in ranges.items():
-            marker = self._marker(writer)
-            if parts and marker is not None:
-                notes[_MARKER + writer] = LastBatch(marker.number, 0, False, marker.end, marker.origin, at=marker.at)
+            last = self._last_batch(writer)
+            if parts and last is not None:
+                notes[_BATCH + writer] = LastBatch(last.number, 0, False, last.end, last.origin, at=last.at)
         self.journal.append(self.journal.no_rows, notes=_plain(notes))
         for writer in ranges:
             self._partial.give_up(writer)
@@ -260,13 +260,13 @@ class Outbox:
         """Forget the batches of a job; what is here of them is sent if it is whole, and nothing more enters.
 
         Raises:
-            JournalFull: TL-J02, the disk took no more: the markers go later by themselves.
+            JournalFull: TL-J02, the disk took no more: the last batches go later by themselves.
             JournalFailed: TL-J04, the outbox is dead [I6].
         """
         with self._entering:
-            writers = [writer for writer in self.markers if job_of(writer) == job]
+            writers = [writer for writer in self.last_batches if job_of(writer) == job]
             self._give_up(writers)
-            notes: dict[str, Any] = {_MARKER + writer: None for writer in writers}
+            notes: dict[str, Any] = {_BATCH + writer: None for writer in writers}
             self.journal.append(self.journal.no_rows, notes={**notes, _OVER + job: int(self._clock())})
 
     def _look(self) -> None:
@@ -280,11 +280,11 @@ class Outbox:
             if name.startswith(_OVER):
                 if value < now - _OVER_S:
                     notes[name] = None
-            elif name.startswith(_MARKER) and job_of(name.removeprefix(_MARKER)):
-                marker = LastBatch.from_json(value)
-                if not marker.at:  # of a Towline that did not say when
+            elif name.startswith(_BATCH) and job_of(name.removeprefix(_BATCH)):
+                last = LastBatch.from_json(value)
+                if not last.at:  # of a Towline that did not say when
                     notes[name] = [*value[:5], {"at": now}]
-                elif marker.at < now - _JOB_S and not marker.ranges:
+                elif last.at < now - _JOB_S and not last.ranges:
                     notes[name] = None
         if notes:
             self.journal.append(self.journal.no_rows, notes=notes)
@@ -443,10 +443,10 @@ class Outbox:
         self.journal.close()
 
     @property
-    def markers(self) -> Mapping[str, Any]:
+    def last_batches(self) -> Mapping[str, Any]:
         """The newest batch of each writer, as `LastBatch.from_json` takes it."""
         notes = dict(self.journal.notes).items()
-        return {name.removeprefix(_MARKER): value for name, value in notes if name.startswith(_MARKER)}
+        return {name.removeprefix(_BATCH): value for name, value in notes if name.startswith(_BATCH)}
 
 
 def _another(directory: Path, batch: Batch) -> JournalError:

@@ -174,9 +174,9 @@ def test_the_markers_of_a_job_go_with_it(tmp_path: Path) -> None:
         outbox.append(rows(part, 1), Batch(f"{job}/{part}", 0, attempt="a"))
     outbox.append(rows(900, 2), Batch(f"{job}/50", 0, attempt="a"), whole=False)
     outbox.append(rows(50, 1), Batch("q/0", 0))
-    assert len(outbox.markers) == 52
+    assert len(outbox.last_batches) == 52
     outbox.end_job(job)
-    assert list(outbox.markers) == ["q/0"]
+    assert list(outbox.last_batches) == ["q/0"]
     with pytest.raises(JournalError, match="TL-J17"):  # a task that Spark had given up comes late
         outbox.append(rows(0, 1), Batch(f"{job}/0", 0, attempt="b"))
     assert Sending(outbox).turn() == list(range(51))
@@ -194,12 +194,12 @@ def test_the_markers_of_a_job_that_nobody_ended_go_after_a_week(tmp_path: Path) 
     older = "job-" + "1b" * 16
     outbox.journal.append(rows(0, 1), notes={f"batch:{older}/0": [0, 1, 1, 1, ""]})  # it did not say when
     outbox.append(rows(1, 1), Batch("job-" + "2c" * 16 + "/0", 0))
-    assert len(outbox.markers) == 2
+    assert len(outbox.last_batches) == 2
     for days, kept in ((6, 3), (2, 1)):
         clock.now += days * 86_400
         outbox = Outbox(outbox.journal, clock)
         outbox.append(rows(0, 1), Batch("q/0", days + int(clock.now)))
-        assert len(outbox.markers) == kept
+        assert len(outbox.last_batches) == kept
     outbox.close()
 
 

@@ -224,7 +224,7 @@ class Life(RuleBasedStateMachine):
         assert {n for n in range(self.end) if n in outbox.done} == self.done
         assert outbox.waiting == self.end - len(self.done)
         assert outbox.flights == self.flights
-        assert {writer: marker[0] for writer, marker in outbox.markers.items()} == self.newest
+        assert {writer: last[0] for writer, last in outbox.last_batches.items()} == self.newest
         waiting = [n for n in range(self.end) if n not in self.done]
         if waiting:
             assert outbox.journal.first <= waiting[0]
