@@ -11,11 +11,10 @@ import threading
 import time
 from pathlib import Path
 
-from mqtt5 import PublishPacket, QoS
-from paho.mqtt.client import CallbackAPIVersion, Client
+from paho.mqtt.client import CallbackAPIVersion
+from paho.mqtt.client import Client as PahoClient
 
-from towline import Publisher
-from towline.net.sender import Sender
+from towline import Client, Publisher
 from towline_prove.devstack import Mosquitto
 
 PAYLOAD = b"x" * 150
@@ -40,17 +39,16 @@ def run(messages: int) -> dict[str, float]:
 
 
 def null(broker: Mosquitto, messages: int) -> float:
-    packets = [PublishPacket(f"t/{n % 50}", PAYLOAD, qos=QoS.AT_LEAST_ONCE, packet_id=1) for n in range(messages)]
-    with Sender(broker.uri, client_id="null") as sender:
+    with Client(broker.uri, client_id="null") as client:
         started = time.perf_counter()
-        for packet in packets:
-            sender.publish(packet)
-        sender.drain()
+        for number in range(messages):
+            last = client.publish(f"t/{number % 50}", PAYLOAD)
+        last.wait()
         return messages / (time.perf_counter() - started)
 
 
 def paho(broker: Mosquitto, messages: int) -> float:
-    client = Client(CallbackAPIVersion.VERSION2, client_id="paho", protocol=5)
+    client = PahoClient(CallbackAPIVersion.VERSION2, client_id="paho", protocol=5)
     client.max_inflight_messages_set(1000)
     done = threading.Semaphore(0)
     client.on_publish = lambda *_: done.release()

@@ -6,17 +6,18 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import NoReturn, TypeVar
 
 import mqtt5
 import pytest
 
+from towline import Client
 from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
 from towline.mqtt.stubs import Stub
 
-__all__ = ["lacking", "packets_in", "ptrace_works", "read_all", "wait_until", "wait_while_it_moves"]
+__all__ = ["lacking", "packets_in", "ptrace_works", "publish_all", "read_all", "wait_until", "wait_while_it_moves"]
 
 T = TypeVar("T")
 
@@ -56,6 +57,28 @@ def wait_while_it_moves(condition: Callable[[], T | None], state: Callable[[], o
         assert time.monotonic() <= end, f"nothing has moved for {standstill:g} s: {now!r}"
         time.sleep(0.1)
     return answer
+
+
+def publish_all(uri: str, packets: Iterable[mqtt5.PublishPacket], client_id: str = "device") -> None:
+    """Publish messages and return when the broker has taken all of them."""
+    with Client(uri, client_id=client_id) as client:
+        results = [
+            client.publish(
+                packet.topic,
+                packet.payload,
+                qos=int(packet.qos),
+                retain=packet.retain,
+                content_type=packet.content_type,
+                payload_is_utf8=packet.payload_format_indicator == 1,
+                response_topic=packet.response_topic,
+                correlation_data=packet.correlation_data,
+                expiry_s=packet.message_expiry_interval,
+                user_properties=packet.user_properties,
+            )
+            for packet in packets
+        ]
+        for result in results:
+            result.wait(60)
 
 
 def lacking(reason: str) -> NoReturn:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -16,9 +16,13 @@ from towline import files
 from towline.text import counted
 
 if TYPE_CHECKING:
-    from mqtt5 import PublishPacket
+    from towline.net.client import Client
+    from towline.net.messages import PublishResult
 
 __all__ = ["pub"]
+
+#: Seconds without any answer of the broker after which we give up.
+_PATIENCE: Final = 30.0
 
 
 def pub(
@@ -56,7 +60,6 @@ def pub(
     Example: towline pub mqtt://127.0.0.1:1883 'telemetry/d{n}' '21.5' --count 1000
     """
     from towline.gateway.settings import Broker  # noqa: PLC0415  # heavy modules load when they are needed
-    from towline.net.sender import Sender  # noqa: PLC0415
     from towline.net.transport import Tls  # noqa: PLC0415
 
     try:
@@ -73,25 +76,94 @@ def pub(
         return
     if receipts:
         raise typer.BadParameter("it needs --durable", param_hint="--receipts")
-    _packet(topic, message, 0, qos, properties, retain=retain)  # what can't be said is said before a connection is made
-    refused: list[int] = []
-    sender = Sender(
-        place.endpoint,
-        client_id=f"towline-pub-{os.getpid()}",
-        tls=Tls(ca_file=ca_file),
-        username=username,
-        password=_secret(password_file),
-        on_acknowledged=lambda _token, reason: refused.append(reason) if reason >= 0x80 else None,
-    )
+    _check(topic, message, qos, properties)  # what can't be said is said before a connection is made
+    login = {"tls": Tls(ca_file=ca_file), "username": username, "password": _secret(password_file)}
     started = time.monotonic()
-    with sender, Progress(console=Console(stderr=True), transient=True) as progress:
+    with _open(str(place), **login) as client, Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("publishing", total=count)
+        answers = _Answers(client, str(place))
         for number in range(count):
             _pace(started, number, rate)
-            sender.publish(_packet(topic, message, number, qos, properties, retain=retain))
+            name = topic.replace("{n}", str(number))
+            answers.publish(name, _payload(message, number), qos=qos, retain=retain, user_properties=properties)
             progress.update(task, completed=number + 1)
-        sender.drain()
-    _account(count, refused, time.monotonic() - started, place=str(place), qos=qos)
+        answers.drain()
+        client.close(_PATIENCE)
+    _account(count, answers.refused, time.monotonic() - started, place=str(place), qos=qos)
+
+
+def _open(broker: str, **login: Any) -> Client:
+    """A client that is online; where the broker keeps no sessions, which is no reason not to publish, without one."""
+    from towline.errors import Refused  # noqa: PLC0415
+    from towline.net.client import Client  # noqa: PLC0415
+
+    client_id = f"towline-pub-{os.getpid()}"
+    try:
+        return Client(broker, client_id=client_id, **login).open()
+    except Refused as error:
+        if error.code != "TL-M12":
+            raise
+        return Client(broker, client_id=client_id, session_expiry_s=0, **login).open()
+
+
+class _Answers:
+    """Publishes, and collects the broker's answers.
+
+    Args:
+        client: Online.
+        where: The broker, as errors name it.
+    """
+
+    def __init__(self, client: Client, where: str) -> None:
+        self._client = client
+        self._where = where
+        #: Of the messages without an answer, in order.
+        self._results: deque[PublishResult] = deque()
+        #: Reason codes of the messages that the broker has dropped.
+        self.refused: list[int] = []
+
+    def publish(self, topic: str, payload: bytes, **more: Any) -> None:
+        """Hand over a message.
+
+        Raises:
+            BrokerError: Nothing has moved for `_PATIENCE` seconds: why there is no connection, or TL-M33.
+        """
+        from towline.errors import Unreachable  # noqa: PLC0415
+
+        while self._results and self._results[0].done:
+            self._take()
+        try:
+            self._results.append(self._client.publish(topic, payload, timeout_s=_PATIENCE, **more))
+        except Unreachable as error:
+            self._give_up(error)
+
+    def drain(self) -> None:
+        """Wait until the broker has answered everything; raises as `publish` does."""
+        while self._results:
+            self._take()
+
+    def _take(self) -> None:
+        from towline.errors import Refused, Unreachable  # noqa: PLC0415
+
+        result = self._results[0]
+        try:
+            result.wait(_PATIENCE)
+        except Refused:
+            if result.reason is None:  # it is the client that was refused
+                raise
+            self.refused.append(result.reason)
+        except Unreachable as error:
+            self._give_up(error)
+        self._results.popleft()
+
+    def _give_up(self, error: Exception) -> None:
+        from towline.errors import Unreachable  # noqa: PLC0415
+
+        if getattr(error, "code", "") != "TL-M33":
+            raise error
+        what = f"no acknowledgement for {_PATIENCE:g} s, {counted(len(self._results))} without an answer"
+        advice = "Is the broker alive? Publish again what was not confirmed."
+        raise self._client.last_error or Unreachable("TL-M33", self._where, what, advice) from None
 
 
 def _pub_durably(
@@ -110,7 +182,7 @@ def _pub_durably(
     from towline.publisher import Publisher  # noqa: PLC0415
 
     outcomes: Counter[str] = Counter()
-    publisher = Publisher(broker, state_dir=state_dir, on_outcome=lambda _n, told: outcomes.update([told]), **login)
+    publisher = Publisher(broker, state_dir=state_dir, on_outcome=lambda _n, end: outcomes.update([end]), **login)
     started = time.monotonic()
     waited = publisher.waiting
     last = None
@@ -147,26 +219,13 @@ def _account(count: int, refused: list[int], seconds: float, *, place: str, qos:
         raise typer.Exit(1)
 
 
-def _packet(
-    topic: str, message: str, number: int, qos: int, properties: list[tuple[str, str]], *, retain: bool
-) -> PublishPacket:
-    from mqtt5 import PublishPacket, QoS  # noqa: PLC0415
-
+def _check(topic: str, message: str, qos: int, properties: list[tuple[str, str]]) -> None:
     from towline.errors import ConfigError  # noqa: PLC0415
     from towline.mqtt.rules import message_problem  # noqa: PLC0415
 
-    name = topic.replace("{n}", str(number))
-    payload = _payload(message, number)
-    if problem := message_problem(name, payload, qos, user_properties=properties):
+    name = topic.replace("{n}", "0")
+    if problem := message_problem(name, _payload(message, 0), qos, user_properties=properties):
         raise ConfigError("TL-C51", f"message to {name[:80]!r}", problem, "Change it.")
-    return PublishPacket(
-        name,
-        payload,
-        qos=QoS(qos),
-        retain=retain,
-        user_properties=properties,
-        packet_id=1 if qos else None,  # the session gives each message its own
-    )
 
 
 def _payload(message: str, number: int) -> bytes:

@@ -66,6 +66,8 @@ _MOST_WAITING: Final = 10_000
 #: Bytes of waiting messages above which nothing more is read, and half of it above which QoS 0 is dropped. Receive
 #: Maximum is no such bound: MQTT 3.x has none, and an answer behind more messages than it allows must be read too.
 _MOST_BYTES: Final = 64 << 20
+#: Nothing is handed over while so many bytes wait for the system: QoS 0, which has no answer, has no other bound.
+_MOST_UNSENT: Final = 1 << 20
 #: Bytes that a message takes beside what it carries.
 _OVERHEAD: Final = 1000
 #: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
@@ -175,6 +177,8 @@ class Client:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
+        #: Patience in seconds with what is still to be sent when it ends.
+        self._goodbye_s = _GOODBYE
         #: Set when the thread has ended: why, for those who still wait.
         self._ended: BaseException | None = None
         #: Events for the session, from any thread.
@@ -375,7 +379,8 @@ class Client:
         Nothing in a process that has inherited the client by ``fork``.
 
         Args:
-            timeout_s: Longest wait in seconds for the broker's answers to what was published.
+            timeout_s: Longest wait in seconds for the broker's answers to what was published, and again, but for 2 s
+                at least, until it has taken what was sent.
         """
         if os.getpid() != self._pid:
             return
@@ -383,7 +388,7 @@ class Client:
             thread = self._thread
             if thread is not None:
                 self._changed.wait_for(lambda: not self._receipts or self._ended, timeout_s)
-            self._closing = True
+            self._closing, self._goodbye_s = True, max(_GOODBYE, timeout_s)
             self._changed.notify_all()
         self._driver.cancel()
         if thread is not None:
@@ -455,7 +460,7 @@ class Client:
             failure = self._driver.fatal
             if failure is None:
                 self._carry_out()
-                self._driver.leave(_GOODBYE)
+                self._driver.leave(self._goodbye_s)
         except BaseException as error:  # noqa: BLE001  # whatever it is, those who wait must know
             failure = error
         finally:
@@ -484,11 +489,10 @@ class Client:
         """Give the session what other threads have asked for; not before it is sure which session it will be."""
         if not self._driver.ever_online:
             return
+        while self._orders and self._driver.unsent < _MOST_UNSENT:
+            self._driver.handle(self._orders.popleft())
         with self._changed:
-            orders, self._orders = self._orders, deque()
             settled = self._settled
-        for event in orders:
-            self._driver.handle(event)
         if settled > self._driver.session.inbound.settled:
             self._driver.handle(Settled(settled))
 

@@ -14,14 +14,13 @@ from confluent_kafka import Producer
 
 from tests import extremes
 from tests.conftest import NewMosquitto
-from tests.helpers import wait_until
+from tests.helpers import publish_all, wait_until
 from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.gateway.test_outbox import KEEPING, Ear
 from tests.integration.kafka.reading import records
 from towline.bridge.runtime.status import collect
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.kafka.deadletters import Collector, Letter
-from towline.net.sender import Sender
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -64,10 +63,7 @@ def test_every_row_goes_on_or_is_set_aside(bridge: Running, ear: tuple[Mosquitto
     bridge.file.write_text(BOTH_WAYS.format(mqtt=broker.uri, kafka=own_kafka.bootstrap))
     bridge.start()
     wait_until(lambda: gateway(bridge, "line").get("state") == "online", PATIENCE, "the gateway")
-    with Sender("127.0.0.1", broker.port, client_id="device") as device:
-        for message in sent:
-            device.publish(message)
-        device.drain()
+    publish_all(broker.uri, sent)
     wait_until(lambda: gateway(bridge, "line").get("journaled", 0) >= len(sent), PATIENCE, "all stored")
     for _ in range(2):  # once with the rows stored, and once after the restart
         kill_gateway(bridge, "line")

@@ -7,12 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from mqtt5 import PublishPacket, QoS
 
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
-from towline.net.sender import Sender
+from towline import Client
 from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -53,7 +52,7 @@ where = "length(payload) > 1"
     bridge.start()
     wait_until(lambda: bridge.status()["lines"]["line"]["gateway_running"], PATIENCE, "the gateway")
     crowd = [("k", "v")] * 1_001
-    with Sender("127.0.0.1", broker.port, client_id="device") as sender:
+    with Client(broker.uri, client_id="device") as client:
         for payload, pairs in (
             (b"m1", []),
             (bytes(2_000_000), []),
@@ -61,9 +60,7 @@ where = "length(payload) > 1"
             (bytes(1_200_000), crowd),
             (b"m3", []),
         ):
-            packet = PublishPacket("t/d/x", payload, qos=QoS(2), packet_id=1, user_properties=pairs)
-            sender.publish(packet)
-        sender.drain()
+            client.publish("t/d/x", payload, qos=2, user_properties=pairs).wait(60)
     wait_until(lambda: bridge.account()["received"] == 5, PATIENCE, "all of them")
     wait_until(lambda: not bridge.account()["waiting"], PATIENCE, "the batches")
     known = wait_until(

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from mqtt5 import PublishPacket, QoS
 
 from tests.helpers import wait_until
+from towline import Client
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal
-from towline.net.sender import Sender
 from towline.net.transport import Tls
 from towline.schema import ROW_SCHEMA
 from towline_prove.devstack import Mosquitto
@@ -128,10 +127,10 @@ def new_gateway(tmp_path: Path) -> Iterator[NewGateway]:
 
 def publish(broker: Mosquitto, numbers: range, topic: str = "t/1", *, qos: int = 1, tls: Tls | None = None) -> None:
     """Publish numbered messages and return when the broker has acknowledged them."""
-    with Sender("127.0.0.1", broker.port, client_id=f"test-{os.getpid()}", tls=tls) as sender:
-        for number in numbers:
-            sender.publish(PublishPacket(topic, b"%d" % number, qos=QoS(qos), packet_id=1 if qos else None))
-        sender.drain()
+    uri = broker.uri.replace("mqtt://", "mqtts://") if tls else broker.uri
+    with Client(uri, client_id=f"test-{os.getpid()}", tls=tls) as client:
+        for result in [client.publish(topic, b"%d" % number, qos=qos) for number in numbers]:
+            result.wait(60)
 
 
 def payloads(gateway: Gateway) -> list[int]:

@@ -8,12 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from mqtt5 import PublishPacket, QoS
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, publish
-from towline.net.sender import Sender
+from towline import Client
 from towline_prove.devstack import Mosquitto
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.proxy import FaultProxy
@@ -47,12 +46,11 @@ def test_payloads_of_every_size_come_byte_for_byte(mosquitto: Mosquitto, new_gat
     online(gateway)
     sizes = [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 20_000_000]
     digests = []
-    with Sender("127.0.0.1", mosquitto.port, client_id="device") as sender:
+    with Client(mosquitto.uri, client_id="device") as client:
         for size in sizes:
             payload = hashlib.shake_128(b"%d" % size).digest(size)
             digests.append(hashlib.sha256(payload).digest())
-            sender.publish(PublishPacket("t/1", payload, qos=QoS(1), packet_id=1))
-        sender.drain()
+            client.publish("t/1", payload).wait(60)
     gateway.until(60, journaled=len(sizes))
     gateway.stop()
     assert [hashlib.sha256(row["payload"]).digest() for row in gateway.rows()] == digests
@@ -63,11 +61,10 @@ def test_10k_topics_and_repeated_property_keys(new_mosquitto: NewMosquitto, new_
     gateway = new_gateway(mosquitto)
     online(gateway)
     keys = [("k", "1"), ("k", "2"), ("", ""), ("k", "1"), ("ü", "日本")]
-    with Sender("127.0.0.1", mosquitto.port, client_id="device") as sender:
+    with Client(mosquitto.uri, client_id="device") as client:
         for number in range(10_000):
-            packet = PublishPacket(f"t/{number}/x", b"", qos=QoS(1), packet_id=1, user_properties=keys)
-            sender.publish(packet)
-        sender.drain()
+            last = client.publish(f"t/{number}/x", user_properties=keys)
+        last.wait(60)
     gateway.until(60, journaled=10_000)
     gateway.stop()
     rows = gateway.rows()
@@ -152,10 +149,9 @@ def test_qos_2_through_a_broker_killed_with_its_store(new_mosquitto: NewMosquitt
 
 
 def publish_as(client_id: str, broker: Mosquitto, numbers: range) -> None:
-    with Sender("127.0.0.1", broker.port, client_id=client_id) as sender:
-        for number in numbers:
-            sender.publish(PublishPacket("t/1", b"%d" % number, qos=QoS(2), packet_id=1))
-        sender.drain()
+    with Client(broker.uri, client_id=client_id) as client:
+        for result in [client.publish("t/1", b"%d" % number, qos=2) for number in numbers]:
+            result.wait(60)
 
 
 def _has(gateway: Gateway, count: int) -> bool:

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
-from mqtt5 import ConnectPacket, PublishPacket, QoS
+from mqtt5 import ConnectPacket
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway, payloads, publish
+from towline import Client
 from towline.gateway.client import GatewayClient
-from towline.net.sender import Sender
 from towline_prove.devstack import Mosquitto
 
 
@@ -26,24 +26,18 @@ def test_messages_reach_the_disk_with_all_their_properties(mosquitto: Mosquitto,
     gateway = new_gateway(mosquitto)
     gateway.start()
     gateway.until(state="online")
-    with Sender("127.0.0.1", mosquitto.port, client_id="device") as sender:
-        sender.publish(
-            PublishPacket(
-                "t/dev/temp",
-                b"\xff\x00 21.5",
-                qos=QoS.AT_LEAST_ONCE,
-                packet_id=1,
-                retain=True,
-                payload_format_indicator=0,
-                message_expiry_interval=3600,
-                content_type="text/plain",
-                response_topic="r/1",
-                correlation_data=b"\x01\x02",
-                user_properties=[("b", "1"), ("a", "2"), ("b", "3")],
-            )
-        )
-        sender.publish(PublishPacket("t/plain", b"", packet_id=None))
-        sender.drain()
+    with Client(mosquitto.uri, client_id="device") as client:
+        client.publish(
+            "t/dev/temp",
+            b"\xff\x00 21.5",
+            retain=True,
+            expiry_s=3600,
+            content_type="text/plain",
+            response_topic="r/1",
+            correlation_data=b"\x01\x02",
+            user_properties=[("b", "1"), ("a", "2"), ("b", "3")],
+        ).wait(60)
+        client.publish("t/plain", qos=0).wait(60)
     gateway.until(journaled=2)
     assert gateway.stop() == 0
     full, plain = gateway.rows()
@@ -291,11 +285,9 @@ def test_a_full_journal_holds_back_and_loses_nothing(new_mosquitto: NewMosquitto
     )
     gateway.start()
     gateway.until(state="online")
-    with Sender("127.0.0.1", broker.port, client_id="device") as sender:
-        for number in range(2000):
-            payload = b"%d " % number + bytes(2000)
-            sender.publish(PublishPacket("t/1", payload, qos=QoS.AT_LEAST_ONCE, packet_id=1))
-        sender.drain()
+    with Client(broker.uri, client_id="device") as client:
+        for result in [client.publish("t/1", b"%d " % number + bytes(2000)) for number in range(2000)]:
+            result.wait(60)
     full = gateway.until(held_back="journal full")
     assert 0 < full["journaled"] < 2000
     assert "TL-J02" in full["last_error"]["text"]

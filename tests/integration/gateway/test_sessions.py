@@ -15,7 +15,7 @@ from tests.conftest import NewMosquitto
 from tests.integration.gateway.conftest import NewGateway
 from tests.integration.net.scripted import Line, Scripted
 from tests.integration.net.ways import Relay
-from towline.net.sender import Sender
+from towline import Client
 from towline_prove.devstack import Mosquitto
 
 QOS_2 = [{"filter": "t/#", "qos": 2}]
@@ -40,11 +40,9 @@ class LosesOneConnack(Relay):
 
 
 def retain(broker: Mosquitto, numbers: range) -> None:
-    with Sender(broker.uri, client_id="device") as sender:
+    with Client(broker.uri, client_id="device") as client:
         for number in numbers:
-            packet = PublishPacket(f"t/{number}", b"%d" % number, qos=QoS.EXACTLY_ONCE, packet_id=1, retain=True)
-            sender.publish(packet)
-        sender.drain()
+            client.publish(f"t/{number}", b"%d" % number, qos=2, retain=True).wait(60)
 
 
 @pytest.mark.parametrize("handling", [None, 0])
@@ -146,9 +144,8 @@ def test_a_failover_is_no_lost_session_and_a_filter_added_meanwhile_is_at_both(
     first.start()
     second.stop()
     wider.until(state="online", broker=first.uri)
-    with Sender(first.uri, client_id="device") as sender:
-        sender.publish(PublishPacket("u", b"1", qos=QoS.AT_LEAST_ONCE, packet_id=1))
-        sender.drain()
+    with Client(first.uri, client_id="device") as client:
+        client.publish("u", b"1").wait(60)
     assert wider.until(journaled=1)["sessions_lost"] == 0
     first.stop()
     second.start()
@@ -169,8 +166,7 @@ def test_a_filter_added_while_the_broker_was_another_one_is_asked_for_on_the_way
         if subscriptions is wider and broker is first:
             break
         gateway.stop()
-    with Sender(first.uri, client_id="device") as sender:
-        sender.publish(PublishPacket("u", b"1", qos=QoS.AT_LEAST_ONCE, packet_id=1))
-        sender.drain()
+    with Client(first.uri, client_id="device") as client:
+        client.publish("u", b"1").wait(60)
     gateway.until(journaled=1)
     gateway.stop()

@@ -12,10 +12,9 @@ import pytest
 from mqtt5 import PublishPacket, QoS
 
 from tests.conftest import NewMosquitto
-from tests.helpers import wait_until
+from tests.helpers import publish_all, wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway
 from towline import Client
-from towline.net.sender import Sender
 from towline_prove.devstack import Mosquitto
 
 LIMIT = 10_000
@@ -24,10 +23,7 @@ EMPTY = ("", "")
 
 
 def send(broker: Mosquitto, *packets: PublishPacket) -> None:
-    with Sender("127.0.0.1", broker.port, client_id="device") as sender:
-        for packet in packets:
-            sender.publish(packet)
-        sender.drain()
+    publish_all(broker.uri, packets)
 
 
 def publish(payload: bytes, qos: int = 1, topic: str = "t/1", **more: Any) -> PublishPacket:

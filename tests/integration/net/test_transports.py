@@ -7,14 +7,13 @@ import socket
 from pathlib import Path
 
 import pytest
-from mqtt5 import PublishPacket, QoS
 
 from tests.conftest import NewMosquitto
 from tests.integration.gateway.conftest import Gateway, NewGateway
 from tests.integration.net.conftest import Authority
 from tests.integration.net.ways import HttpProxy, SocksProxy
+from towline import Client
 from towline.gateway.settings import TlsSettings
-from towline.net.sender import Sender
 from towline.net.transport import Proxy, Tls
 from towline_prove.devstack.ports import free_port
 
@@ -38,10 +37,9 @@ def carried(
     gateway.start()
     status = gateway.until(state="online")
     assert status["broker"] == uri
-    with Sender(uri, client_id="device", tls=tls, proxy=proxy) as sender:
-        for payload in sent:
-            sender.publish(PublishPacket("t/1", payload, qos=QoS.AT_LEAST_ONCE, packet_id=1))
-        sender.drain()
+    with Client(uri, client_id="device", tls=tls, proxy=proxy) as client:
+        for result in [client.publish("t/1", payload) for payload in sent]:
+            result.wait(60)
     status = gateway.until(journaled=COUNT)
     assert (status["connects"], status["last_error"]) == (1, None)
     assert gateway.stop() == 0
@@ -149,6 +147,5 @@ def test_a_name_with_several_addresses_is_tried_through(
     answers = [("127.0.0.1", nobody), ("127.0.0.2", nobody), ("127.0.0.1", broker.port)]
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in answers]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: found)
-    with Sender("mqtt://many.example", client_id="device") as sender:
-        sender.publish(PublishPacket("t/1", b"x", qos=QoS.AT_LEAST_ONCE, packet_id=1))
-        sender.drain()
+    with Client("mqtt://many.example", client_id="device") as client:
+        client.publish("t/1", b"x").wait(60)

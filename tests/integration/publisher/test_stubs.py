@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mqtt5 import PublishPacket, QoS
-
 from tests.integration.gateway.conftest import Gateway, new_gateway
 from tests.integration.publisher.test_receipts import Committer, broker, gateway, rows_of, spark, write_key
-from towline import Publisher
-from towline.net.sender import Sender
+from towline import Client, Publisher
 from towline_prove.devstack import Mosquitto
 
 __all__ = ["broker", "gateway", "new_gateway", "spark"]
@@ -26,10 +23,9 @@ def test_a_stub_has_its_receipt_and_none_is_no_receipt(
     with Publisher(
         broker.uri, state_dir=tmp_path / "p", receipts=True, receipt_key_file=write_key(tmp_path)
     ) as publisher:
-        with Sender("127.0.0.1", broker.port, client_id="device") as sender:
+        with Client(broker.uri, client_id="device") as client:
             ours = publisher.status()["client_id"].replace("towline-", "towline/receipts/")
-            sender.publish(PublishPacket(ours, b"{}", qos=QoS(1), packet_id=1, user_properties=CROWD))
-            sender.drain()
+            client.publish(ours, b"{}", user_properties=CROWD).wait(60)
         large = publisher.publish("t/1", "large", user_properties=CROWD)
         publisher.publish("t/1", "small").end_to_end.result(60)
         large.end_to_end.result(60)

@@ -9,22 +9,19 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
-from mqtt5 import PublishPacket, QoS
 
 from tests.helpers import wait_until
+from towline import Client
 from towline.gateway.launch import discover
-from towline.net.sender import Sender
 from towline_prove.devstack import Mosquitto
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "plain_pyspark.py"
 
 
 def publish(broker: Mosquitto, numbers: range) -> None:
-    with Sender("127.0.0.1", broker.port, client_id="devices") as sender:
+    with Client(broker.uri, client_id="devices") as client:
         for number in numbers:
-            topic = f"telemetry/d{number % 5}/temp"
-            sender.publish(PublishPacket(topic, b"%d" % number, qos=QoS.AT_LEAST_ONCE, packet_id=1))
-        sender.drain()
+            client.publish(f"telemetry/d{number % 5}/temp", b"%d" % number).wait(60)
 
 
 def run(broker: Mosquitto, directory: Path, messages: int) -> subprocess.Popen[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from mqtt5 import PublishPacket, QoS
 from pyspark.sql import SparkSession
 
 from tests.conftest import NewMosquitto
@@ -21,7 +20,6 @@ from towline import Client
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.launch import discover
 from towline.net.messages import Message
-from towline.net.sender import Sender
 from towline.spark.sink_options import parse_sink_options
 from towline_prove.devstack import Mosquitto
 
@@ -117,10 +115,9 @@ def test_subscriptions_with_their_own_qos_and_the_pipeline(
         for state in (place / "three", place / "pipe" / "source"):
             wait_until(lambda state=state: online(state), PATIENCE, "the session")  # type: ignore[misc]
         with Client(mosquitto.uri, client_id="ear", subscribe=["shouts"]) as ear:
-            with Sender("127.0.0.1", mosquitto.port, client_id="cars") as sender:
+            with Client(mosquitto.uri, client_id="cars") as cars:
                 for topic in ("drivers/a", "cars/b", "alarms/c"):
-                    sender.publish(PublishPacket(topic, b"hey", qos=QoS.EXACTLY_ONCE, packet_id=1))
-                sender.drain()
+                    cars.publish(topic, b"hey", qos=2).wait(60)
             wait_until(lambda: spark.table("three").count() == 3, PATIENCE, "three rows")
             shout = hear(ear, {"shouts"})["shouts"]
     finally:
