@@ -19,7 +19,6 @@ STILL_LONG: set[str] = {
     "src/towline/publisher/publisher.py",
     "src/towline/spark/options.py",
     "tests/integration/spark/test_source.py",
-    "tests/unit/bridge/test_expected_screens.py",
     "tests/unit/mqtt/model_broker.py",
     "tests/unit/mqtt/model_world.py",
     "tests/unit/mqtt/test_session.py",
