@@ -3,6 +3,7 @@
     offsets/N   written before batch N runs: what it holds
     commits/N   written after batch N: it is done
     metadata    the query's id, written once
+    sources/    where Spark's Kafka source began
     state/      what a stateful query remembers after each batch, written by its tasks (``dedupe``)
 
 A batch whose records are in Kafka must never be forgotten, and rows whose batch is not surely in the commit log must
@@ -35,6 +36,7 @@ _OFFSETS: Final = "offsets"
 _COMMITS: Final = "commits"
 _METADATA: Final = "metadata"
 _STATE: Final = "state"
+_SOURCES: Final = "sources"
 
 #: A query that starts again reads the two newest entries of the offset log (MicroBatchExecution.populateStartOffsets).
 _READ_AT_START: Final = 2
@@ -104,6 +106,45 @@ class Checkpoint:
         except OSError:
             return None
 
+    @property
+    def query(self) -> str:
+        """Id of the query that it belongs to; "" where there is none."""
+        path = self._path
+        try:
+            return "" if path is None else str(json.loads(_content(path / _METADATA))["id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+    def offsets(self, batch: int | None) -> list[Any]:
+        """What the offset log says of each source in a batch, as JSON values; empty where that can't be read."""
+        values: list[Any] = []
+        for line in self._entry(batch)[2:]:
+            if line != "-":
+                with contextlib.suppress(ValueError):
+                    values.append(json.loads(line))
+        return values
+
+    def first_offsets(self) -> Any:
+        """Where a query of Spark's Kafka source began, a JSON value; None where that can't be read."""
+        path = self._path
+        try:
+            content = "" if path is None else (path / _SOURCES / "0" / "0").read_text()
+            # A zero byte, the version and the offsets (KafkaSourceInitialOffsetWriter).
+            return json.loads(content.lstrip("\0").partition("\n")[2])
+        except (OSError, ValueError):
+            return None
+
+    def _entry(self, batch: int | None) -> list[str]:
+        """The lines of an entry of the offset log: version, metadata, then one for each source; none if unreadable."""
+        path = self._path
+        if path is None or batch is None:
+            return []
+        try:
+            # Not `splitlines`: a JSON string may hold other separators of lines.
+            return _content(path / _OFFSETS / str(batch)).decode(errors="replace").split("\n")
+        except OSError:
+            return []
+
     def ends_at(self, offset: object, *, done: bool) -> bool:
         """Whether this checkpoint's newest batch ends at a source offset; False where that can't be read.
 
@@ -111,14 +152,7 @@ class Checkpoint:
             offset: As the source gave it to Spark, a JSON value.
             done: The newest batch in the commit log, else the newest in the offset log.
         """
-        path, batch = self._path, self.last_commit_batch() if done else self.last_offsets_batch()
-        if path is None or batch is None:
-            return False
-        try:
-            lines = (path / _OFFSETS / str(batch)).read_text().split("\n")[2:]
-            return any(line != "-" and json.loads(line) == offset for line in lines)
-        except (OSError, ValueError):
-            return False
+        return offset in self.offsets(self.last_commit_batch() if done else self.last_offsets_batch())
 
     def watermark_ms(self, offset: object) -> int | None:
         """The watermark of the newest batch, if that ends at a source offset, in ms since 1970; else None.
@@ -126,12 +160,11 @@ class Checkpoint:
         Args:
             offset: As the source gave it to Spark, a JSON value.
         """
-        path, batch = self._path, self.last_offsets_batch()
-        if path is None or batch is None or not self.ends_at(offset, done=False):
+        if not self.ends_at(offset, done=False):
             return None
         try:
-            return int(json.loads((path / _OFFSETS / str(batch)).read_text().split("\n")[1])["batchWatermarkMs"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return int(json.loads(self._entry(self.last_offsets_batch())[1])["batchWatermarkMs"])
+        except (ValueError, KeyError, IndexError, TypeError):
             return None
 
     def newest_offsets(self) -> list[Any]:
@@ -141,9 +174,8 @@ class Checkpoint:
         """
         path = self._path
         for batch in reversed(self._batches(_OFFSETS)):
-            if path and _whole(entry := path / _OFFSETS / str(batch)):
-                with contextlib.suppress(OSError, ValueError):
-                    return [json.loads(line) for line in entry.read_text().split("\n")[2:] if line != "-"]
+            if path and _whole(path / _OFFSETS / str(batch)) and (offsets := self.offsets(batch)):
+                return offsets
         return []
 
     def note(self, name: str) -> str | None:
@@ -190,10 +222,7 @@ class Checkpoint:
     @property
     def form(self) -> str:
         """First line of the newest entry of the offset log, its version as Spark writes it; "" where there is none."""
-        path, batch = self._path, self.last_offsets_batch()
-        if path is None or batch is None:
-            return ""
-        return _content(path / _OFFSETS / str(batch)).decode(errors="replace").partition("\n")[0]
+        return next(iter(self._entry(self.last_offsets_batch())), "")
 
     @property
     def stateful(self) -> bool:

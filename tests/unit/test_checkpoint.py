@@ -322,3 +322,14 @@ def test_it_knows_the_place_where_its_query_is(spark: Spark) -> None:
     spark.plan(2)
     assert [n for n in range(4) if found.ends_at({"offset": n}, done=True)] == [1]
     assert [n for n in range(4) if found.ends_at({"offset": n}, done=False)] == [2]
+
+
+def test_a_line_of_the_offset_log_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
+    """A topic or a name in it may hold other separators, which Spark writes as they are."""
+    offset = {"t\u2028\x85": {"0": 5}}
+    (tmp_path / "offsets").mkdir()
+    entry = "v1\n{}\n" + json.dumps(offset, ensure_ascii=False)
+    (tmp_path / "offsets" / "0").write_text(entry, encoding="utf-8")
+    checkpoint = Checkpoint(str(tmp_path))
+    assert checkpoint.offsets(0) == checkpoint.newest_offsets() == [offset]
+    assert checkpoint.ends_at(offset, done=False)

@@ -1,6 +1,6 @@
 """What an operator is told, whole and as he sees it: console, status and log for each thing that can happen to him.
 
-The states are true ones: the keepers take what gateways and Spark's driver say, the screen and `towline status` render it.
+The states are true ones: the supervisors take what gateways and Spark's driver say, the screen and `towline status` render it.
 Errors are made where they are made in life. To change a word, change it here too, and read the whole screen again.
 """
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.bridge.lines.evidence import Evidence, first_offsets, kafka_offsets
+from towline.bridge.lines.evidence import Evidence, KafkaOffsets, kafka_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,10 +25,10 @@ _MOST: Final = 20
 #: What Spark's Kafka source takes for the first record that there is.
 _EARLIEST: Final = -2
 
-Offsets = Mapping[str, Mapping[str, int]]
 
-
-def uncounted(checkpoint: Path, evidence: Evidence, counts: DownlinkCounts) -> Iterator[tuple[int, Offsets, Offsets]]:
+def uncounted(
+    checkpoint: Path, evidence: Evidence, counts: DownlinkCounts
+) -> Iterator[tuple[int, KafkaOffsets, KafkaOffsets]]:
     """Batches that are committed and not counted: number, where each partition begins, where it ends.
 
     Args:
@@ -40,7 +40,7 @@ def uncounted(checkpoint: Path, evidence: Evidence, counts: DownlinkCounts) -> I
         return
     last = counts.batch if counts.query == evidence.query else -1
     for batch in range(max(last + 1, evidence.done + 1 - _MOST), evidence.done + 1):
-        before = kafka_offsets(checkpoint, batch - 1) if batch else first_offsets(checkpoint)
+        before = kafka_offsets(checkpoint, batch - 1 if batch else None)
         after = kafka_offsets(checkpoint, batch)
         if before and after:
             yield batch, before, after
@@ -72,7 +72,7 @@ def recounted(
         yield {"query": evidence.query, "batch": batch, "behind": None, "observed": observed}
 
 
-def _options(before: Offsets, after: Offsets) -> dict[str, str]:
+def _options(before: KafkaOffsets, after: KafkaOffsets) -> dict[str, str]:
     """Exactly these partitions and records; Spark wants every partition named at both ends."""
     nowhere = {topic: dict.fromkeys(ends, _EARLIEST) for topic, ends in after.items()}
     starts = {topic: {**parts, **before.get(topic, {})} for topic, parts in nowhere.items()}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable
@@ -17,10 +16,13 @@ from towline.gateway.launch import discover
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
 
-__all__ = ["Evidence", "answer_of", "first_offsets", "kafka_offsets", "read_checkpoint", "status_of"]
+__all__ = ["Evidence", "KafkaOffsets", "answer_of", "kafka_offsets", "read_checkpoint", "status_of"]
 
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0
+
+#: By topic and partition.
+KafkaOffsets: TypeAlias = Mapping[str, Mapping[str, int]]
 
 _Answer = TypeVar("_Answer")
 
@@ -75,17 +77,16 @@ def read_checkpoint(checkpoint: Path) -> Evidence:
     """What a checkpoint says, whoever serves its journal."""
     logs = Checkpoint(str(checkpoint))
     planned, done = logs.last_offsets_batch(), logs.last_commit_batch()
-    newest = _position(checkpoint, planned)
-    last = None if done is None else _position(checkpoint, done)
+    newest, last = _gateway_offset(logs, planned), _gateway_offset(logs, done)
     return Evidence(
-        _query_id(checkpoint),
+        logs.query,
         planned,
         done,
         newest.journal,
         newest.offset,
-        None if last is None else last.offset,
+        None if done is None else last.offset,
         incarnation=newest.incarnation,
-        done_incarnation="" if last is None else last.incarnation,
+        done_incarnation=last.incarnation,
         stateful=logs.stateful,
         form=logs.form,
     )
@@ -113,58 +114,29 @@ def answer_of(state_dir: Path, ask: Callable[[GatewayClient], _Answer]) -> _Answ
     raise GatewayUnreachable("TL-G01", str(state_dir), "no gateway answers", do)
 
 
-def _query_id(checkpoint: Path) -> str:
-    try:
-        return str(json.loads((checkpoint / "metadata").read_text().splitlines()[0])["id"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return ""
-
-
 class _GatewayOffset(NamedTuple):
     journal: str = ""
     offset: int = 0
     incarnation: str = ""
 
 
-def _position(checkpoint: Path, batch: int | None) -> _GatewayOffset:
-    """The place in one entry of the offset log (`towline.spark.offsets`); an empty one where it can't be read."""
-    try:
-        lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[1:]
-    except OSError:
-        return _GatewayOffset()
-    for line in lines:
-        try:
-            ((_, place),) = json.loads(line)["gateways"].items()
+def _gateway_offset(logs: Checkpoint, batch: int | None) -> _GatewayOffset:
+    """Where a batch ends in its journal (`towline.spark.offsets`); an empty place where that can't be read."""
+    for value in logs.offsets(batch):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            ((_, place),) = value["gateways"].items()
             return _GatewayOffset(str(place["journal"]), int(place["offset"]), str(place.get("incarnation", "")))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
     return _GatewayOffset()
 
 
-def kafka_offsets(checkpoint: Path, batch: int | None) -> dict[str, dict[str, int]]:
-    """The entry of Spark's Kafka source in the offset log, by topic and partition.
+def kafka_offsets(checkpoint: Path, batch: int | None) -> KafkaOffsets:
+    """Where a batch of Spark's Kafka source ends; without a batch, where the query began.
 
     Returns:
-        Nothing where there is no entry, or the line goes the other way.
+        Offsets by topic and partition; nothing where that can't be read, or the line goes the other way.
     """
-    try:
-        lines = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[2:]
-    except OSError:
-        return {}
-    for text in lines:
-        with contextlib.suppress(ValueError, AttributeError):
-            offsets: dict[str, dict[str, int]] = json.loads(text)
-            if offsets and "gateways" not in offsets and all(isinstance(parts, dict) for parts in offsets.values()):
-                return offsets
+    logs = Checkpoint(str(checkpoint))
+    for value in [logs.first_offsets()] if batch is None else logs.offsets(batch):
+        if isinstance(value, dict) and "gateways" not in value and all(isinstance(one, dict) for one in value.values()):
+            return value
     return {}
-
-
-def first_offsets(checkpoint: Path) -> dict[str, dict[str, int]]:
-    """Where a query of Spark's Kafka source began, by topic and partition; nothing where that can't be read."""
-    try:
-        content = (checkpoint / "sources" / "0" / "0").read_text()
-        # A zero byte, the version and the offsets (KafkaSourceInitialOffsetWriter).
-        offsets: dict[str, dict[str, int]] = json.loads(content.lstrip("\0").partition("\n")[2])
-    except (OSError, ValueError):
-        return {}
-    return offsets

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from towline.bridge.config.model import Line
-from towline.bridge.lines.evidence import Evidence, first_offsets, kafka_offsets, read_checkpoint
+from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
 from towline.bridge.lines.identity import Identity, sinks
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES, is_other
@@ -337,7 +337,7 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     cut = old.done_end if again else old.planned_end
     batch = old.done if again else old.planned
     # Without a batch it begins where it began before, which "latest" would not say.
-    at = kafka_offsets(line.checkpoint, batch) if batch is not None else first_offsets(line.checkpoint)
+    at = kafka_offsets(line.checkpoint, batch)
     offsets = json.dumps(at) if at else identity.offsets
     incarnation = old.done_incarnation if again else old.incarnation
     taken = sinks(line.gateway.state_dir)

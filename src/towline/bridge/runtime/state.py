@@ -17,9 +17,20 @@ from towline import files
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.lines.account import LineAccount, LineCounts
 from towline.bridge.uplink.account import UplinkCounts
+from towline.errors import GatewayError
+from towline.gateway.launch import discover
 from towline.processes import ProcessMark
 
-__all__ = ["BRIDGE_FILE", "BridgeState", "LineView", "account_of", "counts_of", "digest_of", "read_state"]
+__all__ = [
+    "BRIDGE_FILE",
+    "BridgeState",
+    "LineView",
+    "account_of",
+    "counts_of",
+    "digest_of",
+    "gateway_status",
+    "read_state",
+]
 
 BRIDGE_FILE = "bridge.json"
 #: Rates are taken over this many seconds.
@@ -199,6 +210,18 @@ class BridgeState:
                 "lines": {name: view.as_json() for name, view in self.lines.items()},
             }
         files.replace(self._file, json.dumps(values, indent=1), synced=False)
+
+
+def gateway_status(state_dir: Path) -> dict[str, Any] | None:
+    """What the gateway of a state directory says of itself; None when none answers."""
+    try:
+        client = discover(state_dir)
+        if client is None:
+            return None
+        with client:
+            return client.status(timeout_s=5.0)
+    except GatewayError:
+        return None
 
 
 def digest_of(file: Path) -> str | None:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from towline.bridge.runtime.screen import lag_text
-from towline.bridge.runtime.state import SILENT_S, account_of, counts_of, digest_of, read_state
-from towline.errors import ConfigError, GatewayError
-from towline.gateway.launch import discover
+from towline.bridge.runtime.state import SILENT_S, account_of, counts_of, digest_of, gateway_status, read_state
+from towline.errors import ConfigError
 from towline.processes import ProcessMark
 from towline.text import counted, printable
 
@@ -77,7 +76,7 @@ def _there(state: dict[str, Any]) -> bool:
 def _line(state_dir: Path, saved: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
     counts = counts_of(saved.get("direction", "up"), saved.get("counts", {}))
-    status = _ask(state_dir)
+    status = gateway_status(state_dir)
     query = saved.get("query", _UNKNOWN_LINE) if running else "not running"
     now: dict[str, Any] = {
         "direction": saved.get("direction", "up"),
@@ -97,18 +96,6 @@ def _line(state_dir: Path, saved: dict[str, Any], running: bool, updated: float 
         heard = saved.get("heard") or updated
         now["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}
     return now
-
-
-def _ask(state_dir: Path) -> dict[str, Any] | None:
-    """The gateway's own words; None when none answers."""
-    try:
-        client = discover(state_dir)
-        if client is None:
-            return None
-        with client:
-            return client.status(timeout_s=5.0)
-    except GatewayError:
-        return None
 
 
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:

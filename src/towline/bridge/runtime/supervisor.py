@@ -22,7 +22,7 @@ from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
-from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.state import BridgeState, gateway_status
 from towline.bridge.runtime.supervision import unforeseen
 from towline.bridge.runtime.surroundings import check_java
 from towline.errors import ConfigError, TowlineError
@@ -196,17 +196,10 @@ class Supervisor:
 
     def _last_look(self) -> None:
         """One more answer of each gateway, after Spark's last batch."""
-        from towline.errors import GatewayError  # noqa: PLC0415 - only here
-        from towline.gateway.launch import discover  # noqa: PLC0415 - only here
-
         for line in self._bridge.lines:
-            with contextlib.suppress(GatewayError):
-                client = discover(line.gateway.state_dir)
-                if client is not None:
-                    with client:
-                        status = client.status(timeout_s=5.0)
-                    with self._state.lock:
-                        self._state.lines[line.name].hear(status)
+            if status := gateway_status(line.gateway.state_dir):
+                with self._state.lock:
+                    self._state.lines[line.name].hear(status)
 
     def _farewell(self) -> Iterator[str]:
         for name, view in self._state.lines.items():
