@@ -3,7 +3,7 @@
     python scripts/guarantees.py            write it
     python scripts/guarantees.py --check    exit code 1 if the page says something else
 
-The MQTT and Spark rows come from `towline.guarantee`, the producer's from `towline.kafka.options`.
+Every row comes from `towline.guarantee`.
 """
 # ruff: noqa: INP001  a script, no package
 
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from towline.guarantee import POLICIES, Guarantee, Policy
-from towline.kafka.options import PROMISES
 
 PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
 BEGIN = "<!-- written by scripts/guarantees.py -->"
@@ -31,9 +30,9 @@ def qos(policy: Policy) -> str:
     return f"QoS {policy.least_qos}{more}{keyed}"
 
 
-def producer(guarantee: Guarantee, policy: Policy) -> str:
+def producer(policy: Policy) -> str:
     """The settings of Kafka's client."""
-    client = PROMISES[guarantee.value].client
+    client = policy.kafka
     shown = ", ".join(
         f"`{name}={client[name]}`" for name in ("acks", "enable.idempotence", "retries") if name in client
     )
@@ -45,18 +44,18 @@ def spark(policy: Policy) -> str:
     return ", ".join(f"`{name}={value}`" for name, value in policy.spark.items()) or "any"
 
 
-ROWS: dict[str, Callable[[Guarantee, Policy], str]] = {
-    "MQTT subscription": lambda _, policy: qos(policy),
-    "MQTT session": lambda _, policy: "persistent: Clean Start 0, expiry above 0" if policy.persistent else "any",
-    "acknowledged to the broker after": lambda _, policy: " or ".join(f"`{word}`" for word in policy.acks),
-    "the batch that a crash interrupted is": lambda _, policy: policy.replay,
+ROWS: dict[str, Callable[[Policy], str]] = {
+    "MQTT subscription": qos,
+    "MQTT session": lambda policy: "persistent: Clean Start 0, expiry above 0" if policy.persistent else "any",
+    "acknowledged to the broker after": lambda policy: " or ".join(f"`{word}`" for word in policy.acks),
+    "the batch that a crash interrupted is": lambda policy: policy.replay,
     "Kafka producer": producer,
-    "Spark": lambda _, policy: spark(policy),
-    "way back: Kafka consumer": lambda _, policy: f"`{policy.isolation}`",
-    "way back: a batch enters the outbox": lambda _, __: "once",
-    "way back: MQTT publish": lambda _, policy: f"QoS {' or '.join(map(str, policy.publish_levels))}",
-    "can be lost": lambda _, policy: policy.lost,
-    "can be doubled": lambda _, policy: policy.doubled,
+    "Spark": spark,
+    "way back: Kafka consumer": lambda policy: f"`{policy.isolation}`",
+    "way back: a batch enters the outbox": lambda _: "once",
+    "way back: MQTT publish": lambda policy: f"QoS {' or '.join(map(str, policy.publish_levels))}",
+    "can be lost": lambda policy: policy.lost,
+    "can be doubled": lambda policy: policy.doubled,
 }
 
 
@@ -65,7 +64,7 @@ def table() -> str:
     names = [f"`{word}`{' (default)' if word is Guarantee.AT_LEAST_ONCE else ''}" for word in POLICIES]
     lines = [f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for title, cell in ROWS.items():
-        lines.append(f"| {title} | {' | '.join(cell(word, policy) for word, policy in POLICIES.items())} |")
+        lines.append(f"| {title} | {' | '.join(cell(policy) for policy in POLICIES.values())} |")
     return "\n".join(lines)
 
 

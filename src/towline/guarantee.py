@@ -1,7 +1,6 @@
 """The switch ``guarantee``: what each word sets and what it refuses, in one table (design section 4).
 
-The source, the bridge, ``towline check`` and the page docs/guarantees.md all read it from here. What the word means for
-Kafka's client stands beside that client, in `towline.kafka.options`.
+The source, the sinks, the bridge, ``towline check`` and the page docs/guarantees.md all read it from here.
 """
 
 from __future__ import annotations
@@ -77,6 +76,9 @@ class Policy:
         isolation: ``isolation.level`` of the way back: what is aborted was never said, whatever may be lost.
         publish_levels: QoS that may be published with on the way back; the first is taken where none is written.
         spark: Spark settings that must have this value.
+        kafka: librdkafka's settings that make the promise.
+        kafka_accepts: What a user may write for them without contradicting it.
+        kafka_timeout_s: Seconds within which Kafka must have confirmed a record, where none are written.
         lost: What can be lost, in words; "no" if nothing.
         doubled: What can be doubled, in words; "no" if nothing.
     """
@@ -92,6 +94,9 @@ class Policy:
     isolation: str
     publish_levels: tuple[int, ...]
     spark: Mapping[str, str]
+    kafka: Mapping[str, str]
+    kafka_accepts: Mapping[str, frozenset[str]]
+    kafka_timeout_s: float
     lost: str
     doubled: str
 
@@ -105,6 +110,19 @@ class Policy:
 _REPEATABLE: Final = MappingProxyType(
     {"spark.speculation": "false", "spark.sql.adaptive.streaming.stateless.enabled": "false"}
 )
+
+#: Idempotent, acknowledged by all in-sync replicas, sent again until the delivery timeout.
+_ACKNOWLEDGED: Final = MappingProxyType({"acks": "all", "enable.idempotence": "true"})
+#: max.in.flight at most 5 is what idempotence allows (KIP-98, librdkafka).
+_IDEMPOTENT: Final = MappingProxyType(
+    {
+        "acks": frozenset({"all", "-1"}),
+        "enable.idempotence": frozenset({"true"}),
+        "max.in.flight": frozenset("12345"),
+    }
+)
+#: Nobody answers and nothing is sent twice, so nothing can double.
+_UNANSWERED: Final = MappingProxyType({"acks": "0", "enable.idempotence": "false", "retries": "0"})
 
 POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
     {
@@ -120,6 +138,9 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             isolation="read_committed",
             publish_levels=(0,),
             spark=MappingProxyType({}),
+            kafka=_UNANSWERED,
+            kafka_accepts=MappingProxyType({name: frozenset({value}) for name, value in _UNANSWERED.items()}),
+            kafka_timeout_s=5.0,
             lost="yes: what is on the way when a process or a broker fails",
             doubled="no",
         ),
@@ -135,6 +156,9 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             isolation="read_committed",
             publish_levels=(1, 2),
             spark=MappingProxyType({}),
+            kafka=_ACKNOWLEDGED,
+            kafka_accepts=_IDEMPOTENT,
+            kafka_timeout_s=60.0,
             lost="no, from the broker's hand-over on, as long as the state directory is kept",
             doubled="yes: after a crash or a retry, and what a publisher sends again",
         ),
@@ -150,6 +174,11 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             isolation="read_committed",
             publish_levels=(2,),
             spark=_REPEATABLE,
+            # ``reconnect.backoff.ms`` and `list_topics` first save 500 ms when the transaction's coordinator is looked
+            # up (measured, librdkafka 2.16).
+            kafka=MappingProxyType({**_ACKNOWLEDGED, "reconnect.backoff.ms": "0"}),
+            kafka_accepts=_IDEMPOTENT,
+            kafka_timeout_s=60.0,
             lost="no, from the broker's hand-over on, as long as the state directory is kept",
             doubled="no, for a consumer with isolation.level=read_committed",
         ),

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from towline.delivery.receipts.payload import PREFIX
-from towline.guarantee import AckAfter, Guarantee
+from towline.guarantee import AckAfter, Guarantee, low_subscription, policy
 from towline.mqtt.rules import filter_problem
 from towline.net.transport.endpoint import Endpoint, Scheme
 from towline.net.transport.proxy import Proxy
@@ -322,16 +322,17 @@ class GatewaySettings(_Model):
             raise ValueError("subscriptions is empty, and there is no outbox: nothing to do")
         if len({s.filter for s in self.subscriptions}) != len(self.subscriptions):
             raise ValueError("a topic filter is subscribed twice; give each filter one QoS")
-        if self.guarantee is not Guarantee.AT_MOST_ONCE:
+        if policy(self.guarantee).persistent:
             if self.session_expiry_s == 0:
                 raise ValueError(
                     f"guarantee {self.guarantee} needs a session that outlives the connection; raise session_expiry_s"
                 )
             if self.acks is AckAfter.RECEIVED:
                 raise ValueError(f"guarantee {self.guarantee} needs ack_after journal or kafka, not received")
-            low = [s.filter for s in self.subscriptions if s.qos == 0]
-            if low:
-                raise ValueError(f'guarantee {self.guarantee} needs QoS 1, "{low[0]}" is subscribed with QoS 0')
+            if low := low_subscription(self.guarantee, self.subscriptions, keyed=True):
+                raise ValueError(
+                    f'guarantee {self.guarantee} needs QoS 1, "{low.filter}" is subscribed with QoS {low.qos}'
+                )
         return self
 
     @model_validator(mode="after")
@@ -389,9 +390,7 @@ class GatewaySettings(_Model):
     @property
     def acks(self) -> AckAfter:
         """The watermark that drives acknowledgements, from ``ack_after`` or the guarantee."""
-        if self.ack_after is not None:
-            return self.ack_after
-        return AckAfter.RECEIVED if self.guarantee is Guarantee.AT_MOST_ONCE else AckAfter.JOURNAL
+        return self.ack_after or policy(self.guarantee).acks[0]
 
     @property
     def mqtt_client_id(self) -> str:

@@ -6,16 +6,17 @@ import functools
 import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Final, overload
 
 from towline.errors import ConfigError, did_you_mean
+from towline.guarantee import POLICIES, Guarantee, policy
 from towline.kafka.clientconfig import check_client
 from towline.kafka.reserved import reserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["FORMAT", "SinkSettings", "promise"]
+__all__ = ["FORMAT", "SinkSettings"]
 
 #: Name of the format, and the place an error about its options names.
 FORMAT: Final = "kafka_transactional"
@@ -45,53 +46,6 @@ SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
 _QUEUE: Final = "queue.buffering.max.kbytes"
 _TIMEOUT_RANGE: Final = (1.0, 900.0)
 
-
-class Promise(NamedTuple):
-    """What a guarantee decides about the producer (design section 4).
-
-    Attributes:
-        client: librdkafka's settings that make the promise.
-        accepts: What a user may write for them without contradicting it.
-        timeout_s: Default of ``deliveryTimeout`` in seconds.
-    """
-
-    client: Mapping[str, str]
-    accepts: Mapping[str, frozenset[str]]
-    timeout_s: float
-
-
-#: At least once: idempotent, acknowledged by all in-sync replicas, sent again until the delivery timeout.
-#: max.in.flight at most 5 is what idempotence allows (KIP-98, librdkafka).
-_AT_LEAST_ONCE: Final = Promise(
-    client=MappingProxyType({"acks": "all", "enable.idempotence": "true"}),
-    accepts=MappingProxyType(
-        {
-            "acks": frozenset({"all", "-1"}),
-            "enable.idempotence": frozenset({"true"}),
-            "max.in.flight": frozenset("12345"),
-        }
-    ),
-    timeout_s=60.0,
-)
-#: At most once: nobody answers and nothing is sent twice, so nothing can double.
-_AT_MOST_ONCE: Final = Promise(
-    client=MappingProxyType({"acks": "0", "enable.idempotence": "false", "retries": "0"}),
-    accepts=MappingProxyType(
-        {"acks": frozenset({"0"}), "enable.idempotence": frozenset({"false"}), "retries": frozenset({"0"})}
-    ),
-    timeout_s=5.0,
-)
-#: Exactly once: as at least once, in transactions (KIP-98). ``reconnect.backoff.ms`` and `list_topics` first save
-#: 500 ms when the transaction's coordinator is looked up (measured, librdkafka 2.16).
-_EXACTLY_ONCE: Final = Promise(
-    client=MappingProxyType({**_AT_LEAST_ONCE.client, "reconnect.backoff.ms": "0"}),
-    accepts=_AT_LEAST_ONCE.accepts,
-    timeout_s=60.0,
-)
-PROMISES: Final = MappingProxyType(
-    {"exactly_once": _EXACTLY_ONCE, "at_least_once": _AT_LEAST_ONCE, "at_most_once": _AT_MOST_ONCE}
-)
-
 #: Other names of one setting (librdkafka's CONFIGURATION.md).
 ALIASES: Final = MappingProxyType(
     {
@@ -115,11 +69,6 @@ TUNING: Final = MappingProxyType(
         "reconnect.backoff.max.ms": "1000",
     }
 )
-
-
-def promise(guarantee: str) -> Promise:
-    """What ``guarantee`` decides; one of `PROMISES`."""
-    return PROMISES[guarantee]
 
 
 @dataclass(frozen=True)
@@ -199,10 +148,10 @@ class SinkSettings:
         kafka = {key.removeprefix("kafka."): given.pop(key) for key in [k for k in given if k.startswith("kafka.")]}
         _check_names(given, kafka)
         guarantee = _guarantee(given.get("guarantee"))
-        timeout_s = _seconds(given.get("deliverytimeout"), promise(guarantee).timeout_s)
+        timeout_s = _seconds(given.get("deliverytimeout"), policy(guarantee).kafka_timeout_s)
         _check_promise(guarantee, kafka)
         _check_transactional(guarantee, given)
-        client = {**TUNING, **promise(guarantee).client, **kafka, "message.timeout.ms": str(int(timeout_s * 1000))}
+        client = {**TUNING, **policy(guarantee).kafka, **kafka, "message.timeout.ms": str(int(timeout_s * 1000))}
         _check_queue(client, kafka)
         if guarantee == "exactly_once":
             client.setdefault("transaction.timeout.ms", client["message.timeout.ms"])
@@ -257,8 +206,8 @@ def _check_names(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:
 
 
 def _guarantee(given: str | None) -> str:
-    guarantee = "exactly_once" if given is None else given
-    if guarantee not in PROMISES:
+    guarantee = Guarantee.EXACTLY_ONCE.value if given is None else given
+    if guarantee not in POLICIES:
         words = "exactly_once (the default), at_least_once (nothing lost) and at_most_once (nothing doubled)"
         raise ConfigError("TL-C40", FORMAT, f'"{given}" is not a guarantee', f"Choose between {words}.")
     return guarantee
@@ -304,7 +253,7 @@ def _check_clock(client: Mapping[str, str]) -> None:
 
 
 def _check_promise(guarantee: str, kafka: Mapping[str, str]) -> None:
-    accepts = promise(guarantee).accepts
+    accepts = policy(guarantee).kafka_accepts
     for name, value in kafka.items():
         setting = ALIASES.get(name, name)
         if setting == "transactional.id":

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings
-from towline.guarantee import Guarantee
+from towline.guarantee import Guarantee, policy
 from towline.spark import options as shared
 from towline.spark.link import Retry
 
@@ -63,12 +63,6 @@ OPTIONS: Final = (*_GATEWAY, *_OUTBOX, *_SINK)
 _SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
 _SPELLING: Final = {name.lower(): name for name in OPTIONS}
 
-#: What a guarantee lets a message be published with (design section 4); the first is the default.
-_LEVELS: Final[Mapping[Guarantee, tuple[int, ...]]] = {
-    Guarantee.AT_MOST_ONCE: (0,),
-    Guarantee.AT_LEAST_ONCE: (1, 2),
-    Guarantee.EXACTLY_ONCE: (2,),
-}
 _STRATEGIES: Final = ("never", "constant", "exponential", "capped")
 
 
@@ -129,7 +123,7 @@ def _parse(options: Mapping[str, str], checkpoint: str) -> SinkOptions:
         state_dir=str(state_dir or ""),
         location=location or "",
         guarantee=guarantee,
-        levels=tuple(level for level in _LEVELS[guarantee] if level < 2 or not several),
+        levels=tuple(level for level in policy(guarantee).publish_levels if level < 2 or not several),
         topic=_topic(options.get("topic")),
         qos=qos,
         retain=_word(options, "retain", ("false", "true")) == "true",
@@ -170,7 +164,7 @@ def _promise(options: Mapping[str, str]) -> tuple[Guarantee, int]:
         guarantee = meant.get(qos, Guarantee.AT_LEAST_ONCE)
     else:
         guarantee = Guarantee(_word(options, "guarantee", tuple(g.value for g in Guarantee)))
-    levels = _LEVELS[guarantee]
+    levels = policy(guarantee).publish_levels
     if qos is not None and qos not in levels:
         wanted = " or ".join(map(str, levels))
         raise ConfigError(

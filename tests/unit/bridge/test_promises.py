@@ -12,7 +12,7 @@ from tests.unit.bridge.test_config import changed, read
 from towline.bridge.config.plan import plan_of, render
 from towline.gateway.settings import GatewaySettings, Subscription
 from towline.guarantee import POLICIES, Guarantee, conf_problem, low_subscription, policy
-from towline.kafka.options import PROMISES
+from towline.kafka.options import SinkSettings
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,9 +43,11 @@ def test_the_gateway_takes_what_the_table_sets(guarantee: Guarantee, tmp_path: P
     assert settings.acks is table.acks[0]
 
 
-def test_the_sink_knows_the_same_words() -> None:
-    assert set(PROMISES) == {word.value for word in POLICIES}
-    assert PROMISES["at_most_once"].client["acks"] == "0"
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_the_sink_takes_what_the_table_sets(guarantee: Guarantee) -> None:
+    settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "guarantee": guarantee.value})
+    assert settings.client.items() >= POLICIES[guarantee].kafka.items()
+    assert settings.timeout_s == POLICIES[guarantee].kafka_timeout_s
 
 
 def test_a_low_qos_needs_a_key() -> None:

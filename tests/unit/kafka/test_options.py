@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError
-from towline.kafka.options import ALIASES, NAMES, PROMISES, SinkSettings
+from towline.guarantee import POLICIES
+from towline.kafka.options import ALIASES, NAMES, SinkSettings
 from towline.kafka.transactions import clock
 
 BASE = {"kafka.bootstrap.servers": "k1:9092,k2:9093", "guarantee": "at_least_once", "topic": "t"}
@@ -215,7 +216,7 @@ def test_saying_what_the_guarantee_says_is_no_contradiction(name: str, value: st
 
 
 def test_every_alias_leads_to_a_setting_we_know() -> None:
-    decided = {name for promise in PROMISES.values() for name in promise.accepts}
+    decided = {name for policy in POLICIES.values() for name in policy.kafka_accepts}
     assert set(ALIASES.values()) <= decided | {"message.timeout.ms"}
 
 
