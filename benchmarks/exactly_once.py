@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 import towline
 from benchmarks import latency, pipeline
 from benchmarks.rig import Meter, Outcome, machine, wait
+from towline.spark.connector import spark_kafka_jars
 from towline_prove import processes
-from towline_prove.devstack.connector import spark_kafka_jars
 from towline_prove.devstack.kafka import Kafka
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import pytest
 
 from tests.helpers import lacking, ptrace_works
 from towline.errors import SetupError
+from towline.spark.java import find_java
 from towline_prove.devstack import Ejabberd, Kafka, Mosquitto, MosquittoTooOld, RabbitMQ
-from towline_prove.devstack.java import find_java
 from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto, flaw
 from towline_prove.devstack.sparkstart import start_quickly

@@ -11,9 +11,14 @@ import fcntl
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "PRIVATE",
+    "alone",
     "locked",
     "open_lock",
     "replace",
@@ -104,6 +109,18 @@ def locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait for the lock on a file, made where there is none, and hold it against other processes and threads.
+
+    Raises:
+        OSError: The directory does not take the file.
+    """
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file lets go of the lock
 
 
 def secret(path: Path) -> bytes:

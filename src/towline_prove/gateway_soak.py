@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from towline.gateway.settings import GatewaySettings, Subscription
 from towline.guarantee import Guarantee
-from towline_prove.crash import journal_arrivals
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.process import wait_for
 from towline_prove.history import SenderRecord, read_history
 from towline_prove.load import LoadPlan
 from towline_prove.referee import judge
 from towline_prove.soak import KEEP_ALL, claimed, start_load
-from towline_prove.subject import GatewayRun
+from towline_prove.subject import GatewayRun, journal_arrivals
 
 if TYPE_CHECKING:
     from pathlib import Path

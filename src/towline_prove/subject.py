@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any, Self
 from towline.errors import GatewayError, TowlineError
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
+from towline.journal import Journal
+from towline.schema import ROW_SCHEMA
 from towline_prove import processes
 from towline_prove.devstack.process import Process
 from towline_prove.processes import Role
+from towline_prove.referee import Arrival
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["BridgeRun", "GatewayRun", "NotReady"]
+__all__ = ["BridgeRun", "GatewayRun", "NotReady", "arrivals_in", "journal_arrivals"]
 
 READY_S = 60.0
 #: Longest end of a killed process, in seconds: the kernel frees its memory first.
@@ -66,7 +69,7 @@ class GatewayRun:
         """Start the process; do not wait for it.
 
         Args:
-            wrap: Changes the command line, such as `towline_prove.strace.wrapped`.
+            wrap: Changes the command line, such as `tests.engines.strace.wrapped`.
         """
         self._before = GatewayEndpoint.read(self.settings.state_dir)  # left by a killed one
         if self.log is None:
@@ -281,3 +284,19 @@ def _kill(everyone: list[Process]) -> None:
         process.send(signal.SIGKILL)
     for process in everyone:
         process.wait_gone(_GONE_S)
+
+
+def arrivals_in(batch: Any) -> Iterator[Arrival]:
+    """What the referee compares, of a batch of the inbox."""
+    for row in batch.select(["offset", "payload"]).to_pylist():
+        yield Arrival(0, row["offset"], None, row["payload"])
+
+
+def journal_arrivals(settings: GatewaySettings) -> tuple[list[Arrival], str]:
+    """Read the inbox of an ended gateway back; returns its rows and what opening it repaired."""
+    journal = Journal.open(settings.inbox, schema=ROW_SCHEMA)
+    try:
+        batches = journal.read(journal.first, journal.end)
+        return [arrival for batch in batches for arrival in arrivals_in(batch)], journal.recovery.note or ""
+    finally:
+        journal.close()

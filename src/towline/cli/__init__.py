@@ -38,6 +38,9 @@ COMMANDS = {
     "devstack": "a real Mosquitto and a real Kafka on this machine",
 }
 
+#: Commands that are not of this package: they come with the proof harness, which the product never imports.
+_ELSEWHERE = {"demo": "towline_prove.cli.demo", "devstack": "towline_prove.cli.devstack"}
+
 _USAGE = "towline COMMAND [OPTIONS]   carries messages between MQTT and Kafka and keeps its word about each"
 _EXAMPLE = """Example:
   towline check bridge.toml && towline run bridge.toml
@@ -103,7 +106,7 @@ def _call(name: str, arguments: list[str]) -> int:
 
 def _app(name: str) -> Any:
     """The typer application of a command: its module's ``app``, or its function of that name made one."""
-    module = importlib.import_module(f"towline.cli.{name}")
+    module = importlib.import_module(_module(name))
     made = getattr(module, "app", None)
     if made is None:
         from towline.cli._screen import command_app  # noqa: PLC0415 - typer is loaded when it is needed
@@ -114,7 +117,14 @@ def _app(name: str) -> Any:
 
 
 def _present(name: str) -> bool:
-    return name in COMMANDS and importlib.util.find_spec(f"towline.cli.{name}") is not None
+    if name not in COMMANDS:
+        return False
+    package, _, _ = _module(name).partition(".")
+    return importlib.util.find_spec(package) is not None and importlib.util.find_spec(_module(name)) is not None
+
+
+def _module(name: str) -> str:
+    return _ELSEWHERE.get(name, f"towline.cli.{name}")
 
 
 def _unknown(name: str) -> int:

@@ -10,8 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from towline_prove.devstack.java import describe_java
-from towline_prove.devstack.server import locked
+from towline import files
+from towline.spark.home import switched_off
+from towline.spark.java import describe_java
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,9 @@ def archive_once(archive: Path, run: Callable[[Path], None]) -> None:
         archive: Where it is to be; the directory exists.
         run: Runs a JVM with what `recording` says of the draft it is given, in a directory that is removed afterwards.
     """
-    with locked(archive.with_suffix(".lock")):
+    if switched_off():
+        return
+    with files.alone(archive.with_suffix(".lock")):
         if archive.exists():
             return
         with tempfile.TemporaryDirectory(prefix=".classes-", dir=archive.parent) as place:
@@ -56,4 +59,4 @@ def recording(draft: Path) -> str:
 
 def sharing(archive: Path) -> list[str]:
     """The option that uses an archive; none while there is no archive."""
-    return [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []
+    return [f"-XX:SharedArchiveFile={archive}"] if archive.exists() and not switched_off() else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -13,14 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from towline import files
 from towline.errors import ConfigError, SetupError
 from towline_prove.devstack.ports import free_port
 from towline_prove.devstack.process import Child, Process, identify, is_stopped, spawn, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["Server", "ServerState", "locked"]
+__all__ = ["Server", "ServerState"]
 
 PORT_ATTEMPTS = 5
 LOG_TAIL_LINES = 8
@@ -130,7 +130,7 @@ class Server(ABC):
                 ended or did not answer (TL-S12); the message holds its last words.
         """
         self._make_directory()
-        with locked(self.directory / "lock"):
+        with files.alone(self.directory / "lock"):
             if self.paused:
                 self.resume()
             elif not self.running:
@@ -308,11 +308,3 @@ class Server(ABC):
         draft = self._state_file.with_suffix(f".{os.getpid()}.tmp")
         draft.write_text(json.dumps(asdict(state)), encoding="utf-8")
         draft.replace(self._state_file)
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, made if need be, against other processes and threads."""
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file lets go of the lock

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from towline.errors import SetupError
 from towline.spark.home import light_home
+from towline.spark.java import find_java
 from towline_prove.devstack.classes import QUIET_JVM, archive_once, java_build, recording, sharing
-from towline_prove.devstack.java import find_java
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers import lacking
-from towline.cli.devstack import app
 from towline.errors import ConfigError, SetupError
 from towline.kafka.admin import reachable
+from towline.spark.java import find_java
+from towline_prove.cli.devstack import app
 from towline_prove.devstack import Kafka, Stack
-from towline_prove.devstack.java import find_java
 from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto
 from towline_prove.devstack.stack import default_directory

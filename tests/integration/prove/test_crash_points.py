@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 
 from tests.conftest import NewMosquitto
-from towline_prove.crash import CrashBench
-from towline_prove.strace import Injection
+from tests.engines.crash import CrashBench
+from tests.engines.strace import Injection
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.usefixtures("ptrace")]
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import NewMosquitto
+from tests.engines.crash import CrashBench
+from tests.engines.powerloss import NOTHING, DiskModel, Survives, some
+from tests.engines.strace import SENDS, Call, Injection, recorded, recording
 from towline.gateway.settings import GatewaySettings, JournalLimits, Subscription
 from towline.guarantee import Guarantee
 from towline.journal import Journal, Limits
 from towline.schema import ROW_SCHEMA
-from towline_prove.crash import CrashBench
 from towline_prove.load import LoadPlan, run_load
-from towline_prove.powerloss import NOTHING, DiskModel, Survives, some
-from towline_prove.strace import SENDS, Call, Injection, recorded, recording
 from towline_prove.subject import GatewayRun
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900), pytest.mark.usefixtures("ptrace")]

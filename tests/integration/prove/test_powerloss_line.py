@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import NewMosquitto, NewTopic
+from tests.engines.powerloss import NOTHING, DiskModel, Survives, some
+from tests.engines.strace import recording
 from tests.helpers import wait_until
 from tests.integration.prove.stopping import STEPS
 from towline.checkpoint import Checkpoint
@@ -26,10 +28,8 @@ from towline_prove import processes
 from towline_prove.devstack import Kafka, Mosquitto
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
-from towline_prove.powerloss import NOTHING, DiskModel, Survives, some
 from towline_prove.reader import read_topic
 from towline_prove.referee import Verdict, judge
-from towline_prove.strace import recording
 from towline_prove.subject import GatewayRun
 
 ROOT = Path(__file__).parents[3]

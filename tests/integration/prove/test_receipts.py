@@ -8,8 +8,8 @@ import pytest
 
 from tests.helpers import lacking
 from towline.errors import SetupError
+from towline.spark.java import find_java
 from towline_prove.demo import Moment
-from towline_prove.devstack.java import find_java
 from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto
 from towline_prove.receipts import ReceiptsDemo

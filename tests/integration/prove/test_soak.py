@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import lacking
 from towline.errors import SetupError
-from towline_prove.devstack.java import find_java
+from towline.spark.java import find_java
 from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto
 from towline_prove.soak import ROLES, Soak, SoakPlan

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import NewMosquitto
+from tests.engines.strace import Injection, fired, wrapped
 from tests.helpers import wait_until
 from towline import AsyncPublisher, Publisher
 from towline.cli import main
@@ -23,7 +24,6 @@ from towline.errors import ConfigError, JournalLocked, PublisherError
 from towline.mqtt.events import Filter
 from towline.net.client import Client
 from towline_prove.devstack import Mosquitto
-from towline_prove.strace import Injection, fired, wrapped
 
 KEEPING = {"max_queued_messages": "0", "persistence": "true", "autosave_interval": "1", "autosave_on_changes": "true"}
 

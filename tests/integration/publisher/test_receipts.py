@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from tests.conftest import NewMosquitto
+from tests.engines.strace import Injection, fired, wrapped
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway
 from towline import AsyncPublisher, Publisher, files
 from towline.errors import ConfigError, GatewayError, PublisherError
 from towline.gateway.settings import GatewaySettings
 from towline_prove.devstack import Mosquitto
-from towline_prove.strace import Injection, fired, wrapped
 from towline_prove.subject import GatewayRun
 
 __all__ = ["new_gateway"]

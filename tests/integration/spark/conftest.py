@@ -12,7 +12,7 @@ import towline
 from tests.helpers import lacking
 from tests.unit.gateway.serving import Served, served
 from towline.errors import SetupError
-from towline_prove.devstack.java import find_java
+from towline.spark.java import find_java
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

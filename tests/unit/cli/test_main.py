@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -173,3 +174,15 @@ def test_marks_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "stdout", Ascii())
     assert plain("▸ a → b ✓") == "> a > b +"
+
+
+def test_without_the_proof_harness_the_other_commands_are_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name.startswith("towline_prove") else find(name)
+    )
+    code, out, _ = ran(capsys, "--help")
+    assert (code, "  run " in out, "devstack" in out) == (0, True, False)
+    assert ran(capsys, "devstack")[0] == 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.javaclient import java_client
 from towline.errors import ConfigError, SetupError
-from towline_prove.devstack.connector import known_spark_kafka_jars, spark_kafka_jars, spark_kafka_package
+from towline.spark.connector import known_spark_kafka_jars, spark_kafka_jars, spark_kafka_package
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge

@@ -26,7 +26,7 @@ from towline.errors import ConfigError, SetupError, did_you_mean
 from towline.guarantee import Guarantee
 from towline.schema import SPARK_SCHEMA
 from towline.spark.home import is_light
-from towline_prove.devstack.java import OLDEST_JAVA, find_java
+from towline.spark.java import OLDEST_JAVA, find_java
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge, Dedupe, DownLine, Line

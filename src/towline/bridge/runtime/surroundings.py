@@ -19,7 +19,7 @@ from towline import files
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES
 from towline.spark.home import light_home
-from towline_prove.devstack.java import OLDEST_JAVA, describe_java
+from towline.spark.java import OLDEST_JAVA, describe_java
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from towline.errors import SetupError
-from towline_prove.devstack import java
-from towline_prove.devstack.java import cache_directory, find_java, resolve_jars
+from towline.spark import java
+from towline.spark.java import cache_directory, find_java, resolve_jars
 
 
 def program(place: Path, text: str) -> Path:
@@ -102,7 +102,7 @@ def test_jars_are_fetched_once(alone: Path) -> None:
 
 def test_two_processes_that_ask_at_once_fetch_once(alone: Path) -> None:
     maven = fake_maven(alone / "mvn")
-    code = "from towline_prove.devstack.java import resolve_jars; print(resolve_jars('kafka-1', ['g:a:1']))"
+    code = "from towline.spark.java import resolve_jars; print(resolve_jars('kafka-1', ['g:a:1']))"
     command = [sys.executable, "-c", code]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = {process.communicate()[0].strip() for process in both}

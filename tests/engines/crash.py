@@ -7,7 +7,7 @@ acknowledged: a message whose PUBACK the gateway sent without having it on disk 
 has forgotten it [I2].
 
 With ``power`` the machine goes down with the process: before the second start the state directory is what a disk would
-hold, rebuilt from the record of the run (`towline_prove.powerloss`). The broker lives on another machine and is as it
+hold, rebuilt from the record of the run (`tests.engines.powerloss`). The broker lives on another machine and is as it
 then was.
 """
 
@@ -15,29 +15,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from tests.engines.powerloss import DiskModel
+from tests.engines.strace import Injection, fired, recording, wrapped
 from towline.gateway.settings import GatewaySettings, JournalLimits, Subscription
 from towline.guarantee import Guarantee
-from towline.journal import Journal
-from towline.schema import ROW_SCHEMA
 from towline_prove.devstack.process import wait_for
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
-from towline_prove.powerloss import DiskModel
 from towline_prove.referee import Arrival, judge
-from towline_prove.strace import Injection, fired, recording, wrapped
-from towline_prove.subject import GatewayRun, NotReady
+from towline_prove.subject import GatewayRun, NotReady, arrivals_in, journal_arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from tests.engines.powerloss import Survives
     from towline_prove.devstack.mosquitto import Mosquitto
-    from towline_prove.powerloss import Survives
     from towline_prove.referee import Verdict
 
-__all__ = ["CrashBench", "Point", "journal_arrivals"]
+__all__ = ["CrashBench", "Point"]
 
 #: More points than any short run has; an enumeration that gets here never ends by itself.
 MOST_POINTS = 500
@@ -241,19 +239,4 @@ def _rows(run: GatewayRun) -> Iterator[Arrival]:
         return
     with client:
         for batch in client.read(status["journal"], status["first"], status["journaled"]):
-            yield from _arrivals(batch)
-
-
-def _arrivals(batch: Any) -> Iterator[Arrival]:
-    for row in batch.select(["offset", "payload"]).to_pylist():
-        yield Arrival(0, row["offset"], None, row["payload"])
-
-
-def journal_arrivals(settings: GatewaySettings) -> tuple[list[Arrival], str]:
-    """Read the inbox of an ended gateway back; returns its rows and what opening it repaired."""
-    journal = Journal.open(settings.inbox, schema=ROW_SCHEMA)
-    try:
-        batches = journal.read(journal.first, journal.end)
-        return [arrival for batch in batches for arrival in _arrivals(batch)], journal.recovery.note or ""
-    finally:
-        journal.close()
+            yield from arrivals_in(batch)

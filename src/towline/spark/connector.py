@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from towline.errors import SetupError
-from towline_prove.devstack.java import cache_directory, resolve_jars
+from towline.spark.java import cache_directory, resolve_jars
 
 if TYPE_CHECKING:
     from pathlib import Path

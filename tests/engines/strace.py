@@ -3,7 +3,7 @@
 ``when=N`` counts *per thread and per system call* (measured, strace 6.1), so enumerate one call at a time, up to the
 largest count that any one thread reaches. A run whose n-th call never came ends by itself, which ends the enumeration.
 
-And a record of what a run did to its files and told its peers, for `towline_prove.powerloss`: `recording`, `recorded`.
+And a record of what a run did to its files and told its peers, for `tests.engines.powerloss`: `recording`, `recorded`.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def recording(
         injection: A fault to arm as well.
         unsynced: Answer every sync with success and make none: what a program without syncs would do to its files.
         seeks: Write down lseek and mmap too. A JVM makes tens of thousands to read its jars; without them
-            `towline_prove.powerloss.Disk.differs` tells whether they mattered.
+            `tests.engines.powerloss.Disk.differs` tells whether they mattered.
 
     Raises:
         SetupError: strace is missing (TL-S61).

@@ -5,7 +5,7 @@ kernel would (`NOTHING`), or survives in part and in any order (`some`): ext4, X
 covers what had returned when it was entered, and counts once it has returned.
 
     disk = Disk.of(root)
-    subprocess.run(recording(command, log))       # towline_prove.strace
+    subprocess.run(recording(command, log))       # tests.engines.strace
     disk.follow(log).cut()                        # what is in root now survived a power failure at the command's end
 """
 
@@ -19,12 +19,12 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final, Self
 
-from towline_prove.strace import recorded
+from tests.engines.strace import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from towline_prove.strace import Call
+    from tests.engines.strace import Call
 
 __all__ = ["EVERYTHING", "NOTHING", "DiskModel", "Gap", "Survives", "some"]
 
@@ -44,7 +44,7 @@ def EVERYTHING() -> bool:  # noqa: N802 - a constant that is called
 
 def some(seed: int, share: float = 0.5) -> Survives:
     """A part of the unsynced changes survives, chosen at random, the same for the same seed."""
-    dice = Random(seed)  # noqa: S311 - a fault, not a secret
+    dice = Random(seed)
     return lambda: dice.random() < share
 
 

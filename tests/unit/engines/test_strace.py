@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines import strace
+from tests.engines.strace import Injection, calls_in, can_trace, counting, fired, wrapped
 from towline.errors import SetupError
-from towline_prove import strace
-from towline_prove.strace import Injection, calls_in, can_trace, counting, fired, wrapped
 
 traced = pytest.mark.skipif(not can_trace(), reason="strace is missing or ptrace is not allowed here")
 

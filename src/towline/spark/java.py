@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from towline import files
 from towline.errors import SetupError
-from towline_prove.devstack.server import locked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +91,7 @@ def resolve_jars(name: str, coordinates: Sequence[str], *, alone: bool = False) 
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.parent / f"{name}.lock"):
+        with files.alone(target.parent / f"{name}.lock"):
             if not target.is_dir():
                 _download(target, coordinates, ALONE if alone else "")
     except OSError as error:

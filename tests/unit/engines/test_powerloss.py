@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from towline_prove.powerloss import EVERYTHING, NOTHING, DiskModel, Gap, some
-from towline_prove.strace import recorded, recording
+from tests.engines.powerloss import EVERYTHING, NOTHING, DiskModel, Gap, some
+from tests.engines.strace import recorded, recording
 
 Files = dict[str, bytes | None]
 
