@@ -16,7 +16,6 @@ STILL_LONG: set[str] = {
     "src/towline/mqtt/outbound.py",
     "src/towline/mqtt/session.py",
     "src/towline/net/client.py",
-    "src/towline/publisher/publisher.py",
     "src/towline/spark/options.py",
     "tests/integration/spark/test_source.py",
     "tests/unit/mqtt/model_broker.py",

@@ -124,7 +124,7 @@ class Intake:
             while not stage.done():
                 left = deadline - time.monotonic()
                 if left <= 0 and self._take_back(message):
-                    message.receipt._fail(not_taken(home.directory, self.full_since))  # noqa: SLF001 - ours
+                    message.fail(not_taken(home.directory, self.full_since))
                     home.changed.notify_all()
                     break
                 home.changed.wait(left if left > 0 else None)
@@ -207,4 +207,4 @@ class Intake:
     @staticmethod
     def _fail(messages: list[PendingMessage], failure: BaseException) -> None:
         for message in messages:
-            message.receipt._fail(failure)  # noqa: SLF001 - ours
+            message.fail(failure)

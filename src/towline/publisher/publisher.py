@@ -14,54 +14,36 @@ import contextlib
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self
 
-from towline.delivery.outbound import Downlink, Outcome
 from towline.delivery.receipts.payload import PREFIX, receipt_topic
-from towline.delivery.receipts.payload import ReceiptPayload as Told
-from towline.delivery.record import recall
-from towline.errors import BrokerError, JournalError, JournalFull, PublisherError, Unreachable
+from towline.errors import BrokerError, JournalError, PublisherError
 from towline.journal import Limits, Outbox
 from towline.mqtt.events import (
-    Action,
-    Deliver,
-    Event,
     Filter,
-    Online,
-    Remember,
     SessionConfig,
-    SessionLost,
-    Settled,
-    Stored,
 )
-from towline.mqtt.session import Session
 from towline.mqtt.versions import LEVELS
-from towline.net.driver import Hooks, SessionDriver, Way
+from towline.net.driver import Way
 from towline.net.transport import Proxy, Tls
 from towline.publisher.arguments import check_settings, endpoints_of, fields_of
-from towline.publisher.awaited import CONSUMER, Awaited, Restored, awaited_of, keep, keys_of
-from towline.publisher.errors import given_up, left_behind, left_on_disk, not_sent, without_receipts, wrong
+from towline.publisher.awaited import CONSUMER, awaited_of, keys_of
+from towline.publisher.delivery import OutboxDelivery
+from towline.publisher.errors import left_behind, left_on_disk, wrong
 from towline.publisher.home import Home
 from towline.publisher.intake import Intake
 from towline.publisher.log import Log
-from towline.publisher.receipt import Callbacks, Completion, PendingMessage, Receipt, call_all, guarded, settle
+from towline.publisher.receipt import PendingMessage, Receipt
+from towline.publisher.stages import Stages, settling
 from towline.schema import OUTBOX_SCHEMA
 
 __all__ = ["Publisher"]
 
-#: The mqtt thread looks around after this many seconds at the latest; everything that matters wakes it.
-_LONGEST_TURN: Final = 60.0
 #: Patience with the broker's answers when the interpreter ends without `close`, in seconds.
 _AT_EXIT: Final = 5.0
-_NOT_BELIEVED: Final = "a receipt without a code of our key: of a gateway without it, or older, or a forged one"
-#: Patience with the goodbye, in seconds.
-_GOODBYE: Final = 2.0
 
 
 class Publisher:
@@ -144,10 +126,8 @@ class Publisher:
             max_age_s=max_age_s,
             receipt_patience_s=receipt_patience_s,
         )
-        self._where = str(endpoints[0])
+        where = str(endpoints[0])
         self._way = Way(endpoints, tls, proxy, brokers_share_sessions=brokers_share_sessions)
-        self._told = on_outcome
-        self._abandoned = abandon_session
         self._directory = Path(state_dir).expanduser()
         limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
         self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
@@ -160,9 +140,9 @@ class Publisher:
         if not receipts:
             self._outbox.journal.forget(CONSUMER)
         topic = receipt_topic(receipt_prefix, self._outbox.journal.journal_id)
-        self._config = SessionConfig(
+        config = SessionConfig(
             client_id or f"towline-{self._outbox.journal.journal_id}",
-            self._where,
+            where,
             filters=(Filter(topic, 1, retain_handling=0),) if receipts else (),  # the newest receipt is retained
             username=username,
             password=password.encode() if isinstance(password, str) else password,
@@ -173,43 +153,26 @@ class Publisher:
             durable_ids=True,
         )
         self._log = Log()
-        #: its condition guards everything below
+        #: its condition guards what the threads share
         self._home = Home(self._directory)
         self._changed = self._home.changed
         #: one of several threads that close it at the same time ends it, the others wait
         self._ending = threading.RLock()
         refuses = overflow == "refuse"
         self._intake = Intake(self._home, self._outbox, refuses=refuses, max_bytes=max_bytes, on_stored=self._stored)
-        #: number of a message → its stage at the broker, as long as somebody holds it or wants to be told
-        self._stages: weakref.WeakValueDictionary[int, Completion[None]] = weakref.WeakValueDictionary()
-        #: the same for their receipts
-        self._ends: weakref.WeakValueDictionary[int, Completion[None]] = weakref.WeakValueDictionary()
-        #: the one end of all messages where there are no receipts
-        self._no_end: Completion[None] | None = None
-        if not receipts:
-            self._no_end = Completion(self._home)
-            self._no_end._settle(failure=without_receipts(self._where))  # noqa: SLF001 - ours
-        #: every message below has been entered in `_stages`
-        self._entered = self._outbox.end
-        #: outcomes of messages that the mqtt thread had done before they were entered
-        self._early: dict[int, Outcome] = {}
-        #: outcomes of this turn, told together
-        self._outcomes: list[tuple[int, Outcome]] = []
+        self._stages = Stages(self._home, where, self._awaited, self._outbox.end)
         try:
-            self._downlink = Downlink(
+            self._delivery = OutboxDelivery(
+                self._home,
                 self._outbox,
-                handle=self._handle,
-                log=self._log,
-                refused_dir=self._directory / "refused",
+                self._stages,
+                self._awaited,
+                config=config,
+                way=self._way,
+                levels=LEVELS[protocol],
+                abandoned=abandon_session,
                 max_age_s=max_age_s,
-                on_outcome=self._outcome,
-                on_progress=self._progress,
-                mark=self._awaited.mark if self._awaited is not None else None,
-            )
-            self._driver = SessionDriver(
-                self._way,
-                Hooks(new_session=self._new_session, perform=self._perform, ended=self._ended),
-                LEVELS[protocol],
+                on_outcome=on_outcome,
             )
         except BaseException:
             self._outbox.close()
@@ -300,7 +263,7 @@ class Publisher:
         )
         if wait:
             self._home.may_wait()
-        receipt = Receipt(topic, self._home, self._no_end)
+        receipt = Receipt(topic, self._home, self._stages.no_end)
         message = PendingMessage(fields, receipt)
         deadline = None if timeout is None else time.monotonic() + timeout
         self._intake.put(message, deadline)
@@ -357,16 +320,8 @@ class Publisher:
     def status(self) -> dict[str, Any]:
         """The account, as a gateway's: accepted = queued + in_flight + delivered + expired + refused [I11]."""
         self._home.check()
-        error, awaited = self._driver.error, self._awaited
-        return {
-            **self._downlink.status(),
-            "receipts": awaited.status(self._outbox.end) if awaited is not None else None,
-            "online": self._driver.online,
-            "client_id": self._config.client_id,
-            "broker": str(self._driver.endpoint),
-            "last_error": str(error) if error else None,
-            "held_back": str(self._intake.full_since) if self._intake.full_since else self._downlink.held_back,
-        }
+        status, full = self._delivery.status(), self._intake.full_since
+        return {**status, "held_back": str(full)} if full else status
 
     def close(self, timeout: float = 30.0, *, end_to_end: bool | None = None) -> int:
         """Wait as `flush` does, at most `timeout` seconds, and end; a second call does nothing.
@@ -391,11 +346,11 @@ class Publisher:
         left = self._unsent(end_to_end=end_to_end is not False)
         if left and first:
             receipts = self._awaited.status(self._outbox.end) if self._awaited is not None else None
-            told = left_on_disk(left, self._directory, None if self._unsent() else receipts)
-            self._log.warning(told, code="TL-O03")
+            what = left_on_disk(left, self._directory, None if self._unsent() else receipts)
+            self._log.warning(what, code="TL-O03")
         return left
 
-    # -- inside: coming in --
+    # -- inside --
 
     def _unsent(self, *, end_to_end: bool = False) -> int:
         waiting = self._outbox.waiting
@@ -408,196 +363,47 @@ class Publisher:
         """The disk thread."""
         try:
             self._intake.run()
-        except BaseException as error:  # noqa: BLE001 - told to everybody who waits
+        except BaseException as error:  # noqa: BLE001 - raised to everybody who waits
             self._die(error, disk=True)
 
     def _stored(self, group: list[PendingMessage], first: int) -> None:
-        callbacks: Callbacks = []
-        with self._changed:
-            for number, message in enumerate(group, first):
-                stage = message.receipt.on_disk
-                callbacks += [(stage, call) for call in stage._settle(number)]  # noqa: SLF001 - ours
-                self._stages[number] = message.receipt.at_broker
-                if self._awaited is not None:
-                    self._ends[number] = message.receipt.end_to_end
-                    if number in self._awaited.settled:  # the mqtt thread was faster
-                        callbacks += settle(self._ends, number)
-                if (early := self._early.pop(number, None)) is not None:
-                    callbacks += self._settled(number, early)
-            self._entered = first + len(group)
+        with settling(self._home) as callbacks:
+            callbacks.extend(self._stages.stored(group, first))
             if self._home.dead is not None:  # the mqtt thread has ended meanwhile
-                callbacks += self._abandon(self._home.dead)
-            self._changed.notify_all()
-        self._driver.wake()
-        call_all(callbacks)
-
-    # -- inside: going out --
+                callbacks.extend(self._stages.abandon(self._home.dead))
+            self._delivery.wake()
 
     def _deliver_all(self) -> None:
         """The mqtt thread."""
         try:
             while not self._home.closing and self._home.dead is None:
-                self._turn()
-        except BaseException as error:  # noqa: BLE001 - told to everybody who waits
+                self._delivery.turn()
+        except BaseException as error:  # noqa: BLE001 - raised to everybody who waits
             self._die(error, disk=False)
-
-    def _turn(self) -> None:
-        driver = self._driver
-        times = [self._downlink.due(), self._awaited.due() if self._awaited is not None else None]
-        due = min((at for at in times if at is not None), default=None)
-        patience = _LONGEST_TURN if due is None else max(0.0, min(due - time.monotonic(), _LONGEST_TURN))
-        try:
-            driver.turn(patience)
-            if self._awaited is not None and (asking := self._awaited.turn(time.monotonic())):
-                self._downlink.send_again(asking, self._awaited.waits)
-            self._downlink.turn(unsent=driver.unsent)
-        except JournalFull as error:  # what can't be made durable must not be acted on
-            driver.renew(Unreachable("TL-M13", self._where, f"what is sent can't be recorded: {error.what}", error.do))
-        if driver.fatal is not None:
-            # What is on disk is safe, and another may mend the broker: go on trying, and say so.
-            self._log.warning("no connection", code=driver.fatal.code, reason=str(driver.fatal))
-            driver.fatal = None
-
-    def _ended(self) -> bool:
-        """The connection is gone; whether the message was found at which the broker ended it."""
-        if self._awaited is not None:
-            self._awaited.offline()
-        return self._downlink.lost(self._driver.session.outbound.withdraw())
-
-    def _handle(self, event: Event) -> None:
-        self._driver.handle(event)
-
-    def _new_session(self, level: int) -> Session:
-        record = recall(self._outbox.session, str(self._directory), self._config, self._abandoned)
-        if record is not None and self._awaited is not None:  # to get the newest receipt, which the broker retains
-            record = replace(record, subscriptions={})
-        session = Session(replace(self._config, protocol=level), record)
-        self._downlink.attach(session)
-        return session
-
-    def _perform(self, action: Action) -> None:
-        if isinstance(action, Remember):
-            self._outbox.set_session(asdict(action.record) if action.record else {})
-        elif isinstance(action, Online):
-            self._log.info("online", broker=str(self._driver.endpoint), session="kept" if action.resumed else "new")
-            if self._awaited is not None:
-                self._awaited.online(time.monotonic())
-        elif isinstance(action, Deliver):
-            self._hear(action)
-        elif isinstance(action, SessionLost):
-            self._outbox.count(sessions_lost=1)
-            self._log.warning("the broker has lost our session", code="TL-M22", broker=str(self._driver.endpoint))
-        else:
-            self._downlink.perform(action)
-
-    def _outcome(self, number: int, outcome: Outcome) -> None:
-        self._outcomes.append((number, outcome))
-
-    def _progress(self) -> None:
-        """Tell all outcomes of a turn at once."""
-        outcomes, self._outcomes = self._outcomes, []
-        callbacks: Callbacks = []
-        with self._changed:
-            for number, outcome in outcomes:
-                if number >= self._entered:
-                    self._early[number] = outcome
-                else:
-                    callbacks += self._settled(number, outcome)
-            self._changed.notify_all()
-        call_all(callbacks)
-        if self._told is not None:
-            for number, outcome in outcomes:
-                guarded(partial(self._told, number, outcome.value))
-        if self._awaited is not None and any(outcome is not Outcome.DELIVERED for _, outcome in outcomes):
-            keep(self._outbox, self._awaited, self._downlink.oldest)
-
-    def _settled(self, number: int, outcome: Outcome) -> Callbacks:
-        """Settle the stages of a message, with the condition held; what is to be called for it."""
-        if outcome is Outcome.DELIVERED:
-            return settle(self._stages, number)
-        callbacks = settle(self._stages, number, not_sent(self._where, number, outcome))
-        if self._awaited is not None and number not in self._awaited.settled:
-            self._awaited.give_up(number)
-            callbacks += settle(self._ends, number, given_up(self._where, number, outcome))
-        return callbacks
-
-    # -- inside: receipts --
-
-    def _hear(self, action: Deliver) -> None:
-        """Take receipts; that they are acknowledged at once loses nothing, the broker retains the newest."""
-        for message in action.messages.packets:
-            if self._awaited is None or message.payload is None:
-                continue  # a stub is too large for a receipt of ours
-            before = self._awaited.not_believed
-            told = self._awaited.believed(message.payload)
-            if told is not None:
-                self._take(self._awaited, told)
-            elif not before and self._awaited.not_believed:
-                self._log.warning(_NOT_BELIEVED, code="TL-O11")
-        self._handle(Settled(action.first + len(action.messages)))
-        self._handle(Stored(action.ticket))
-
-    def _take(self, awaited: Awaited, told: Told) -> None:
-        callbacks: Callbacks = []
-        with self._changed:
-            before = awaited.settled.watermark
-            try:
-                lost = awaited.take(told, self._outbox.end, time.monotonic())
-            except Restored:
-                lost = []
-                self._log.warning("the outbox is an older copy of itself; messages may be doubled", code="TL-O07")
-                awaited.begin_again(told.epoch + 1)
-                keep(self._outbox, awaited, self._downlink.oldest)
-                self._outbox.journal.sync()
-            numbers = range(before, awaited.settled.watermark)
-            for number in numbers if len(numbers) < len(self._ends) else [n for n in self._ends if n in numbers]:
-                callbacks += settle(self._ends, number)
-            self._changed.notify_all()
-        call_all(callbacks)
-        if numbers:
-            keep(self._outbox, awaited, self._downlink.oldest)
-        if self._told is not None:
-            for number in numbers:
-                guarded(partial(self._told, number, "arrived"))
-        if lost:
-            self._log.warning("the broker lost messages; sending them again", count=sum(e - s for s, e in lost))
-            self._downlink.send_again(lost, awaited.waits)
 
     # -- inside: ending --
 
     def _die(self, error: BaseException, *, disk: bool) -> None:
-        with self._changed:
+        with settling(self._home) as callbacks:
             failure = self._home.fail(error)
             self._intake.fail(failure, group=disk)
-            callbacks = self._abandon(failure)
-            self._changed.notify_all()
-        self._driver.wake()
-        call_all(callbacks)
-
-    def _abandon(self, failure: BaseException) -> Callbacks:
-        """Let nobody wait for what this publisher will not see, with the condition held; what is to be called."""
-        stages = [self._stages, self._ends]
-        return [one for kind in stages for number in list(kind) for one in settle(kind, number, failure)]
+            callbacks.extend(self._stages.abandon(failure))
+            self._delivery.wake()
 
     def _end(self) -> None:
         with self._changed:
             self._home.closing = True
             self._changed.notify_all()
-        self._driver.cancel()
+        self._delivery.cancel()
         self._disk_thread.join()
         self._mqtt_thread.join()
-        with self._changed:
+        with settling(self._home) as callbacks:
             self._home.ended = True
-            callbacks = self._abandon(self._home.dead or left_behind(self._directory))
-            self._changed.notify_all()
-        call_all(callbacks)
+            callbacks.extend(self._stages.abandon(self._home.dead or left_behind(self._directory)))
         atexit.unregister(self._at_exit)
-        self._driver.leave(_GOODBYE)
         try:
-            if self._home.dead is None:
-                self._downlink.close()
+            self._delivery.end()
         finally:
-            self._driver.dispose()
             with contextlib.suppress(JournalError):
                 self._outbox.close()
 

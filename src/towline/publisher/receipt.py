@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -12,9 +12,11 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from towline.publisher.home import Home
 from towline.publisher.log import LOG
 
-__all__ = ["Callbacks", "Completion", "PendingMessage", "Receipt", "call_all", "guarded", "settle"]
+__all__ = ["Callback", "Completion", "PendingMessage", "Receipt", "call_all", "guarded", "settle"]
 
 T = TypeVar("T")
+#: What is to be called, once no lock is held, for a stage that was settled.
+Callback: TypeAlias = Callable[[], object]
 
 #: Bytes of a row's other columns, and of a pair beside its text.
 _ROW_BYTES, _PAIR_BYTES = 64, 16
@@ -87,16 +89,14 @@ class Completion(Generic[T]):
                 return
         call(self)
 
-    def _settle(
-        self, value: T | None = None, failure: BaseException | None = None
-    ) -> list[Callable[[Completion[T]], None]]:
+    def _settle(self, value: T | None = None, failure: BaseException | None = None) -> list[Callback]:
         """Note the outcome with the condition held; the caller notifies, and calls what this returns, without it."""
         if self._done:
             return []
         self._value, self._failure, self._done = value, failure, True
         callbacks, self._callbacks = self._callbacks, []
         self._home.kept.discard(self)
-        return callbacks
+        return [partial(call, self) for call in callbacks]
 
 
 class Receipt:
@@ -119,11 +119,6 @@ class Receipt:
         self.on_disk: Completion[int] = Completion(home)
         self.at_broker: Completion[None] = Completion(home)
         self.end_to_end: Completion[None] = end_to_end or Completion(home)
-
-    def _fail(self, failure: BaseException) -> None:
-        """Nothing comes of it; with the condition held."""
-        for stage in (self.on_disk, self.at_broker, self.end_to_end):
-            stage._settle(failure=failure)  # noqa: SLF001 - ours
 
     @property
     def number(self) -> int:
@@ -148,6 +143,11 @@ class PendingMessage:
     fields: Mapping[str, Any]
     receipt: Receipt
 
+    def fail(self, failure: BaseException) -> None:
+        """Nothing comes of it; with the condition held."""
+        for stage in (self.receipt.on_disk, self.receipt.at_broker, self.receipt.end_to_end):
+            settle(stage, failure=failure)
+
     @property
     def size(self) -> int:
         """Bytes that it takes on disk, about."""
@@ -156,22 +156,15 @@ class PendingMessage:
         return size + sum(len(pair["key"]) + len(pair["value"]) + _PAIR_BYTES for pair in users)
 
 
-#: What is to be called, once no lock is held, for stages that were settled.
-Callbacks: TypeAlias = list[tuple[Completion[Any], Callable[[Completion[Any]], None]]]
+def settle(stage: Completion[Any], value: object = None, failure: BaseException | None = None) -> list[Callback]:
+    """Note the outcome of a stage with the condition held; what is to be called without it."""
+    return stage._settle(value, failure)  # noqa: SLF001 - ours
 
 
-def settle(
-    stages: MutableMapping[int, Completion[None]], number: int, failure: BaseException | None = None
-) -> Callbacks:
-    """Settle the stage of a message, if anybody holds it, with the condition held; what is to be called for it."""
-    stage = stages.pop(number, None)
-    return [] if stage is None else [(stage, call) for call in stage._settle(failure=failure)]  # noqa: SLF001 - ours
-
-
-def call_all(callbacks: Callbacks) -> None:
+def call_all(callbacks: Iterable[Callback]) -> None:
     """Call back; without the condition held."""
-    for stage, call in callbacks:
-        guarded(partial(call, stage))
+    for call in callbacks:
+        guarded(call)
 
 
 def guarded(call: Callable[[], object]) -> None:
