@@ -49,15 +49,15 @@ def test_a_repeat_served_empty_is_given_up() -> None:
 
 def test_a_batch_that_the_marker_skipped_is_in_kafka() -> None:
     counts = UplinkCounts().add(batch(0, 0, 10)).add({**batch(1, 10, 15, rows=0), "gives_up": False})
-    known = counts.account(status(15, 15, 15))
-    assert (counts.skipped, known.carried, known.uncounted) == (0, 15, 5)
-    assert known.adds_up
+    account = counts.account(status(15, 15, 15))
+    assert (counts.skipped, account.carried, account.uncounted) == (0, 15, 5)
+    assert account.adds_up
 
 
 def test_every_way_out_is_in_the_sum() -> None:
     counts = UplinkCounts().add(batch(0, 0, 100, filtered=1, dead_lettered=2, deduplicated=30))
-    known = counts.account(status(115, 110, 100, deduplicated=4))
-    assert known.sentence() == (
+    account = counts.account(status(115, 110, 100, deduplicated=4))
+    assert account.sentence() == (
         "received 115 = in Kafka 67 + filtered 1 + dead-lettered 2 + deduplicated 34 + arriving 1 + waiting 10"
         "   adds up ✓"
     )
@@ -66,23 +66,23 @@ def test_every_way_out_is_in_the_sum() -> None:
 
 def test_the_sinks_letters_are_in_the_sum_once() -> None:
     """It tells the sum of its batches: nothing is missed when a report is, and nothing doubled when one comes again."""
-    told = [{**batch(n, n * 10, n * 10 + 10), "query": "q", "letters": sum_} for n, sum_ in enumerate([0, 3, 4, 6])]
-    counts = UplinkCounts().add(told[0]).add(told[1]).add(told[1]).add(told[3]).add(told[0])
+    reports = [{**batch(n, n * 10, n * 10 + 10), "query": "q", "letters": sum_} for n, sum_ in enumerate([0, 3, 4, 6])]
+    counts = UplinkCounts().add(reports[0]).add(reports[1]).add(reports[1]).add(reports[3]).add(reports[0])
     assert counts.dead_lettered == 6
     begun_again = {**batch(0, 40, 50), "query": "another", "letters": 2}
-    known = UplinkCounts.from_json(counts.as_json()).add(begun_again).account(status(50, 50, 50))
-    assert "in Kafka 42 (10 of them uncounted) + dead-lettered 8 + waiting 0   adds up ✓" in known.sentence()
+    account = UplinkCounts.from_json(counts.as_json()).add(begun_again).account(status(50, 50, 50))
+    assert "in Kafka 42 (10 of them uncounted) + dead-lettered 8 + waiting 0   adds up ✓" in account.sentence()
 
 
 def test_rows_that_the_state_store_dropped_are_told() -> None:
-    known = UplinkCounts().add(batch(0, 0, 10, late=3)).account(status(10, 10, 10))
-    assert "does not add up ✗ (3 rows were lost: Spark took them for late" in known.sentence()
+    account = UplinkCounts().add(batch(0, 0, 10, late=3)).account(status(10, 10, 10))
+    assert "does not add up ✗ (3 rows were lost: Spark took them for late" in account.sentence()
 
 
 def test_more_rows_than_offsets_is_told() -> None:
-    known = UplinkCounts().add(batch(0, 0, 10, rows=11)).account(status(10, 10, 10))
-    assert not known.adds_up
-    assert "does not add up" in known.sentence()
+    account = UplinkCounts().add(batch(0, 0, 10, rows=11)).account(status(10, 10, 10))
+    assert not account.adds_up
+    assert "does not add up" in account.sentence()
 
 
 def test_what_no_report_told_of_is_named() -> None:
@@ -109,25 +109,25 @@ def test_a_first_batch_may_not_tell_its_start() -> None:
 def test_whatever_is_lost_or_repeated_the_sum_holds(batches: list[tuple[int, bool, bool]], waiting: int) -> None:
     counts, place = UplinkCounts(), 0
     for number, (size, heard, again) in enumerate(batches):
-        told = batch(number, place, place + size, filtered=min(size, 1))
+        report = batch(number, place, place + size, filtered=min(size, 1))
         place += size
-        counts = counts.add(told) if heard else counts
-        counts = counts.add(told) if heard and again else counts
-    known = counts.account(status(place + waiting + 2, place + waiting, place))
-    assert known.adds_up
-    assert known.carried + sum(known.parts.values()) + known.waiting == known.received
-    assert known.waiting == waiting
+        counts = counts.add(report) if heard else counts
+        counts = counts.add(report) if heard and again else counts
+    account = counts.account(status(place + waiting + 2, place + waiting, place))
+    assert account.adds_up
+    assert account.carried + sum(account.parts.values()) + account.waiting == account.received
+    assert account.waiting == waiting
 
 
 def test_a_journal_that_ends_too_early_is_told() -> None:
-    known = UplinkCounts().add(batch(0, 0, 10)).account(status(5, 5, 5))
-    assert not known.adds_up
-    assert "restored from a copy" in known.why_not
+    account = UplinkCounts().add(batch(0, 0, 10)).account(status(5, 5, 5))
+    assert not account.adds_up
+    assert "restored from a copy" in account.why_not
 
 
 def test_the_sentence_names_what_is_there() -> None:
-    known = UplinkCounts().add(batch(0, 0, 1_000, filtered=10)).account(status(1_012, 1_010, 1_000))
-    assert known.sentence() == "received 1,012 = in Kafka 990 + filtered 10 + arriving 2 + waiting 10   adds up ✓"
+    account = UplinkCounts().add(batch(0, 0, 1_000, filtered=10)).account(status(1_012, 1_010, 1_000))
+    assert account.sentence() == "received 1,012 = in Kafka 990 + filtered 10 + arriving 2 + waiting 10   adds up ✓"
 
 
 def test_rates_and_lag(monkeypatch: pytest.MonkeyPatch) -> None:

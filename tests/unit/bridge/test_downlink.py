@@ -36,11 +36,11 @@ def test_the_account_adds_up() -> None:
     counts = (
         DownlinkCounts().add(batch(0, 60, kept=60, filtered=5, dead_lettered=1)).add(batch(1, 40, kept=40, filtered=4))
     )
-    known = counts.account({"outbox": OUTBOX})
-    assert known.adds_up
-    assert (known.received, known.waiting, known.uncounted, known.more["behind"]) == (100, 15, 0, 7)
-    assert known.received == known.carried + sum(known.parts.values()) + known.waiting
-    assert known.sentence() == (
+    account = counts.account({"outbox": OUTBOX})
+    assert account.adds_up
+    assert (account.received, account.waiting, account.uncounted, account.more["behind"]) == (100, 15, 0, 7)
+    assert account.received == account.carried + sum(account.parts.values()) + account.waiting
+    assert account.sentence() == (
         "taken 100 = delivered 70 + dead-lettered 1 + filtered 9 + expired 2 + refused 3 + waiting 15   adds up ✓"
     )
     assert DownlinkCounts.from_json(counts.as_json()) == counts
@@ -54,9 +54,9 @@ def test_a_batch_counts_once_and_a_hole_is_seen() -> None:
 
 
 def test_an_outbox_that_knows_less_does_not_add_up() -> None:
-    known = DownlinkCounts().add(batch(0, 91)).account({"outbox": OUTBOX})
-    assert not known.adds_up
-    assert "Spark brought 91 messages, the outbox knows 90" in known.sentence()
+    account = DownlinkCounts().add(batch(0, 91)).account({"outbox": OUTBOX})
+    assert not account.adds_up
+    assert "Spark brought 91 messages, the outbox knows 90" in account.sentence()
 
 
 def test_what_a_transform_takes_away_or_adds_is_counted() -> None:
@@ -78,7 +78,7 @@ def test_rows_and_letters_come_in_the_order_of_kafka() -> None:
     kind = pa.struct([("key", pa.binary()), ("value", pa.binary())])
     where = pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
     places = [("t", 1, 3), ("t", 0, 9), ("s", 7, 8), ("t", 0, 10)]
-    made = pa.RecordBatch.from_arrays(
+    records = pa.RecordBatch.from_arrays(
         [
             pa.array(["d", None, "a", "c"]),
             pa.array([None, {"key": b"k", "value": b"v"}, None, None], kind),
@@ -86,7 +86,7 @@ def test_rows_and_letters_come_in_the_order_of_kafka() -> None:
         ],
         ["topic", LETTER, PLACE],
     )
-    rows, letters = sorted_out([made.slice(0, 2), made.slice(2)])
+    rows, letters = sorted_out([records.slice(0, 2), records.slice(2)])
     assert [row for part in rows for row in part.to_pylist()] == [{"topic": "a"}, {"topic": "c"}, {"topic": "d"}]
     assert [part.to_pylist() for part in letters] == [[{"key": b"k", "value": b"v"}]]
     assert [list(part) for part in sorted_out([])] == [[], []]
@@ -100,13 +100,13 @@ def test_rows_of_any_size_come_in_order_and_in_bounded_batches(
     place = [{"topic": "t", "partition": n // 6, "offset": n % 6} for n in order]
     letters = [{"key": b"k", "value": b"%d" % n} if n in dead else None for n in order]
     payloads = [b"%d" % n + bytes(100 * n) for n in order]
-    made = pa.RecordBatch.from_pydict({"payload": payloads, PLACE: place, LETTER: letters}, schema=_SORTED)
+    records = pa.RecordBatch.from_pydict({"payload": payloads, PLACE: place, LETTER: letters}, schema=_SORTED)
     with Spill(memory) as spill:
-        kept = spill.kept(made.slice(at, group) for at in range(0, 12, group))
+        kept = spill.kept(records.slice(at, group) for at in range(0, 12, group))
         rows, dead_letters = (list(part) for part in sorted_out(kept, most=1000))
         assert all(batch.num_rows == 1 or batch.nbytes <= 1000 for batch in rows)
-        found = [payload.rstrip(b"\0") for batch in rows for payload in batch.column("payload").to_pylist()]
-        assert found == [b"%d" % n for n in range(12) if n not in dead]
+        sent = [payload.rstrip(b"\0") for batch in rows for payload in batch.column("payload").to_pylist()]
+        assert sent == [b"%d" % n for n in range(12) if n not in dead]
         assert [row["value"] for batch in dead_letters for row in batch.to_pylist()] == [
             b"%d" % n for n in sorted(dead)
         ]
@@ -136,9 +136,9 @@ def test_a_letter_goes_back_where_it_came_from() -> None:
 
 
 def test_data_kafka_has_deleted_stops_the_line() -> None:
-    told = reason("x [KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost.", 'line "commands"')
-    assert (told.code, told.permanent) == ("TL-B06", True)
-    assert 'on_data_loss = "go_on"' in told.text
+    why = reason("x [KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost.", 'line "commands"')
+    assert (why.code, why.permanent) == ("TL-B06", True)
+    assert 'on_data_loss = "go_on"' in why.text
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_data_kafka_has_deleted_stops_the_line() -> None:
 def test_qos_2_that_a_broker_took_as_qos_1_is_in_the_account(guarantee: str, end: str) -> None:
     """It said ``adds up`` and nothing else; only --json had ``degraded: 21000``."""
     outbox = {**OUTBOX, "accepted": 21_000, "delivered": 21_000, "expired": 0, "refused": 0, "degraded": 21_000}
-    known = DownlinkCounts().account({"outbox": outbox, "guarantee": guarantee})
-    told = "taken 21,000 (21,000 of them uncounted) = delivered 21,000 (21,000 of them at QoS 1, not 2) + waiting 0"
-    assert known.sentence() == f"{told}   {end}"
-    shown: dict[str, Any] = {"lines": {"l": {"account": known.as_json(), "query": "running"}}}
+    account = DownlinkCounts().account({"outbox": outbox, "guarantee": guarantee})
+    text = "taken 21,000 (21,000 of them uncounted) = delivered 21,000 (21,000 of them at QoS 1, not 2) + waiting 0"
+    assert account.sentence() == f"{text}   {end}"
+    shown: dict[str, Any] = {"lines": {"l": {"account": account.as_json(), "query": "running"}}}
     assert status.code_of(shown) == (1 if guarantee == "exactly_once" else 0)
 
 
@@ -164,15 +164,15 @@ def test_status_and_screen_tell_the_way_down(tmp_path: Path) -> None:
     )
     state.save()
     assert BridgeState("b", tmp_path, {"line": "down"}).lines["line"].counts == view.counts
-    told = status.render(status.collect(tmp_path))
-    assert "adds up" not in told
+    text = status.render(status.collect(tmp_path))
+    assert "adds up" not in text
     for part in (
         "account   unknown: no gateway answers",
         ": taken 91 = delivered 70 + dead-lettered 1 + expired 2 + refused 3 + waiting 15\n",
         "nothing is delivered; what is in Kafka and in the outbox waits",
         "refused by the broker for good: 3 messages.",
     ):
-        assert part in told
+        assert part in text
     view.status = {**view.status, "gateway_running": True}
     assert "outbox    queued unknown   in flight unknown" in "\n".join(
         status._render_outbox(dict(view.status), {"account": None})

@@ -67,7 +67,7 @@ def test_it_travels_as_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ('topic = "command', 'topic = "{nope}/', 'bridge.toml:6  downlink "commands": "{nope}//{header.tenant}/{key}/req" names {nope}, which a record does not have. Known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, {kafka.topic}, {kafka.partition}, {kafka.offset}, {kafka.timestamp}.   [TL-C05]'),
         ('from = "commands"\n', "", 'bridge.toml:6  downlink "commands": "from" is missing. Add it.   [TL-C02]'),
@@ -79,19 +79,19 @@ def test_it_travels_as_json(tmp_path: Path) -> None:
         ("[[downlink]]\n", '[[downlink]]\nname = "commands"\nfrom = "x"\n[[downlink]]\n', 'bridge.toml:10  downlink "commands": another line has this name. Rename one.   [TL-C18]'),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line(old: str, new: str, told: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_line(old: str, new: str, message: str, tmp_path: Path) -> None:
     assert old in GOOD
     with pytest.raises(ConfigMistakes) as caught:
         read(GOOD.replace(old, new, 1), tmp_path)
-    assert str(caught.value.mistakes[0]).replace(f"{tmp_path}/", "") == told
+    assert str(caught.value.mistakes[0]).replace(f"{tmp_path}/", "") == message
 
 
 def test_qos_2_to_several_brokers_needs_a_word(tmp_path: Path) -> None:
     several = GOOD.replace('["mqtt://a:1883"]', '["mqtt://a", "mqtt://b"]')
     assert the_line(several, tmp_path).qos == 1
     assert the_line(several.replace("] }", "], brokers_share_sessions = true }", 1) + "qos = 2\n", tmp_path).qos == 2
-    for said, told in (("qos = 2", "publish with QoS 1"), ('guarantee = "exactly_once"', "at_least_once")):
-        with pytest.raises(ConfigMistakes, match=rf'bridge.toml:3  downlink "commands": .*; or .*{told}.*TL-C90'):
+    for said, advice in (("qos = 2", "publish with QoS 1"), ('guarantee = "exactly_once"', "at_least_once")):
+        with pytest.raises(ConfigMistakes, match=rf'bridge.toml:3  downlink "commands": .*; or .*{advice}.*TL-C90'):
             read(several + said + "\n", tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_fields_of_a_record() -> None:
 def test_check_shows_promise_cost_and_limits(tmp_path: Path) -> None:
     text = GOOD.replace('name = "commands"', 'name = "commands"\nguarantee = "exactly_once"')
     bridge = read(text, tmp_path)
-    told = render(plan_of(bridge))
+    text = render(plan_of(bridge))
     for part in (
         "Kafka → MQTT",
         "read_committed",
@@ -124,8 +124,8 @@ def test_check_shows_promise_cost_and_limits(tmp_path: Path) -> None:
         "limit ",
         "Spark's Kafka source for PySpark",
     ):
-        assert part in told
-    assert 'warning  line "commands": a record that MQTT can\'t carry stops the line' in told
+        assert part in text
+    assert 'warning  line "commands": a record that MQTT can\'t carry stops the line' in text
     assert json.loads(json.dumps(plan_of(bridge)))["lines"][0]["direction"] == "down"
 
 

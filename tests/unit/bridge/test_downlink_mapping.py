@@ -157,6 +157,6 @@ def test_what_decides_which_record_becomes_which_row(tmp_path: Path, more: str, 
 )
 def test_it_begins_again_with_every_partition_there_is(tmp_path: Path, source: str, wanted: dict[str, Any]) -> None:
     section = the_line(GOOD.replace('from = "commands"', f"from = {source}"), tmp_path).section
-    known = {"commands": {"0": 12}, "gone": {"0": 3}}
+    stood = {"commands": {"0": 12}, "gone": {"0": 3}}
     topics = {"commands": 3, "new": 1, "__mine": 1, "__consumer_offsets": 50}
-    assert covering(known, topics, section) == wanted
+    assert covering(stood, topics, section) == wanted

@@ -93,8 +93,8 @@ def test_a_real_one_that_is_killed(nowhere: tuple[Path, dict[str, str]]) -> None
         "  ! no gateway runs: nothing is received; the broker keeps what it can for this client's session. Start towline run.",
     ]
     log = (state_dir / "logs" / "gateway-telemetry.log").read_text().splitlines()
-    told = [(line["event"], line.get("code"), line.get("reason")) for line in map(json.loads, log)]
-    assert list(dict.fromkeys(told)) == [
+    events = [(line["event"], line.get("code"), line.get("reason")) for line in map(json.loads, log)]
+    assert list(dict.fromkeys(events)) == [
         ("no connection", "TL-M01", f"telemetry at {REFUSED}"),
         ("serving", None, None),
         ("owner ended, ending too", None, None),

@@ -59,9 +59,9 @@ def down(tmp_path: Path) -> Watched:
 
 @pytest.fixture
 def gateways() -> Iterator[list[tuple[InboxService, Journal]]]:
-    made: list[tuple[InboxService, Journal]] = []
-    yield made
-    for service, journal in made:
+    served: list[tuple[InboxService, Journal]] = []
+    yield served
+    for service, journal in served:
         service.close()
         journal.close()
 
@@ -115,14 +115,14 @@ def test_the_table_on_a_terminal_adds_up(up: Watched) -> None:
     up.answer(received=1_105, end=1_100, oldest=NOW - 0.2)
     up.batch(0, 0, 1_000, filtered=7, unrouted=1, deduplicated=3, dead_lettered=2, kept=987)
     fails(up, "java.io.IOException: No space left on device")
-    told = 'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]'
+    text = 'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]'
     wide = table(up, 160)
     assert wide[:3] == [
         "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly",
         "line       received  delivered  left out  dead  waiting  in/s  out/s    lag  batch  state",
         "telemetry     1,105        987        11     2      105     0      0  0.2 s  41 ms  receiving, query waiting to retry",
     ]
-    assert " ".join(wide[3:]) == told
+    assert " ".join(wide[3:]) == text
     assert table(up, 80)[:4] == [
         "bridge plant-7   spark running   kafka reachable   Ctrl-C ends it cleanly",
         "line       received  delivered  left out  dead  waiting  in/s  out/s    lag",
@@ -187,7 +187,7 @@ def test_a_broker_that_is_never_reached(up: Watched) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "text"),
     [
         ({"session_kept_s": 7 * 86_400}, "the broker keeps the session plant-7-telemetry for 7 days"),
         ({"session_kept_s": 3_600}, "the broker keeps the session plant-7-telemetry for 1 hour"),
@@ -199,12 +199,12 @@ def test_a_broker_that_is_never_reached(up: Watched) -> None:
         ({"session_kept_s": 0}, "the broker keeps no session: what is published before the next start is not received"),
     ],
 )
-def test_what_is_said_of_a_session(up: Watched, facts: dict[str, object], told: str) -> None:
+def test_what_is_said_of_a_session(up: Watched, facts: dict[str, object], text: str) -> None:
     runs(up)
     up.answer(**facts)
     up.seen()
     up.farewell()
-    assert up.seen()[1] == f'line "telemetry": {told}'
+    assert up.seen()[1] == f'line "telemetry": {text}'
 
 
 def test_a_bridge_that_was_killed(up: Watched) -> None:
@@ -446,8 +446,8 @@ def test_a_line_that_was_renamed_in_the_file(up: Watched) -> None:
     """It told ``query not started … Start towline run`` while that was running."""
     runs(up)
     up.state.save()
-    told = render(collect(up.bridge.state_dir, ["telemetryX"])).splitlines()
-    assert [line.rstrip() for line in told[1:]] == [
+    text = render(collect(up.bridge.state_dir, ["telemetryX"])).splitlines()
+    assert [line.rstrip() for line in text[1:]] == [
         '▸ line "telemetryX"      query not in the running bridge',
         "  account   unknown: no gateway answers",
         "  ! the file has changed since towline run was started. Start it again to run this line.",

@@ -67,7 +67,7 @@ def test_sparks_errors_keep_their_first_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "sentence"),
     [
         (
             "[STREAM_FAILED] Query [id = 19, runId = 9d] terminated with exception:  SQLSTATE: X (no cause message)",
@@ -83,10 +83,10 @@ def test_sparks_errors_keep_their_first_sentence() -> None:
         ("An error occurred while calling o1.start.\n: java.lang.X: y\n\tat z", "java.lang.X: y. The details"),
     ],
 )
-def test_the_reason_is_an_exception_and_never_the_plan(text: str, told: str) -> None:
+def test_the_reason_is_an_exception_and_never_the_plan(text: str, sentence: str) -> None:
     why = reason(RuntimeError(text + PLAN), 'line "x"')
     assert why.code == "TL-B01"
-    assert why.text.startswith(f'line "x": the query failed: {told}')
+    assert why.text.startswith(f'line "x": the query failed: {sentence}')
     assert not why.permanent
 
 

@@ -40,8 +40,8 @@ def test_a_renamed_line_is_asked_about_with_both_ways_out(tmp_path: Path) -> Non
     settle(bridge(tmp_path, "a", "b"))
     with pytest.raises(ConfigError) as caught:
         settle(bridge(tmp_path, "c", "b"))
-    told = str(caught.value).replace(f"{tmp_path}/", "")
-    assert told == (
+    message = str(caught.value).replace(f"{tmp_path}/", "")
+    assert message == (
         'bridge.toml: line "c" is new, and line "a" is no longer in bridge.toml but has left journal and checkpoint in '
         "state/a. Was it renamed? Then: mv state/a state/c, and keep its MQTT session with "
         'mqtt = { client_id = "plant-7-a" }. Is it another line? Then move state/a out of state.   [TL-B20]'
@@ -75,8 +75,8 @@ def test_a_broker_that_is_named_no_more_is_told_once(tmp_path: Path) -> None:
     settle(bridge(tmp_path, "a"))
     text = (tmp_path / "bridge.toml").read_text()
     moved = read(text.replace("mqtt://a:1883", "mqtt://b:1883"), tmp_path)
-    (told,) = settle(moved)
-    assert told.startswith('line "a": what waits at mqtt://a:1883 in the session "plant-7-a" is fetched only while')
+    (message,) = settle(moved)
+    assert message.startswith('line "a": what waits at mqtt://a:1883 in the session "plant-7-a" is fetched only while')
     assert settle(moved) == []
     more = text.replace('["mqtt://a:1883"]', '["mqtt://b:1883", "mqtt://a:1883"]')
     assert settle(read(more, tmp_path)) == []
@@ -116,8 +116,8 @@ def test_a_line_that_is_called_as_another_one_that_began_again_is_refused_with_t
     Identity("a", "plant-7.a.2", generation=2, query="q").save(tmp_path / "state" / "a")
     with pytest.raises(ConfigError) as caught:
         settle(bridge(tmp_path, "a", "a.2"))
-    told = str(caught.value).replace(f"{tmp_path}/", "")
-    assert told == (
+    message = str(caught.value).replace(f"{tmp_path}/", "")
+    assert message == (
         'state: the new line "a.2" would be sink "plant-7.a.2", which is that of line "a" since it began again. '
         "Give it another name.   [TL-B51]"
     )

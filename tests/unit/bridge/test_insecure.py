@@ -39,9 +39,9 @@ def test_every_status_tells(tmp_path: Path, loose: bool) -> None:
     state = BridgeState(bridge.name, tmp_path, {"telemetry": "up"}, insecurities(bridge.kafka.client()))
     state.kafka = "reachable"
     state.save()
-    known = collect(tmp_path)
-    assert bool(known["kafka_insecure"]) is loose
-    text = render_status(known)
+    status = collect(tmp_path)
+    assert bool(status["kafka_insecure"]) is loose
+    text = render_status(status)
     assert ("kafka reachable (insecure)" in text) is loose
     assert (f"! {TOLD}" in text) is loose
     shown = io.StringIO()

@@ -22,7 +22,7 @@ def test_plain_settings_are_the_same() -> None:
 def test_no_secret_is_in_the_settings(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text('s3"cret\\\n')
     (tmp_path / "ca").write_text("-----CA-----")
-    told: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     client = {
         "bootstrap.servers": "a:1",
         "security.protocol": "SASL_SSL",
@@ -32,16 +32,16 @@ def test_no_secret_is_in_the_settings(tmp_path: Path) -> None:
         "ssl.ca.location": str(tmp_path / "ca"),
         "ssl.endpoint.identification.algorithm": "none",
     }
-    made = java_client(client, told)
-    assert "cret" not in str(made)
-    assert told["TOWLINE_KAFKA_PASSWORD"] == 's3\\"cret\\\\'  # noqa: S105 - made up
-    assert told["TOWLINE_KAFKA_SSL_CA_LOCATION"] == "-----CA-----"
-    assert made["sasl.jaas.config"] == (
+    settings = java_client(client, secrets)
+    assert "cret" not in str(settings)
+    assert secrets["TOWLINE_KAFKA_PASSWORD"] == 's3\\"cret\\\\'  # noqa: S105 - made up
+    assert secrets["TOWLINE_KAFKA_SSL_CA_LOCATION"] == "-----CA-----"
+    assert settings["sasl.jaas.config"] == (
         'org.apache.kafka.common.security.scram.ScramLoginModule required username="me" '
         'password="${env:TOWLINE_KAFKA_PASSWORD}";'
     )
-    assert (made["ssl.truststore.type"], made["ssl.endpoint.identification.algorithm"]) == ("PEM", "")
-    assert made["config.providers"] == "env"
+    assert (settings["ssl.truststore.type"], settings["ssl.endpoint.identification.algorithm"]) == ("PEM", "")
+    assert settings["config.providers"] == "env"
 
 
 @pytest.mark.parametrize(

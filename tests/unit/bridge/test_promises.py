@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_page_says_what_the_code_does() -> None:
-    made = subprocess.run(
+    run = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "guarantees.py"), "--check"],
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
-    assert made.returncode == 0, made.stderr
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("guarantee", list(Guarantee))

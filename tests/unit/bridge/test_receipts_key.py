@@ -27,9 +27,9 @@ topic = "telemetry"
 
 
 def line(more: str) -> Line:
-    (made,) = parse(FILE.format(more=more), Path("bridge.toml"), {}).lines
-    assert isinstance(made, Line)
-    return made
+    (line,) = parse(FILE.format(more=more), Path("bridge.toml"), {}).lines
+    assert isinstance(line, Line)
+    return line
 
 
 def test_the_key_reaches_the_gateway() -> None:
@@ -49,10 +49,10 @@ def test_the_key_is_a_file_beside_the_bridge_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="TL-C15"):
         parse(text, file, {})
     (tmp_path / "receipts.key").write_text("0" * 64)
-    (made,) = parse(text, file, {}).lines
-    assert isinstance(made, Line)
-    assert made.gateway.receipts is not None
-    assert made.gateway.receipts.key_file == tmp_path / "receipts.key"
+    (line,) = parse(text, file, {}).lines
+    assert isinstance(line, Line)
+    assert line.gateway.receipts is not None
+    assert line.gateway.receipts.key_file == tmp_path / "receipts.key"
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_the_key_is_a_file_beside_the_bridge_file(tmp_path: Path) -> None:
     ],
 )
 def test_contradictions_are_mistakes_of_the_file(more: str, what: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         line(more)
-    assert what in str(told.value)
+    assert what in str(caught.value)

@@ -36,7 +36,7 @@ ENDS: list[dict[str, Any]] = [{"t": {"0": 10}}, {"t": {"0": 20, "1": 3}}, {"t": 
 
 
 @pytest.mark.parametrize(
-    ("counts", "found"),
+    ("counts", "numbers"),
     [
         (DownlinkCounts(), [0, 1]),
         (DownlinkCounts("q", 0), [1]),
@@ -44,12 +44,12 @@ ENDS: list[dict[str, Any]] = [{"t": {"0": 10}}, {"t": {"0": 20, "1": 3}}, {"t": 
         (DownlinkCounts("another", 7), [0, 1]),
     ],
 )
-def test_committed_and_not_counted(tmp_path: Path, counts: DownlinkCounts, found: list[int]) -> None:
+def test_committed_and_not_counted(tmp_path: Path, counts: DownlinkCounts, numbers: list[int]) -> None:
     place = checkpoint(tmp_path, ENDS, done=2)
-    told = list(uncounted(place, read_checkpoint(place), counts))
-    assert [batch for batch, _, _ in told] == found
+    batches = list(uncounted(place, read_checkpoint(place), counts))
+    assert [batch for batch, _, _ in batches] == numbers
     wanted = [{"t": {"0": 5}}, *ENDS]
-    assert all((before, after) == (wanted[batch], wanted[batch + 1]) for batch, before, after in told)
+    assert all((before, after) == (wanted[batch], wanted[batch + 1]) for batch, before, after in batches)
 
 
 def test_without_a_commit_or_its_start_nothing_is_counted(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_without_a_commit_or_its_start_nothing_is_counted(tmp_path: Path) -> Non
 def test_only_the_newest_are_jobs_of_a_start(tmp_path: Path) -> None:
     ends = [{"t": {"0": 10 + n}} for n in range(50)]
     place = checkpoint(tmp_path, ends, done=50)
-    found = [batch for batch, _, _ in uncounted(place, read_checkpoint(place), DownlinkCounts())]
-    assert found == list(range(30, 50))
+    numbers = [batch for batch, _, _ in uncounted(place, read_checkpoint(place), DownlinkCounts())]
+    assert numbers == list(range(30, 50))
 
 
 def test_every_partition_is_named_at_both_ends(tmp_path: Path) -> None:

@@ -85,11 +85,11 @@ FOUND = [
 def test_what_does_not_is_told_with_two_ways_out(tmp_path: Path, seen: Evidence, what: str, code: str) -> None:
     with pytest.raises(TowlineError) as caught:
         examine(line(tmp_path), tmp_path / "bridge.toml", KNOWN, seen)
-    told = str(caught.value)
-    assert what in told
-    assert "Bring " in told
-    assert f"towline run {tmp_path}/bridge.toml --begin-again telemetry" in told
-    assert told.endswith(f"[{code}]")
+    message = str(caught.value)
+    assert what in message
+    assert "Bring " in message
+    assert f"towline run {tmp_path}/bridge.toml --begin-again telemetry" in message
+    assert message.endswith(f"[{code}]")
     assert reason(caught.value, "x").permanent
 
 
@@ -135,14 +135,14 @@ def test_what_a_changed_setting_takes(was: int, now: Asked, seen: Evidence, how:
     assert step(replace(KNOWN, parallelism=was), seen, now) is how
 
 
-@pytest.mark.parametrize(("stateful", "more", "told"), [(False, DEDUPE, "without"), (True, "", "with")])
+@pytest.mark.parametrize(("stateful", "more", "was"), [(False, DEDUPE, "without"), (True, "", "with")])
 def test_dedupe_added_or_taken_away_is_seen_before_the_start(
-    tmp_path: Path, stateful: bool, more: str, told: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, stateful: bool, more: str, was: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = line(tmp_path, more=more)
     batch(one, 7, 700)
     with pytest.raises(
-        TowlineError, match=rf"batch 8 was begun {told} dedupe.*Set dedupe back.*begin-again.*TL-B50"
+        TowlineError, match=rf"batch 8 was begun {was} dedupe.*Set dedupe back.*begin-again.*TL-B50"
     ) as caught:
         examine(one, tmp_path / "b", KNOWN, replace(UNDECIDED, stateful=stateful))
     assert reason(caught.value, "x").permanent
@@ -216,18 +216,18 @@ def test_a_batch_begun_with_at_most_once_is_given_up_by_its_successor(tmp_path: 
 def test_routes_of_a_batch_in_several_parts_wait_for_its_end(tmp_path: Path) -> None:
     """Parts that are in Kafka are compared with what comes [TL-K16]; a row may be in another part by another key."""
     before = line(tmp_path, 2)
-    known = examine(before, tmp_path / "b", replace(KNOWN, parallelism=2), FINE)
-    assert known.split
+    noted = examine(before, tmp_path / "b", replace(KNOWN, parallelism=2), FINE)
+    assert noted.split
     route = before.sections[0]
     for change in ({"key": "{device}"}, {"where": "qos > 0"}, {"headers": {"a": "b"}}):
         other = before.model_copy(update={"sections": (route.model_copy(update=change),)})
         with pytest.raises(
             TowlineError, match=r"batch 8 was begun when the line said something else.*TL-B52"
         ) as caught:
-            examine(other, tmp_path / "b", known, UNDECIDED)
+            examine(other, tmp_path / "b", noted, UNDECIDED)
         assert reason(caught.value, "x").permanent
-    assert examine(before, tmp_path / "b", known, UNDECIDED) == known
-    assert examine(other, tmp_path / "b", known, FINE).split not in ("", known.split)
+    assert examine(before, tmp_path / "b", noted, UNDECIDED) == noted
+    assert examine(other, tmp_path / "b", noted, FINE).split not in ("", noted.split)
     assert Asked.of(line(tmp_path), KNOWN).split == "", "one transaction has the whole batch"
 
 
@@ -256,8 +256,8 @@ def test_beginning_again_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     assert begin_again(one) == 'line "telemetry" begins anyway: it has no checkpoint'
     KNOWN.save(one.gateway.state_dir)
     batch(one, 0, 100, incarnation="a1")
-    told = begin_again(one)
-    assert told == (
+    message = begin_again(one)
+    assert message == (
         'line "telemetry" begins again as sink "plant-7.telemetry.2"; an old checkpoint is kept beside the new one'
     )
     assert not one.checkpoint.exists()
@@ -314,12 +314,12 @@ def test_the_gateway_of_a_line_is_told_its_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", sorted(MISMATCHES))
 def test_a_gateway_that_refuses_its_journal_stops_the_line(tmp_path: Path, code: str) -> None:
-    told = refused(line(tmp_path), tmp_path / "b", TowlineError(code, "telemetry", "the journal is older", "Bring."))
-    assert told is not None
+    error = refused(line(tmp_path), tmp_path / "b", TowlineError(code, "telemetry", "the journal is older", "Bring."))
+    assert error is not None
     assert re.fullmatch(
         rf'line "telemetry": the journal is older; nothing was taken in\. Bring back .*{tmp_path}.*; or begin again .*'
         rf"towline run {tmp_path}/b --begin-again telemetry \(what waits .*\)\.   \[TL-B24\]",
-        str(told),
+        str(error),
     )
-    assert told.code in PERMANENT
+    assert error.code in PERMANENT
     assert refused(line(tmp_path), tmp_path / "b", TowlineError("TL-G02", "x", "late")) is None

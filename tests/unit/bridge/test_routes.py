@@ -91,16 +91,16 @@ def test_a_covering_filter_matches_all_the_covered_one_does(wide: str, narrow: s
 @given(st.lists(FILTERS, min_size=1, max_size=5), TOPICS)
 def test_the_subscriptions_bring_every_route_its_messages(filters: list[str], topic: str) -> None:
     routes = [route(each) for each in filters]
-    made = [Pattern.parse(s.filter) for s in subscriptions(routes)]
+    subscribed = [Pattern.parse(s.filter) for s in subscriptions(routes)]
     wanted = any(r.pattern.match(topic) is not None for r in routes)
-    assert wanted == any(p.match(topic) is not None for p in made)
-    assert not any(covers(a, b) for a in made for b in made if a is not b)
-    assert all(filter_problem(p.filter) is None for p in made)
+    assert wanted == any(p.match(topic) is not None for p in subscribed)
+    assert not any(covers(a, b) for a in subscribed for b in subscribed if a is not b)
+    assert all(filter_problem(p.filter) is None for p in subscribed)
 
 
 def test_a_covered_filter_raises_the_qos_of_the_covering_one() -> None:
-    made = subscriptions([route("a/{x}", qos=2), route("a/#", qos=1), route("a/b")])
-    assert [(s.filter, s.qos) for s in made] == [("a/#", 2)]
+    filters = subscriptions([route("a/{x}", qos=2), route("a/#", qos=1), route("a/b")])
+    assert [(s.filter, s.qos) for s in filters] == [("a/#", 2)]
 
 
 def test_the_first_match_takes_the_message() -> None:
@@ -113,10 +113,10 @@ def test_a_shadowed_route_is_found() -> None:
 
 
 def test_templates_render_or_are_null() -> None:
-    made = Template.parse("{{{device}}}-{mqtt.user.k}", ["device"])
-    assert made.fields == ("device", "mqtt.user.k")
-    assert made.render({"device": "d", "mqtt.user.k": "v"}) == "{d}-v"
-    assert made.render({"device": "d"}) is None
+    parsed = Template.parse("{{{device}}}-{mqtt.user.k}", ["device"])
+    assert parsed.fields == ("device", "mqtt.user.k")
+    assert parsed.render({"device": "d", "mqtt.user.k": "v"}) == "{d}-v"
+    assert parsed.render({"device": "d"}) is None
     assert Template.parse("plain").constant == "plain"
 
 
@@ -215,9 +215,9 @@ def test_a_topic_from_a_device_is_checked() -> None:
 )
 def test_a_device_reaches_no_reserved_topic(template: str, level: str, topic: str | None) -> None:
     section = {"from": "e/{x}", "topic": template, "allowed_topics": ["*"], "fallback_topic": "other"}
-    made = RouteSection.model_validate(section).compile(Guarantee.AT_LEAST_ONCE, None, ("towline.dead",))
-    assert made.record(row(f"e/{level}"))["topic"] == (topic or "other")  # type: ignore[index]
-    assert made.topic_for({"x": level}) == topic
+    compiled = RouteSection.model_validate(section).compile(Guarantee.AT_LEAST_ONCE, None, ("towline.dead",))
+    assert compiled.record(row(f"e/{level}"))["topic"] == (topic or "other")  # type: ignore[index]
+    assert compiled.topic_for({"x": level}) == topic
 
 
 def test_only_names_that_can_be_reserved_are_compared() -> None:

@@ -49,18 +49,18 @@ def test_every_mistake_in_sql_has_its_line(tmp_path: Path) -> None:
     code, out, err = checked(text, tmp_path, WORD="hush-hush")
     assert (code, out) == (2, "")
     assert "hush-hush" not in err
-    told = [line.replace("bridge.toml:", "") for line in err.splitlines()]
+    lines = [line.replace("bridge.toml:", "") for line in err.splitlines()]
     up, down = 'uplink "telemetry" route', 'downlink "commands"'
-    assert told[0] == f'16  {up} 1: where: Spark has no function "lenght". Did you mean "length"?   [TL-C74]'
-    assert told[1].startswith(f"21  {up} 2: where: A column, variable, or function parameter with name `paylod`")
-    assert told[2] == f"22  {up} 2: dedupe.key: Syntax error at or near end of input. Correct it.   [TL-C74]"
-    assert 'Filter expression "length(payload)" of type "INT" is not a boolean' in told[3]
-    assert told[4] == f"32  {up} 4: where: Syntax error at or near ')'. Correct it.   [TL-C74]"
-    assert "contains invalid expressions: max(qos)" in told[5]
-    assert told[6].startswith(f"42  {down}: where: A column, variable, or function parameter with name `payload`")
-    assert told[7].startswith(f"43  {down}: topic: Syntax error at or near end of input")
-    assert told[8].endswith('cannot cast "ARRAY<INT>" to "BINARY". Correct it.   [TL-C74]')
-    assert len(told) == 9
+    assert lines[0] == f'16  {up} 1: where: Spark has no function "lenght". Did you mean "length"?   [TL-C74]'
+    assert lines[1].startswith(f"21  {up} 2: where: A column, variable, or function parameter with name `paylod`")
+    assert lines[2] == f"22  {up} 2: dedupe.key: Syntax error at or near end of input. Correct it.   [TL-C74]"
+    assert 'Filter expression "length(payload)" of type "INT" is not a boolean' in lines[3]
+    assert lines[4] == f"32  {up} 4: where: Syntax error at or near ')'. Correct it.   [TL-C74]"
+    assert "contains invalid expressions: max(qos)" in lines[5]
+    assert lines[6].startswith(f"42  {down}: where: A column, variable, or function parameter with name `payload`")
+    assert lines[7].startswith(f"43  {down}: topic: Syntax error at or near end of input")
+    assert lines[8].endswith('cannot cast "ARRAY<INT>" to "BINARY". Correct it.   [TL-C74]')
+    assert len(lines) == 9
 
 
 def test_right_sql_passes_and_what_differs_each_time_is_told(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_without_pyspark_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_jvm_that_ends_at_once_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlcheck, "find_java", lambda: Path("/bin/false"))
-    told = examine(read(GOOD + 'where = "length(payload) > 0"\n', tmp_path)).verdict
-    assert told == "not checked: Spark's JVM can't be started (the JVM ended with code 1)"
+    verdict = examine(read(GOOD + 'where = "length(payload) > 0"\n', tmp_path)).verdict
+    assert verdict == "not checked: Spark's JVM can't be started (the JVM ended with code 1)"
 
 
 def test_a_file_without_sql_starts_no_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,13 +34,13 @@ def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     assert not same["file_changed"]
     assert "has changed" not in render(same)
     file.write_text('name = "other"')
-    known = collect(tmp_path, ["telemetryX"])
-    assert known["file_changed"]
-    assert code_of(known) == NOT_KNOWN
-    told = render(known)
-    assert f"! {file} has changed since the start: what runs is what it said then. Start towline run again." in told
-    assert 'line "telemetryX"      query not in the running bridge' in told
-    assert "Start towline run." not in told
+    current = collect(tmp_path, ["telemetryX"])
+    assert current["file_changed"]
+    assert code_of(current) == NOT_KNOWN
+    text = render(current)
+    assert f"! {file} has changed since the start: what runs is what it said then. Start towline run again." in text
+    assert 'line "telemetryX"      query not in the running bridge' in text
+    assert "Start towline run." not in text
     assert not collect(tmp_path, None)["lines"].keys() - {"telemetry"}
     BridgeState("plant", tmp_path, {"telemetry": "up"}, file=file).save(ended=True)
     assert not collect(tmp_path, ["telemetry"])["file_changed"], "nothing runs"

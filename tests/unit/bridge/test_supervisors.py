@@ -96,10 +96,10 @@ def test_dead_letters_of_another_journal_are_counted_anew(state: BridgeState, st
     nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
     child = DriverSupervisor(nothing, state, nothing, stopping)
     view: Any = state.lines["line"]
-    for before, after, told in ((5, 0, 0), (0, 2, 1)):
+    for before, after, times in ((5, 0, 0), (0, 2, 1)):
         view.counts = SimpleNamespace(dead_lettered=before, add=lambda _, n=after: SimpleNamespace(dead_lettered=n))
         child._on_progress({"line": "line"})
-        assert sum("2 messages went to the dead-letter topic" in text for text in state.heard()) == told
+        assert sum("2 messages went to the dead-letter topic" in text for text in state.heard()) == times
 
 
 def test_a_report_that_can_not_be_read_ends_nothing(state: BridgeState, stopping: threading.Event) -> None:
@@ -121,10 +121,10 @@ def test_a_supervisor_that_ended_is_no_secret(tmp_path: Path) -> None:
     supervisor._gateways = [living]
     assert supervisor._fatal() is None
     supervisor._gateways = [ended, living]
-    told = supervisor._fatal()
-    assert told is not None
-    assert told.code == "TL-B55"
-    assert "gateway line" in str(told)
+    error = supervisor._fatal()
+    assert error is not None
+    assert error.code == "TL-B55"
+    assert "gateway line" in str(error)
 
 
 class Closing:
@@ -151,10 +151,10 @@ def test_a_driver_that_can_not_be_started_is_tried_again(
     monkeypatch.setattr(subprocess, "Popen", refusing(1, Driver))
     child = DriverSupervisor(bridge, state, kafka, stopping)
     child.start()
-    told = wait_until(lambda: [text for text in state.heard() if "was ended by signal 9" in text], what="a driver")
+    events = wait_until(lambda: [text for text in state.heard() if "was ended by signal 9" in text], what="a driver")
     stopping.set()
     child.join(20)
-    assert told
+    assert events
     assert state.spark_restarts >= 2
 
 
@@ -192,5 +192,5 @@ def test_what_the_driver_is_told_is_ascii(state: BridgeState, stopping: threadin
         patch.setenv("PYTHONIOENCODING", "latin-1")
         with child._start()[0] as process:
             assert process.stdout is not None
-            told = Bridge.model_validate_json(ast.literal_eval(process.stdout.read()))
-    assert told.uplinks[0].routes == bridge.uplinks[0].routes
+            received = Bridge.model_validate_json(ast.literal_eval(process.stdout.read()))
+    assert received.uplinks[0].routes == bridge.uplinks[0].routes

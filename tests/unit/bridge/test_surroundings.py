@@ -21,14 +21,14 @@ from towline.gateway.endpoint import MAX_SOCKET_BYTES
 
 def java(place: Path, version: str) -> Path:
     """A program that says which version it is."""
-    made = place / "bin" / "java"
-    made.parent.mkdir(parents=True)
-    made.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
-    made.chmod(0o755)
-    return made
+    program = place / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    program.chmod(0o755)
+    return program
 
 
-def told(environ: dict[str, str], *, version: bool = False) -> str:
+def complaint(environ: dict[str, str], *, version: bool = False) -> str:
     with pytest.raises(SetupError) as caught:
         check_java(environ, version=version)
     return str(caught.value)
@@ -37,12 +37,12 @@ def told(environ: dict[str, str], *, version: bool = False) -> str:
 def test_without_java_the_first_word_is_to_install_it(tmp_path: Path) -> None:
     do = "Install Java 17 (Debian: apt install openjdk-17-jre-headless), or set JAVA_HOME.   [TL-S21]"
     head = "java: Spark needs Java 17 or newer, and"
-    assert told({"PATH": str(tmp_path)}) == f"{head} there is none on PATH. {do}"
-    assert told({"PATH": str(tmp_path), "JAVA_HOME": "/nowhere"}) == (
+    assert complaint({"PATH": str(tmp_path)}) == f"{head} there is none on PATH. {do}"
+    assert complaint({"PATH": str(tmp_path), "JAVA_HOME": "/nowhere"}) == (
         f"{head} JAVA_HOME is /nowhere, which has no bin/java. {do}"
     )
     old = java(tmp_path / "old", "11.0.2")
-    assert told({"PATH": str(old.parent)}, version=True) == f"{head} {old} is version 11. {do}"
+    assert complaint({"PATH": str(old.parent)}, version=True) == f"{head} {old} is version 11. {do}"
 
 
 def test_a_java_that_will_do_is_no_matter(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_spark_can_name_any_file(tmp_path: Path, given: dict[str, str], locale: 
 def test_sparks_folders_lie_in_the_state_directory(tmp_path: Path) -> None:
     place = tmp_path / 'a "b" c'
     place.mkdir()
-    made = environment(read(GOOD, tmp_path), place, {"SPARK_SUBMIT_OPTS": "-Xlog:gc"})
-    assert made["SPARK_LOCAL_DIRS"] == str(place)
-    assert shlex.split(made["SPARK_SUBMIT_OPTS"]) == ["-Xlog:gc", f"-Djava.io.tmpdir={place}"]
+    variables = environment(read(GOOD, tmp_path), place, {"SPARK_SUBMIT_OPTS": "-Xlog:gc"})
+    assert variables["SPARK_LOCAL_DIRS"] == str(place)
+    assert shlex.split(variables["SPARK_SUBMIT_OPTS"]) == ["-Xlog:gc", f"-Djava.io.tmpdir={place}"]
     users = read(GOOD + "\n[spark]\nconf = { 'spark.local.dir' = '/fast' }\n", tmp_path)
     assert "SPARK_LOCAL_DIRS" not in environment(users, place, {})
     assert environment(users, place, {"SPARK_LOCAL_DIRS": "/f"})["SPARK_LOCAL_DIRS"] == "/f"

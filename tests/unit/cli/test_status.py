@@ -56,7 +56,7 @@ def line(tmp_path: Path) -> Iterator[Line]:
     made.close()
 
 
-def known(capsys: pytest.CaptureFixture[str], line: Line) -> tuple[int, dict[str, Any]]:
+def current(capsys: pytest.CaptureFixture[str], line: Line) -> tuple[int, dict[str, Any]]:
     code, out, err = ran(capsys, "status", "--json", "--state-dir", str(line.state_dir))
     assert err == ""
     return code, json.loads(out)["lines"]["line"]
@@ -75,11 +75,11 @@ def test_a_gateway_that_crashes_again_and_again_leaves_the_account_unknown(
     line.view.counts = DownlinkCounts(query="q", batch=0, behind=0)
     line.view.gateway_error = "commands: the gateway ended with code 1 before it listened.   [TL-G02]"
     line.state.save()
-    code, told = known(capsys, line)
-    assert (code, told["account"], told["gateway"], told["gateway_running"]) == (3, None, None, False)
-    assert (told["rate_in"], told["rate_out"], told["lag_s"]) == (None, None, None)
-    assert told["last"]["heard"] == pytest.approx(time.time() - 3600, abs=60)
-    assert told["last"]["account"]["waiting"] == 0
+    code, text = current(capsys, line)
+    assert (code, text["account"], text["gateway"], text["gateway_running"]) == (3, None, None, False)
+    assert (text["rate_in"], text["rate_out"], text["lag_s"]) == (None, None, None)
+    assert text["last"]["heard"] == pytest.approx(time.time() - 3600, abs=60)
+    assert text["last"]["account"]["waiting"] == 0
     code, out = shown(capsys, line)
     assert code == 3
     assert "account   unknown: no gateway answers" in out
@@ -100,8 +100,8 @@ def test_a_line_that_runs_adds_up(capsys: pytest.CaptureFixture[str], line: Line
     line.serve({"outbox": {**OUTBOX, "accepted": 3, "delivered": 3}})
     line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 3, "behind": 7})
     line.state.save()
-    code, told = known(capsys, line)
-    assert (code, told["account"]["behind"], told["account"]["adds_up"]) == (0, 7, True)
+    code, text = current(capsys, line)
+    assert (code, text["account"]["behind"], text["account"]["adds_up"]) == (0, 7, True)
     assert "7 offsets behind in Kafka" in shown(capsys, line)[1]
 
 
@@ -110,13 +110,13 @@ def test_how_far_kafka_is_nobody_knows_before_a_batch_and_without_a_query(
 ) -> None:
     line.serve({"outbox": OUTBOX})
     line.state.save()
-    code, told = known(capsys, line)
-    assert (code, told["account"]["waiting"], told["account"]["behind"]) == (0, 0, None)
+    code, text = current(capsys, line)
+    assert (code, text["account"]["waiting"], text["account"]["behind"]) == (0, 0, None)
     line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 0, "behind": 7})
     line.view.query = "waiting to retry"
     line.state.save()
-    code, told = known(capsys, line)
-    assert (code, told["account"]["behind"]) == (3, None)
+    code, text = current(capsys, line)
+    assert (code, text["account"]["behind"]) == (3, None)
     code, out = shown(capsys, line)
     assert "unknown offsets behind in Kafka" in out
 
@@ -126,8 +126,8 @@ def test_a_gateway_that_says_nothing_of_its_outbox_has_no_account(
 ) -> None:
     line.serve({})
     line.state.save()
-    code, told = known(capsys, line)
-    assert (code, told["account"]) == (3, None)
+    code, text = current(capsys, line)
+    assert (code, text["account"]) == (3, None)
     assert "queued unknown   in flight unknown   unknown MB on disk" in shown(capsys, line)[1]
 
 
@@ -135,8 +135,8 @@ def test_an_account_that_does_not_add_up_is_the_worse_news(capsys: pytest.Captur
     line.serve({"outbox": OUTBOX})
     line.view.counts = DownlinkCounts().add({"query": "q", "batch": 0, "rows": 3})
     line.state.save(ended=True)
-    code, told = known(capsys, line)
-    assert (code, told["account"]["adds_up"]) == (1, False)
+    code, text = current(capsys, line)
+    assert (code, text["account"]["adds_up"]) == (1, False)
 
 
 def test_a_bridge_that_was_killed_says_nothing_of_spark_and_kafka(
@@ -150,9 +150,9 @@ def test_a_bridge_that_was_killed_says_nothing_of_spark_and_kafka(
         state = json.loads((tmp_path / "bridge.json").read_text())
         ended = {**state, "ticks": 1, "updated": time.time() - 86_400 * 2}  # its pid is another process's now
         (tmp_path / "bridge.json").write_text(json.dumps(ended))
-        code, told = known(capsys, line)
-        assert (code, told["account"]["received"], told["rate_in"], told["lag_s"]) == (3, 5, None, None)
-        assert told["query"] == "not running"
+        code, text = current(capsys, line)
+        assert (code, text["account"]["received"], text["rate_in"], text["lag_s"]) == (3, 5, None, None)
+        assert text["query"] == "not running"
         head = shown(capsys, line)[1].splitlines()[0]
         assert "not running, it was killed (pid " in head
         assert "spark" not in head
