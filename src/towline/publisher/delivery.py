@@ -17,7 +17,7 @@ from towline.mqtt.events import Action, Deliver, Event, Online, Remember, Sessio
 from towline.mqtt.session import Session
 from towline.net.driver import Hooks, SessionDriver, Way
 from towline.publisher.awaited import Awaited, Restored, keep
-from towline.publisher.home import Home
+from towline.publisher.lifecycle import Lifecycle
 from towline.publisher.log import Log
 from towline.publisher.receipt import guarded
 from towline.publisher.stages import Stages, settling
@@ -35,7 +35,7 @@ class OutboxDelivery:
     """Delivers one outbox.
 
     Args:
-        home: Of the publisher.
+        life: Of the publisher.
         outbox: What is to be sent.
         stages: Of the messages that somebody holds.
         awaited: Messages on their way to Kafka; None without receipts.
@@ -49,7 +49,7 @@ class OutboxDelivery:
 
     def __init__(
         self,
-        home: Home,
+        life: Lifecycle,
         outbox: Outbox,
         stages: Stages,
         awaited: Awaited | None,
@@ -61,7 +61,7 @@ class OutboxDelivery:
         max_age_s: float | None,
         on_outcome: Callable[[int, str], None] | None,
     ) -> None:
-        self._home = home
+        self._life = life
         self._outbox = outbox
         self._stages = stages
         self._awaited = awaited
@@ -75,7 +75,7 @@ class OutboxDelivery:
             outbox,
             handle=self._handle,
             log=self._log,
-            refused_dir=home.directory / "refused",
+            refused_dir=life.directory / "refused",
             max_age_s=max_age_s,
             on_outcome=lambda number, outcome: self._outcomes.append((number, outcome)),
             on_progress=self._progress,
@@ -135,7 +135,7 @@ class OutboxDelivery:
         """Say goodbye to the broker and write what memory alone knows; the thread is gone."""
         self._driver.leave(_GOODBYE)
         try:
-            if self._home.dead is None:
+            if self._life.dead is None:
                 self._downlink.close()
         finally:
             self._driver.dispose()
@@ -150,7 +150,7 @@ class OutboxDelivery:
         self._driver.handle(event)
 
     def _new_session(self, level: int) -> Session:
-        record = recall(self._outbox.session, str(self._home.directory), self._config, self._abandoned)
+        record = recall(self._outbox.session, str(self._life.directory), self._config, self._abandoned)
         if record is not None and self._awaited is not None:  # to get the newest receipt, which the broker retains
             record = replace(record, subscriptions={})
         session = Session(replace(self._config, protocol=level), record)
@@ -175,7 +175,7 @@ class OutboxDelivery:
     def _progress(self) -> None:
         """Report all outcomes of a turn at once."""
         outcomes, self._outcomes = self._outcomes, []
-        with settling(self._home) as callbacks:
+        with settling(self._life) as callbacks:
             callbacks.extend(self._stages.done(outcomes))
         for number, outcome in outcomes:
             self._report(number, outcome.value)
@@ -203,7 +203,7 @@ class OutboxDelivery:
         self._handle(Stored(action.ticket))
 
     def _take(self, awaited: Awaited, receipt: ReceiptPayload) -> None:
-        with settling(self._home) as callbacks:
+        with settling(self._life) as callbacks:
             before = awaited.settled.watermark
             try:
                 lost = awaited.take(receipt, self._outbox.end, time.monotonic())

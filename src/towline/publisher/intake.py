@@ -14,7 +14,7 @@ from towline.delivery.outrows import arrived, rows_of
 from towline.errors import JournalFull
 from towline.journal import Outbox
 from towline.publisher.errors import closed, not_taken, outbox_full
-from towline.publisher.home import Home
+from towline.publisher.lifecycle import Lifecycle
 from towline.publisher.log import Log
 from towline.publisher.receipt import PendingMessage
 
@@ -36,7 +36,7 @@ class Intake:
     """The queue before the disk, and the disk thread.
 
     Args:
-        home: Of the publisher.
+        life: Of the publisher.
         outbox: Takes the messages.
         refuses: Refuse what finds the outbox full, instead of waiting.
         max_bytes: Of the outbox; None for no limit but the disk.
@@ -48,14 +48,14 @@ class Intake:
 
     def __init__(
         self,
-        home: Home,
+        life: Lifecycle,
         outbox: Outbox,
         *,
         refuses: bool,
         max_bytes: int | None,
         on_stored: Callable[[list[PendingMessage], int], None],
     ) -> None:
-        self._home = home
+        self._life = life
         self._outbox = outbox
         self._refuses = refuses
         self._group_bytes = _GROUP_BYTES if max_bytes is None else min(_GROUP_BYTES, max_bytes // _FRAMES_BELOW_LIMIT)
@@ -90,27 +90,27 @@ class Intake:
                 TL-O10 it would have to wait on the publisher's own thread.
             TowlineError: Why the publisher has ended.
         """
-        home = self._home
-        home.check()
-        with home.changed:
-            while not home.closing and home.dead is None:
+        life = self._life
+        life.check()
+        with life.changed:
+            while not life.closing and life.dead is None:
                 if self._refuses and self.full_since is not None:
-                    raise outbox_full(home.directory, self.full_since)
+                    raise outbox_full(life.directory, self.full_since)
                 if self._room():
                     break
-                home.may_wait()
+                life.may_wait()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise not_taken(home.directory, self.full_since)
-                home.changed.wait(left)
-            if home.dead is not None:
-                raise home.dead
-            if home.closing:
-                raise closed(home.directory)
+                    raise not_taken(life.directory, self.full_since)
+                life.changed.wait(left)
+            if life.dead is not None:
+                raise life.dead
+            if life.closing:
+                raise closed(life.directory)
             self._queue.append(message)
             self._bytes += message.size
             if not self._group:
-                home.changed.notify_all()
+                life.changed.notify_all()
 
     def stored(self, message: PendingMessage, deadline: float) -> None:
         """Wait until a queued message is durable; at the deadline take it back, unless it is being written.
@@ -119,15 +119,15 @@ class Intake:
             PublisherError: TL-O30, it was taken back.
             TowlineError: Why it is not stored.
         """
-        home, stage = self._home, message.receipt.on_disk
-        with home.changed:
+        life, stage = self._life, message.receipt.on_disk
+        with life.changed:
             while not stage.done():
                 left = deadline - time.monotonic()
                 if left <= 0 and self._take_back(message):
-                    message.fail(not_taken(home.directory, self.full_since))
-                    home.changed.notify_all()
+                    message.fail(not_taken(life.directory, self.full_since))
+                    life.changed.notify_all()
                     break
-                home.changed.wait(left if left > 0 else None)
+                life.changed.wait(left if left > 0 else None)
         stage.result()
 
     def _take_back(self, message: PendingMessage) -> bool:
@@ -148,11 +148,11 @@ class Intake:
             self._store(group)
 
     def _next_group(self) -> list[PendingMessage]:
-        changed = self._home.changed
+        changed = self._life.changed
         with changed:
             self._group = []
             changed.notify_all()
-            while not self._queue and not self._home.closing:
+            while not self._queue and not self._life.closing:
                 changed.wait()
             group, size = self._group, 0
             while (
@@ -180,19 +180,19 @@ class Intake:
 
     def _hold_back(self, group: list[PendingMessage], error: JournalFull) -> bool:
         """Wait for room, or refuse the group; whether to try again."""
-        home = self._home
+        life = self._life
         if self.full_since is None and not self._refuses:
-            self._log.warning("no room; publish waits", directory=home.directory, why=error.what, code="TL-O01")
-        with home.changed:
+            self._log.warning("no room; publish waits", directory=life.directory, why=error.what, code="TL-O01")
+        with life.changed:
             self.full_since = error
-            if self._refuses or home.closing:
-                self._fail(group, outbox_full(home.directory, error))
+            if self._refuses or life.closing:
+                self._fail(group, outbox_full(life.directory, error))
                 self.full_since = None
-                home.changed.notify_all()
+                life.changed.notify_all()
                 return False
             self._held = True
-            home.changed.notify_all()
-            home.changed.wait(_ROOM_RETRY)
+            life.changed.notify_all()
+            life.changed.wait(_ROOM_RETRY)
             self._held = False
         return True
 

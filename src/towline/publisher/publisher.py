@@ -33,8 +33,8 @@ from towline.publisher.arguments import check_settings, endpoints_of, fields_of
 from towline.publisher.awaited import CONSUMER, awaited_of, keys_of
 from towline.publisher.delivery import OutboxDelivery
 from towline.publisher.errors import left_behind, left_on_disk, wrong
-from towline.publisher.home import Home
 from towline.publisher.intake import Intake
+from towline.publisher.lifecycle import Lifecycle
 from towline.publisher.log import Log
 from towline.publisher.receipt import PendingMessage, Receipt
 from towline.publisher.stages import Stages, settling
@@ -154,16 +154,16 @@ class Publisher:
         )
         self._log = Log()
         #: its condition guards what the threads share
-        self._home = Home(self._directory)
-        self._changed = self._home.changed
+        self._life = Lifecycle(self._directory)
+        self._changed = self._life.changed
         #: one of several threads that close it at the same time ends it, the others wait
         self._ending = threading.RLock()
         refuses = overflow == "refuse"
-        self._intake = Intake(self._home, self._outbox, refuses=refuses, max_bytes=max_bytes, on_stored=self._stored)
-        self._stages = Stages(self._home, where, self._awaited, self._outbox.end)
+        self._intake = Intake(self._life, self._outbox, refuses=refuses, max_bytes=max_bytes, on_stored=self._stored)
+        self._stages = Stages(self._life, where, self._awaited, self._outbox.end)
         try:
             self._delivery = OutboxDelivery(
-                self._home,
+                self._life,
                 self._outbox,
                 self._stages,
                 self._awaited,
@@ -179,7 +179,7 @@ class Publisher:
             raise
         self._disk_thread = threading.Thread(target=self._store_all, name="publisher-disk", daemon=True)
         self._mqtt_thread = threading.Thread(target=self._deliver_all, name="publisher-mqtt", daemon=True)
-        self._home.threads = (self._disk_thread, self._mqtt_thread)
+        self._life.threads = (self._disk_thread, self._mqtt_thread)
         self._disk_thread.start()
         self._mqtt_thread.start()
         atexit.register(self._at_exit)
@@ -262,8 +262,8 @@ class Publisher:
             message_expiry_seconds=message_expiry_s,
         )
         if wait:
-            self._home.may_wait()
-        receipt = Receipt(topic, self._home, self._stages.no_end)
+            self._life.may_wait()
+        receipt = Receipt(topic, self._life, self._stages.no_end)
         message = PendingMessage(fields, receipt)
         deadline = None if timeout is None else time.monotonic() + timeout
         self._intake.put(message, deadline)
@@ -286,11 +286,11 @@ class Publisher:
         Raises:
             TowlineError: Why the publisher has ended.
         """
-        self._home.may_wait()
+        self._life.may_wait()
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while left := self._unsent(end_to_end=end_to_end is not False):
-                if (over := self._home.over) is not None:
+                if (over := self._life.over) is not None:
                     raise over
                 rest = None if deadline is None else deadline - time.monotonic()
                 if rest is not None and rest <= 0:
@@ -306,20 +306,20 @@ class Publisher:
     @property
     def waiting(self) -> int:
         """Messages that are not at the broker."""
-        self._home.check()
+        self._life.check()
         with self._changed:
             return self._unsent()
 
     @property
     def awaiting(self) -> int:
         """Messages that are not at the broker, or have no receipt where there are any."""
-        self._home.check()
+        self._life.check()
         with self._changed:
             return self._unsent(end_to_end=True)
 
     def status(self) -> dict[str, Any]:
         """The account, as a gateway's: accepted = queued + in_flight + delivered + expired + refused [I11]."""
-        self._home.check()
+        self._life.check()
         status, full = self._delivery.status(), self._intake.full_since
         return {**status, "held_back": str(full)} if full else status
 
@@ -332,16 +332,16 @@ class Publisher:
             Messages that are not at the broker, or have no receipt. They stay on disk, and the next `Publisher` on this
             directory sends them; a warning says how many.
         """
-        if self._home.inherited:
+        if self._life.inherited:
             return 0
-        self._home.may_wait()
+        self._life.may_wait()
         with self._changed:
-            if self._home.closing:
+            if self._life.closing:
                 return 0
         with contextlib.suppress(BrokerError, JournalError, PublisherError):
             self.flush(timeout, end_to_end=end_to_end)
         with self._ending:
-            if first := not self._home.ended:
+            if first := not self._life.ended:
                 self._end()
         left = self._unsent(end_to_end=end_to_end is not False)
         if left and first:
@@ -367,16 +367,16 @@ class Publisher:
             self._die(error, disk=True)
 
     def _stored(self, group: list[PendingMessage], first: int) -> None:
-        with settling(self._home) as callbacks:
+        with settling(self._life) as callbacks:
             callbacks.extend(self._stages.stored(group, first))
-            if self._home.dead is not None:  # the mqtt thread has ended meanwhile
-                callbacks.extend(self._stages.abandon(self._home.dead))
+            if self._life.dead is not None:  # the mqtt thread has ended meanwhile
+                callbacks.extend(self._stages.abandon(self._life.dead))
             self._delivery.wake()
 
     def _deliver_all(self) -> None:
         """The mqtt thread."""
         try:
-            while not self._home.closing and self._home.dead is None:
+            while not self._life.closing and self._life.dead is None:
                 self._delivery.turn()
         except BaseException as error:  # noqa: BLE001 - raised to everybody who waits
             self._die(error, disk=False)
@@ -384,22 +384,22 @@ class Publisher:
     # -- inside: ending --
 
     def _die(self, error: BaseException, *, disk: bool) -> None:
-        with settling(self._home) as callbacks:
-            failure = self._home.fail(error)
+        with settling(self._life) as callbacks:
+            failure = self._life.fail(error)
             self._intake.fail(failure, group=disk)
             callbacks.extend(self._stages.abandon(failure))
             self._delivery.wake()
 
     def _end(self) -> None:
         with self._changed:
-            self._home.closing = True
+            self._life.closing = True
             self._changed.notify_all()
         self._delivery.cancel()
         self._disk_thread.join()
         self._mqtt_thread.join()
-        with settling(self._home) as callbacks:
-            self._home.ended = True
-            callbacks.extend(self._stages.abandon(self._home.dead or left_behind(self._directory)))
+        with settling(self._life) as callbacks:
+            self._life.ended = True
+            callbacks.extend(self._stages.abandon(self._life.dead or left_behind(self._directory)))
         atexit.unregister(self._at_exit)
         try:
             self._delivery.end()

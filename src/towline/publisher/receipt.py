@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from towline.publisher.home import Home
+from towline.publisher.lifecycle import Lifecycle
 from towline.publisher.log import LOG
 
 __all__ = ["Callback", "Completion", "PendingMessage", "Receipt", "call_all", "guarded", "settle"]
@@ -26,13 +26,13 @@ class Completion(Generic[T]):
     """Something that happens once, or fails once; like `concurrent.futures.Future`, and lighter.
 
     Args:
-        home: Of the publisher.
+        life: Of the publisher.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_done", "_failure", "_home", "_value")
+    __slots__ = ("__weakref__", "_callbacks", "_done", "_failure", "_life", "_value")
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, life: Lifecycle) -> None:
+        self._life = life
         self._done = False
         self._value: T | None = None
         self._failure: BaseException | None = None
@@ -64,14 +64,14 @@ class Completion(Generic[T]):
         return self._value  # type: ignore[return-value] # set before `_done`
 
     def _wait(self, timeout: float | None) -> None:
-        self._home.may_wait()
+        self._life.may_wait()
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._home.changed:
+        with self._life.changed:
             while not self._done:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(f"not within {timeout:g} s; it is on disk and may still happen")
-                self._home.changed.wait(left)
+                self._life.changed.wait(left)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as `result` does; return why it failed, or None."""
@@ -81,11 +81,11 @@ class Completion(Generic[T]):
 
     def add_done_callback(self, call: Callable[[Completion[T]], None]) -> None:
         """Call with this stage once it is done, on a thread of the publisher's; at once if it is."""
-        self._home.check()
-        with self._home.changed:
+        self._life.check()
+        with self._life.changed:
             if not self._done:
                 self._callbacks.append(call)
-                self._home.kept.add(self)
+                self._life.kept.add(self)
                 return
         call(self)
 
@@ -95,7 +95,7 @@ class Completion(Generic[T]):
             return []
         self._value, self._failure, self._done = value, failure, True
         callbacks, self._callbacks = self._callbacks, []
-        self._home.kept.discard(self)
+        self._life.kept.discard(self)
         return [partial(call, self) for call in callbacks]
 
 
@@ -114,11 +114,11 @@ class Receipt:
 
     __slots__ = ("at_broker", "end_to_end", "on_disk", "topic")
 
-    def __init__(self, topic: str, home: Home, end_to_end: Completion[None] | None) -> None:
+    def __init__(self, topic: str, life: Lifecycle, end_to_end: Completion[None] | None) -> None:
         self.topic = topic
-        self.on_disk: Completion[int] = Completion(home)
-        self.at_broker: Completion[None] = Completion(home)
-        self.end_to_end: Completion[None] = end_to_end or Completion(home)
+        self.on_disk: Completion[int] = Completion(life)
+        self.at_broker: Completion[None] = Completion(life)
+        self.end_to_end: Completion[None] = end_to_end or Completion(life)
 
     @property
     def number(self) -> int:

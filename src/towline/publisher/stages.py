@@ -1,6 +1,6 @@
 """Which stage of which message somebody still waits for, and how each is settled.
 
-The condition of the publisher's `Home` is held in every call; what the calls return is called back without it
+The condition of the publisher's `Lifecycle` is held in every call; what the calls return is called back without it
 (`settling`).
 """
 
@@ -14,7 +14,7 @@ from typing import TypeAlias
 from towline.delivery.outbound import Outcome
 from towline.publisher.awaited import Awaited
 from towline.publisher.errors import given_up, not_sent, without_receipts
-from towline.publisher.home import Home
+from towline.publisher.lifecycle import Lifecycle
 from towline.publisher.receipt import Callback, Completion, PendingMessage, call_all, settle
 
 __all__ = ["Stages", "settling"]
@@ -26,7 +26,7 @@ class Stages:
     """The stages of one publisher's messages.
 
     Args:
-        home: Of the publisher.
+        life: Of the publisher.
         where: The broker, as errors name it.
         awaited: Messages on their way to Kafka; None without receipts.
         end: Of the outbox: messages below are of an earlier life, and nobody holds them.
@@ -35,7 +35,7 @@ class Stages:
         no_end: The one end of all messages where there are no receipts; None where there are.
     """
 
-    def __init__(self, home: Home, where: str, awaited: Awaited | None, end: int) -> None:
+    def __init__(self, life: Lifecycle, where: str, awaited: Awaited | None, end: int) -> None:
         self._where = where
         self._awaited = awaited
         #: number of a message → its stage at the broker, as long as somebody holds it or has a callback on it
@@ -48,7 +48,7 @@ class Stages:
         self._early: dict[int, Outcome] = {}
         self.no_end: Completion[None] | None = None
         if awaited is None:
-            self.no_end = Completion(home)
+            self.no_end = Completion(life)
             settle(self.no_end, failure=without_receipts(where))
 
     def stored(self, group: list[PendingMessage], first: int) -> list[Callback]:
@@ -105,10 +105,10 @@ def _settle(stages: _ByNumber, number: int, failure: BaseException | None = None
 
 
 @contextlib.contextmanager
-def settling(home: Home) -> Iterator[list[Callback]]:
+def settling(life: Lifecycle) -> Iterator[list[Callback]]:
     """Hold the condition; at the end notify those who wait and call back what the block has added."""
     callbacks: list[Callback] = []
-    with home.changed:
+    with life.changed:
         yield callbacks
-        home.changed.notify_all()
+        life.changed.notify_all()
     call_all(callbacks)

@@ -245,10 +245,10 @@ def test_a_callback_does_not_wait_for_its_own_thread(publisher: Publisher) -> No
                 told.append(error.code)
         publisher.publish("t", "2", wait=False).on_disk.add_done_callback(lambda _stage: done.set())
 
-    publisher._home.changed.acquire()
+    publisher._life.changed.acquire()
     receipt: Receipt = publisher.publish("t", "1", wait=False)
     receipt.on_disk.add_done_callback(call)
-    publisher._home.changed.release()
+    publisher._life.changed.release()
     assert done.wait(60)
     assert told == ["TL-O10"] * 3
 
@@ -262,7 +262,7 @@ def test_large_messages_do_not_pile_up_in_one_frame(publisher: Publisher, monkey
         return append(rows)
 
     monkeypatch.setattr(publisher._outbox, "append", watched)
-    with publisher._home.changed:
+    with publisher._life.changed:
         waiting = [publisher.publish("t", bytes(6 << 20), wait=False) for _ in range(7)]
     assert [receipt.number for receipt in waiting] == list(range(7))
     assert max(frames) <= 2

@@ -13,10 +13,10 @@ from towline.publisher.errors import closed, died, elsewhere, own_thread
 if TYPE_CHECKING:
     from towline.publisher.receipt import Completion
 
-__all__ = ["Home"]
+__all__ = ["Lifecycle"]
 
 
-class Home:
+class Lifecycle:
     """One publisher, from the first message to the end.
 
     Args:
