@@ -15,9 +15,19 @@ import pytest
 
 from towline import Client
 from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.stubs import Stub
 
-__all__ = ["lacking", "packets_in", "ptrace_works", "publish_all", "read_all", "wait_until", "wait_while_it_moves"]
+__all__ = [
+    "lacking",
+    "outgoing",
+    "packets_in",
+    "ptrace_works",
+    "publish_all",
+    "read_all",
+    "wait_until",
+    "wait_while_it_moves",
+]
 
 T = TypeVar("T")
 
@@ -79,6 +89,22 @@ def publish_all(uri: str, packets: Iterable[mqtt5.PublishPacket], client_id: str
         ]
         for result in results:
             result.wait(60)
+
+
+def outgoing(packet: mqtt5.PublishPacket) -> OutboundMessage:
+    """What a packet says, to be published."""
+    return OutboundMessage(
+        packet.topic,
+        packet.payload,
+        qos=int(packet.qos),
+        retain=packet.retain,
+        payload_format_indicator=packet.payload_format_indicator,
+        message_expiry_interval=packet.message_expiry_interval,
+        content_type=packet.content_type,
+        response_topic=packet.response_topic,
+        correlation_data=packet.correlation_data,
+        user_properties=packet.user_properties,
+    )
 
 
 def lacking(reason: str) -> NoReturn:

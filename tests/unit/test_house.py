@@ -13,7 +13,6 @@ LONGEST = 500
 STILL_LONG: set[str] = {
     "src/towline/bridge/deadletters/dlq.py",
     "src/towline/journal/journal.py",
-    "src/towline/mqtt/outbound.py",
     "src/towline/mqtt/session.py",
     "src/towline/net/client.py",
     "src/towline/spark/options.py",

@@ -23,8 +23,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from mqtt5 import PublishPacket, QoS
-
 from towline.delivery.dispatch import Dispatch, Fate
 from towline.delivery.outrows import Outgoing
 from towline.delivery.refused import REPLAYED, RefusedMessages
@@ -33,7 +31,8 @@ from towline.errors import JournalError, JournalFailed, JournalFull, JournalLock
 from towline.errors import Refused as BrokerRefused
 from towline.journal import Flight, Outbox
 from towline.journal.outbox import PUBLISHED, RELEASED, SENT
-from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany
+from towline.mqtt.events import Acknowledged, Action, Event, Flying, Publish, PublishMany, Token
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import Phase
 from towline.mqtt.reasons import QOS_NOT_SUPPORTED, reason_words
 from towline.mqtt.session import Session, SessionState
@@ -61,7 +60,7 @@ _ROOM_RETRY: Final = 0.5
 
 
 #: Stands for a message of which only the packet id matters any more.
-_UNNAMED: Final = PublishPacket("-", b"", qos=QoS.EXACTLY_ONCE, packet_id=1)
+_UNNAMED: Final = OutboundMessage("-", qos=2)
 
 
 class Outcome(Enum):
@@ -170,7 +169,7 @@ class Downlink:
 
     def _restore(self, session: Session, packet_id: int, flight: Flight, rows: Mapping[int, Outgoing]) -> None:
         number, topic, size, left = flight.number, "", 0, None
-        packet: PublishPacket | int = _UNNAMED
+        packet: OutboundMessage | int = _UNNAMED
         phase = Phase.RELEASED
         # Of what was sent a second time the first may have been enough, and the row be gone. The packet id has to be
         # given back all the same: the broker may hold the message, and would take the next with that id for a repeat.
@@ -190,10 +189,10 @@ class Downlink:
         if given_up:
             session.outbound.give_up(number, given_up)
 
-    def lost(self, withdrawn: Iterable[int]) -> bool:
-        """The connection is gone; these never left. Whether a message is known that made the broker end it."""
+    def lost(self, withdrawn: Iterable[Token]) -> bool:
+        """The connection is gone, and these never left; whether a message is known that made the broker end it."""
         culprit = self._session is not None and self._suspect(self._session)
-        self._dispatch.start_again(withdrawn)
+        self._dispatch.start_again(token for token in withdrawn if isinstance(token, int))
         self._upcoming.rewind()
         return culprit
 
@@ -201,7 +200,7 @@ class Downlink:
         """Find the message that made the broker end the connection."""
         before, sizes = self._culprits.careful, self._dispatch.open
         culprit = self._culprits.ended(session, time.monotonic())
-        if culprit is not None:
+        if isinstance(culprit, int):
             size = sizes[culprit][1]
             facts: dict[str, object] = {"number": culprit, "times": STRIKES, "bytes": size}
             if size > self._largest:
@@ -369,7 +368,7 @@ class Downlink:
 
     def _settle_before(self, messages: list[Publish]) -> None:
         """Make it durable that messages of QoS 0 are done: after a crash they must not leave a second time."""
-        at_most_once = [m.token for m in messages if not int(m.packet.qos)]
+        at_most_once = [m.token for m in messages if not m.message.qos and isinstance(m.token, int)]
         if not at_most_once:
             return
         for number in at_most_once:
@@ -382,27 +381,28 @@ class Downlink:
     # -- answers --
 
     def _acknowledged(self, action: Acknowledged) -> None:
-        if action.token not in self._dispatch.open:
+        number = action.token
+        if not isinstance(number, int) or number not in self._dispatch.open:
             return  # of a session before this one
-        self._culprits.answered(action.token)
+        self._culprits.answered(number)
         freed = [action.packet_id] if action.packet_id in self._outbox.in_flight else ()
         if self._exactly_once and (action.degraded or action.reason == QOS_NOT_SUPPORTED):
             self._break_off(action)
             if action.reason == QOS_NOT_SUPPORTED:  # it has not left
-                self._dispatch.start_again((action.token,))
+                self._dispatch.start_again((number,))
                 return
-        size = self._dispatch.open[action.token][1]
-        fate = self._dispatch.answered(action.token, action.reason, time.monotonic() if action.reason else 0.0)
-        sent_before = not action.packet_id and action.token in self._outbox.done  # QoS 0
+        size = self._dispatch.open[number][1]
+        fate = self._dispatch.answered(number, action.reason, time.monotonic() if action.reason else 0.0)
+        sent_before = not action.packet_id and number in self._outbox.done  # QoS 0
         if fate is Fate.LATER:
             self._outbox.finish((), freed)
         elif fate is Fate.REFUSED or (sent_before and action.reason):
             self._outbox.finish((), freed)
-            self._refusals[action.token] = action.reason
+            self._refusals[number] = action.reason
         elif not sent_before:
             doubt = "unsure_after_lost_session" if action.unsure else "degraded" if action.degraded else None
             self._largest = max(self._largest, size)
-            self._done(action.token, Outcome.DELIVERED, freed, doubt)
+            self._done(number, Outcome.DELIVERED, freed, doubt)
 
     def _break_off(self, action: Acknowledged) -> None:
         """Send nothing more: the broker would double what it takes, and has no way to keep what was promised."""
@@ -441,12 +441,12 @@ class Downlink:
             again = [i for i in action.forgotten if i in in_flight and in_flight[i][1] == PUBLISHED]
             self._outbox.count(resent_after_lost_session=len(again))
             self._outbox.finish((), action.forgotten)
-        flights = {packet_id: Flight(token, SENT) for packet_id, token in action.noted.items()}
+        flights = _flights(action.noted, SENT)
         if not (action.assigned or action.released or action.forgotten):
             with contextlib.suppress(JournalFull):  # of QoS 1 alone: after a crash they leave as new
                 self._outbox.fly(flights, durable=False)
             return
-        flights |= {packet_id: Flight(token, PUBLISHED) for packet_id, token in action.assigned.items()}
+        flights |= _flights(action.assigned, PUBLISHED)
         flights |= {packet_id: Flight(in_flight[packet_id][0], RELEASED) for packet_id in action.released}
         self._outbox.fly(flights)
 
@@ -481,3 +481,8 @@ def _left(message: Outgoing, now: float, clock_us: int) -> float | None:
     """When a message expires, on the clock of `now`."""
     at = message.expires_at_us
     return None if at is None else now + (at - clock_us) / 1e6
+
+
+def _flights(tokens: Mapping[int, Token], phase: int) -> dict[int, Flight]:
+    """What is written of messages of the outbox; what else the session sends has no row to go back to."""
+    return {packet_id: Flight(token, phase) for packet_id, token in tokens.items() if isinstance(token, int)}

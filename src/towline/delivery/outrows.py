@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from mqtt5 import PublishPacket, QoS
 
 from towline.delivery.receipts.mark import Content, unmarked
 from towline.mqtt import fence
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import LONGEST_EXPIRY
 from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
 
 __all__ = ["Outgoing", "arrived", "outgoing", "packet", "rows_of"]
 
-_QOS: Final = {0: QoS.AT_MOST_ONCE, 1: QoS.AT_LEAST_ONCE, 2: QoS.EXACTLY_ONCE}
 #: What a pair costs in memory beside its text.
 _PAIR_BYTES: Final = 100
 #: Reason codes of a message that MQTT can't say: topic name invalid, packet too large, payload format invalid, QoS not
@@ -33,7 +32,7 @@ class Outgoing(NamedTuple):
         size: Bytes of it in memory, about: payload, topic and properties.
         arrived_at_us: Microseconds since 1970 UTC.
         expires_at_us: The same, None for never.
-        content: The packet, or the reason code of what MQTT has no way to say.
+        content: The message, or the reason code of what MQTT has no way to say.
     """
 
     number: int
@@ -42,7 +41,7 @@ class Outgoing(NamedTuple):
     size: int
     arrived_at_us: int
     expires_at_us: int | None
-    content: PublishPacket | int
+    content: OutboundMessage | int
 
 
 def arrived(rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
@@ -136,19 +135,18 @@ def packet(
     correlation_data: bytes | None = None,
     user_properties: Sequence[Mapping[str, str]] | None = None,
     message_expiry_seconds: int | None = None,
-) -> PublishPacket | int:
-    """The PUBLISH of a row, or the reason code of one that MQTT has no way to say; its packet id is not meant."""
+) -> OutboundMessage | int:
+    """The message of a row, or the reason code of one that MQTT has no way to say."""
     if not topic:
         return _TOPIC_INVALID
-    if qos not in _QOS:
+    if qos not in {0, 1, 2}:
         return _QOS_INVALID
     try:
-        made = PublishPacket(
+        return OutboundMessage(
             topic,
             payload,
-            qos=_QOS[qos],
+            qos=qos,
             retain=retain,
-            packet_id=1 if qos else None,
             payload_format_indicator=1 if payload_is_utf8 else 0,
             message_expiry_interval=None if message_expiry_seconds is None else _expiry(message_expiry_seconds),
             content_type=content_type,
@@ -156,14 +154,12 @@ def packet(
             correlation_data=correlation_data,
             user_properties=[(p["key"] or "", p["value"] or "") for p in user_properties or ()],
         )
-        fence.check_size(made)
     except fence.PacketTooLarge:
         return _TOO_LARGE
     except BaseException as error:  # whatever a row holds, it must not end the process that sends it
         if isinstance(error, MemoryError) or not (isinstance(error, Exception) or fence.is_panic(error)):
             raise  # nothing that the row is to blame for
         return _TOPIC_INVALID if any(c in topic for c in "+#\0") or len(topic) > 0x3FFF else _FORMAT_INVALID
-    return made
 
 
 def _size(extra: Sequence[Any]) -> int:

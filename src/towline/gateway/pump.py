@@ -361,7 +361,7 @@ class Pump:
         withdrawn = self._driver.session.outbound.withdraw()
         if self._receipts is not None:
             self._receipts.lost(withdrawn)
-        return self._downlink is not None and self._downlink.lost(token for token in withdrawn if token >= 0)
+        return self._downlink is not None and self._downlink.lost(withdrawn)
 
     def _failed(self, error: BrokerError | ConfigError) -> None:
         self.heard.set()

@@ -5,14 +5,15 @@ Events tell what happened, actions tell what must be done, in order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from mqtt5 import PublishPacket, QoS, RetainHandling, TopicFilter, Will
+from mqtt5 import QoS, RetainHandling, TopicFilter, Will
 
 from towline.errors import BrokerError
 from towline.mqtt.codec import Item
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.stubs import Published
 
 __all__ = [
@@ -46,10 +47,13 @@ __all__ = [
     "Stored",
     "Suspended",
     "Tick",
+    "Token",
     "Written",
 ]
 
 
+#: The owner's name for a message that it publishes; the session hands it back untouched, whatever it is.
+Token: TypeAlias = Hashable
 #: The bits of Retain Handling in the subscription options byte [MQTT 5 section 3.8.3.1].
 RETAIN_HANDLING: Final = 0x30
 
@@ -284,13 +288,13 @@ class Publish:
 
     Attributes:
         token: The owner's name for it.
-        packet: Its packet id is ignored.
+        message: What to send.
         expires_at: On the clock of `Session.handle`: the message expiry interval sent is what is left until then, at
-            least 1 s; None to send the packet's own.
+            least 1 s; None to send the message's own.
     """
 
-    token: int
-    packet: PublishPacket
+    token: Token
+    message: OutboundMessage
     expires_at: float | None = None
 
 
@@ -416,7 +420,7 @@ class Acknowledged:
         unsure: After PUBREC the broker lost its session, and with it perhaps the message.
     """
 
-    token: int
+    token: Token
     reason: int
     degraded: bool = False
     packet_id: int = 0
@@ -436,9 +440,9 @@ class Flying:
     """
 
     forgotten: tuple[int, ...]
-    assigned: Mapping[int, int]
+    assigned: Mapping[int, Token]
     released: tuple[int, ...]
-    noted: Mapping[int, int] = field(default_factory=dict)
+    noted: Mapping[int, Token] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from mqtt5 import (
 )
 
 from towline.mqtt.codec import Packet
-from towline.mqtt.events import Acknowledged, Action, Flying, Send
+from towline.mqtt.events import Acknowledged, Action, Flying, Send, Token
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.reasons import QUOTA_EXCEEDED
 
 __all__ = ["LONGEST_EXPIRY", "Outbound", "Phase", "Unexpected"]
@@ -38,8 +39,6 @@ __all__ = ["LONGEST_EXPIRY", "Outbound", "Phase", "Unexpected"]
 MAX_PACKET_ID: Final = 65535
 #: Message Expiry Interval is a four byte integer [MQTT 5 section 3.3.2.3.3].
 LONGEST_EXPIRY: Final = 0xFFFFFFFF
-#: Bytes of a payload whose copy would be felt.
-_LARGE: Final = 1 << 20
 
 Answer: TypeAlias = PubAckPacket | PubRecPacket | PubCompPacket
 
@@ -57,12 +56,12 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class _Message:
-    token: int
-    packet: PublishPacket
+    token: Token
+    content: OutboundMessage
     phase: Phase = Phase.PUBLISHED
     #: Sent at least once: the next PUBLISH of it carries DUP [MQTT-3.3.1-1].
     sent: bool = False
-    #: When its message expiry interval ends, None to send the packet's own.
+    #: When its message expiry interval ends, None to send the message's own.
     expires_at: float | None = None
     #: Reason code of a QoS 2 message that is given up: only its packet id is still to be freed.
     given_up: int = 0
@@ -70,7 +69,7 @@ class _Message:
     def interval(self, now: float) -> int | None:
         """The message expiry interval to send: what is left, and a last second once it is under way."""
         if self.expires_at is None:
-            return self.packet.message_expiry_interval
+            return self.content.message_expiry_interval
         return min(max(1, ceil(self.expires_at - now)), LONGEST_EXPIRY)
 
 
@@ -127,27 +126,27 @@ class Outbound:
         self.sent_at = 0.0
         #: QoS 0 messages, which have no answer, have left since the last answer to another.
         self.unanswerable = False
-        self._unanswered: tuple[int, ...] = ()
+        self._unanswered: tuple[Token, ...] = ()
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._unfinished)
 
     @property
-    def in_flight(self) -> dict[int, tuple[int, Phase]]:
+    def in_flight(self) -> dict[int, tuple[Token, Phase]]:
         """Packet id → token and phase of every message the broker has not finished, in order."""
         return {packet_id: (m.token, m.phase) for packet_id, m in self._unfinished.items()}
 
     @property
     def unfinished_qos_2(self) -> bool:
         """Whether a message of QoS 2 is under way: a session that is lost leaves open what became of it."""
-        return any(message.packet.qos == QoS.EXACTLY_ONCE for message in self._unfinished.values())
+        return any(message.content.qos == QoS.EXACTLY_ONCE for message in self._unfinished.values())
 
     @property
-    def unanswered(self) -> tuple[int, ...]:
+    def unanswered(self) -> tuple[Token, ...]:
         """Tokens of the messages that left on this connection, or the last one, and have no answer; in order."""
         return self._unanswered if self._server is None else tuple(self._exposed())
 
-    def _exposed(self) -> Iterator[int]:
+    def _exposed(self) -> Iterator[Token]:
         waiting = set(self._again)
         for packet_id, message in self._unfinished.items():
             if packet_id not in waiting and (packet_id in self._open or message.phase is Phase.RELEASED):
@@ -177,7 +176,7 @@ class Outbound:
             self._forgotten += self._unfinished
         self._unfinished.clear()
         self._untold.clear()
-        self._queue.extendleft(reversed([_Message(m.token, m.packet, expires_at=m.expires_at) for m in fresh]))
+        self._queue.extendleft(reversed([_Message(m.token, m.content, expires_at=m.expires_at) for m in fresh]))
 
     def disconnected(self) -> None:
         """The connection is gone."""
@@ -189,18 +188,18 @@ class Outbound:
         self._replies.clear()
         self.reserved.clear()
 
-    def publish(self, token: int, packet: PublishPacket, expires_at: float | None = None) -> None:
-        """Queue a message; its packet id is ignored."""
-        self._queue.append(_Message(token, packet, expires_at=expires_at))
+    def publish(self, token: Token, content: OutboundMessage, expires_at: float | None = None) -> None:
+        """Queue a message."""
+        self._queue.append(_Message(token, content, expires_at=expires_at))
 
     def restore(
-        self, packet_id: int, token: int, packet: PublishPacket, phase: Phase, expires_at: float | None = None
+        self, packet_id: int, token: Token, content: OutboundMessage, phase: Phase, expires_at: float | None = None
     ) -> None:
         """Take up a message that an earlier life had in flight; in the order of their first PUBLISH."""
-        self._unfinished[packet_id] = _Message(token, packet, phase, sent=True, expires_at=expires_at)
+        self._unfinished[packet_id] = _Message(token, content, phase, sent=True, expires_at=expires_at)
         self._last_id = max(self._last_id, packet_id)
 
-    def give_up(self, token: int, reason: int) -> None:
+    def give_up(self, token: Token, reason: int) -> None:
         """Never publish a message again; `Acknowledged` with the reason comes when nothing is left to be done.
 
         A packet id of QoS 2 is freed with PUBREL: were the broker to hold the message under it, it would take the next
@@ -213,7 +212,7 @@ class Outbound:
 
     def _give_up(self, packet_id: int, message: _Message, reason: int) -> None:
         owned = message.phase is Phase.RELEASED and not message.given_up
-        if int(message.packet.qos) == QoS.EXACTLY_ONCE and message.phase is Phase.PUBLISHED:
+        if message.content.qos == QoS.EXACTLY_ONCE and message.phase is Phase.PUBLISHED:
             message.given_up, message.phase = reason, Phase.RELEASED
             return
         del self._unfinished[packet_id]
@@ -221,7 +220,7 @@ class Outbound:
         told = 0 if owned else reason
         self._finished_elsewhere.append(Acknowledged(message.token, told, packet_id=packet_id, unsure=owned))
 
-    def withdraw(self) -> list[int]:
+    def withdraw(self) -> list[Token]:
         """Drop what was never sent, and return its tokens."""
         tokens = [message.token for message in self._queue if not message.sent]
         self._queue.clear()
@@ -240,8 +239,8 @@ class Outbound:
         self._send_again(out, now)
         yield from self._finished_elsewhere
         self._finished_elsewhere = []
-        assigned: dict[int, int] = {}
-        noted: dict[int, int] = {}
+        assigned: dict[int, Token] = {}
+        noted: dict[int, Token] = {}
         done = self._send_queued(out, (noted, assigned), now)
         if self._durable and (assigned or noted or self._untold or self._forgotten):
             yield Flying(tuple(self._forgotten), assigned, tuple(self._untold), noted)
@@ -252,7 +251,7 @@ class Outbound:
         yield from done
 
     def _send_queued(
-        self, out: list[bytes], assigned: tuple[dict[int, int], dict[int, int]], now: float
+        self, out: list[bytes], assigned: tuple[dict[int, Token], dict[int, Token]], now: float
     ) -> list[Acknowledged]:
         """Add what may leave to `out`; returns what needs no answer or can't be sent to this server.
 
@@ -264,7 +263,7 @@ class Outbound:
         done: list[Acknowledged] = []
         while self._queue and not self._again:
             message = self._queue[0]
-            qos = int(message.packet.qos)
+            qos = message.content.qos
             if (qos and len(self._open) >= self._window) or (self.limit is not None and not self._allowed()):
                 break
             if self._unproven and self._on_trial(qos):
@@ -287,10 +286,10 @@ class Outbound:
         """Whether a message of QoS 2 has to wait: for the answer to another, or for ever."""
         if qos != QoS.EXACTLY_ONCE:
             return False
-        return self._failed or any(self._unfinished[i].packet.qos == qos for i in self._open)
+        return self._failed or any(self._unfinished[i].content.qos == qos for i in self._open)
 
     def _first_time(self, message: _Message, packet_id: int, out: list[bytes], now: float) -> int:
-        reason, data = self._refusal(message.packet), b""
+        reason, data = self._refusal(message.content), b""
         if not reason:
             reason, data = self._aliased(message, packet_id, now)
         if reason:
@@ -305,21 +304,22 @@ class Outbound:
     def _aliased(self, message: _Message, packet_id: int, now: float) -> tuple[int, bytes]:
         """As `_encoded`, with a topic alias where there is one left; a resent packet never has one."""
         assert self._server is not None
-        packet, interval = message.packet, message.interval(now)
-        topic, alias = packet.topic, self._aliases.get(packet.topic)
+        content, interval = message.content, message.interval(now)
+        topic, alias = content.topic, self._aliases.get(content.topic)
         if alias is not None:
-            return self._encoded(_with_id(packet, packet_id, interval, topic="", alias=alias))
+            return self._encoded(content.packet(packet_id, interval, topic="", alias=alias))
         if len(self._aliases) < min(self._most_aliases, self._server.topic_alias_max):
             alias = len(self._aliases) + 1
-            reason, data = self._encoded(_with_id(packet, packet_id, interval, alias=alias))
+            reason, data = self._encoded(content.packet(packet_id, interval, alias=alias))
             if not reason:
                 self._aliases[topic] = alias
                 return reason, data
             # The packet that gives a topic its alias is longer than one without, perhaps too long.
-        if packet_id and message.expires_at is None and _only_a_number_away(packet):
-            reason, data = self._encoded(packet)
-            return reason, data and _renumbered(data, packet_id)
-        return self._encoded(_with_id(packet, packet_id, interval))
+        template = content.template if packet_id and message.expires_at is None else None
+        if template is not None:
+            reason, data = self._encoded(template)
+            return reason, data and content.renumbered(data, packet_id)
+        return self._encoded(content.packet(packet_id, interval))
 
     def _encoded(self, packet: PublishPacket) -> tuple[int, bytes]:
         """A reason code, 0 for none, and the bytes."""
@@ -346,7 +346,7 @@ class Outbound:
         if message is None:
             self._stray(packet)
             return
-        qos = 1 if message.packet.qos == QoS.AT_LEAST_ONCE else 2
+        qos = 1 if message.content.qos == QoS.AT_LEAST_ONCE else 2
         self.unanswerable = False
         step = _STEPS.get((qos, message.phase, type(packet)))
         if step is None:
@@ -380,7 +380,7 @@ class Outbound:
                 if not self._allowed():
                     return
                 if message.phase is Phase.PUBLISHED:
-                    if len(self._open) >= self._window or (self._unproven and self._on_trial(message.packet.qos)):
+                    if len(self._open) >= self._window or (self._unproven and self._on_trial(message.content.qos)):
                         return
                     self._publish_again(packet_id, message, out, now)
                 if message.phase is Phase.RELEASED:
@@ -389,9 +389,9 @@ class Outbound:
 
     def _publish_again(self, packet_id: int, message: _Message, out: list[bytes], now: float) -> None:
         """Add a PUBLISH to `out`; one that this server, or this version of ours, does not take is given up."""
-        reason = self._refusal(message.packet)
+        reason = self._refusal(message.content)
         if not reason:
-            again = _with_id(message.packet, packet_id, message.interval(now), duplicate=message.sent)
+            again = message.content.packet(packet_id, message.interval(now), duplicate=message.sent)
             reason, data = self._encoded(again)
         if reason:
             self._give_up(packet_id, message, reason)
@@ -402,20 +402,20 @@ class Outbound:
     def _finish(self, packet: Answer, message: _Message) -> Iterator[Action]:
         del self._unfinished[packet.packet_id]
         self._open.discard(packet.packet_id)
-        degraded = message.packet.qos == QoS.EXACTLY_ONCE and isinstance(packet, PubAckPacket)
+        degraded = message.content.qos == QoS.EXACTLY_ONCE and isinstance(packet, PubAckPacket)
         self._failed |= degraded and self._exactly
         # After PUBREC the message is the broker's: 0x92 on a PUBREL sent again says that it had finished already.
         reason = message.given_up if message.phase is Phase.RELEASED else int(packet.reason_code)
         yield Acknowledged(message.token, reason, degraded=degraded, packet_id=packet.packet_id)
         if reason == QUOTA_EXCEEDED and self.in_order:
-            yield from self._put_off(message.packet)
+            yield from self._put_off(message.content)
 
-    def _put_off(self, first: PublishPacket) -> Iterator[Acknowledged]:
+    def _put_off(self, first: OutboundMessage) -> Iterator[Acknowledged]:
         """Give back what would overtake a message that was put off [MQTT-4.6.0-1]."""
         behind: list[_Message] = []
         rest: deque[_Message] = deque()
         for message in self._queue:
-            same = (message.packet.topic, message.packet.qos) == (first.topic, first.qos)
+            same = (message.content.topic, message.content.qos) == (first.topic, first.qos)
             (behind if same else rest).append(message)
         self._queue = rest
         for message in behind:
@@ -437,13 +437,13 @@ class Outbound:
             reason = PubRelReasonCode.PACKET_ID_NOT_FOUND
             self._replies.append(PubRelPacket(packet.packet_id, reason_code=reason))
 
-    def _refusal(self, packet: PublishPacket) -> int:
+    def _refusal(self, content: OutboundMessage) -> int:
         """Reason code for what can't be sent to this server, 0 for nothing [MQTT-3.2.2-11, -14, -15]."""
         server = self._server
         assert server is not None
-        if int(packet.qos) > int(server.max_qos):
+        if content.qos > int(server.max_qos):
             return 0x9B
-        if packet.retain and not server.retain_available:
+        if content.retain and not server.retain_available:
             return 0x9A
         return 0
 
@@ -458,48 +458,3 @@ _STEPS: Final[dict[tuple[int, Phase, type], _Step]] = {
     (2, Phase.RELEASED, PubRecPacket): Outbound._received,
     (2, Phase.RELEASED, PubCompPacket): Outbound._finish,
 }
-
-
-def _only_a_number_away(packet: PublishPacket) -> bool:
-    """Whether a packet may leave as it is, but for its packet id; a large one is not copied for that."""
-    if len(packet.payload) > _LARGE:
-        return False
-    return bool(packet.packet_id) and not (packet.duplicate or packet.subscription_ids or packet.topic_alias)
-
-
-def _renumbered(data: bytes, packet_id: int) -> bytes:
-    """A PUBLISH of QoS > 0 under another packet id: it stands behind the topic name [MQTT 5 section 3.3.2.2].
-
-    Making the packet anew costs five times as much.
-    """
-    at = 2
-    while data[at - 1] & 0x80:  # remaining length, a variable byte integer
-        at += 1
-    at += 2 + (data[at] << 8 | data[at + 1])
-    return b"".join((data[:at], packet_id.to_bytes(2, "big"), data[at + 2 :]))
-
-
-def _with_id(
-    packet: PublishPacket,
-    packet_id: int,
-    interval: int | None,
-    *,
-    duplicate: bool = False,
-    topic: str | None = None,
-    alias: int | None = None,
-) -> PublishPacket:
-    return PublishPacket(
-        packet.topic if topic is None else topic,
-        packet.payload,
-        qos=packet.qos,
-        retain=packet.retain,
-        packet_id=packet_id or None,
-        duplicate=duplicate,
-        payload_format_indicator=packet.payload_format_indicator,
-        message_expiry_interval=interval,
-        content_type=packet.content_type,
-        response_topic=packet.response_topic,
-        correlation_data=packet.correlation_data,
-        topic_alias=alias,
-        user_properties=packet.user_properties,
-    )

@@ -314,12 +314,12 @@ class Session:
                 self._take_up(now, actions)
 
     def _on_publish(self, event: Publish, now: float, actions: list[Action]) -> None:
-        self.outbound.publish(event.token, event.packet, event.expires_at)
+        self.outbound.publish(event.token, event.message, event.expires_at)
         actions += self.outbound.actions(now)
 
     def _on_publish_many(self, event: PublishMany, now: float, actions: list[Action]) -> None:
         for message in event.messages:
-            self.outbound.publish(message.token, message.packet, message.expires_at)
+            self.outbound.publish(message.token, message.message, message.expires_at)
         actions += self.outbound.actions(now)
 
     def _on_suspended(self, _event: Suspended, _now: float, _actions: list[Action]) -> None:

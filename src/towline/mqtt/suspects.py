@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from towline.mqtt.events import Token
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
 
@@ -46,11 +47,11 @@ class Suspects:
 
     def __init__(self) -> None:
         #: Without an answer at the last cut, and at those before it that had any of them.
-        self._candidates: frozenset[int] = frozenset()
+        self._candidates: frozenset[Token] = frozenset()
         #: Cuts in a row that had one of the candidates without an answer; 0 while nothing is suspected.
         self.cuts = 0
         #: The message that was alone at the last end of a connection, None where there were several.
-        self._alone: int | None = None
+        self._alone: Token | None = None
         self._strikes = 0
 
     @property
@@ -58,7 +59,7 @@ class Suspects:
         """Messages have to go one at a time."""
         return self.cuts >= _CUTS
 
-    def answered(self, token: int) -> None:
+    def answered(self, token: Token) -> None:
         """The broker has answered a message: it is none of them."""
         if token in self._candidates:
             self._candidates -= {token}
@@ -66,7 +67,7 @@ class Suspects:
         if token == self._alone:
             self._alone, self._strikes = None, 0
 
-    def ended(self, unanswered: Sequence[int], *, cut: bool, exact: bool) -> int | None:
+    def ended(self, unanswered: Sequence[Token], *, cut: bool, exact: bool) -> Token | None:
         """A connection has ended; the message that is to be set aside, None for none.
 
         Args:
@@ -98,7 +99,7 @@ class Culprits:
         mine: Whether a token names a message that may be given up.
     """
 
-    def __init__(self, mine: Callable[[int], bool] = lambda _: True) -> None:
+    def __init__(self, mine: Callable[[Token], bool] = lambda _: True) -> None:
         self._mine = mine
         self._suspects = Suspects()
         #: When the first message may leave a connection, while one is suspected; None while there is none.
@@ -113,12 +114,12 @@ class Culprits:
         """Go on with another session."""
         session.outbound.limit = 0 if self.careful else None
 
-    def answered(self, token: int) -> None:
+    def answered(self, token: Token) -> None:
         """The broker has answered a message."""
         if self._suspects.cuts:
             self._suspects.answered(token)
 
-    def ended(self, session: Session, now: float) -> int | None:
+    def ended(self, session: Session, now: float) -> Token | None:
         """A connection has ended: give up the message that made the broker do it, and return its token.
 
         Args:

@@ -25,11 +25,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self
 
-from mqtt5 import PublishPacket, QoS
+from mqtt5 import QoS
 from mqtt5 import Will as AnyWill
 
 from towline.errors import BrokerError, ConfigError, Unreachable
-from towline.mqtt import fence
 from towline.mqtt.events import (
     Acknowledged,
     Action,
@@ -45,7 +44,9 @@ from towline.mqtt.events import (
     SessionLost,
     Settled,
     Stored,
+    Token,
 )
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.rules import NO_QOS_2, filter_problem, message_problem, whole_number_problem
 from towline.mqtt.session import Session
 from towline.mqtt.stubs import Published
@@ -184,7 +185,7 @@ class Client:
         #: Events for the session, from any thread.
         self._orders: deque[Event] = deque()
         #: Token of each message that is not confirmed → its receipt.
-        self._receipts: dict[int, PublishResult] = {}
+        self._receipts: dict[Token, PublishResult] = {}
         self._token = 0
         #: Came and not handed out, in order.
         self._waiting: deque[Message] = deque()
@@ -345,7 +346,7 @@ class Client:
         """
         if qos == 2 and self._several_sessions:
             raise ConfigError("TL-C51", f'message to "{topic[:80]}"', *NO_QOS_2)
-        packet = _packet(
+        content = _content(
             topic,
             payload,
             qos,
@@ -370,7 +371,7 @@ class Client:
             self._token += 1
             receipt = PublishResult(topic, self._changed, self._check_open, self._missing_answer)
             self._receipts[self._token] = receipt
-            self._order(Publish(self._token, packet))
+            self._order(Publish(self._token, content))
         return receipt
 
     def close(self, timeout_s: float = _GOODBYE) -> None:
@@ -619,16 +620,13 @@ _LEVEL: Final = "qos and retain_handling are 0, 1 or 2"
 _FLAGS: Final = ("payload_format_indicator", "retain")
 
 
-def _packet(topic: str, payload: bytes | str, qos: int, **properties: Any) -> PublishPacket:
+def _content(topic: str, payload: bytes | str, qos: int, **properties: Any) -> OutboundMessage:
     said = {name: value for name, value in properties.items() if name not in _FLAGS}
     said["expiry_s"] = said.pop("message_expiry_interval")
     if problem := message_problem(topic, payload, qos, **said):
         _wrong(f"message to {str(topic)[:80]!r}", problem)
     try:
         data = payload.encode() if isinstance(payload, str) else payload
-        properties["user_properties"] = list(properties["user_properties"])
-        made = PublishPacket(topic, data, qos=QoS(qos), packet_id=1 if qos else None, **properties)
-        fence.check_size(made)
+        return OutboundMessage(topic, data, qos=qos, **properties)
     except (ValueError, TypeError, OverflowError) as error:
         _wrong(f'message to "{topic}"', str(error))
-    return made

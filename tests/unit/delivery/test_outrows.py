@@ -5,18 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import mqtt5
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, PubRelPacket
+from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PubRelPacket
 
 from tests.helpers import read_all
 from towline.delivery import outrows
 from towline.delivery.outrows import Outgoing, arrived, outgoing, packet, rows_of
 from towline.mqtt.codec import encode
 from towline.mqtt.events import Acknowledged, Action, Send
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import LONGEST_EXPIRY, Outbound, Phase
 from towline.schema import OUTBOX_SCHEMA
 
@@ -81,7 +81,7 @@ def fate(message: Outgoing, version: int, now: float, *, restored: bool) -> int 
         return message.content
     expires = None if message.expires_at_us is None else now + message.expires_at_us / 1e6
     outbound = Outbound(partial(encode, version=version))
-    if restored and int(message.content.qos):
+    if restored and message.content.qos:
         outbound.restore(7, message.number, message.content, Phase.PUBLISHED, expires)
     else:
         outbound.publish(message.number, message.content, expires)
@@ -100,7 +100,7 @@ def fate(message: Outgoing, version: int, now: float, *, restored: bool) -> int 
         if refused is not None:
             assert not len(outbound)
             return refused
-        if not int(message.content.qos):
+        if not message.content.qos:
             break
         outbound.disconnected()
     assert packets
@@ -156,7 +156,7 @@ def test_an_expiry_beyond_mqtt_s_longest_is_that_one() -> None:
     (message,) = outgoing(arrived(rows_of([{"topic": "d", "message_expiry_seconds": 2**40, "qos": 1}]), 0), 0)
     assert message.expires_at_us == LONGEST_EXPIRY * 1_000_000
     outbound = Outbound(encode)
-    assert isinstance(message.content, PublishPacket)
+    assert isinstance(message.content, OutboundMessage)
     outbound.publish(0, message.content, float(2**40))
     outbound.connected(ConnAckPacket(), 10, resumed=False)
     (packet,) = sent(list(outbound.actions(0.0)))
@@ -167,8 +167,8 @@ def test_a_message_in_flight_that_a_new_server_does_not_take_is_given_up() -> No
     """[MQTT-3.2.2-15]: what the limit of the connection before allowed may be too large for this one."""
     outbound = Outbound(encode)
     outbound.connected(ConnAckPacket(), 10, resumed=False)
-    outbound.publish(1, PublishPacket("d", bytes(2000), qos=mqtt5.QoS(1), packet_id=1))
-    outbound.publish(2, PublishPacket("d", b"small", qos=mqtt5.QoS(1), packet_id=1))
+    outbound.publish(1, OutboundMessage("d", bytes(2000), qos=1))
+    outbound.publish(2, OutboundMessage("d", b"small", qos=1))
     assert len(sent(list(outbound.actions()))) == 2
     outbound.disconnected()
     outbound.connected(ConnAckPacket(session_present=True, max_packet_size=1000), 10, resumed=True)
@@ -183,7 +183,7 @@ def test_a_message_in_flight_that_a_new_server_does_not_take_is_given_up() -> No
 def test_a_payload_beyond_what_mqtt_can_say_has_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
     payload = bytes(268_435_455)
     assert packet("t", payload, 1, retain=False) == 0x95
-    assert isinstance(packet("t", payload[:-6], 1, retain=False), PublishPacket)
+    assert isinstance(packet("t", payload[:-6], 1, retain=False), OutboundMessage)
     assert capfd.readouterr().err == ""
 
 
@@ -196,7 +196,7 @@ def test_whatever_a_constructor_raises_is_a_reason(error: type[BaseException], m
     def raising(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(outrows, "PublishPacket", raising)
+    monkeypatch.setattr(outrows, "OutboundMessage", raising)
     assert packet("t", b"", 1, retain=False) == 0x99
 
 
@@ -205,6 +205,6 @@ def test_what_is_not_the_rows_fault_passes(error: type[BaseException], monkeypat
     def raising(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(outrows, "PublishPacket", raising)
+    monkeypatch.setattr(outrows, "OutboundMessage", raising)
     with pytest.raises(error):
         packet("t", b"", 1, retain=False)

@@ -27,7 +27,6 @@ from random import Random
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
-from mqtt5 import PublishPacket, QoS
 
 from tests.unit.mqtt.model_broker import Dup, Habits, Message, ModelBroker
 from towline.errors import JournalFull, Unreachable
@@ -58,6 +57,7 @@ from towline.mqtt.events import (
     Suspended,
     Tick,
 )
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session, SessionState
 
 __all__ = ["STEPS", "Acks", "Crash", "Plan", "Step", "World", "draw_plan", "draw_steps", "live"]
@@ -393,6 +393,7 @@ class World:
         assert found == wanted, f"online with {self.broker.subscriptions} instead of {wanted}"
 
     def acknowledged(self, action: Acknowledged) -> None:
+        assert isinstance(action.token, int)
         qos = self.open_publishes.pop(action.token)
         assert not action.reason
         copies = self.broker.taken.count(action.token)
@@ -556,7 +557,7 @@ class World:
         token = len(self._publishes)
         self._publishes.append(qos)
         self.open_publishes[token] = qos
-        self._driver.handle(Publish(token, PublishPacket("o", b"%d" % token, qos=QoS(qos), packet_id=qos or None)))
+        self._driver.handle(Publish(token, OutboundMessage("o", b"%d" % token, qos=qos)))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds

@@ -12,7 +12,7 @@ from random import Random
 from typing import Final
 
 import pytest
-from mqtt5 import ConnAckPacket, PubAckPacket, PublishPacket, QoS, SubAckPacket, SubAckReasonCode
+from mqtt5 import ConnAckPacket, PubAckPacket, SubAckPacket, SubAckReasonCode
 
 from tests.unit.mqtt.model_broker import Habits, ModelBroker
 from towline.mqtt.codec import Decoder, MalformedPacket
@@ -35,6 +35,7 @@ from towline.mqtt.events import (
     Stored,
     Tick,
 )
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session, SessionState
 
 CONFIG: Final = SessionConfig("line", "proxy", (Filter("t", qos=2),), receive_maximum=20, topic_alias_maximum=3)
@@ -77,8 +78,7 @@ class Client:
             self.handle(Received(items))
 
     def publish(self, token: int) -> None:
-        packet = PublishPacket("o", b"%d" % token, qos=QoS(token % 3), packet_id=1 if token % 3 else None)
-        self.handle(Publish(token, packet))
+        self.handle(Publish(token, OutboundMessage("o", b"%d" % token, qos=token % 3)))
 
     def wait_for_close(self) -> None:
         for _ in range(5):

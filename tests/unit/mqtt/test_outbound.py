@@ -14,10 +14,11 @@ from mqtt5 import (
     QoS,
 )
 
-from tests.helpers import read_all
+from tests.helpers import outgoing, read_all
 from towline.mqtt.codec import Packet, encode
-from towline.mqtt.events import Acknowledged, Action, Flying, Send
-from towline.mqtt.outbound import Outbound, Phase, Unexpected, _renumbered
+from towline.mqtt.events import Acknowledged, Action, Flying, Send, Token
+from towline.mqtt.message import OutboundMessage
+from towline.mqtt.outbound import Outbound, Phase, Unexpected
 
 
 def connected(window: int = 10, connack: ConnAckPacket | None = None) -> Outbound:
@@ -26,9 +27,8 @@ def connected(window: int = 10, connack: ConnAckPacket | None = None) -> Outboun
     return outbound
 
 
-def publish(outbound: Outbound, token: int, qos: int = 2, **fields: bool) -> list[Packet]:
-    packet = PublishPacket(f"t/{token}", b"x", qos=QoS(qos), packet_id=1 if qos else None, **fields)  # type: ignore[arg-type]
-    outbound.publish(token, packet)
+def publish(outbound: Outbound, token: int, qos: int = 2, *, retain: bool = False) -> list[Packet]:
+    outbound.publish(token, OutboundMessage(f"t/{token}", b"x", qos=qos, retain=retain))
     return sent(outbound.actions())
 
 
@@ -36,7 +36,7 @@ def sent(actions: object) -> list[Packet]:
     return read_all(b"".join(a.data for a in list(actions) if isinstance(a, Send)))  # type: ignore[call-overload]
 
 
-def done(actions: list[Action]) -> list[tuple[int, int, bool]]:
+def done(actions: list[Action]) -> list[tuple[Token, int, bool]]:
     return [(a.token, a.reason, a.degraded) for a in actions if isinstance(a, Acknowledged)]
 
 
@@ -184,27 +184,26 @@ def test_what_the_server_can_not_take_is_not_sent(
 ) -> None:
     """[MQTT-3.2.2-11], [MQTT-3.2.2-14], [MQTT-3.2.2-15]."""
     outbound = connected(connack=connack)
-    packet = PublishPacket("topic", b"x", qos=QoS(qos), retain=retain, packet_id=1)
-    outbound.publish(1, packet)
+    outbound.publish(1, OutboundMessage("topic", b"x", qos=qos, retain=retain))
     assert list(outbound.actions()) == [Acknowledged(1, reason)]
     assert len(outbound) == 0
 
 
 def test_a_packet_that_only_an_alias_would_make_too_large_goes_without() -> None:
-    packet = PublishPacket("topic", b"x", qos=QoS(1), packet_id=1)
+    packet = PublishPacket("topic", b"x", qos=QoS.AT_LEAST_ONCE, packet_id=1)
     outbound = Outbound(encode, topic_aliases=1)
     limit = len(packet.write())
     outbound.connected(ConnAckPacket(max_packet_size=limit, topic_alias_max=1), 10, resumed=False)
-    outbound.publish(1, packet)
+    outbound.publish(1, outgoing(packet))
     assert sent(outbound.actions()) == [packet]
-    outbound.publish(2, PublishPacket("topic", b"", qos=QoS(0), packet_id=None))
+    outbound.publish(2, OutboundMessage("topic", qos=0))
     assert [p.topic_alias for p in sent(outbound.actions()) if isinstance(p, PublishPacket)] == [1]
 
 
 def test_a_topic_that_can_not_be_said_is_told_and_stops_nothing() -> None:
     outbound = connected()
-    outbound.publish(1, PublishPacket("a\0b", b"", qos=QoS(1), packet_id=1))
-    outbound.publish(2, PublishPacket("fine", b"", qos=QoS(1), packet_id=1))
+    outbound.publish(1, OutboundMessage("a\0b", qos=1))
+    outbound.publish(2, OutboundMessage("fine", qos=1))
     actions = list(outbound.actions())
     assert done(actions) == [(1, 0x90, False)]
     assert len(sent(actions)) == 1
@@ -226,9 +225,10 @@ def test_packet_ids_go_round_and_skip_those_in_use() -> None:
 @pytest.mark.parametrize("topic", ["t", "t/ü/" + "x" * 300])
 def test_a_packet_under_another_id_is_the_same_packet(size: int, topic: str) -> None:
     properties = [("a", "1"), ("a", "2")]
-    packet = PublishPacket(topic, bytes(size), qos=QoS(2), packet_id=1, retain=True, user_properties=properties)
+    message = OutboundMessage(topic, bytes(size), qos=2, retain=True, user_properties=properties)
+    assert message.template is not None
     for packet_id in (1, 255, 256, 65535):
-        (again,) = sent([Send(_renumbered(encode(packet), packet_id))])
+        (again,) = sent([Send(message.renumbered(encode(message.template), packet_id))])
         assert isinstance(again, PublishPacket)
         assert again.packet_id == packet_id
         assert (again.topic, again.payload, again.retain, again.qos) == (topic, bytes(size), True, QoS(2))
@@ -240,7 +240,7 @@ def test_what_is_about_to_leave_is_told_first_where_ids_are_durable() -> None:
     outbound = Outbound(encode, durable=True)
     outbound.connected(ConnAckPacket(), 10, resumed=False)
     for token in (7, 8):
-        outbound.publish(token, PublishPacket("t", b"", qos=QoS(2), packet_id=1))
+        outbound.publish(token, OutboundMessage("t", qos=2))
     flying, publishes = list(outbound.actions())
     assert flying == Flying((), {1: 7, 2: 8}, ())
     assert isinstance(publishes, Send)
@@ -258,14 +258,14 @@ def test_what_is_about_to_leave_is_told_first_where_ids_are_durable() -> None:
 
 def test_what_an_earlier_life_had_in_flight_goes_on_under_its_id() -> None:
     outbound = Outbound(encode, durable=True)
-    outbound.restore(5, 50, PublishPacket("t/5", b"", qos=QoS(2), packet_id=1), Phase.RELEASED)
-    outbound.restore(9, 51, PublishPacket("t/9", b"", qos=QoS(2), packet_id=1), Phase.PUBLISHED)
+    outbound.restore(5, 50, OutboundMessage("t/5", qos=2), Phase.RELEASED)
+    outbound.restore(9, 51, OutboundMessage("t/9", qos=2), Phase.PUBLISHED)
     outbound.connected(ConnAckPacket(session_present=True), 10, resumed=True)
     pubrel, again = sent(outbound.actions())
     assert (type(pubrel), type(again)) == (PubRelPacket, PublishPacket)
     assert isinstance(again, PublishPacket)
     assert (again.packet_id, again.duplicate) == (9, True)
-    outbound.publish(1, PublishPacket("new", b"", qos=QoS(1), packet_id=1))
+    outbound.publish(1, OutboundMessage("new", qos=1))
     assert first_id(sent(outbound.actions())) not in (5, 9)
 
 
@@ -273,9 +273,9 @@ def test_an_expiry_counts_down_while_a_message_waits() -> None:
     """[MQTT-3.3.2-6] is the server's; here the same holds for what waited with us."""
     outbound = Outbound(encode)
     outbound.connected(ConnAckPacket(), 10, resumed=False)
-    packet = PublishPacket("t", b"", qos=QoS(1), packet_id=1, message_expiry_interval=60)
-    outbound.publish(1, packet, 160.0)
-    outbound.publish(2, packet, 100.5)
+    message = OutboundMessage("t", qos=1, message_expiry_interval=60)
+    outbound.publish(1, message, 160.0)
+    outbound.publish(2, message, 100.5)
     first, second = sent(outbound.actions(now=130.0))
     assert isinstance(first, PublishPacket)
     assert isinstance(second, PublishPacket)

@@ -26,7 +26,7 @@ from mqtt5 import (
     UnsubscribePacket,
 )
 
-from tests.helpers import packets_in
+from tests.helpers import outgoing, packets_in
 from towline.errors import ProtocolViolation, Refused, SessionUnknown, TakenOver, Unreachable
 from towline.mqtt.codec import Decoder, Item, Packet
 from towline.mqtt.events import (
@@ -161,7 +161,7 @@ def holding() -> Session:
 def test_a_lost_session_is_subscribed_when_its_packet_ids_are_free_on_disk() -> None:
     """[I3]: what the SUBSCRIBE brings may have the same ids; until then nothing is sent."""
     session = holding()
-    session.handle(Publish(1, message(1)), 0.5)
+    session.handle(Publish(1, outgoing(message(1))), 0.5)
     lost, freed = receive(session, ConnAckPacket(session_present=False))
     assert isinstance(lost, SessionLost)
     assert isinstance(freed, Deliver)
@@ -757,7 +757,7 @@ def publisher(receive_max: int = 65535) -> Session:
 
 def test_publishing_keeps_to_the_servers_window_and_goes_on_with_each_ack() -> None:
     session = publisher(receive_max=2)
-    out = [sent(session.handle(Publish(token, message(0x7FFF)), 1.0)) for token in range(4)]
+    out = [sent(session.handle(Publish(token, outgoing(message(0x7FFF))), 1.0)) for token in range(4)]
     assert [len(packets) for packets in out] == [1, 1, 0, 0]
     first = out[0][0]
     assert isinstance(first, PublishPacket)
@@ -770,7 +770,7 @@ def test_publishing_keeps_to_the_servers_window_and_goes_on_with_each_ack() -> N
 
 def test_publishes_wait_for_the_connection() -> None:
     session = Session(PUBLISHER, KNOWN)
-    assert session.handle(Publish(1, message(1)), 0.0) == []
+    assert session.handle(Publish(1, outgoing(message(1))), 0.0) == []
     session.handle(Opened(), 0.0)
     assert len(sent(receive(session, ConnAckPacket(session_present=True)))) == 2, (
         "the old filters go, the message comes"
@@ -780,7 +780,7 @@ def test_publishes_wait_for_the_connection() -> None:
 def test_unacknowledged_publishes_are_sent_again_with_their_ids_and_dup() -> None:
     """[MQTT-4.4.0-1], [MQTT-4.6.0-1]."""
     session = publisher()
-    ids = [sent(session.handle(Publish(token, message(1)), 1.0))[0] for token in range(3)]
+    ids = [sent(session.handle(Publish(token, outgoing(message(1))), 1.0))[0] for token in range(3)]
     session.handle(Lost(), 2.0)
     session.handle(Opened(), 3.0)
     again = sent(receive(session, ConnAckPacket(session_present=True)))
@@ -793,7 +793,7 @@ def test_unacknowledged_publishes_are_sent_again_with_their_ids_and_dup() -> Non
 def test_a_new_server_session_gets_them_as_new_messages_in_order() -> None:
     session = publisher()
     for token in range(3):
-        session.handle(Publish(token, message(1, topic=f"t{token}")), 1.0)
+        session.handle(Publish(token, outgoing(message(1, topic=f"t{token}"))), 1.0)
     session.handle(Lost(), 2.0)
     session.handle(Opened(), 3.0)
     again = [p for p in sent(receive(session, ConnAckPacket(session_present=False))) if isinstance(p, PublishPacket)]
@@ -803,7 +803,7 @@ def test_a_new_server_session_gets_them_as_new_messages_in_order() -> None:
 
 def test_qos_0_is_done_when_it_is_sent() -> None:
     session = publisher()
-    actions = session.handle(Publish(5, message(0, QoS.AT_MOST_ONCE)), 1.0)
+    actions = session.handle(Publish(5, outgoing(message(0, QoS.AT_MOST_ONCE))), 1.0)
     assert only(actions, Acknowledged).token == 5
     assert len(session.outbound) == 0
 
@@ -811,7 +811,7 @@ def test_qos_0_is_done_when_it_is_sent() -> None:
 def test_a_negative_ack_is_final_and_told() -> None:
     """[MQTT-4.4.0-2]: never sent again."""
     session = publisher()
-    (packet,) = sent(session.handle(Publish(1, message(1)), 1.0))
+    (packet,) = sent(session.handle(Publish(1, outgoing(message(1))), 1.0))
     assert isinstance(packet, PublishPacket)
     assert packet.packet_id is not None
     refusal = PubAckPacket(packet.packet_id, reason_code=mqtt5.PubAckReasonCode.NOT_AUTHORIZED)

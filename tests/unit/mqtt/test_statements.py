@@ -30,7 +30,7 @@ from mqtt5 import (
     Will,
 )
 
-from tests.helpers import packets_in
+from tests.helpers import outgoing, packets_in
 from towline.mqtt.codec import Decoder, Packet, encode
 from towline.mqtt.events import (
     Acknowledged,
@@ -121,7 +121,7 @@ def test_each_new_message_has_an_unused_id_its_qos_and_no_dup(version: int) -> N
     peer = Peer(version, config)
     (subscribe,) = peer.connects()
     assert isinstance(subscribe, SubscribePacket)
-    packets = [published(peer.does(Publish(n, message(n % 3))))[0] for n in range(30)]
+    packets = [published(peer.does(Publish(n, outgoing(message(n % 3)))))[0] for n in range(30)]
     assert [int(packet.qos) for packet in packets] == [n % 3 for n in range(30)]
     assert not any(packet.duplicate for packet in packets)
     ids = [packet.packet_id for packet in packets if int(packet.qos)] + [subscribe.packet_id]
@@ -138,7 +138,7 @@ def test_until_it_is_answered_a_message_is_sent_again_with_its_id_and_dup_in_ord
     [MQTT-4.3.2-1 of 3.1.1], [MQTT-4.3.3-1 of 3.1.1].
     """
     peer = online(version)
-    first = [published(peer.does(Publish(n, message(qos))))[0] for n in range(3)]
+    first = [published(peer.does(Publish(n, outgoing(message(qos)))))[0] for n in range(3)]
     assert not any(packet.duplicate for packet in first)
     done = PubAckPacket(first[1].packet_id or 0) if qos == 1 else PubRecPacket(first[1].packet_id or 0)
     answer = peer.gets(done)
@@ -167,7 +167,7 @@ def test_dup_of_what_was_received_is_not_passed_on(version: int, qos: int) -> No
     (received,) = delivery.messages.packets
     assert isinstance(received, PublishPacket)
     assert received.duplicate
-    (packet,) = published(peer.does(Publish(1, received)))
+    (packet,) = published(peer.does(Publish(1, outgoing(received))))
     assert not packet.duplicate
 
 
@@ -175,7 +175,7 @@ def test_a_message_handed_on_has_no_subscription_identifier() -> None:
     """[MQTT-3.3.4-6]."""
     peer = online(5)
     given = PublishPacket("t", b"x", qos=QoS.AT_LEAST_ONCE, packet_id=1, subscription_ids=[1, 2])
-    (packet,) = published(peer.does(Publish(1, given)))
+    (packet,) = published(peer.does(Publish(1, outgoing(given))))
     assert not packet.subscription_ids
 
 
@@ -183,7 +183,7 @@ def test_a_message_handed_on_has_no_subscription_identifier() -> None:
 def test_pubrels_leave_in_the_order_of_the_pubrecs_with_their_ids_and_a_known_reason(version: int) -> None:
     """[MQTT-4.6.0-4], [MQTT-3.6.2-1], [MQTT-2.2.1-5], [MQTT-4.6.0-4 of 3.1.1]."""
     peer = online(version)
-    ids = [published(peer.does(Publish(n, message(2))))[0].packet_id or 0 for n in range(4)]
+    ids = [published(peer.does(Publish(n, outgoing(message(2)))))[0].packet_id or 0 for n in range(4)]
     order = [ids[2], ids[0], ids[3]]
     released = peer.gets(*(PubRecPacket(packet_id) for packet_id in order), PubRecPacket(4711))
     assert all(isinstance(packet, PubRelPacket) for packet in released)
@@ -274,7 +274,7 @@ def test_state_of_both_directions_outlives_the_connection(version: int) -> None:
     peer.gets(message(2, 5))
     peer.does(Settled(11))
     for n in range(2):
-        peer.does(Publish(n, message(1 + n)))
+        peer.does(Publish(n, outgoing(message(1 + n))))
     before = (dict(peer.session.inbound.held), peer.session.outbound.in_flight)
     assert [len(part) for part in before] == [1, 2]
     peer.now = 3600.0
@@ -347,7 +347,7 @@ def test_nothing_follows_our_disconnect_but_the_end_of_the_connection(version: i
     peer.gets(message(1, 1))
     assert peer.does(Stop()) == [DisconnectPacket()]
     assert peer.closes
-    for event in (Settled(11), Publish(1, message(1)), Tick(), Stop()):
+    for event in (Settled(11), Publish(1, outgoing(message(1))), Tick(), Stop()):
         assert peer.does(event) == []
 
 
@@ -362,7 +362,7 @@ def test_a_violation_ends_the_connection(version: int) -> None:
         assert said == [DisconnectPacket(reason_code=DisconnectReasonCode.PROTOCOL_ERROR)]
     else:
         assert said == []
-    assert peer.does(Publish(1, message(1))) == []
+    assert peer.does(Publish(1, outgoing(message(1)))) == []
 
 
 @pytest.mark.parametrize("code", [ConnAckReasonCode.NOT_AUTHORIZED, ConnAckReasonCode.SERVER_BUSY])
@@ -400,11 +400,11 @@ class Method:
 def test_with_a_method_only_auth_leaves_before_connack() -> None:
     """[MQTT-3.1.2-30], [MQTT-3.15.2-1], [MQTT-4.12.0-3]: however much waits to be published."""
     peer = Peer(5, replace(CONFIG, authenticator=Method(), filters=(Filter("a"),)))
-    peer.does(Publish(1, message(1)))
+    peer.does(Publish(1, outgoing(message(1))))
     (connect,) = peer.does(Opened())
     assert isinstance(connect, ConnectPacket)
     assert (connect.authentication_method, connect.authentication_data) == ("X", b"1")
-    assert peer.does(Publish(2, message(0))) == []
+    assert peer.does(Publish(2, outgoing(message(0)))) == []
     more = AuthReasonCode.CONTINUE_AUTHENTICATION
     for data in (b"2", b"3"):
         asked = AuthPacket(reason_code=more, authentication_method="X", authentication_data=data)

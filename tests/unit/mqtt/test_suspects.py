@@ -13,7 +13,8 @@ from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PublishPacket, Pub
 
 from tests.helpers import read_all
 from towline.mqtt.codec import encode
-from towline.mqtt.events import Acknowledged, Action, Send
+from towline.mqtt.events import Acknowledged, Action, Send, Token
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import Outbound
 from towline.mqtt.reasons import CUT
 from towline.mqtt.suspects import STRIKES, Suspects
@@ -33,15 +34,15 @@ class World:
     window: int = 5
     suspects: Suspects = field(default_factory=Suspects)
     outbound: Outbound = field(default_factory=lambda: Outbound(encode))
-    fates: dict[int, int] = field(default_factory=dict)
+    fates: dict[Token, int] = field(default_factory=dict)
     #: What had left without an answer at each end of a connection.
-    ends: list[tuple[int, ...]] = field(default_factory=list)
+    ends: list[tuple[Token, ...]] = field(default_factory=list)
     seen: int = 0
-    convicted: list[int] = field(default_factory=list)
+    convicted: list[Token] = field(default_factory=list)
 
     def publish(self, messages: Iterable[tuple[int, int]]) -> None:
         for token, qos in messages:
-            self.outbound.publish(token, PublishPacket("t", b"%d" % token, qos=QoS(qos), packet_id=1 if qos else None))
+            self.outbound.publish(token, OutboundMessage("t", b"%d" % token, qos=qos))
 
     def run(self, messages: list[tuple[int, int]], most: int) -> None:
         """Connect again and again until all have a fate."""

@@ -32,6 +32,7 @@ from towline.mqtt.events import (
     Settled,
     Stored,
 )
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 
 __all__ = [
@@ -226,7 +227,7 @@ def _command(client: Client, case: Case) -> None:
         client.handle(Publish(1, _message(case.version, int(case.command[-1]))))
 
 
-def _message(version: int, qos: int) -> PublishPacket:
+def _message(version: int, qos: int) -> OutboundMessage:
     properties: dict[str, Any] = {
         "payload_format_indicator": 1,
         "message_expiry_interval": 0xFFFFFFFF,
@@ -235,8 +236,7 @@ def _message(version: int, qos: int) -> PublishPacket:
         "content_type": "text/plain",
         "user_properties": [("key", "value")],
     }
-    # An id of our own never leaves: the session gives the next free one.
-    return PublishPacket("test/publish", b"message", qos=QoS(qos), packet_id=1, **(properties if version == 5 else {}))
+    return OutboundMessage("test/publish", b"message", qos=qos, **(properties if version == 5 else {}))
 
 
 def expected_bytes(expected: bytes, version: int) -> bytes:
@@ -244,7 +244,8 @@ def expected_bytes(expected: bytes, version: int) -> bytes:
     wanted = _packet(expected, version)
     if isinstance(wanted, PublishPacket) and version == 5:
         # The standard CONNACK allows no topic alias, yet the expected bytes carry one [MQTT-3.3.2-9].
-        return encode(_message(version, int(wanted.qos)), version)
+        message = _message(version, int(wanted.qos))
+        return encode(message.packet(wanted.packet_id or 0, message.message_expiry_interval), version)
     if isinstance(wanted, UnsubscribePacket):
         return encode(UnsubscribePacket(wanted.packet_id, wanted.patterns), version)
     return expected

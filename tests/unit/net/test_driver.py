@@ -17,13 +17,13 @@ from mqtt5 import (
     DisconnectPacket,
     DisconnectReasonCode,
     PublishPacket,
-    QoS,
     SubAckPacket,
     SubAckReasonCode,
 )
 
 from towline.errors import BrokerError, ConfigError, Refused, Unreachable
 from towline.mqtt.events import Action, Filter, Publish, Remember, SessionConfig
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 from towline.net import driver as module
 from towline.net.driver import Hooks, SessionDriver, Way
@@ -157,7 +157,7 @@ def test_the_last_words_of_a_broker_are_heard_though_it_takes_nothing_more(new_w
     world.go_online(line)
     line.broken = True
     line.incoming.append(DisconnectPacket(reason_code=DisconnectReasonCode.SERVER_SHUTTING_DOWN).write())
-    world.driver.handle(Publish(1, PublishPacket("t", b"", qos=QoS.AT_LEAST_ONCE, packet_id=1)))
+    world.driver.handle(Publish(1, OutboundMessage("t", qos=1)))
     assert world.ends == 0, "there may be a word of the broker's to read"
     world.driver.turn(0)
     assert world.ends == 1

@@ -141,7 +141,7 @@ def test_what_is_taken_can_be_stored_and_sent(**message: Any) -> None:
         return
     (made,) = outgoing(arrived(rows_of([fields]), 0), 0)
     assert not isinstance(made.content, int)
-    encode(made.content)
+    encode(made.content.packet(made.content.qos and 1, None))
 
 
 # -- processes and threads --

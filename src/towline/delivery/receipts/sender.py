@@ -8,19 +8,18 @@ so that it never goes back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-
-from mqtt5 import PublishPacket, QoS
 
 from towline.delivery.inbox import Inbox
 from towline.delivery.receipts.keys import ReceiptKeys
 from towline.delivery.receipts.ledger import Ledger
 from towline.delivery.receipts.payload import ReceiptPayload, receipt_topic
 from towline.errors import JournalFull
-from towline.mqtt.events import Acknowledged, Event, Publish, PublishMany
+from towline.mqtt.events import Acknowledged, Event, Publish, PublishMany, Token
+from towline.mqtt.message import OutboundMessage
 from towline.mqtt.reasons import reason_words
 from towline.schema import NO_ROWS
 
@@ -80,6 +79,13 @@ def ledger_of(config: ReceiptConfig, inbox: Inbox) -> Ledger:
     return ledger
 
 
+@dataclass(frozen=True, slots=True)
+class ReceiptToken:
+    """Names a receipt under way to the session, beside the numbers of the outbox."""
+
+    serial: int
+
+
 class ReceiptSender:
     """Lets publishers know how far their messages are; belongs to the pump's thread.
 
@@ -97,9 +103,10 @@ class ReceiptSender:
         self._inbox = inbox
         self._handle = handle
         self._log = log
-        #: Token → receipt under way; tokens are negative, those of the outbox are not.
-        self._open: dict[int, ReceiptPayload] = {}
-        self._token = 0
+        #: Receipts under way.
+        self._open: dict[ReceiptToken, ReceiptPayload] = {}
+        #: Receipts sent by this process, or tried.
+        self._count = 0
         self._next_at = 0.0
         self._expire_at = 0.0
         self._refused: set[str] = set()
@@ -152,24 +159,24 @@ class ReceiptSender:
     def _send(self, receipts: list[ReceiptPayload]) -> None:
         messages = []
         for receipt in receipts:
-            self._token -= 1
-            self._open[self._token] = receipt
+            self._count += 1
+            token = ReceiptToken(self._count)
+            self._open[token] = receipt
             self._ledger.handed_over(receipt)
-            packet = PublishPacket(
+            message = OutboundMessage(
                 receipt_topic(self._prefix, receipt.publisher),
                 receipt.encode(self._ledger.keys),
-                qos=QoS.AT_LEAST_ONCE,
+                qos=1,
                 retain=True,  # a publisher that was away learns it when it subscribes again
-                packet_id=1,
                 payload_format_indicator=1,
                 content_type="application/json",
             )
-            messages.append(Publish(self._token, packet))
+            messages.append(Publish(token, message))
         self._handle(PublishMany(messages))
 
     def perform(self, action: Acknowledged) -> bool:
         """Take an answer of the broker; False when it is about something else."""
-        if action.token >= 0:
+        if not isinstance(action.token, ReceiptToken):
             return False
         receipt = self._open.pop(action.token, None)
         if receipt is None:
@@ -182,9 +189,10 @@ class ReceiptSender:
             self._log.warning("the broker refused a receipt", topic=topic, reason=reason, code="TL-M41")
         return True
 
-    def lost(self, withdrawn: list[int]) -> None:
-        """The connection is gone; these tokens never left."""
-        unsent = [self._open.pop(token).publisher for token in withdrawn if token in self._open]
+    def lost(self, withdrawn: Iterable[Token]) -> None:
+        """The connection is gone; the messages with these tokens never left."""
+        ours = [token for token in withdrawn if isinstance(token, ReceiptToken) and token in self._open]
+        unsent = [self._open.pop(token).publisher for token in ours]
         self._ledger.announce_again(unsent)
 
     def session_lost(self) -> None:
