@@ -41,29 +41,29 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     place: Path = tmp_path_factory.mktemp("spark")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # PySpark leaves the sockets of its JVM to the end
-        made = session(parse(_BRIDGE, place / "bridge.toml", os.environ))
-        yield made
-        made.stop()
+        running = session(parse(_BRIDGE, place / "bridge.toml", os.environ))
+        yield running
+        running.stop()
 
 
 @pytest.fixture
 def bridge(tmp_path: Path) -> Iterator[Running]:
     directory = tmp_path / "brücke"  # what a JVM in the locale C can't name; `Running` runs it in that
     directory.mkdir()
-    made = Running(directory, directory / "bridge.toml")
-    yield made
-    if hasattr(made, "process") and made.process.poll() is None:
-        family = psutil.Process(made.process.pid).children(recursive=True)
-        made.process.send_signal(signal.SIGINT)
-        made.process.send_signal(signal.SIGINT)
+    running = Running(directory, directory / "bridge.toml")
+    yield running
+    if hasattr(running, "process") and running.process.poll() is None:
+        family = psutil.Process(running.process.pid).children(recursive=True)
+        running.process.send_signal(signal.SIGINT)
+        running.process.send_signal(signal.SIGINT)
         try:
-            made.process.wait(60)
+            running.process.wait(60)
         except subprocess.TimeoutExpired:
-            made.process.kill()
-            made.process.wait()
+            running.process.kill()
+            running.process.wait()
         for one in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-    for file in (made.directory / "out", *sorted((made.directory / "state").glob("logs/*.log"))):
+    for file in (running.directory / "out", *sorted((running.directory / "state").glob("logs/*.log"))):
         if file.exists():  # what a failed test has to show for itself
             sys.stdout.write(f"--- {file.name}\n{file.read_text(errors='replace')[-_SHOWN:]}\n")

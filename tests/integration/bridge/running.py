@@ -69,20 +69,20 @@ class Running:
         time.sleep(0.1)  # every question costs the gateway a moment too
         return collect(self.directory / "state", ["line"])
 
-    def told(self) -> dict[str, Any]:
+    def status_command(self) -> dict[str, Any]:
         """What `towline status` says."""
-        made = subprocess.run(
+        run = subprocess.run(
             [sys.executable, "-m", "towline.cli", "status", "--json", str(self.file)],
             capture_output=True,
             check=False,
             timeout=60,
         )
-        known: dict[str, Any] = json.loads(made.stdout)
-        return known
+        status: dict[str, Any] = json.loads(run.stdout)
+        return status
 
     def line(self) -> dict[str, Any]:
-        known: dict[str, Any] = self.status()["lines"]["line"]
-        return known
+        status: dict[str, Any] = self.status()["lines"]["line"]
+        return status
 
     def account(self) -> dict[str, Any]:
         return self.line()["account"] or {"received": 0, "waiting": -1}
@@ -95,8 +95,8 @@ class Running:
         return None
 
     def kill(self, part: str) -> None:
-        found = wait_until(lambda: self.child(part), PATIENCE, part)
-        os.kill(found.pid, signal.SIGKILL)
+        process = wait_until(lambda: self.child(part), PATIENCE, part)
+        os.kill(process.pid, signal.SIGKILL)
 
 
 def publish(
@@ -119,9 +119,9 @@ def publish(
 def _properties(user: str, value: str) -> Properties | None:
     if not user:
         return None
-    made = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-    made.UserProperty = (user, value)
-    return made
+    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    properties.UserProperty = (user, value)
+    return properties
 
 
 def _headers(record: Any) -> dict[str, Any]:
@@ -141,15 +141,15 @@ def in_kafka(bootstrap: str, topic: str) -> list[tuple[Any, Any, dict[str, Any]]
     consumer = Consumer(settings)
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
-        made: list[tuple[Any, Any, dict[str, Any]]] = []
+        records: list[tuple[Any, Any, dict[str, Any]]] = []
         while True:  # markers of transactions take offsets too, so only the reader knows where the end is
             record = consumer.poll(20)
-            assert record is not None, f"nothing came after {len(made)} records"
+            assert record is not None, f"nothing came after {len(records)} records"
             error = record.error()
             if error is None:
-                made.append((record.key(), record.value(), _headers(record)))
+                records.append((record.key(), record.value(), _headers(record)))
             elif error.name() == "_PARTITION_EOF":
-                return made
+                return records
             else:
                 assert error.retriable(), error
     finally:

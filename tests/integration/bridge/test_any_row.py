@@ -96,8 +96,8 @@ def produce(kafka: Kafka, put: list[tuple[bytes | None, bytes | None, Any]]) -> 
 def gateway(bridge: Running, line: str) -> dict[str, Any]:
     if not (bridge.directory / "state" / "bridge.json").exists():
         return {}
-    known: dict[str, Any] = collect(bridge.directory / "state")["lines"][line]["gateway"]
-    return known or {}
+    status: dict[str, Any] = collect(bridge.directory / "state")["lines"][line]["gateway"]
+    return status or {}
 
 
 def kill_gateway(bridge: Running, line: str) -> None:
@@ -107,35 +107,35 @@ def kill_gateway(bridge: Running, line: str) -> None:
         os.kill(endpoint.pid, signal.SIGKILL)
 
     def again() -> bool:
-        found = GatewayEndpoint.read(bridge.directory / "state" / line)
-        return found is not None and found.pid != endpoint.pid and gateway(bridge, line).get("state") == "online"
+        now = GatewayEndpoint.read(bridge.directory / "state" / line)
+        return now is not None and now.pid != endpoint.pid and gateway(bridge, line).get("state") == "online"
 
     wait_until(again, PATIENCE, f"the next gateway of {line}: {bridge.out[-300:]}")
 
 
 def settled(bridge: Running, sent: int, put: int) -> dict[str, Any]:
     """The accounts, once nothing waits and both add up; what was last seen where that does not come."""
-    found: dict[str, Any] = {}
+    accounts: dict[str, Any] = {}
 
     def all_done() -> bool:
-        found.update(
+        accounts.update(
             {name: line["account"] or {} for name, line in collect(bridge.directory / "state")["lines"].items()}
         )
-        came = found["line"].get("received", 0) >= sent and found["down"].get("taken", 0) >= put
-        return came and all(a["adds_up"] and not a["waiting"] for a in found.values())
+        came = accounts["line"].get("received", 0) >= sent and accounts["down"].get("taken", 0) >= put
+        return came and all(a["adds_up"] and not a["waiting"] for a in accounts.values())
 
     try:
         wait_until(all_done, PATIENCE)
     except AssertionError as late:
-        late.add_note(f"seed {SEED}, {sent} up, {put} down: {found}\n{bridge.out[-3000:]}")
+        late.add_note(f"seed {SEED}, {sent} up, {put} down: {accounts}\n{bridge.out[-3000:]}")
         raise
-    return found
+    return accounts
 
 
 def letters(kafka: Kafka, topic: str) -> list[Letter]:
     collector = Collector()
-    found = [collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, topic)]
-    return [letter for letter in found if letter is not None]
+    letters = [collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, topic)]
+    return [letter for letter in letters if letter is not None]
 
 
 def up(kafka: Kafka) -> tuple[dict[int, bytes], list[int]]:

@@ -45,8 +45,8 @@ def test_messages_arrive_whatever_is_killed(
     publish(broker, 0, 500)
     publish(broker, 0, 7, text="x")
     wait_until(lambda: bridge.line()["account"]["waiting"] == 0, PATIENCE, "the first batch")
-    known = wait_until(lambda: (a := bridge.line()["account"])["filtered"] == 7 and a, PATIENCE, "the counts")
-    assert (known["received"], known["in_kafka"], known["adds_up"]) == (507, 500, True)
+    account = wait_until(lambda: (a := bridge.line()["account"])["filtered"] == 7 and a, PATIENCE, "the counts")
+    assert (account["received"], account["in_kafka"], account["adds_up"]) == (507, 500, True)
     record = in_kafka(kafka.bootstrap, name)[0]
     assert (record[0], record[2]["mqtt.topic"], record[2]["mqtt.qos"]) == (b"d", b"t/d/x", b"1")
 
@@ -59,7 +59,7 @@ def test_messages_arrive_whatever_is_killed(
     bridge.kill("org.apache.spark.deploy.SparkSubmit")
     publish(broker, 1500, 500)
     wait_until(lambda: (a := bridge.account())["received"] >= 2007 and not a["waiting"], PATIENCE, "all of it")
-    assert bridge.told()["lines"]["line"]["account"]["adds_up"]
+    assert bridge.status_command()["lines"]["line"]["account"]["adds_up"]
     assert bridge.interrupt() == 0
 
     values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
@@ -91,17 +91,17 @@ def test_intake_goes_on_while_kafka_is_down(bridge: Running, new_mosquitto: NewM
     assert f"a bridge runs here (pid {bridge.process.pid})" in other.stderr
     assert bridge.interrupt() == 0
     assert "100 messages on disk; the next start carries on" in bridge.out
-    known = bridge.line()
-    assert (known["gateway_running"], known["account"], known["last"]["account"]["waiting"]) == (False, None, 100)
+    line = bridge.line()
+    assert (line["gateway_running"], line["account"], line["last"]["account"]["waiting"]) == (False, None, 100)
 
 
 def test_a_missing_topic_is_one_line_and_the_end(bridge: Running, mosquitto: Mosquitto, kafka: Kafka) -> None:
     write(bridge, mosquitto.port, kafka.bootstrap, "nowhere")
     bridge.start()
     assert bridge.ended() == 1
-    told = [line for line in bridge.out.splitlines() if "TL-" in line]
+    errors = [line for line in bridge.out.splitlines() if "TL-" in line]
     do = "Create it, or let Towline do it with create_topics = { partitions = 6 } in [kafka]."
-    assert told == [f'{kafka.bootstrap}: the topic "nowhere" is not there. {do}   [TL-B03]']
+    assert errors == [f'{kafka.bootstrap}: the topic "nowhere" is not there. {do}   [TL-B03]']
 
 
 def test_a_wrong_where_stops_its_line(bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic) -> None:
@@ -115,12 +115,12 @@ def test_a_wrong_where_stops_its_line(bridge: Running, mosquitto: Mosquitto, kaf
     bridge.file.write_text(bridge.file.read_text().replace('"nope"', f'"{topic()}"'))
     bridge.start()
     assert bridge.ended() == 2
-    (told,) = [line for line in bridge.out.splitlines() if "[TL-C74]" in line]
+    (error,) = [line for line in bridge.out.splitlines() if "[TL-C74]" in line]
     where = bridge.file.read_text().splitlines().index('where="no_such = 1"') + 1
-    assert told.startswith(
+    assert error.startswith(
         f'{bridge.file}:{where}  uplink "line" route 2: where: A column'
     )  # as `towline check` says it
-    assert "`no_such` cannot be resolved" in told
+    assert "`no_such` cannot be resolved" in error
     assert "is up after" not in bridge.out.partition("[TL-C74]")[0]  # seconds before there is a session
 
 

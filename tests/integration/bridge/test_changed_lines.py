@@ -77,16 +77,16 @@ def test_a_clock_that_was_ahead_for_one_batch_costs_none_of_the_next(
     bridge = read(text, tmp_path)
     (line,) = bridge.uplinks
     with served(line.gateway.state_dir, name="telemetry") as server:
-        made = Carried(one_partition, UplinkQuery(bridge, line), server)
+        carried = Carried(one_partition, UplinkQuery(bridge, line), server)
         with monkeypatch.context() as before:
             before.setattr(sql, "EVENT_TIME", "received_at")
-            made.carry(NOW, NOW + timedelta(hours=1), NOW + timedelta(hours=1))
-        assert made.values == list(range(75))
-        made.carry(NOW + timedelta(seconds=1), NOW + timedelta(seconds=2), NOW + timedelta(hours=5), NOW)
-    assert made.values[:100] == list(range(100)), "what is new goes on"
-    assert made.values[100:] == list(range(100, 125)), "of what comes again only what the jump made forget"
-    assert sum(one.get("late", 0) for one in made.observed) == 0
-    assert sum(one.get("deduplicated", 0) for one in made.observed) == 50
+            carried.carry(NOW, NOW + timedelta(hours=1), NOW + timedelta(hours=1))
+        assert carried.values == list(range(75))
+        carried.carry(NOW + timedelta(seconds=1), NOW + timedelta(seconds=2), NOW + timedelta(hours=5), NOW)
+    assert carried.values[:100] == list(range(100)), "what is new goes on"
+    assert carried.values[100:] == list(range(100, 125)), "of what comes again only what the jump made forget"
+    assert sum(one.get("late", 0) for one in carried.observed) == 0
+    assert sum(one.get("deduplicated", 0) for one in carried.observed) == 50
 
 
 #: What the line says from one run to the next: its own settings, its route's; rows that come before it starts, records
@@ -126,9 +126,9 @@ def test_settings_changed_between_two_runs(
                 assert query.isActive, query.exception()
             finally:
                 query.stop()
-            known = Identity.read(tmp_path / "state" / "telemetry")
-            assert known is not None
-            sinks.append(known.sink.removeprefix("plant-7.telemetry"))
+            identity = Identity.read(tmp_path / "state" / "telemetry")
+            assert identity is not None
+            sinks.append(identity.sink.removeprefix("plant-7.telemetry"))
             assert len(in_kafka(kafka.bootstrap, name)) == total, own
     assert sinks == ["", ".2", ".3", ".3", ".4", ".4", ".5"]
     keys = [key for key, _, _ in in_kafka(kafka.bootstrap, name)]

@@ -49,8 +49,8 @@ spark = {{ master = "local[2]" }}
 
 
 def lines_of(bridge: Running) -> dict[str, Any]:
-    known: dict[str, Any] = collect(bridge.directory / "state")["lines"]
-    return known
+    lines: dict[str, Any] = collect(bridge.directory / "state")["lines"]
+    return lines
 
 
 def accounts(bridge: Running) -> dict[str, Any]:
@@ -77,10 +77,10 @@ class Device:
         self.client.loop_start()
 
     def publish(self, topic: str, payload: bytes, properties: dict[str, Any], **more: Any) -> None:
-        made = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        extra = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         for name, value in properties.items():
-            setattr(made, name, value)
-        self.client.publish(topic, payload, qos=1, properties=made, **more).wait_for_publish(30)
+            setattr(extra, name, value)
+        self.client.publish(topic, payload, qos=1, properties=extra, **more).wait_for_publish(30)
 
     def close(self) -> None:
         self.client.disconnect()
@@ -89,9 +89,9 @@ class Device:
 
 @pytest.fixture
 def devices() -> Iterator[list[Device | Ear]]:
-    made: list[Device | Ear] = []
-    yield made
-    for device in made:
+    clients: list[Device | Ear] = []
+    yield clients
+    for device in clients:
         device.close()
 
 
@@ -125,10 +125,10 @@ sql = "CASE topic WHEN 'requests' THEN concat('back/', CAST(key AS STRING)) ELSE
 @pytest.fixture
 def application(kafka: Kafka) -> Iterator[subprocess.Popen[bytes]]:
     """The answering end of the example."""
-    made = subprocess.Popen([sys.executable, str(EXAMPLES / "request_response.py"), kafka.bootstrap])
-    yield made
-    made.send_signal(signal.SIGTERM)
-    assert made.wait(60) == 0
+    started = subprocess.Popen([sys.executable, str(EXAMPLES / "request_response.py"), kafka.bootstrap])
+    yield started
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(60) == 0
 
 
 def test_round_trip_request_response_and_dead_letters(
@@ -171,17 +171,17 @@ def test_round_trip_request_response_and_dead_letters(
     producer.produce(extra, b"nowhere")
     producer.produce(extra, b"wild", b"back/#")
     assert producer.flush(30) == 0
-    known = wait_until(
+    account = wait_until(
         lambda: (a := accounts(bridge)["line"]) and a["dead_lettered"] == 2 and a["waiting"] == 0 and a,
         PATIENCE,
         "the account",
     )
-    assert (known["taken"], known["delivered"], known["filtered"], known["adds_up"]) == (7, 4, 1, True)
+    assert (account["taken"], account["delivered"], account["filtered"], account["adds_up"]) == (7, 4, 1, True)
     wait_until(lambda: device.messages[-1].topic == "back/fine", what="the last message")
     assert_same(device.messages[-1].properties, {"UserProperty": [("trace", "t1"), ("null", "")]})
     # A committed transaction is readable a moment after its commit has returned.
     show = ("dlq", "show", str(bridge.file), "--line", "line", "--json")
-    shown = wait_until(lambda: (told := towline(*show))["waiting"] and told, 60, "the dead letters")
+    shown = wait_until(lambda: (output := towline(*show))["waiting"] and output, 60, "the dead letters")
     assert {row["reason"]: row["letters"] for row in shown["waiting"]} == {"topic_absent": 1, "topic_illegal": 1}
     assert {row["topic"] for row in shown["first"]} == {extra}
     assert bridge.interrupt() == 0
@@ -202,15 +202,15 @@ def assert_same(came: Any, sent: dict[str, Any]) -> None:
     wanted = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
     for name, value in sent.items():
         setattr(wanted, name, value)
-    expected, found = wanted.json(), came.json()  # type: ignore[no-untyped-call]
-    expiry = (expected.pop("MessageExpiryInterval", None), found.pop("MessageExpiryInterval", None))
-    assert found == expected
+    expected, answer = wanted.json(), came.json()  # type: ignore[no-untyped-call]
+    expiry = (expected.pop("MessageExpiryInterval", None), answer.pop("MessageExpiryInterval", None))
+    assert answer == expected
     assert (expiry[0] is None) == (expiry[1] is None)
 
 
 def towline(*words: str) -> Any:
-    made = subprocess.run([sys.executable, "-m", "towline.cli", *words], capture_output=True, check=True, timeout=60)
-    return json.loads(made.stdout)
+    run = subprocess.run([sys.executable, "-m", "towline.cli", *words], capture_output=True, check=True, timeout=60)
+    return json.loads(run.stdout)
 
 
 TWO_LINES = """
@@ -283,8 +283,8 @@ def killed(bridge: Running, broker: Mosquitto, what: str, line: str = "") -> Non
                 os.kill(endpoint.pid, signal.SIGKILL)
     else:
         part = {"jvm": "org.apache.spark.deploy.SparkSubmit", "driver": "towline.bridge.runtime.driver"}[what]
-        if found := bridge.child(part):
-            os.kill(found.pid, signal.SIGKILL)
+        if process := bridge.child(part):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def heard(ear: Ear) -> set[tuple[str, bytes]]:
@@ -307,8 +307,8 @@ def run_through(
                 killed(bridge, broker, kill, line)
 
     def done() -> bool:
-        known = accounts(bridge).values()
-        return all(a and a["taken"] >= total and not a["waiting"] and a["adds_up"] for a in known)
+        now = accounts(bridge).values()
+        return all(a and a["taken"] >= total and not a["waiting"] and a["adds_up"] for a in now)
 
     # A Mosquitto that saves its store at every change takes as long as the machine's disk.
     wait_while_it_moves(done, lambda: accounts(bridge), PATIENCE)
@@ -383,13 +383,13 @@ def assert_counted(bridge: Running, times: int) -> None:
     """Each record of `put_mixed` is in the account."""
 
     def counted() -> Any:
-        known = accounts(bridge)["line"]
-        return known and known["taken"] >= 10 * times and not known["waiting"] and known
+        account = accounts(bridge)["line"]
+        return account and account["taken"] >= 10 * times and not account["waiting"] and account
 
-    known = wait_until(counted, PATIENCE, f"the account: {accounts(bridge)}")
+    account = wait_until(counted, PATIENCE, f"the account: {accounts(bridge)}")
     parts = ("taken", "delivered", "filtered", "dead_lettered", "uncounted")
-    assert [known[part] for part in parts] == [10 * times, 2 * times, 3 * times, 5 * times, 0]
-    assert known["adds_up"]
+    assert [account[part] for part in parts] == [10 * times, 2 * times, 3 * times, 5 * times, 0]
+    assert account["adds_up"]
 
 
 def test_kill_9_of_everything_loses_nothing(

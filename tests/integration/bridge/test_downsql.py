@@ -72,20 +72,20 @@ def way(limit: int = 0, *, letters: bool = True, qos: int = 1, **said: Any) -> D
 
 def sent(row: Row, qos: int = 1) -> bytes:
     """The packet of a row of the sink, with everything MQTT 5 says in it."""
-    known = row.asDict(recursive=True)
-    known.pop(LETTER, None)
-    known.pop(PLACE, None)
-    made = packet(**{**known, "payload": bytes(known["payload"]), "qos": qos})
-    assert isinstance(made, PublishPacket)
-    return bytes(made.write())
+    fields = row.asDict(recursive=True)
+    fields.pop(LETTER, None)
+    fields.pop(PLACE, None)
+    publish = packet(**{**fields, "payload": bytes(fields["payload"]), "qos": qos})
+    assert isinstance(publish, PublishPacket)
+    return bytes(publish.write())
 
 
 def up(spark: SparkSession, messages: list[dict[str, Any]]) -> DataFrame:
     """What the way up writes, as Spark's Kafka source would read it."""
     route = RouteSection.model_validate({"from": "#", "topic": "t", "key": "{mqtt.topic}"})
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    made = sql.apply(frame, (route.compile(Guarantee.AT_LEAST_ONCE),), "up")
-    return made.select(
+    rows = sql.apply(frame, (route.compile(Guarantee.AT_LEAST_ONCE),), "up")
+    return rows.select(
         "key",
         "value",
         "topic",
@@ -112,10 +112,10 @@ def test_what_goes_up_comes_down_byte_for_byte(spark: SparkSession, messages: li
 @given(messages=MANY)
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_size_of_a_packet_is_known_beforehand(spark: SparkSession, messages: list[dict[str, Any]]) -> None:
-    made = downsql.apply(up(spark, messages), way(), "c").withColumns(
+    rows = downsql.apply(up(spark, messages), way(), "c").withColumns(
         {f"__{name}": F.col(name) for name in MESSAGE_SCHEMA.names if name != "qos"}
     )
-    for row in made.select("*", F.expr(downsql.packet_size(1)).alias("size")).collect():
+    for row in rows.select("*", F.expr(downsql.packet_size(1)).alias("size")).collect():
         plain = Row(**{name: row[name] for name in MESSAGE_SCHEMA.names if name != "qos"})
         assert len(sent(plain)) <= row["size"] <= len(sent(plain)) + 12
 
@@ -132,9 +132,9 @@ def down(spark: SparkSession, how: DownlinkStatements, *records: tuple[Any, ...]
 def letter_of(row: Row) -> Letter:
     letter = row[LETTER]
     headers = [(h.key, None if h.value is None else bytes(h.value)) for h in letter.headers]
-    made = from_record(letter.key and bytes(letter.key), letter.value and bytes(letter.value), headers)
-    assert isinstance(made, Letter)
-    return made
+    dead = from_record(letter.key and bytes(letter.key), letter.value and bytes(letter.value), headers)
+    assert isinstance(dead, Letter)
+    return dead
 
 
 LONG = b"x" * 65536
@@ -265,7 +265,7 @@ def test_wrong_sql_is_refused_before_the_query_begins(spark: SparkSession, said:
 def test_a_transform_keeps_the_columns(spark: SparkSession) -> None:
     frame = spark.createDataFrame([record(b"a"), record(b"b")], RECORD)
     how = way(topic="{key}", transform="m:f")
-    made = downsql.apply(frame, how, "c", transform=lambda rows: rows.where("key = 'b'")).collect()
-    assert [row.topic for row in made] == ["b"]
+    rows = downsql.apply(frame, how, "c", transform=lambda rows: rows.where("key = 'b'")).collect()
+    assert [row.topic for row in rows] == ["b"]
     with pytest.raises(ConfigError, match="does not keep the column headers"):
         downsql.apply(frame, how, "c", transform=lambda rows: rows.drop("headers"))

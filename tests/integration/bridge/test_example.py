@@ -30,8 +30,8 @@ def test_every_message_is_where_the_example_says(bridge: Running, mosquitto: Mos
     bridge.start()
 
     def line() -> dict[str, Any]:
-        known: dict[str, Any] = collect(bridge.directory / "state", ["telemetry"])["lines"]["telemetry"]
-        return known
+        line: dict[str, Any] = collect(bridge.directory / "state", ["telemetry"])["lines"]["telemetry"]
+        return line
 
     wait_until(lambda: (line()["gateway"] or {}).get("state") == "online", PATIENCE, "the gateway")
     publish(mosquitto, 0, 1, topic="event/t1/x0")

@@ -38,12 +38,12 @@ class OnSmallDisk(Running):
         return Path(f"/proc/{self.process.pid}/root{self.directory}/state")
 
     def fill(self) -> Path:
-        made = self.disk / "fill"
-        with made.open("wb", buffering=0) as file:
+        filler = self.disk / "fill"
+        with filler.open("wb", buffering=0) as file:
             for size in (1 << 16, 512):
                 while shutil.disk_usage(self.disk).free >= size:
                     file.write(b"x" * size)
-        return made
+        return filler
 
 
 @pytest.fixture

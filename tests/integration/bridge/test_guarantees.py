@@ -97,13 +97,15 @@ def test_at_most_once_doubles_nothing(
         bridge.kill("towline.bridge.runtime.driver")
     wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
     nothing_waits(bridge, 2050)
-    known = wait_until(lambda: (a := bridge.account())["skipped"] and a, PATIENCE, "an interrupted batch was given up")
+    account = wait_until(
+        lambda: (a := bridge.account())["skipped"] and a, PATIENCE, "an interrupted batch was given up"
+    )
     assert bridge.interrupt() == 0
     values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
     assert len(values) == len(set(values)), "doubled"
     assert values[50:] == sorted(values[50:], key=lambda value: int(value[1:])), "order"
-    assert 50 < len(values) <= 2050 - known["skipped"]
-    assert known["adds_up"]
+    assert 50 < len(values) <= 2050 - account["skipped"]
+    assert account["adds_up"]
 
 
 def test_repeats_are_dropped_across_a_kill(
@@ -125,8 +127,8 @@ def test_repeats_are_dropped_across_a_kill(
     publish(broker, 0, 10)  # no key: passed on, whatever was seen
     publish(broker, 0, 10)
     nothing_waits(bridge, 620)
-    known = wait_until(lambda: (a := bridge.account())["deduplicated"] == 200 and a, PATIENCE, "the counts")
-    assert (known["in_kafka"], known["adds_up"]) == (420, True)
+    account = wait_until(lambda: (a := bridge.account())["deduplicated"] == 200 and a, PATIENCE, "the counts")
+    assert (account["in_kafka"], account["adds_up"]) == (420, True)
     assert bridge.interrupt() == 0
     values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
     once = [f"m{n}".encode() for n in range(400)]

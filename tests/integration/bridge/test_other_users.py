@@ -60,10 +60,10 @@ print(json.dumps(got))
 
 def as_another_user(given: dict[str, Any]) -> dict[str, list[str]]:
     command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-I", "-c", STRANGER]
-    told = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False, timeout=120)
-    assert told.returncode == 0, told.stderr
-    found: dict[str, list[str]] = json.loads(told.stdout)
-    return found
+    run = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
+    seen: dict[str, list[str]] = json.loads(run.stdout)
+    return seen
 
 
 def sockets_of(family: list[psutil.Process]) -> set[str]:
@@ -97,7 +97,7 @@ def test_another_user_reads_and_reaches_nothing(
     }
     assert given["sockets"]
     assert all(not stat.S_IMODE(Path(path).stat().st_mode) & 0o077 for path in given["sockets"])
-    found = as_another_user(given)
-    assert (found["sockets"], found["directories"]) == ([], [])
-    spoke = [answer for answer in found["answers"] if "sasl" in answer.lower()]
-    assert len(spoke) == 2, found["answers"]  # the driver and its blocks ask who it is; py4j's own has a token
+    seen = as_another_user(given)
+    assert (seen["sockets"], seen["directories"]) == ([], [])
+    spoke = [answer for answer in seen["answers"] if "sasl" in answer.lower()]
+    assert len(spoke) == 2, seen["answers"]  # the driver and its blocks ask who it is; py4j's own has a token

@@ -39,8 +39,8 @@ def test_an_older_checkpoint_and_the_letters(
     shutil.copytree(place, bridge.directory / "older")
     publish(broker, 100, 100, qos=2, user="id")
     nothing_waits(bridge, 203)
-    known = wait_until(lambda: (a := bridge.account())["dead_lettered"] == 3 and a, PATIENCE, "the counts")
-    assert (known["received"], known["in_kafka"], known["adds_up"]) == (203, 200, True)
+    account = wait_until(lambda: (a := bridge.account())["dead_lettered"] == 3 and a, PATIENCE, "the counts")
+    assert (account["received"], account["in_kafka"], account["adds_up"]) == (203, 200, True)
     assert bridge.interrupt() == 0
     assert "dead-lettered 3" in bridge.out
 
@@ -72,13 +72,13 @@ def test_an_older_checkpoint_and_the_letters(
     assert (bridge.state_dir / "checkpoint.1").is_dir()
 
     bridge.file.write_text(bridge.file.read_text().replace("key_required = true", ""))
-    made = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-m", "towline.cli", "dlq", "replay", str(bridge.file), "--json"],
         capture_output=True,
         check=True,
         timeout=PATIENCE,
     )
-    assert json.loads(made.stdout)["mended"] == {name: 3}
+    assert json.loads(run.stdout)["mended"] == {name: 3}
     records = in_kafka(kafka.bootstrap, name)
     assert [value for _, value, _ in records[300:]] == [b"m1000", b"m1001", b"m1002"]
     assert records[300][2]["mqtt.topic"] == b"t/d/x"

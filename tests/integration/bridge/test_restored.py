@@ -34,11 +34,11 @@ def left_behind(bridge: Running, offset: int) -> None:
 
 def test_an_older_copy_stops_the_line_before_intake(bridge: Running, mosquitto: Mosquitto) -> None:
     write(bridge, mosquitto.port, NOWHERE, 'guarantee = "exactly_once"', 'from = "t/#"\ntopic = "x"')
-    for offset, told in ((15, "come to offset 15, the journal ends at 10"), (10, "an older copy that has gone on")):
+    for offset, words in ((15, "come to offset 15, the journal ends at 10"), (10, "an older copy that has gone on")):
         left_behind(bridge, offset)
         bridge.start()
         assert bridge.ended() == 1
-        assert told in bridge.out
+        assert words in bridge.out
         assert "nothing was taken in" in bridge.out
         assert f"towline run {bridge.file} --begin-again line" in bridge.out
         assert "[TL-B24]" in bridge.out

@@ -61,13 +61,13 @@ def rows(count: int, seed: int = 7) -> list[dict[str, Any]]:
     def maybe(value: Any) -> Any:
         return value if rng.random() < 0.5 else None
 
-    made = []
+    rows = []
     for offset in range(count):
         levels = [rng.choice(["one", "two", "tri", "tow", "low", *NASTY])] + [
             rng.choice(NASTY) for _ in range(rng.randint(0, 3))
         ]
         users = [{"key": rng.choice(["k", "k", "", "ü"]), "value": rng.choice(NASTY)} for _ in range(rng.randint(0, 3))]
-        made.append(
+        rows.append(
             {
                 "topic": "/".join(levels),
                 "payload": rng.randbytes(rng.randint(0, 3)),
@@ -86,7 +86,7 @@ def rows(count: int, seed: int = 7) -> list[dict[str, Any]]:
                 "offset": offset,
             }
         )
-    return made
+    return rows
 
 
 def expected(message: dict[str, Any]) -> dict[str, Any] | str:
@@ -100,7 +100,7 @@ def expected(message: dict[str, Any]) -> dict[str, Any] | str:
     return record
 
 
-def told(row: Row) -> dict[str, Any]:
+def record_of(row: Row) -> dict[str, Any]:
     headers = (
         None if row.headers is None else [(h.key, None if h.value is None else bytes(h.value)) for h in row.headers]
     )
@@ -113,7 +113,7 @@ def test_sql_and_python_agree_on_thousands_of_messages(spark: SparkSession) -> N
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
     observation, kept = Observation("counts"), Observation("kept")
     result = apply(frame, ROUTES, observation, kept=kept).withColumn("micros", F.expr("unix_micros(timestamp)"))
-    got = [told(row) for row in result.drop("timestamp").collect()]
+    got = [record_of(row) for row in result.drop("timestamp").collect()]
     want = [expected(message) for message in messages]
     records = [record for record in want if isinstance(record, dict)]
     assert len(got) == len(records)
@@ -137,8 +137,10 @@ def test_sql_and_python_agree_on_thousands_of_messages(spark: SparkSession) -> N
 def test_no_device_drops_anothers_messages_by_its_key(spark: SparkSession) -> None:
     routes = compiled({"from": "t/{device}", "topic": "t", "dedupe": {"key": "{mqtt.user.id}"}})
     message = {**rows(1)[0], "user_properties": [{"key": "id", "value": "1"}]}
-    made = [{**message, "topic": topic, "offset": n} for n, topic in enumerate(["t/forger", "t/victim", "t/victim"])]
-    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in made], SPARK_SCHEMA)
+    messages = [
+        {**message, "topic": topic, "offset": n} for n, topic in enumerate(["t/forger", "t/victim", "t/victim"])
+    ]
+    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA)
     for name, text in expressions(routes, repeats=Repeats("10 minutes")).items():
         frame = frame.withColumn(name, F.expr(text)) if name.startswith("__") else frame
     kept = frame.dropDuplicates(list(SAME)).select(F.col("__levels")[1]).collect()
@@ -148,11 +150,11 @@ def test_no_device_drops_anothers_messages_by_its_key(spark: SparkSession) -> No
 def test_what_no_route_takes_has_no_key(spark: SparkSession) -> None:
     """With one route there is one expression for all rows; a key of columns would name rows of no route too."""
     routes = compiled({"from": "t/{device}", "topic": "t", "dedupe": {"key": "'same'"}})
-    made = expressions(routes, DeadLetterTarget("dead", "line"), Repeats("10 minutes"))
+    columns = expressions(routes, DeadLetterTarget("dead", "line"), Repeats("10 minutes"))
     sent = [message("t/a"), message("x/a", offset=7)]
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in sent], SPARK_SCHEMA).coalesce(1)
     for name in ("__levels", "__route", *SAME):
-        frame = frame.withColumn(name, F.expr(made[name]))
+        frame = frame.withColumn(name, F.expr(columns[name]))
     assert [tuple(row) for row in frame.select(*SAME).collect()] == [("t/a", "same", None), ("x/a", None, 7)]
 
 
@@ -205,15 +207,15 @@ def test_a_route_is_taken_with_the_escapes_of_spark_1(spark: SparkSession) -> No
 
 
 def test_the_columns_are_those_the_sink_takes(spark: SparkSession) -> None:
-    made = apply(spark.createDataFrame([], SPARK_SCHEMA), ROUTES, "c")
-    assert made.dtypes == [
+    rows = apply(spark.createDataFrame([], SPARK_SCHEMA), ROUTES, "c")
+    assert rows.dtypes == [
         ("topic", "string"),
         ("key", "binary"),
         ("value", "binary"),
         ("headers", "array<struct<key:string,value:binary>>"),
         ("timestamp", "timestamp"),
     ]
-    assert [name for name in expressions(ROUTES) if not name.startswith("__")] == made.columns
+    assert [name for name in expressions(ROUTES) if not name.startswith("__")] == rows.columns
     assert set(COUNTS).isdisjoint(KEPT)
 
 
@@ -231,7 +233,7 @@ SQL_ERROR = "raise_error(concat('no ', CAST(payload AS STRING)))"
 
 def letters(spark: SparkSession, routes: tuple[Route, ...], *messages: dict[str, Any]) -> list[tuple[Row, Any]]:
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    made = apply(frame, routes, "c", letters=DeadLetterTarget("dead", "line"), kept="k").collect()
+    rows = apply(frame, routes, "c", letters=DeadLetterTarget("dead", "line"), kept="k").collect()
     return [
         (
             row,
@@ -241,7 +243,7 @@ def letters(spark: SparkSession, routes: tuple[Route, ...], *messages: dict[str,
         )
         if row.topic == "dead"
         else (row, None)
-        for row in made
+        for row in rows
     ]
 
 
@@ -260,8 +262,8 @@ def test_what_cant_be_mapped_becomes_a_letter_with_every_byte(spark: SparkSessio
         message("nobody/takes/this"),
         message("own/_consumer_offsets"),
     ]
-    made = letters(spark, BROKEN, *sent)
-    assert [letter and str(letter.reason) for _, letter in made] == [
+    rows = letters(spark, BROKEN, *sent)
+    assert [letter and str(letter.reason) for _, letter in rows] == [
         None,
         "topic_illegal",
         "topic_not_allowed",
@@ -270,7 +272,7 @@ def test_what_cant_be_mapped_becomes_a_letter_with_every_byte(spark: SparkSessio
         "unrouted",
         "topic_reserved",
     ]
-    _, illegal = made[1]
+    _, illegal = rows[1]
     assert (illegal.topic, illegal.value, illegal.source) == ("one.not legal", b"\x00\xff", "line")
     assert illegal.timestamp == int(sent[1]["received_at"].timestamp() * 1000)
     assert [pair for pair in illegal.headers if pair[0] == "mqtt.user.k"] == [
@@ -278,7 +280,7 @@ def test_what_cant_be_mapped_becomes_a_letter_with_every_byte(spark: SparkSessio
         ("mqtt.user.k", b"2"),
     ]
     assert ("mqtt.correlation-data", b"\x01") in illegal.headers
-    assert made[2][1].headers[-2:] == (("mqtt.gateway", b"g"), ("mqtt.offset", b"7"))
+    assert rows[2][1].headers[-2:] == (("mqtt.gateway", b"g"), ("mqtt.offset", b"7"))
 
 
 def test_every_letter_has_all_that_a_route_may_name(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,8 +312,8 @@ def test_a_condition_that_raises_costs_one_message_not_the_line(spark: SparkSess
     routes = compiled(
         {"from": "#", "topic": "t", "where": f"CASE WHEN payload = X'31' THEN {SQL_ERROR} ELSE length(payload) > 0 END"}
     )
-    made = letters(spark, routes, message("a", payload=b"1"), message("a", payload=b"2"), message("a", payload=b""))
-    assert [(row.topic, letter and str(letter.reason)) for row, letter in made] == [("dead", "unmapped"), ("t", None)]
+    rows = letters(spark, routes, message("a", payload=b"1"), message("a", payload=b"2"), message("a", payload=b""))
+    assert [(row.topic, letter and str(letter.reason)) for row, letter in rows] == [("dead", "unmapped"), ("t", None)]
 
 
 # -- stubs -----------------------------------------------------------------------------------------------------------
@@ -341,21 +343,21 @@ def test_what_was_not_taken_in_whole_is_a_letter_and_nobody_is_asked(spark: Spar
         stub("nobody/takes/this"),
         message("one/c", payload=b"fine", user_properties=FACTS, correlation_data=b"\x01"),
     ]
-    made = letters(spark, routes, *sent)
-    assert [letter and str(letter.reason) for _, letter in made] == [
+    rows = letters(spark, routes, *sent)
+    assert [letter and str(letter.reason) for _, letter in rows] == [
         "packet_too_large",
         "too_many_properties",
         "packet_too_large",
         None,
     ]
-    first, second = made[0][1], made[1][1]
+    first, second = rows[0][1], rows[1][1]
     assert (first.value, first.topic, first.key, first.source) == (b"", "t", b"a", "line")
     assert ("mqtt.user.towline-size", b"70000") in first.headers
     assert second.value == b"\x32packet"
-    known = dict(second.headers)
-    assert (known["mqtt.topic"], known["mqtt.qos"], known["mqtt.retain"]) == (b"one/b", b"2", b"true")
-    assert "mqtt.correlation-data" not in known
-    fine = made[3][0]
+    headers = dict(second.headers)
+    assert (headers["mqtt.topic"], headers["mqtt.qos"], headers["mqtt.retain"]) == (b"one/b", b"2", b"true")
+    assert "mqtt.correlation-data" not in headers
+    fine = rows[3][0]
     assert (bytes(fine.value), fine.topic) == (b"fine", "t")
     assert ("mqtt.correlation-data", b"\x01") in [(h.key, bytes(h.value)) for h in fine.headers]
 
@@ -364,12 +366,12 @@ def test_stubs_are_no_repeats_of_each_other(spark: SparkSession) -> None:
     """A key made of columns that a stub does not have would be the same for all."""
     routes = compiled({"from": "#", "topic": "t", "dedupe": {"key": "coalesce(payload, X'')", "within": "1 hour"}})
     frame = spark.createDataFrame([], SPARK_SCHEMA)
-    made = expressions(routes, DeadLetterTarget("dead", "line"), Repeats("1 hour"))
+    columns = expressions(routes, DeadLetterTarget("dead", "line"), Repeats("1 hour"))
     row = stub("a")
     one = spark.createDataFrame([tuple(row[c] for c in COLUMNS)], frame.schema)
     one = one.withColumn("__route", F.lit(0))
     for name in SAME:
-        one = one.withColumn(name, F.expr(made[name]))
+        one = one.withColumn(name, F.expr(columns[name]))
     (got,) = one.select(*SAME).collect()
     assert (got[SAME[1]], got[SAME[2]]) == (None, row["offset"])
 

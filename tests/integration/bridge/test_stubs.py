@@ -17,15 +17,15 @@ from towline_prove.devstack import Kafka
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-def told(bridge: Running, command: str) -> dict[str, object]:
-    made = subprocess.run(
+def dead_letters(bridge: Running, command: str) -> dict[str, object]:
+    run = subprocess.run(
         [sys.executable, "-m", "towline.cli", "dlq", command, str(bridge.file), "--json"],
         capture_output=True,
         check=False,
         timeout=120,
     )
-    known: dict[str, object] = json.loads(made.stdout)
-    return known
+    answer: dict[str, object] = json.loads(run.stdout)
+    return answer
 
 
 def test_each_is_a_dead_letter_between_its_neighbours(
@@ -63,19 +63,19 @@ where = "length(payload) > 1"
             client.publish("t/d/x", payload, qos=2, user_properties=pairs).wait(60)
     wait_until(lambda: bridge.account()["received"] == 5, PATIENCE, "all of them")
     wait_until(lambda: not bridge.account()["waiting"], PATIENCE, "the batches")
-    known = wait_until(
+    account = wait_until(
         lambda: (a := bridge.account())["waiting"] == 0 and a["dead_lettered"] == 2 and a, PATIENCE, "the counts"
     )
-    assert (known["in_kafka"], known["filtered"], known["adds_up"]) == (3, 0, True)
+    assert (account["in_kafka"], account["filtered"], account["adds_up"]) == (3, 0, True)
 
     assert [value for _, value, _ in in_kafka(kafka.bootstrap, name)] == [b"m1", b"m2", b"m3"]
     assert all(value is not None for _, value, _ in in_kafka(kafka.bootstrap, dead)), "no tombstone"
-    waiting = told(bridge, "show")
+    waiting = dead_letters(bridge, "show")
     reasons = {letter["reason"]: letter for letter in waiting["first"]}  # type: ignore[attr-defined]
     assert set(reasons) == {"packet_too_large", "too_many_properties"}
     assert reasons["packet_too_large"]["bytes"] == 0
     assert reasons["too_many_properties"]["bytes"] > 1_200_000, "every byte of the packet, in chunks"
     assert reasons["too_many_properties"]["mqtt_topic"] == "t/d/x"
-    stay = told(bridge, "replay")
+    stay = dead_letters(bridge, "replay")
     assert (stay["mended"], sum(stay["dead"].values())) == ({}, 2)  # type: ignore[attr-defined]
     assert bridge.interrupt() == 0
