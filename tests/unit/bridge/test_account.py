@@ -149,7 +149,7 @@ def test_the_lag_is_true_from_the_first_line() -> None:
     assert "lag 3,60" in summary(view, "starting")
 
 
-def test_the_board_remembers(tmp_path: Path) -> None:
+def test_the_state_remembers(tmp_path: Path) -> None:
     state = BridgeState("b", tmp_path, {"l": "up"})
     state.lines["l"].counts = UplinkCounts().add(batch(0, 0, 10))
     state.say("hello")

@@ -79,7 +79,7 @@ def test_a_real_one_that_is_killed(nowhere: tuple[Path, dict[str, str]]) -> None
     process = real(nowhere, "run")
     console(nowhere, "broker offline")
     state_dir = nowhere[0].parent / "state"
-    wait_until(lambda: '"state": "offline"' in (state_dir / "bridge.json").read_text(), what="its board")
+    wait_until(lambda: '"state": "offline"' in (state_dir / "bridge.json").read_text(), what="its state")
     process.kill()
     process.wait()
     endpoint = state_dir / "telemetry" / "endpoint.json"

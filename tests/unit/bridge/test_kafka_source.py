@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_downlink_file import GOOD, read
-from towline.bridge.config import jars
-from towline.bridge.config.javaclient import java_client
+from towline.bridge.config import kafka_source
+from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.mistakes import ConfigMistakes
 from towline.errors import ConfigError, SetupError
 
@@ -63,26 +63,26 @@ def test_jars_that_are_named_are_taken_and_told(tmp_path: Path, monkeypatch: pyt
         (tmp_path / name).touch()
     text = GOOD + '[spark]\nkafka_jars = ["spark-sql-kafka-0-10_2.13-9.9.9.jar", "kafka-clients-3.9.2.jar"]\n'
     bridge = read(text, tmp_path)
-    assert jars.equipped(bridge) is bridge
-    assert jars.source_text(bridge).endswith(": spark-sql-kafka-0-10_2.13 9.9.9")
+    assert kafka_source.equipped(bridge) is bridge
+    assert kafka_source.source_text(bridge).endswith(": spark-sql-kafka-0-10_2.13 9.9.9")
     with pytest.raises(ConfigMistakes, match=r"the jar .*gone.jar is not there"):
         read(text.replace("kafka-clients-3.9.2.jar", "gone.jar"), tmp_path)
 
     def nothing(version: str) -> list[Path]:
         raise SetupError("TL-S15", "maven", f"no {version}", "")
 
-    monkeypatch.setattr(jars, "spark_kafka_jars", nothing)
-    monkeypatch.setattr(jars, "known_spark_kafka_jars", lambda _: [])
+    monkeypatch.setattr(kafka_source, "spark_kafka_jars", nothing)
+    monkeypatch.setattr(kafka_source, "known_spark_kafka_jars", lambda _: [])
     bare = read(GOOD, tmp_path)
-    assert "Maven brings its jars at the first start" in jars.source_text(bare)
+    assert "Maven brings its jars at the first start" in kafka_source.source_text(bare)
     with pytest.raises(ConfigError, match=r"Spark's Kafka source, whose jars can't be had .* \[TL-B07\]") as caught:
-        jars.equipped(bare)
+        kafka_source.equipped(bare)
     way = '"spark.jars.packages" = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"'
     assert way in caught.value.do  # of who has no Maven
     packages = read(f"{GOOD}[spark.conf]\n{way}\n", tmp_path)
-    assert jars.equipped(packages) is packages
-    assert jars.source_text(packages).endswith("Spark fetches org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0")
+    assert kafka_source.equipped(packages) is packages
+    assert kafka_source.source_text(packages).endswith("Spark fetches org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0")
     others = read(f"{GOOD}[spark.conf]\n{way.replace('sql-kafka-0-10', 'avro')}\n", tmp_path)
-    assert "Maven brings its jars" in jars.source_text(others)
+    assert "Maven brings its jars" in kafka_source.source_text(others)
     with pytest.raises(ConfigError, match="TL-B07"):
-        jars.equipped(others)
+        kafka_source.equipped(others)

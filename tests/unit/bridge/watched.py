@@ -1,4 +1,4 @@
-"""What an operator sees of a bridge whose children tell what they tell: the real keepers, board, screen and status."""
+"""What an operator sees of a bridge whose children say what they say: real supervisors, state, screen and status."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from towline.bridge.config.downlink import KafkaPattern, Sql
-from towline.bridge.config.jars import source_text
+from towline.bridge.config.kafka_source import source_text
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
 from towline.bridge.config.routes import Pattern, Route, covers, shadowed, subscriptions
 from towline.guarantee import AckAfter, Guarantee, policy

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.downlink import DownlinkSection, KafkaPattern
-from towline.bridge.config.javaclient import java_client
+from towline.bridge.config.kafka_source import java_client
 from towline.bridge.config.model import DownLine
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.downlink.mapping import mappings, with_mapping

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import towline
 from towline.bridge.config import sqlcheck
-from towline.bridge.config.javaclient import java_client
+from towline.bridge.config.kafka_source import java_client
 from towline.bridge.runtime.surroundings import short_sockets
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from towline import files
-from towline.bridge.config.jars import equipped, source_text
+from towline.bridge.config.kafka_source import equipped, source_text
 from towline.bridge.lines.identity import settle
 from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
