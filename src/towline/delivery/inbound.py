@@ -20,6 +20,7 @@ from towline.delivery.receipts.ledger import Ledger
 from towline.delivery.receipts.mark import Mark
 from towline.errors import JournalFull
 from towline.guarantee import AckAfter
+from towline.journal import largest_frame
 from towline.journal.reading import cut
 from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
 from towline.mqtt.inbound import Inbound
@@ -27,10 +28,6 @@ from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub
 
 __all__ = ["InboundConfig", "Uplink"]
 
-#: A limit of the journal has room for so many frames at least.
-_FRAMES_BELOW_LIMIT: Final = 16
-#: Above this a chunk is stored in several frames; one packet is never parted.
-_LARGEST_FRAME: Final = 16 << 20
 #: How often a full journal is tried again, in seconds.
 _ROOM_RETRY: Final = 0.5
 #: Messages that were not taken in whole are reported once in so many seconds: anybody may send ten thousand of them.
@@ -105,9 +102,8 @@ class Uplink:
         self._log = structlog.get_logger("towline.gateway").bind(line=config.name)
         #: What is not stored yet, in order; longer than one only while there is no room.
         self._waiting: deque[_Unstored] = deque()
-        most = config.journal_bytes
-        #: A larger chunk is stored in pieces, or it might never fit below a small limit.
-        self._frame_bytes = _LARGEST_FRAME if most is None else min(_LARGEST_FRAME, most // _FRAMES_BELOW_LIMIT)
+        #: A larger chunk is stored in several frames; one packet is never parted.
+        self._frame_bytes = largest_frame(config.journal_bytes)
         self.room_at = 0.0
         #: Stubs that no line of the log has reported, by their counter, and when the next may.
         self._unreported: Counter[str] = Counter()

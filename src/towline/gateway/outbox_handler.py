@@ -5,7 +5,6 @@ Called on the service's threads; nothing here touches the session.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -16,27 +15,21 @@ import pyarrow as pa
 from towline.delivery.outrows import arrived
 from towline.delivery.refused import RefusedMessages
 from towline.errors import GatewayError, JournalFailed
+from towline.gateway.longpoll import LongPoll
 from towline.gateway.remembered import OutboxPosition, position
-from towline.journal import Batch, Outbox
+from towline.journal import Batch, Outbox, largest_frame
 from towline.journal.batches import Appended
 from towline.journal.reading import RowSlice, combined
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 
 __all__ = ["OutboxHandler"]
 
-#: Most bytes of one frame, unless it is one row: a batch above is stored in several, each with a note of how far it
-#: has come.
-_FRAME_BYTES: Final = 16 << 20
-#: A limit of the outbox has room for so many frames at least.
-_FRAMES_BELOW_LIMIT: Final = 16
 #: A piece above is stored before more is read.
 _AT_ONCE: Final = 4 << 20
 #: Most rows of one frame.
 _FRAME_ROWS: Final = 1 << 20
 #: Patience with the thread the refused messages belong to, in seconds: it may be connecting.
 _ASK_S: Final = 15.0
-#: How often a waiting call looks whether its caller is still there, in seconds.
-_GLANCE_S: Final = 1.0
 
 
 class OutboxHandler:
@@ -48,7 +41,7 @@ class OutboxHandler:
         wake: Called after rows came in.
         ask: Carries out a call on the refused messages, on the thread they belong to.
         on_failure: Called when the outbox fails [I6]; the gateway has to end.
-        max_bytes: Limit of the outbox; frames are a small part of it, or a batch might never fit below it.
+        max_bytes: Limit of the outbox; None for no limit but the disk.
     """
 
     def __init__(
@@ -61,15 +54,14 @@ class OutboxHandler:
         ask: Callable[[Callable[[RefusedMessages], dict[str, Any]]], Future[dict[str, Any]]],
         max_bytes: int | None = None,
     ) -> None:
-        self._frame_bytes = _FRAME_BYTES if max_bytes is None else min(_FRAME_BYTES, max_bytes // _FRAMES_BELOW_LIMIT)
+        #: Of a larger batch several frames are made, each with a note of how far it has come.
+        self._frame_bytes = largest_frame(max_bytes)
         self._outbox = outbox
         self._where = where
         self._wake = wake
         self._ask = ask
         self._on_failure = on_failure
-        self._news = threading.Condition()
-        self._waiting = 0
-        self._closing = False
+        self._polls = LongPoll()
 
     def stored(self, batch: Batch) -> Appended:
         """How much of a batch is here."""
@@ -126,18 +118,7 @@ class OutboxHandler:
 
     def wait(self, upto: int, timeout_s: float, cancelled: Callable[[], bool]) -> bool:
         """Wait until everything below `upto` is done; False when the time is over, or the caller has gone."""
-        deadline = time.monotonic() + timeout_s
-        with self._news:
-            self._waiting += 1
-            try:
-                while not self._outbox.reached(upto):
-                    left = deadline - time.monotonic()
-                    if left <= 0 or self._closing or cancelled():
-                        return False
-                    self._news.wait(min(left, _GLANCE_S))
-            finally:
-                self._waiting -= 1
-        return True
+        return self._polls.wait(lambda: self._outbox.reached(upto), timeout_s, cancelled)
 
     def refused(self, do: str, at: int) -> dict[str, Any]:
         """Look at some of the refused messages, or move some of them: a method of `RefusedMessages` and its argument.
@@ -156,15 +137,11 @@ class OutboxHandler:
 
     def progress(self) -> None:
         """Messages are done: whoever waits looks again; cheap when nobody does."""
-        if self._waiting:
-            with self._news:
-                self._news.notify_all()
+        self._polls.notify()
 
     def close(self) -> None:
         """Let all who wait go."""
-        with self._news:
-            self._closing = True
-            self._news.notify_all()
+        self._polls.close()
 
 
 def _pieces(reader: Any, most: int) -> Iterator[tuple[pa.RecordBatch, bool]]:

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -23,6 +22,7 @@ from towline.errors import Fenced, GatewayError, JournalFailed, TowlineError
 from towline.gateway.belonging import check_history, check_journal
 from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, error_fields, location_of, socket_path
 from towline.gateway.leases import Leases, now_text
+from towline.gateway.longpoll import LongPoll
 from towline.gateway.request import Request, bad_request
 from towline.logfile import own_log
 from towline.processes import ProcessMark
@@ -46,9 +46,6 @@ MAX_WAIT_S = 60.0
 
 #: Characters of an unforeseen cause: its text may hold a message.
 _LONGEST_CAUSE = 200
-
-#: How often a long poll looks whether its caller is still there, in seconds.
-_GLANCE_S = 1.0
 
 
 class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -90,9 +87,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._on_failure = on_failure
         self._state_dir = state_dir
         self._leases = Leases(name)
-        self._news = threading.Condition()
-        self._waiting = 0
-        self._closing = False
+        #: Its condition guards the leases as well.
+        self._polls = LongPoll()
         self._socket = socket_path(state_dir)  # the place for grpc+tls with a token, once it is wanted
         self._actions = {
             "status": self._status_action,
@@ -136,20 +132,15 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     # -- the gateway's side ------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Tell waiting readers of new rows; cheap when nobody waits. Call it after the rows are durable."""
-        # A waiter counts itself before it looks at the journal's end: whoever is not counted yet will see the rows.
-        if self._waiting:
-            with self._news:
-                self._news.notify_all()
+        """Wake readers that wait for new rows; cheap when nobody waits. Call it after the rows are durable."""
+        self._polls.notify()
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Withdraw the endpoint, wake the waiting and stop serving; a reader that hangs is not waited for."""
         ours = GatewayEndpoint.read(self._state_dir) == self.endpoint  # another may have the directory now
         if ours:
             (self._state_dir / ENDPOINT_FILE).unlink(missing_ok=True)
-        with self._news:
-            self._closing = True
-            self._news.notify_all()
+        self._polls.close()
         stopping = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
         stopping.start()
         stopping.join(timeout_s)
@@ -199,7 +190,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _status_action(self, request: Request, context: Any) -> dict[str, object]:
         del request, context
         journal = self._journal
-        with self._news:
+        with self._polls.changed:
             readers = self._leases.readers()
         return {
             "name": self._name,
@@ -221,9 +212,9 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         del context
         consumer = request.text("consumer")
         holder = ProcessMark(request.number("pid"), request.number("started"), request.text("host"))
-        with self._news:
+        with self._polls.changed:
             lease = self._leases.open(consumer, holder)
-            self._news.notify_all()  # a reader whose lease was taken over stops waiting
+            self._polls.changed.notify_all()  # a reader whose lease was taken over stops waiting
         before = self._journal.consumers
         if consumer not in before:
             # From now on nothing is removed that this reader has not seen.
@@ -238,43 +229,31 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def _release(self, request: Request, context: Any) -> dict[str, object]:
         del context
-        with self._news:
+        with self._polls.changed:
             released = self._leases.release(request.text("consumer"), request.text("lease"))
-            self._news.notify_all()
+            self._polls.changed.notify_all()
         return {"released": released}
 
     def _wait(self, request: Request, context: Any) -> dict[str, object]:
         consumer, lease, start = request.text("consumer"), request.text("lease"), request.number("start")
         timeout = min(request.seconds("timeout_s"), MAX_WAIT_S)
         check_journal(self._name, self._journal, request.text("journal"))
-        with self._news:
+        with self._polls.changed:
             self._leases.check(consumer, lease)
         self._there(request, start, start)
         safe = request.optional("safe")
         self._commit(consumer, start if safe is None else min(safe, start))
         end = start
-        if self._await(start, timeout, consumer, lease, context):
+        if self._polls.wait(
+            lambda: self._journal.end > start,
+            timeout,
+            context.is_cancelled,
+            check=lambda: self._leases.check(consumer, lease),  # it may be taken over meanwhile
+        ):
             end = self._journal.locate(
                 start, max_rows=request.optional("max_rows"), max_bytes=request.optional("max_bytes")
             )
         return {"end": end, "incarnation": self._journal.incarnation_of(end), **self._position()}
-
-    def _await(self, start: int, timeout_s: float, consumer: str, lease: str, context: Any) -> bool:
-        """Wait until there is a row beyond ``start``; give up at the timeout, at the end, or when the caller left."""
-        deadline = time.monotonic() + timeout_s
-        journal = self._journal
-        with self._news:
-            self._waiting += 1
-            try:
-                while journal.end <= start and not self._closing:
-                    left = deadline - time.monotonic()
-                    if left <= 0 or context.is_cancelled():
-                        return False
-                    self._news.wait(min(left, _GLANCE_S))
-                    self._leases.check(consumer, lease)
-            finally:
-                self._waiting -= 1
-        return bool(journal.end > start)
 
     def _commit_action(self, request: Request, context: Any) -> dict[str, object]:
         del context
@@ -291,7 +270,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _forget(self, request: Request, context: Any) -> dict[str, object]:
         del context
         consumer = request.text("consumer")
-        with self._news:
+        with self._polls.changed:
             reader = self._leases.readers().get(consumer)
         if reader:
             raise Fenced(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from towline.journal.disk import Disk
 from towline.journal.journal import Journal, Limits
 from towline.journal.outbox import Batch, Flight, Outbox
+from towline.journal.reading import largest_frame
 from towline.journal.recovery import Recovery
 
-__all__ = ["Batch", "Disk", "Flight", "Journal", "Limits", "Outbox", "Recovery"]
+__all__ = ["Batch", "Disk", "Flight", "Journal", "Limits", "Outbox", "Recovery", "largest_frame"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,6 +75,15 @@ class Ranges:
         if self._starts and self._starts[0] <= self.watermark:
             self.watermark = self._ends[0]
             del self._starts[0], self._ends[0]
+
+    def copy(self) -> Self:
+        """The same numbers, apart from here on."""
+        return type(self)(self.watermark, self.above())
+
+    def unite(self, others: Ranges) -> None:
+        """Put in all numbers of another set."""
+        for start, end in ((0, others.watermark), *others.above()):
+            self.add(start, end)
 
     def _merge(self, start: int, end: int) -> None:
         """Put a range in, together with all that it touches."""

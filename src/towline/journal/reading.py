@@ -16,13 +16,31 @@ if TYPE_CHECKING:
 
     from towline.journal.frames import Header
 
-__all__ = ["BATCH_BYTES", "RowSlice", "combined", "cut", "offset_after_bytes", "origin_below", "pieces"]
+__all__ = [
+    "BATCH_BYTES",
+    "RowSlice",
+    "combined",
+    "cut",
+    "largest_frame",
+    "offset_after_bytes",
+    "origin_below",
+    "pieces",
+]
 
 #: Most bytes of a batch that is read, unless it is one row: whoever reads holds a few of them at a time.
 BATCH_BYTES: Final = 32 << 20
 #: Bytes of a frame whose pages are given back once its rows were handed on.
 _LARGE: Final = 1 << 20
+#: Most bytes of a frame, unless it is one row; and so many frames fit below a limit of the journal at least, or one
+#: might never find room.
+_LARGEST_FRAME: Final = 16 << 20
+_FRAMES_BELOW_LIMIT: Final = 16
 _CHUNK = 64  # so many small batches are joined at a time: a batch of 15 columns takes 8 KB until it is
+
+
+def largest_frame(limit: int | None) -> int:
+    """Bytes of rows that are appended at a time, unless it is one row, to a journal with this limit (None for none)."""
+    return _LARGEST_FRAME if limit is None else min(_LARGEST_FRAME, limit // _FRAMES_BELOW_LIMIT)
 
 
 def _overlapping(segments: Sequence[Segment], start: int) -> Iterator[Segment]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from towline.delivery.outrows import arrived, rows_of
 from towline.errors import JournalFull
-from towline.journal import Outbox
+from towline.journal import Outbox, largest_frame
 from towline.publisher.errors import closed, not_taken, outbox_full
 from towline.publisher.lifecycle import Lifecycle
 from towline.publisher.log import Log
@@ -20,11 +20,8 @@ from towline.publisher.receipt import PendingMessage
 
 __all__ = ["Intake"]
 
-#: Messages stored in one frame, at most; and their bytes, of more than one message.
+#: Messages stored in one frame, at most.
 _GROUP: Final = 10_000
-_GROUP_BYTES: Final = 16 << 20
-#: A limit of the outbox has room for so many frames at least, or a frame might never fit below it.
-_FRAMES_BELOW_LIMIT: Final = 16
 #: Messages that may wait for the disk thread, before `publish` waits; and their bytes, of more than one message.
 _QUEUED: Final = 20_000
 _QUEUED_BYTES: Final = 64 << 20
@@ -58,7 +55,8 @@ class Intake:
         self._life = life
         self._outbox = outbox
         self._refuses = refuses
-        self._group_bytes = _GROUP_BYTES if max_bytes is None else min(_GROUP_BYTES, max_bytes // _FRAMES_BELOW_LIMIT)
+        #: of the messages of one frame, where there are several
+        self._group_bytes = largest_frame(max_bytes)
         self._on_stored = on_stored
         self._queue: deque[PendingMessage] = deque()
         self._bytes = 0

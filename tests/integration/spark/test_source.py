@@ -427,7 +427,7 @@ def test_a_stopped_query_makes_way_at_once(spark: SparkSession, server: Served, 
     server.add(10)
     sink = Collected()
     query = start(load(spark, server), sink)
-    until(query, lambda: server.service._waiting == 1)
+    until(query, lambda: server.service._polls.waiting == 1)
     query.stop()
     wait_until(lambda: not server.service._leases._held, LONG, what="the lease to come back")
     finished(start(load(spark, server), Collected(), availableNow=True))

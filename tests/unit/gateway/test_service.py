@@ -147,7 +147,7 @@ def test_each_move_of_the_watermark_is_told(server: Served, client: GatewayClien
 def test_wait_ends_with_the_timeout(server: Served, client: GatewayClient) -> None:
     lease = client.open("default")
     assert client.wait(lease, 0, timeout_s=0.05).end == 0
-    assert server.service._waiting == 0
+    assert server.service._polls.waiting == 0
 
 
 def test_new_rows_wake_the_waiting(server: Served, client: GatewayClient) -> None:
@@ -155,7 +155,7 @@ def test_new_rows_wake_the_waiting(server: Served, client: GatewayClient) -> Non
     found: list[Window] = []
     waiter = threading.Thread(target=lambda: found.append(client.wait(lease, 0, timeout_s=50)))
     waiter.start()
-    wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
+    wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
     server.add(3)
     waiter.join(60)
     assert [window.end for window in found] == [3]
@@ -174,7 +174,7 @@ def test_close_wakes_the_waiting(tmp_path: Path) -> None:
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
+    wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
     server.close()
     waiter.join(60)
     assert outcome in ([0], ["TL-G01"])
@@ -192,7 +192,7 @@ def test_a_waiting_reader_is_dropped_when_its_lease_ends(server: Served, client:
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
+    wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
     client.release(lease)
     waiter.join(60)
     assert [error.code for error in caught] == ["TL-G07"]

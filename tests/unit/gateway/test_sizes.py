@@ -96,7 +96,7 @@ def test_frames_of_the_outbox(chunks: list[list[int]], at_once: int) -> None:
 
 
 def test_a_chunk_of_any_size_enters_the_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_handler, "_FRAME_BYTES", BOUND)
+    monkeypatch.setattr(outbox_handler, "largest_frame", lambda _limit: BOUND)
     outbox = Outbox.open(tmp_path, schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0), disk=Unsynced())
     handler = OutboxHandler(outbox, "here", wake=lambda: None, on_failure=lambda _error: None, ask=_nobody)
     sizes = [1000, 10, 9000, 0, 0, 1500, 700]

@@ -557,7 +557,7 @@ def test_sigterm_ends_the_runner_through_stop(server: Served, tmp_path: Path) ->
     """Two signals come, as from Spark; the lease is given back once and nothing is printed."""
     child = runner(server, tmp_path / "fake", "while True: at = made.latestOffset(at, reader.ReadAllAvailable())")
     try:
-        wait_until(lambda: server.service._waiting == 1, what="a waiting reader")
+        wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
         child.terminate()
         child.terminate()
         _, err = child.communicate(timeout=60)

@@ -166,11 +166,11 @@ class Ledger:
     def _restore(self, name: str, note: Sequence[Any], end: int) -> None:
         epoch, watermark, above, committed, heard_s, *more = note
         journaled = Ranges(watermark, above)
-        state = _PublisherState(epoch, _copy(journaled), journaled, Ranges(committed), heard_s, noted=committed)
+        state = _PublisherState(epoch, journaled.copy(), journaled, Ranges(committed), heard_s, noted=committed)
         state.fresh = True
         state.openings = Openings(more[0] if more else [(0, None)])  # the version before noted none
         # Which rows are whose is not kept: all of them are committed when the whole journal, as it is now, is.
-        state.waiting.append((end, _copy(journaled)))
+        state.waiting.append((end, journaled.copy()))
         self._publishers[name] = state
         self._waiting.add(name)
         self._due[name] = None
@@ -289,7 +289,7 @@ class Ledger:
             if state is None or state.epoch != mark.epoch:
                 continue
             if mark.publisher not in journaled:
-                journaled[mark.publisher] = (state.epoch, _copy(state.journaled))
+                journaled[mark.publisher] = (state.epoch, state.journaled.copy())
             journaled[mark.publisher][1].add(mark.number)
             if mark.nonce:
                 asked[mark.publisher] = mark
@@ -302,10 +302,10 @@ class Ledger:
             state = self._publishers.get(name)
             if state is None or state.epoch != epoch:
                 continue
-            _unite(state.journaled, numbers)
+            state.journaled.unite(numbers)
             if len(state.waiting) >= _MOST_WAITING:
                 state.waiting.pop()
-            state.waiting.append((end, _copy(state.journaled)))
+            state.waiting.append((end, state.journaled.copy()))
             self._waiting.add(name)
             if name in change.asked:
                 self._note_question(name, state, change.asked[name])
@@ -313,7 +313,7 @@ class Ledger:
     def start_again(self, marks: Iterable[Mark]) -> None:
         """The session was renewed: what is not in the journal, and not among `marks`, was never received."""
         for state in self._publishers.values():
-            state.seen = _copy(state.journaled)
+            state.seen = state.journaled.copy()
         for mark in marks:
             sender = self._publishers.get(mark.publisher)
             if sender is not None and sender.epoch == mark.epoch:
@@ -332,7 +332,7 @@ class Ledger:
             state = self._publishers[name]
             before = state.committed.watermark
             while state.waiting and state.waiting[0][0] <= upto:
-                _unite(state.committed, state.waiting.popleft()[1])
+                state.committed.unite(state.waiting.popleft()[1])
             if not state.waiting:
                 self._waiting.discard(name)
             if state.committed.watermark > before:
@@ -423,16 +423,7 @@ class Ledger:
 _DROPPED: Final = (MarkVerdict.REPEAT, MarkVerdict.DEFERRED)
 
 
-def _copy(numbers: Ranges) -> Ranges:
-    return Ranges(numbers.watermark, numbers.above())
-
-
-def _unite(numbers: Ranges, others: Ranges) -> None:
-    for start, end in ((0, others.watermark), *others.above()):
-        numbers.add(start, end)
-
-
 def _within(inner: Ranges, outer: Ranges) -> bool:
-    both = _copy(outer)
-    _unite(both, inner)
+    both = outer.copy()
+    both.unite(inner)
     return both.watermark == outer.watermark and both.above() == outer.above()
