@@ -15,7 +15,6 @@ STILL_LONG: set[str] = {
     "src/towline/journal/journal.py",
     "src/towline/mqtt/session.py",
     "src/towline/net/client.py",
-    "src/towline/spark/options.py",
     "tests/integration/spark/test_source.py",
     "tests/unit/mqtt/model_broker.py",
     "tests/unit/mqtt/model_world.py",

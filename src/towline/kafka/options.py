@@ -6,45 +6,25 @@ import functools
 import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, overload
+from typing import TYPE_CHECKING, Final
 
-from towline.errors import ConfigError, did_you_mean
+from towline.errors import ConfigError
 from towline.guarantee import POLICIES, Guarantee, policy
 from towline.kafka.clientconfig import check_client
 from towline.kafka.reserved import reserved
+from towline.options import SPARKS, Format, Option, between, truth, whole, word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from towline.options import Given
 
 __all__ = ["FORMAT", "SinkSettings"]
 
 #: Name of the format, and the place an error about its options names.
 FORMAT: Final = "kafka_transactional"
 
-#: Spellings for people; Spark hands options over in lower case.
-NAMES: Final = (
-    "topic",
-    "includeHeaders",
-    "guarantee",
-    "deliveryTimeout",
-    "deadLetterTopic",
-    "sinkId",
-    "parallelism",
-    "transactionalIdPrefix",
-    "markerTopic",
-    "createMarkerTopic",
-    "onMissingMarker",
-    "verifyOnSkip",
-    "producerReuse",
-    "spoolMemoryBytes",
-    "spoolDiskBytes",
-)
-#: Options that only exactly_once has.
-TRANSACTIONAL: Final = NAMES[NAMES.index("parallelism") :]
-#: Spark's own, which every sink is given.
-SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
 _QUEUE: Final = "queue.buffering.max.kbytes"
-_TIMEOUT_RANGE: Final = (1.0, 900.0)
 
 #: Other names of one setting (librdkafka's CONFIGURATION.md).
 ALIASES: Final = MappingProxyType(
@@ -71,17 +51,17 @@ TUNING: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SinkSettings:
     """The validated options of one sink; picklable, and free of secrets [I12].
 
     Attributes:
         guarantee: ``exactly_once``, ``at_least_once`` or ``at_most_once``.
         servers: ``bootstrap.servers`` as written, for messages.
-        topic: Topic of every record; None when the column ``topic`` names it.
-        include_headers: Whether the column ``headers`` is written, if there is one.
         timeout_s: Seconds within which Kafka must have confirmed a record.
         client: Unresolved librdkafka configuration, complete but for callbacks.
+        topic: Topic of every record; None when the column ``topic`` names it.
+        include_headers: Whether the column ``headers`` is written, if there is one.
         dead_letter_topic: Where records go that can't be written; None: they stop the query.
         sink_id: Names the sink in transactional ids and markers; None for the id of the query.
         parallelism: Partitions a batch may have; 1 makes it one transaction.
@@ -98,10 +78,10 @@ class SinkSettings:
 
     guarantee: str
     servers: str
-    topic: str | None
-    include_headers: bool
     timeout_s: float
     client: Mapping[str, str] = field(hash=False)
+    topic: str | None = None
+    include_headers: bool = True
     dead_letter_topic: str | None = None
     sink_id: str | None = None
     parallelism: int = 1
@@ -144,40 +124,31 @@ class SinkSettings:
             ConfigError: TL-C01 unknown option, TL-C40 the guarantee, TL-C41 a contradiction to the guarantee, TL-C47
                 a value of another kind, and what `check_client` raises.
         """
-        given = {key.lower(): value for key, value in options.items() if key.lower() not in SPARKS}
-        kafka = {key.removeprefix("kafka."): given.pop(key) for key in [k for k in given if k.startswith("kafka.")]}
-        _check_names(given, kafka)
-        guarantee = _guarantee(given.get("guarantee"))
-        timeout_s = _seconds(given.get("deliverytimeout"), policy(guarantee).kafka_timeout_s)
+        texts = {key.lower(): text for key, text in options.items()}
+        kafka = {key.removeprefix("kafka."): texts.pop(key) for key in [k for k in texts if k.startswith("kafka.")]}
+        given = _FORMAT.read(texts)
+        if "" in kafka:
+            do = "Name a property of Kafka's client after the dot."
+            raise ConfigError("TL-C01", FORMAT, 'unknown option "kafka."', do)
+        guarantee: str = given.value("guarantee", Guarantee.EXACTLY_ONCE.value)
+        timeout_s: float = given.value("deliveryTimeout", policy(guarantee).kafka_timeout_s)
         _check_promise(guarantee, kafka)
-        _check_transactional(guarantee, given)
+        _check_belonging(guarantee, given)
         client = {**TUNING, **policy(guarantee).kafka, **kafka, "message.timeout.ms": str(int(timeout_s * 1000))}
         _check_queue(client, kafka)
-        if guarantee == "exactly_once":
+        if policy(guarantee).transactions:
             client.setdefault("transaction.timeout.ms", client["message.timeout.ms"])
             _check_clock(client)
         check_client(client, FORMAT)
-        made = cls(
+        settings = cls(
             guarantee=guarantee,
             servers=client["bootstrap.servers"],
-            topic=_topic(given.get("topic")),
-            include_headers=_flag(given.get("includeheaders"), default=True),
             timeout_s=timeout_s,
             client=client,
-            dead_letter_topic=_name(given, "deadLetterTopic"),
-            sink_id=_name(given, "sinkId"),
-            parallelism=_whole(given, "parallelism", cls.parallelism, 1, MOST_PARTITIONS),
-            prefix=_name(given, "transactionalIdPrefix") or cls.prefix,
-            marker_topic=_name(given, "markerTopic"),
-            create_marker_topic=_flag(given.get("createmarkertopic"), default=True, name="createMarkerTopic"),
-            on_missing=_word(given, "onMissingMarker", ("fail", "replay", "skip")),
-            verify=_flag(given.get("verifyonskip"), default=None, name="verifyOnSkip"),
-            reuse=_word(given, "producerReuse", ("never", "healthy")) == "healthy",
-            spool_memory=_whole(given, "spoolMemoryBytes", cls.spool_memory, 0, 1 << 40),
-            spool_disk=_whole(given, "spoolDiskBytes", 0, 0, 1 << 50) if "spooldiskbytes" in given else None,
+            **given.values(_FORMAT.options),
         )
-        made._check_reserved()
-        return made
+        settings._check_reserved()
+        return settings
 
     def _check_reserved(self) -> None:
         for option, name in (("topic", self.topic), ("deadLetterTopic", self.dead_letter_topic)):
@@ -191,45 +162,16 @@ def _reserves(prefix: str, marker_topic: str | None) -> Callable[[str], re.Match
     return re.compile(reserved([marker_topic] if marker_topic else [], prefix)).fullmatch
 
 
-def _check_names(given: Mapping[str, str], kafka: Mapping[str, str]) -> None:
-    known = {name.lower() for name in NAMES}
-    for name in given:
-        if name not in known:
-            hint = did_you_mean(
-                name, [*NAMES, "kafka.bootstrap.servers"], f"Known here: {', '.join(NAMES)} and kafka.*."
-            )
-            raise ConfigError("TL-C01", FORMAT, f'unknown option "{name}"', hint)
-    if "" in kafka:
-        raise ConfigError(
-            "TL-C01", FORMAT, 'unknown option "kafka."', "Name a property of Kafka's client after the dot."
-        )
-
-
-def _guarantee(given: str | None) -> str:
-    guarantee = Guarantee.EXACTLY_ONCE.value if given is None else given
-    if guarantee not in POLICIES:
-        words = "exactly_once (the default), at_least_once (nothing lost) and at_most_once (nothing doubled)"
-        raise ConfigError("TL-C40", FORMAT, f'"{given}" is not a guarantee', f"Choose between {words}.")
-    return guarantee
-
-
-def _check_transactional(guarantee: str, given: Mapping[str, str]) -> None:
-    """Options about transactions mean nothing without them; ``sinkId`` names the sink in dead letters too."""
-    for name in TRANSACTIONAL:
-        if guarantee != "exactly_once" and name.lower() in given:
-            raise ConfigError(
-                "TL-C41",
-                FORMAT,
-                f'option "{name}" belongs to guarantee exactly_once, this one is {guarantee}',
-                "Leave it out, or choose exactly_once.",
-            )
-    if guarantee == "at_most_once" and "deadlettertopic" in given:
-        raise ConfigError(
-            "TL-C41",
-            FORMAT,
-            'option "deadLetterTopic" contradicts guarantee at_most_once, which gives records up',
-            "Leave it out, or choose another guarantee.",
-        )
+def _check_belonging(guarantee: str, given: Given) -> None:
+    """Refuse options that mean nothing under this promise."""
+    for option in _FORMAT.options:
+        if option.name not in given or guarantee in option.guarantees:
+            continue
+        if len(option.guarantees) == 1:
+            what = f'option "{option.name}" belongs to guarantee exactly_once, this one is {guarantee}'
+            raise ConfigError("TL-C41", FORMAT, what, "Leave it out, or choose exactly_once.")
+        what = f'option "{option.name}" contradicts guarantee {guarantee}, which gives records up'
+        raise ConfigError("TL-C41", FORMAT, what, "Leave it out, or choose another guarantee.")
 
 
 def _check_queue(client: dict[str, str], kafka: Mapping[str, str]) -> None:
@@ -281,78 +223,65 @@ def _check_promise(guarantee: str, kafka: Mapping[str, str]) -> None:
             )
 
 
-def _topic(given: str | None) -> str | None:
-    if given is not None and not given.strip():
-        raise ConfigError(
-            "TL-C47", FORMAT, 'option "topic" is empty', "Name a topic, or leave it out and give a column topic."
-        )
-    return given
-
-
 #: Kafka's rule for names of topics (org.apache.kafka.common.internals.Topic); 200 leave room for what is added.
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
 #: More partitions than a sink can sensibly have; each has a marker and a transactional id.
 MOST_PARTITIONS: Final = 1000
 
 
-def _name(given: Mapping[str, str], name: str) -> str | None:
-    value = given.get(name.lower())
-    if value is not None and (not _NAME.fullmatch(value) or value in (".", "..")):
-        raise ConfigError(
-            "TL-C47",
-            FORMAT,
-            f'option "{name}" is "{value}", which is no name for Kafka',
-            "Use 1 to 200 of the characters a-z A-Z 0-9 . _ -",
-        )
-    return value
+def _guarantee(text: str) -> str:
+    if text not in POLICIES:
+        words = "exactly_once (the default), at_least_once (nothing lost) and at_most_once (nothing doubled)"
+        raise ConfigError("TL-C40", FORMAT, f'"{text}" is not a guarantee', f"Choose between {words}.")
+    return text
 
 
-def _word(given: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
-    value = given.get(name.lower(), words[0])
-    if value not in words:
-        raise ConfigError(
-            "TL-C47", FORMAT, f'option "{name}" must be {" or ".join(words)}, not "{value}"', "Correct it."
-        )
-    return value
+def _topic(text: str) -> str:
+    if not text:
+        raise ValueError("is empty; Name a topic, or leave it out and give a column topic.")
+    return text
 
 
-def _whole(given: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    if not value.isdecimal() or not low <= int(value) <= high:
-        raise ConfigError(
-            "TL-C47",
-            FORMAT,
-            f'option "{name}" must be a whole number from {low:,} to {high:,}, not "{value}"',
-            "Correct it.",
-        )
-    return int(value)
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text) or text in (".", ".."):
+        raise ValueError(f'is "{text}", which is no name for Kafka; Use 1 to 200 of the characters a-z A-Z 0-9 . _ -')
+    return text
 
 
-@overload
-def _flag(given: str | None, *, default: bool, name: str = ...) -> bool: ...
-@overload
-def _flag(given: str | None, *, default: None, name: str = ...) -> bool | None: ...
-def _flag(given: str | None, *, default: bool | None, name: str = "includeHeaders") -> bool | None:
-    if given is None:
-        return default
-    if given.lower() not in ("true", "false"):
-        raise ConfigError("TL-C47", FORMAT, f'option "{name}" must be true or false, not "{given}"', "Correct it.")
-    return given.lower() == "true"
+def _wrong(option: Option, text: str, problem: str) -> ConfigError:
+    what, _, do = problem.partition("; ")
+    if what.startswith("it is "):
+        what = f'must be {what.removeprefix("it is ")}, not "{text}"'
+    return ConfigError("TL-C47", FORMAT, f'option "{option.name}" {what}', do or "Correct it.")
 
 
-def _seconds(given: str | None, default: float) -> float:
-    low, high = _TIMEOUT_RANGE
-    try:
-        seconds = default if given is None else float(given)
-    except ValueError:
-        seconds = 0.0
-    if not low <= seconds <= high:
-        raise ConfigError(
-            "TL-C47",
-            FORMAT,
-            f'option "deliveryTimeout" must be {low:g} to {high:g} seconds, not "{given}"',
-            "Correct it.",
-        )
-    return seconds
+_EXACTLY_ONCE: Final = frozenset({Guarantee.EXACTLY_ONCE})
+_NO_LOSS: Final = frozenset({Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE})
+#: Spark's Kafka sink's own options, and ours; ``sinkId`` names the sink in dead letters too. `Option.into` names fields
+#: of `SinkSettings`. Options about transactions mean nothing without them.
+_FORMAT: Final = Format(
+    FORMAT,
+    (
+        Option("topic", _topic, "topic"),
+        Option("includeHeaders", truth, "include_headers"),
+        Option("guarantee", _guarantee),
+        Option("deliveryTimeout", between(1, 900, "1 to 900 seconds")),
+        Option("deadLetterTopic", _name, "dead_letter_topic", _NO_LOSS),
+        Option("sinkId", _name, "sink_id"),
+        Option("parallelism", whole(1, MOST_PARTITIONS), "parallelism", _EXACTLY_ONCE),
+        Option("transactionalIdPrefix", _name, "prefix", _EXACTLY_ONCE),
+        Option("markerTopic", _name, "marker_topic", _EXACTLY_ONCE),
+        Option("createMarkerTopic", truth, "create_marker_topic", _EXACTLY_ONCE),
+        Option("onMissingMarker", word("fail", "replay", "skip"), "on_missing", _EXACTLY_ONCE),
+        Option("verifyOnSkip", truth, "verify", _EXACTLY_ONCE),
+        Option("producerReuse", lambda text: word("never", "healthy")(text) == "healthy", "reuse", _EXACTLY_ONCE),
+        Option("spoolMemoryBytes", whole(0, 1 << 40), "spool_memory", _EXACTLY_ONCE),
+        Option("spoolDiskBytes", whole(0, 1 << 50), "spool_disk", _EXACTLY_ONCE),
+    ),
+    _wrong,
+    hint="Known here: {} and kafka.*.",
+    ignored=SPARKS,
+    also=("kafka.bootstrap.servers",),
+)
+#: Every option, as users write it.
+NAMES: Final = _FORMAT.names

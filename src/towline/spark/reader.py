@@ -278,7 +278,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None  # the next latestOffset tells it better
         plain = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
         if trouble := (status.get("last_error") or {}).get("text"):
-            from towline.spark.options import in_options  # noqa: PLC0415 - workers need no pydantic
+            from towline.spark.gateway_options import in_options  # noqa: PLC0415 - workers need no pydantic
 
             plain["last_error"] = trouble = in_options(trouble)
             if not self._warned:

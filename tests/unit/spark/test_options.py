@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from towline.errors import ConfigError
 from towline.gateway.settings import Broker, GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
+from towline.spark.gateway_options import in_options, parse_subscriptions
 from towline.spark.options import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_ROWS,
     OPTIONS,
     SourceOptions,
-    in_options,
     parse_options,
-    parse_subscriptions,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -150,16 +149,16 @@ def test_at_most_once_subscribes_with_qos_0() -> None:
     ("text", "wanted"),
     [
         ("telemetry/#:1, alarms/+:2", [("telemetry/#", 1), ("alarms/+", 2)]),
-        ("a", [("a", 1)]),
+        ("a", [("a", None)]),
         ("a:b:2", [("a:b", 2)]),
-        ("a:x", [("a:x", 1)]),
-        ("a,,b,", [("a", 1), ("b", 1)]),
-        ('["a,b/#:0", "c"]', [("a,b/#", 0), ("c", 1)]),
+        ("a:x", [("a:x", None)]),
+        ("a,,b,", [("a", None), ("b", None)]),
+        ('["a,b/#:0", "c"]', [("a,b/#", 0), ("c", None)]),
         ("$share/g/a/#:1", [("$share/g/a/#", 1)]),
     ],
 )
-def test_subscriptions(text: str, wanted: list[tuple[str, int]]) -> None:
-    assert [(found["filter"], found["qos"]) for found in parse_subscriptions(text)] == wanted
+def test_subscriptions(text: str, wanted: list[tuple[str, int | None]]) -> None:
+    assert [(one["filter"], one.get("qos")) for one in parse_subscriptions(text)] == wanted
 
 
 #: What is said after ``format("mqtt")``, by the options that are wrong.

@@ -67,6 +67,8 @@ def test_guarantee_and_qos_decide_about_each_other(given: dict[str, str], guaran
         ({"retryInterval": "soon"}, "TL-C21", "retryInterval"),
         ({"topic": "a/#"}, "TL-C21", "topic"),
         ({"outboxMaxBytes": "1k"}, "TL-C21", "outboxMaxBytes"),
+        ({"outboxMaxAge": "long"}, "TL-C21", '"outboxMaxAge" = "long": it is a number of seconds'),
+        ({"outboxMaxAge": "0"}, "TL-C21", '"outboxMaxAge" = "0": it should be greater than 0'),
         ({"subscribe": "a/#"}, "TL-C01", "subscribe"),
         ({"confrim": "broker"}, "TL-C01", "confirm"),
         ({"password": "secret"}, "TL-C22", "password"),
@@ -81,6 +83,11 @@ def test_a_mistake_is_one_line(given: dict[str, str], code: str, named: str) -> 
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_a_limit_of_the_outbox_belongs_to_the_gateway_as_every_other_setting() -> None:
+    with pytest.raises(ConfigError, match=r'option "outboxMaxBytes": it belongs to the gateway.*\[TL-C23\]'):
+        parse_sink_options({"gateway": "/x", "outboxMaxBytes": "1g"})
 
 
 def test_retry_strategies_have_the_shapes_of_jets() -> None:

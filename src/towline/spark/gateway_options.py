@@ -1,0 +1,248 @@
+"""The options of ``format("mqtt")`` that describe a gateway: one table for the source and the sink.
+
+Secrets are refused: options stand in Spark's plans, UI and logs [I12].
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from towline import options as read
+from towline.errors import ConfigError
+from towline.gateway.settings import GatewaySettings
+from towline.guarantee import Guarantee, sharing_problem
+from towline.options import Given, Option
+from towline.text import printable
+
+__all__ = [
+    "CONNECTION",
+    "PASSWORD",
+    "PLACE",
+    "RECEIVING",
+    "WHERE",
+    "at_least_one",
+    "check_sharing",
+    "gateway_place",
+    "gateway_settings",
+    "gateway_values",
+    "in_options",
+    "missing",
+    "parse_subscriptions",
+    "wrong",
+]
+
+WHERE: Final = 'format("mqtt")'
+
+#: Why neither direction takes a password.
+PASSWORD: Final = (
+    "TL-C22",
+    f'{WHERE} option "password"',
+    "a password in an option would stand in Spark's plans, web UI and logs",
+    "Write it to a file of mode 0600 and give its path as passwordFile.",
+)
+
+
+def _brokers(text: str) -> str:
+    if not text.strip(" ,"):
+        raise ValueError("it is mqtt://HOST[:PORT], several with a comma between them")
+    return text
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("it is a number of milliseconds") from None
+
+
+def parse_subscriptions(text: str) -> list[dict[str, object]]:
+    """Read ``telemetry/#:1, alarms/+`` or a JSON list of the same texts (for filters with a comma).
+
+    Args:
+        text: Filters, each with ``:QOS`` behind it or not.
+
+    Raises:
+        ValueError: For an empty list, or JSON that is no list of texts.
+    """
+    parts: object = text.split(",")
+    if text.lstrip().startswith("["):
+        try:
+            parts = json.loads(text)
+        except ValueError:
+            parts = None
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError('it is filters with a comma between them, or a JSON list of texts such as ["a,b/#:1"]')
+    subscriptions = [_subscription(part.strip()) for part in parts if part.strip()]
+    if not subscriptions:
+        raise ValueError("it has no topic filter")
+    return subscriptions
+
+
+def _subscription(text: str) -> dict[str, object]:
+    match = re.fullmatch(r"(.*):([0-9]+)", text, re.DOTALL)
+    return {"filter": match[1], "qos": int(match[2])} if match else {"filter": text}
+
+
+def at_least_one(value: int) -> int:
+    """A number that has to be more than nothing.
+
+    Raises:
+        ValueError: It is 0.
+    """
+    if value < 1:
+        raise ValueError("it is at least 1")
+    return value
+
+
+#: How the gateway reaches its brokers, whichever way messages go; `Option.into` names settings of the gateway.
+CONNECTION: Final = (
+    Option("broker", _brokers, "brokers", address=True),
+    Option("name", read.label, "name"),
+    Option("clientId", into="client_id"),
+    Option("username", into="username", address=True),
+    Option("passwordFile", read.path, "password_file"),
+    Option("keepAlive", read.whole(), "keep_alive_s"),
+    Option("sessionExpiry", read.whole(), "session_expiry_s"),
+    Option("maxPacketBytes", read.size, "max_packet_bytes"),
+    Option("brokersShareSessions", read.truth, "brokers_share_sessions"),
+    Option("unknownSession", into="unknown_session"),
+    Option("abandonSession", into="abandon_session"),
+    Option("protocol", into="protocol"),
+    Option("connectTimeout", read.whole(), "connect_timeout_s"),
+    Option("proxy", into="proxy", address=True),
+    Option("proxyPasswordFile", read.path, "proxy_password_file"),
+    Option("tlsCaFile", read.path, "tls.ca_file"),
+    Option("tlsCertFile", read.path, "tls.cert_file"),
+    Option("tlsKeyFile", read.path, "tls.key_file"),
+    Option("tlsKeyPasswordFile", read.path, "tls.key_password_file"),
+    Option("tlsAlpn", into="tls.alpn"),
+    Option("tlsMinVersion", into="tls.min_version"),
+    Option("tlsServerName", into="tls.server_name"),
+    Option("tlsInsecure", read.truth, "tls.insecure"),
+)
+#: What only a gateway that receives needs.
+RECEIVING: Final = (
+    Option("subscribe", parse_subscriptions, "subscriptions"),
+    Option("retainHandling", read.whole(), "retain_handling"),
+    Option("ackAfter", into="ack_after"),
+    Option("receiveMaximum", read.whole(), "receive_maximum"),
+    Option("topicAliasMaximum", read.whole(), "topic_alias_maximum"),
+    Option("lingerMs", _milliseconds, "linger_ms"),
+    Option("journalMaxBytes", read.size, "journal.max_bytes"),
+    Option("journalMinFreeBytes", read.size, "journal.min_free_bytes"),
+    Option("journalRetainBytes", read.size, "journal.retain_bytes"),
+)
+
+
+def _gateway(text: str) -> str:
+    if not text:
+        raise ValueError("it is the state directory of a running gateway, or its location grpc+unix://...")
+    if "://" not in text:
+        return read.path(text)
+    if not text.startswith("grpc+unix:///"):
+        raise ValueError("a location is grpc+unix:///PATH")
+    return text
+
+
+#: Where the gateway is: the directory of one to start or to find, or one that runs already.
+PLACE: Final = (Option("stateDir", read.path), Option("gateway", _gateway, address=True))
+
+
+def wrong(option: Option, text: str, problem: str) -> ConfigError:
+    """The error for a text that can't be; it shows the text, but for one that may hold a password."""
+    shown = f' = "{printable(text, 60)}"' if text and not option.address else ""
+    return ConfigError("TL-C21", f'{WHERE} option "{option.name}"{shown}', problem)
+
+
+def missing(name: str, do: str) -> ConfigError:
+    """The error for an option that has to be there."""
+    return ConfigError("TL-C20", WHERE, f'the option "{name}" is missing', do)
+
+
+def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None, str | None]:
+    """Where the gateway is: ``(state directory, None)`` or ``(None, location)``.
+
+    Args:
+        given: By the user.
+        options: Those that describe a gateway to start; they make no sense beside ``gateway``, where one runs already.
+
+    Raises:
+        ConfigError: TL-C20, TL-C21, TL-C23.
+    """
+    if "gateway" not in given:
+        if not given.text("stateDir"):
+            raise missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
+        return Path(given.value("stateDir")), None
+    beside = [name for name in (*(option.name for option in options), "stateDir") if name in given]
+    if beside:
+        raise ConfigError(
+            "TL-C23",
+            f'{WHERE} option "{beside[0]}"',
+            "it belongs to the gateway, and the option gateway names one that runs already",
+            "Give one of the two.",
+        )
+    place = given.value("gateway")
+    return (None, place) if "://" in place else (Path(place), None)
+
+
+def gateway_values(given: Given, guarantee: Guarantee, options: Iterable[Option]) -> dict[str, Any]:
+    """What the options say for `gateway_settings`, and what follows from them: a gateway has a name."""
+    values = given.values(options)
+    state_dir = given.value("stateDir")
+    likely = re.sub(r"[^A-Za-z0-9._-]+", "-", given.text("clientId") or Path(state_dir).name).strip("-._")
+    return {"name": likely[:64] or "mqtt", "state_dir": state_dir, "guarantee": guarantee, **values}
+
+
+def gateway_settings(given: Given, values: Mapping[str, Any], options: Iterable[Option]) -> GatewaySettings:
+    """The settings, or pydantic's first finding as a line about the option it came from.
+
+    Raises:
+        ConfigError: TL-C21 for one option, TL-C12 for several that don't go together.
+    """
+    try:
+        return GatewaySettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    place = tuple(part for part in first["loc"] if isinstance(part, str))
+    message = _named(_SETTINGS, " ".join(first["msg"].removeprefix("Value error, ").split())[:200])
+    for option in options:
+        if place[: len(option.place)] == option.place:
+            raise given.wrong(option.name, message.replace("Input should", "it should"))
+    raise ConfigError("TL-C12", WHERE, message)
+
+
+def check_sharing(settings: GatewaySettings, publish_qos: int | None = None) -> None:
+    """Refuse brokers that would break the promise as they take over from each other.
+
+    Raises:
+        ConfigError: TL-C90.
+    """
+    if problem := sharing_problem(settings, publish_qos):
+        raise ConfigError("TL-C90", f'{WHERE} option "broker"', *map(in_options, problem))
+
+
+def _settings_of(names: Iterable[str]) -> re.Pattern[str]:
+    """Settings as a message names them, with what they are set to; not such words in a path."""
+    return re.compile(rf'(?<![\w/.-])(?:tls\.|journal\.)?({"|".join(names)})(?![\w/-]|\.\w)(?: = (?:"([^"]*)"|(\w+)))?')
+
+
+#: Settings of a gateway, and the options that hold them.
+_SPOKEN: Final = {option.place[-1]: option.name for option in (*CONNECTION, *RECEIVING)}
+#: All of them, for a message that speaks of settings alone; and those that are no English word.
+_SETTINGS: Final = _settings_of(_SPOKEN)
+_SETTING: Final = _settings_of(setting for setting in _SPOKEN if "_" in setting)
+
+
+def in_options(message: str) -> str:
+    """Name a gateway's settings in its words as the options that hold them: ``x_y = "z"`` is ``xY=z`` here."""
+    return _named(_SETTING, message)
+
+
+def _named(settings: re.Pattern[str], message: str) -> str:
+    return settings.sub(lambda m: _SPOKEN[m[1]] + (f"={m[2] or m[3]}" if m[2] or m[3] else ""), message)
