@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from towline.kafka.columns import Columns
     from towline.kafka.options import SinkSettings
-    from towline.kafka.spool import Totals
 
 __all__ = ["BatchOrigin", "ExactlyOnce", "place_of"]
 
@@ -106,8 +105,8 @@ class ExactlyOnce(Delivery):
         if task.partition >= self.settings.parallelism and task.batch is not None:
             raise self._refuse(task)
         with Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
-            totals = spool.fill(batches)
-            return self._persist(_Work(task, spool, totals, self._claim(task), self._sink_id(task)))
+            spool.fill(batches)
+            return self._persist(_Work(task, spool, self._claim(task), self._sink_id(task)))
 
     def fence(self, query: str | None) -> None:
         """End open transactions of this sink's tasks, dead or alive; never raises, and gives up soon.
@@ -200,12 +199,12 @@ class ExactlyOnce(Delivery):
 
     def _skip(self, work: _Work, marker: Marker) -> Delivered:
         """The batch is in Kafka: say what was written then."""
-        same = (marker.rows, marker.crc) == (work.totals.rows, work.totals.crc)
-        by_hand = marker.writer == ANYONE  # it stands for rows that nobody counted
         # `situation` has found the two hashes equal if both are there.
         same_offsets = marker.offsets is not None and marker.batch in self.origin.hashes
-        if self.settings.verifies(same_offsets=same_offsets) and not (same or by_hand) and work.claim is not None:
-            raise changed(marker, work.totals.rows, work.claim, place_of(self.settings, work.sink_id))
+        by_hand = marker.writer == ANYONE  # it stands for rows that nobody counted
+        compared = self.settings.verifies(same_offsets=same_offsets) and not by_hand
+        if compared and work.claim is not None and not _is_same(marker, work.spool):
+            raise changed(marker, work.spool.rows, work.claim, place_of(self.settings, work.sink_id))
         return Delivered(marker.rows - marker.dead_lettered, 0, dead_lettered=marker.dead_lettered, skipped=True)
 
     def _write(
@@ -218,12 +217,13 @@ class ExactlyOnce(Delivery):
         leave_out: bool = False,
     ) -> Delivered:
         rows = size = 0
+        crc = 0 if leave_out else self._crc(work)
         producer.begin()
         for batch in () if leave_out else work.spool:
             converted = screen.rows(batch)
             producer.write(converted)
             rows, size = rows + converted.size, size + converted.bytes
-        marker = self._marker(work, before, rows, screen.letters)
+        marker = self._marker(work, before, rows, screen.letters, crc)
         if marker is not None:
             store = work.store(self.settings)
             producer.mark(store.topic, work.task.partition, store.key(work.task.partition), marker)
@@ -231,11 +231,15 @@ class ExactlyOnce(Delivery):
         producer.marker = marker
         return Delivered(rows - screen.letters, size, dead_lettered=screen.letters)
 
-    def _marker(self, work: _Work, before: Marker | None, rows: int, letters: int) -> Marker | None:
+    def _crc(self, work: _Work) -> int | None:
+        """The checksum of the rows where a replay is compared with it, taken before the transaction is open."""
+        compared = self.settings.verifies(same_offsets=work.task.batch in self.origin.hashes)
+        return work.spool.crc() if compared and work.claim is not None else None
+
+    def _marker(self, work: _Work, before: Marker | None, rows: int, letters: int, crc: int | None) -> Marker | None:
         claim = work.claim
         if claim is None:
             return None
-        crc = work.totals.crc if rows else 0
         offsets = self.origin.hashes.get(claim.batch)
         marker = Marker(claim.batch, claim.parallelism, rows, crc, claim.writer, offsets, letters, rows, letters)
         return marker if before is None else marker.following(before)
@@ -271,6 +275,11 @@ _REFUSABLE: Final = frozenset({Situation.FIRST, Situation.NEXT, Situation.DONE})
 _MISSING: Final = {OnMissing.FAIL: Action.FAIL, OnMissing.REPLAY: Action.WRITE, OnMissing.SKIP: Action.SKIP}
 
 
+def _is_same(marker: Marker, spool: Spool) -> bool:
+    """Whether the rows are those of the marker, as far as it tells: its writer may have had no use for a checksum."""
+    return marker.rows == spool.rows and (marker.crc is None or marker.crc == spool.crc())
+
+
 @dataclass(frozen=True)
 class _Work:
     """What one task has to get into Kafka.
@@ -278,14 +287,12 @@ class _Work:
     Attributes:
         task: Who.
         spool: The rows.
-        totals: Their number and checksum.
         claim: What to compare with the marker; None in a batch query.
         sink_id: The sink.
     """
 
     task: Task
     spool: Spool
-    totals: Totals
     claim: Claim | None
     sink_id: str
 

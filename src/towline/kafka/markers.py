@@ -73,7 +73,8 @@ class Marker:
         batch: The batch; `BEFORE_FIRST` if none.
         parallelism: Partitions the sink wrote its batches in (N).
         rows: Rows of this batch and partition, dead letters included.
-        crc: Order-insensitive sum over keys and values (`towline.kafka.spool.checksum`).
+        crc: Order-insensitive sum over keys and values (`towline.kafka.spool.checksum`); None where nobody was
+            to compare it.
         writer: Id of the query, which is random and lives in its checkpoint; `ANYONE` if set by hand.
         offsets: SHA-256 of the checkpoint's ``offsets/<batch>``; None where the checkpoint is not local.
         dead_lettered: How many of the rows went to the dead-letter topic.
@@ -85,7 +86,7 @@ class Marker:
     batch: int
     parallelism: int
     rows: int = 0
-    crc: int = 0
+    crc: int | None = 0
     writer: str = ANYONE
     offsets: str | None = None
     dead_lettered: int = 0
@@ -100,13 +101,15 @@ class Marker:
             "batch": self.batch,
             "parallelism": self.parallelism,
             "rows": self.rows,
-            "crc": f"{self.crc:016x}",
+            "crc": f"{self.crc or 0:016x}",  # an older Towline wants a number, and compares it as rarely
             "writerId": self.writer,
             "offsetsHash": self.offsets,
             "deadLettered": self.dead_lettered,
             "totalRows": self.total_rows,
             "totalDeadLettered": self.total_dead_lettered,
         }
+        if self.crc is None:
+            text["summed"] = False
         if self.refused is not None:
             text["refused"] = {
                 "batch": self.refused.batch,
@@ -131,7 +134,7 @@ class Marker:
                 batch=int(text["batch"]),
                 parallelism=int(text["parallelism"]),
                 rows=int(text["rows"]),
-                crc=int(text["crc"], 16),
+                crc=int(text["crc"], 16) if text.get("summed", True) else None,
                 writer=str(text["writerId"]),
                 offsets=text.get("offsetsHash"),
                 dead_lettered=int(text.get("deadLettered", 0)),

@@ -363,6 +363,25 @@ def test_two_copies_of_a_checkpoint_that_is_not_local_run_on(kafka: Kafka, sink_
     check(kafka, sink_id, 2)
 
 
+def test_a_checksum_is_taken_only_where_it_would_be_compared(kafka: Kafka, sink_id: str) -> None:
+    """What was written without one is compared by its count when somebody wants it verified after all."""
+    origin = BatchOrigin(newest=0, hashes={0: "offsets of 0"})
+    local = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=origin)
+    write(local, 0)
+    marker = MarkerStore(local.settings, sink_id).read(0)
+    assert marker is not None
+    assert (marker.rows, marker.crc) == (ROWS, None)
+    wary = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=origin, verifyOnSkip="true")
+    assert write(wary, 0).skipped
+    with pytest.raises(KafkaError, match="TL-K16"):
+        wary.deliver(Task(0, batch=0, query=QUERY), counted(0, ROWS - 7))
+    two = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=f"{sink_id}2", origin=origin, parallelism="2")
+    write(two, 0)
+    marker = MarkerStore(two.settings, f"{sink_id}2").read(0)
+    assert marker is not None
+    assert marker.crc
+
+
 def test_a_batch_set_as_written_by_hand_is_skipped_whatever_its_rows(kafka: Kafka, sink_id: str) -> None:
     write(sink(kafka, sink_id), 0)
     set_markers(sink(kafka, sink_id).settings, sink_id, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -65,7 +66,7 @@ markers = st.builds(
     batch=st.integers(-1, 1 << 40),
     parallelism=st.integers(1, 1000),
     rows=st.integers(0, 1 << 40),
-    crc=st.integers(0, (1 << 64) - 1),
+    crc=st.one_of(st.none(), st.integers(0, (1 << 64) - 1)),
     writer=st.text(),
     offsets=st.one_of(st.none(), st.text()),
     dead_lettered=st.integers(0, 1 << 40),
@@ -81,6 +82,12 @@ markers = st.builds(
 @given(markers)
 def test_a_marker_comes_back_as_it_was(marker: Marker) -> None:
     assert Marker.from_json(marker.to_json()) == marker
+
+
+def test_a_marker_without_a_checksum_is_one_for_an_older_reader() -> None:
+    written = json.loads(Marker(6, 1, rows=10, crc=None).to_json())
+    assert (written["v"], int(written["crc"], 16), written.pop("summed")) == (1, 0, False)
+    assert Marker.from_json(json.dumps(written).encode()).crc == 0  # as it reads it
 
 
 @pytest.mark.parametrize(
