@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from towline.bridge.config.downlink import DownlinkSection
 from towline.bridge.config.model import RouteSection
 from towline.bridge.downlink import sql as downsql
-from towline.bridge.downlink.sql import LETTER, PLACE, DownlinkStatements
+from towline.bridge.downlink.sql import DEAD_LETTER, PLACE, DownlinkStatements
 from towline.bridge.lines.sql import DeadLetterTarget
 from towline.bridge.uplink import sql
 from towline.delivery.outrows import packet
@@ -73,7 +73,7 @@ def way(limit: int = 0, *, letters: bool = True, qos: int = 1, **said: Any) -> D
 def sent(row: Row, qos: int = 1) -> bytes:
     """The packet of a row of the sink, with everything MQTT 5 says in it."""
     fields = row.asDict(recursive=True)
-    fields.pop(LETTER, None)
+    fields.pop(DEAD_LETTER, None)
     fields.pop(PLACE, None)
     publish = packet(**{**fields, "payload": bytes(fields["payload"]), "qos": qos})
     assert isinstance(publish, PublishPacket)
@@ -102,7 +102,7 @@ def test_what_goes_up_comes_down_byte_for_byte(spark: SparkSession, messages: li
     rows = downsql.apply(up(spark, messages), way(), "c").collect()
     assert len(rows) == len(messages)
     for row, message in zip(rows, messages, strict=True):
-        assert row[LETTER] is None
+        assert row[DEAD_LETTER] is None
         original = packet(**{name: message[name] for name in MESSAGE_SCHEMA.names} | {"qos": 1})
         assert isinstance(original, PublishPacket)
         assert sent(row) == bytes(original.write())
@@ -130,7 +130,7 @@ def down(spark: SparkSession, how: DownlinkStatements, *records: tuple[Any, ...]
 
 
 def letter_of(row: Row) -> Letter:
-    letter = row[LETTER]
+    letter = row[DEAD_LETTER]
     headers = [(h.key, None if h.value is None else bytes(h.value)) for h in letter.headers]
     dead = from_record(letter.key and bytes(letter.key), letter.value and bytes(letter.value), headers)
     assert isinstance(dead, Letter)
@@ -167,9 +167,9 @@ def test_what_mqtt_cant_carry_becomes_a_letter_with_every_byte(spark: SparkSessi
     for row, one in zip(rows, records, strict=False):
         letter = letter_of(row)
         assert (letter.key, letter.value, list(letter.headers)) == (one[0], one[1], one[6])
-        assert (letter.topic, letter.partition, letter.source, row[LETTER].topic) == ("t", 0, "line", "dead")
+        assert (letter.topic, letter.partition, letter.source, row[DEAD_LETTER].topic) == ("t", 0, "line", "dead")
         assert letter.detail
-    assert rows[-1][LETTER] is None
+    assert rows[-1][DEAD_LETTER] is None
     assert [tuple(p) for p in rows[-1].user_properties] == [("h", ""), ("u", "1"), ("h", "2")]
 
 
@@ -181,8 +181,8 @@ def test_text_that_is_said_in_sql_is_looked_at_too(spark: SparkSession, said: st
     bad, fine, none = down(spark, how, record(b"\xff"), record("ü".encode()), record(None))
     assert letter_of(bad).reason is (Reason.TOPIC_ILLEGAL if said == "topic" else Reason.UNDELIVERABLE)
     assert "UTF-8" in letter_of(bad).detail
-    assert (fine[LETTER], fine[said]) == (None, "a/ü")
-    assert (none[LETTER] is None) is (said != "topic")
+    assert (fine[DEAD_LETTER], fine[said]) == (None, "a/ü")
+    assert (none[DEAD_LETTER] is None) is (said != "topic")
 
 
 CONTROL = ["\x01", "a\tb", "\n", "\x1f", "\x7f", "\x85", "\x9f", "\ufdd0", "\uffff", "\U0001fffe", "\U0010ffff"]
@@ -200,10 +200,10 @@ def test_control_characters_are_sent_or_dead_letters(spark: SparkSession, policy
     ]
     fine = [record("aé€\U0001f600 ".encode(), b"\x00\x01", headers=[("mqtt.correlation-data", b"\x01")]), record()]
     rows = down(spark, way(topic="{key}", control_characters=policy), *records, *fine)
-    letters = [row for row in rows if row[LETTER] is not None]
+    letters = [row for row in rows if row[DEAD_LETTER] is not None]
     assert len(letters) == (len(records) if policy == "dead_letter" else 0)
     assert {letter_of(row).reason for row in letters} <= {Reason.UNDELIVERABLE}
-    assert [row[LETTER] for row in rows[-2:]] == [None, None]
+    assert [row[DEAD_LETTER] for row in rows[-2:]] == [None, None]
 
 
 def test_an_expiry_is_one_that_mqtt_has(spark: SparkSession) -> None:
@@ -212,7 +212,7 @@ def test_an_expiry_is_one_that_mqtt_has(spark: SparkSession) -> None:
     said = {**numbers, "soon": None, str(10**20): None}
     rows = down(spark, way(topic="t"), *(record(headers=[("mqtt.message-expiry", s.encode())]) for s in said))
     assert [row.message_expiry_seconds for row in rows] == list(said.values())
-    assert all(row[LETTER] is None for row in rows)
+    assert all(row[DEAD_LETTER] is None for row in rows)
 
 
 def test_a_line_without_dead_letters_stops_and_says_where(spark: SparkSession) -> None:
@@ -243,7 +243,7 @@ def test_everything_can_be_said_in_sql_or_as_a_template(spark: SparkSession) -> 
 def test_properties_none_takes_nothing_from_the_headers(spark: SparkSession) -> None:
     headers = [("mqtt.user.u", b"1"), ("mqtt.retain", b"true"), ("mqtt.content-type", b"\xff")]
     (row,) = down(spark, way(topic="{key}", properties="none"), record(headers=headers))
-    assert (row.user_properties, row.retain, row.content_type, row[LETTER]) == (None, False, None, None)
+    assert (row.user_properties, row.retain, row.content_type, row[DEAD_LETTER]) == (None, False, None, None)
 
 
 def test_a_where_filters_and_parts_are_by_topic(spark: SparkSession) -> None:

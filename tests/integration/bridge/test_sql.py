@@ -233,7 +233,7 @@ SQL_ERROR = "raise_error(concat('no ', CAST(payload AS STRING)))"
 
 def letters(spark: SparkSession, routes: tuple[Route, ...], *messages: dict[str, Any]) -> list[tuple[Row, Any]]:
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    rows = apply(frame, routes, "c", letters=DeadLetterTarget("dead", "line"), kept="k").collect()
+    rows = apply(frame, routes, "c", dead_letters=DeadLetterTarget("dead", "line"), kept="k").collect()
     return [
         (
             row,
@@ -288,7 +288,7 @@ def test_every_letter_has_all_that_a_route_may_name(spark: SparkSession, monkeyp
     monkeypatch.setattr(screening, "facts_of", lambda *_: {"dead": TopicFacts(1, 1_000_000, None, None, "delete")})
     messages = [{**message, "duplicate": message["offset"] % 3 == 0} for message in rows(500)]
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    records = apply(frame, ROUTES, "towline", letters=DeadLetterTarget("dead", "tests.line"))
+    records = apply(frame, ROUTES, "towline", dead_letters=DeadLetterTarget("dead", "tests.line"))
     settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "deadLetterTopic": "dead"})
     bound = Columns.bind({f.name: f.dataType.simpleString() for f in records.schema}, None, include_headers=True)
     screen = RecordCheck(settings, bound, "tests.line")

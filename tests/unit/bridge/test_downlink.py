@@ -17,7 +17,7 @@ from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.downlink.sink import sorted_out
 from towline.bridge.downlink.spill import Spill
-from towline.bridge.downlink.sql import LETTER, PLACE
+from towline.bridge.downlink.sql import DEAD_LETTER, PLACE
 from towline.bridge.runtime import status
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.screen import summary
@@ -84,7 +84,7 @@ def test_rows_and_letters_come_in_the_order_of_kafka() -> None:
             pa.array([None, {"key": b"k", "value": b"v"}, None, None], kind),
             pa.array([dict(zip(("topic", "partition", "offset"), place, strict=True)) for place in places], where),
         ],
-        ["topic", LETTER, PLACE],
+        ["topic", DEAD_LETTER, PLACE],
     )
     rows, letters = sorted_out([records.slice(0, 2), records.slice(2)])
     assert [row for part in rows for row in part.to_pylist()] == [{"topic": "a"}, {"topic": "c"}, {"topic": "d"}]
@@ -100,7 +100,7 @@ def test_rows_of_any_size_come_in_order_and_in_bounded_batches(
     place = [{"topic": "t", "partition": n // 6, "offset": n % 6} for n in order]
     letters = [{"key": b"k", "value": b"%d" % n} if n in dead else None for n in order]
     payloads = [b"%d" % n + bytes(100 * n) for n in order]
-    records = pa.RecordBatch.from_pydict({"payload": payloads, PLACE: place, LETTER: letters}, schema=_SORTED)
+    records = pa.RecordBatch.from_pydict({"payload": payloads, PLACE: place, DEAD_LETTER: letters}, schema=_SORTED)
     with Spill(memory) as spill:
         kept = spill.kept(records.slice(at, group) for at in range(0, 12, group))
         rows, dead_letters = (list(part) for part in sorted_out(kept, most=1000))
@@ -116,7 +116,7 @@ _SORTED = pa.schema(
     [
         ("payload", pa.binary()),
         (PLACE, pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])),
-        (LETTER, pa.struct([("key", pa.binary()), ("value", pa.binary())])),
+        (DEAD_LETTER, pa.struct([("key", pa.binary()), ("value", pa.binary())])),
     ]
 )
 

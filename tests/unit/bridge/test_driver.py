@@ -114,7 +114,7 @@ def test_a_reader_that_is_gone_does_no_harm() -> None:
 def test_dead_letters_are_signed_with_what_no_other_bridge_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = GOOD.replace('name = "telemetry"', 'name = "telemetry"\ndead_letter_topic = "dead"')
     targets: list[Any] = []
-    monkeypatch.setattr(query, "apply", lambda *_, letters, **__: targets.append(letters))
+    monkeypatch.setattr(query, "apply", lambda *_, dead_letters, **__: targets.append(dead_letters))
     bridge, nothing = read(text, tmp_path), None
     UplinkQuery(bridge, bridge.uplinks[0]).records(nothing, Identity("telemetry", "plant.telemetry"))  # type: ignore[arg-type] # nothing reads it
     assert targets == [DeadLetterTarget("dead", "plant.telemetry")]

@@ -108,7 +108,7 @@ def test_the_way_up_tells_of_letters_that_nobody_heard_of(tmp_path: Path, guaran
         "query": "q",
         "observed": {"rows": 10, "dead_lettered": 1},
     }
-    counts = UplinkCounts().add(query._with_letters(heard))
+    counts = UplinkCounts().add(query._with_dead_letters(heard))
     for _ in range(2):
         for report in query.unreported(spark, {}):
             counts = counts.add(report)

@@ -131,11 +131,11 @@ def _uplink(line: Line) -> dict[str, Any]:
 def _downlink(line: DownLine) -> dict[str, Any]:
     section, outbox, transactions = line.section, line.gateway.outbox, policy(line.guarantee).transactions
     topic, start = section.topic, section.starting_offsets
-    letters = "; a transaction a batch" if line.dead_letter_topic is not None and transactions else ""
+    surcharge = "; a transaction a batch" if line.dead_letter_topic is not None and transactions else ""
     return {
         "lost": _LOST_DOWN[line.guarantee],
         "doubled": _DOUBLED_DOWN[line.guarantee],
-        "cost": _COST_DOWN[line.guarantee] + letters,
+        "cost": _COST_DOWN[line.guarantee] + surcharge,
         "limits": [*(_LIMITS_DOWN_ONCE if line.guarantee is Guarantee.EXACTLY_ONCE else ()), *_LIMITS_DOWN],
         "from": f"topics like {section.from_.pattern}" if isinstance(section.from_, KafkaPattern) else section.topics,
         "isolation": policy(line.guarantee).isolation,
@@ -307,7 +307,7 @@ def _render_uplink(line: dict[str, Any]) -> list[str]:
         f"  subscribe {filters}",
         *(f"  route {index}   {_render_route(route)}" for index, route in enumerate(line["routes"], start=1)),
         f"  acks      {line['acks']}",
-        f"  kafka     {line['writes']}   {_render_letters(line)}",
+        f"  kafka     {line['writes']}   {_render_dead_letters(line)}",
         f"  replay    a batch that a crash interrupted is {line['replay']}",
         *_render_promise(line, "journal"),
     ]
@@ -324,7 +324,7 @@ def _render_downlink(line: dict[str, Any]) -> list[str]:
         f"  kafka     {source}   {line['isolation']}   from {line['starting_offsets']}   {loss}",
         _render_broker(line),
         f"  publish   {'   '.join(parts)}",
-        f"  confirm   {_CONFIRM[line['confirm']]}   {_render_letters(line)}",
+        f"  confirm   {_CONFIRM[line['confirm']]}   {_render_dead_letters(line)}",
         f"  text      {_CONTROLS[line['control_characters']]}",
         "  replay    a batch that a crash interrupted is served again; what is in the outbox stays out",
         *_render_promise(line, "outbox"),
@@ -335,7 +335,7 @@ def _render_broker(line: dict[str, Any]) -> str:
     return f"  broker    {', then '.join(line['brokers'])}   client id {line['client_id']}"
 
 
-def _render_letters(line: dict[str, Any]) -> str:
+def _render_dead_letters(line: dict[str, Any]) -> str:
     return f"dead letters to {line['dead_letter_topic']}" if line["dead_letter_topic"] else "no dead letters"
 
 

@@ -15,7 +15,7 @@ from towline.bridge.config.model import DownLine
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.downlink.mapping import mappings, with_mapping
 from towline.bridge.downlink.recount import recounted
-from towline.bridge.downlink.sink import FORMAT, LETTERS, MQTT, DownlinkSink
+from towline.bridge.downlink.sink import DEAD_LETTERS, FORMAT, MQTT, DownlinkSink
 from towline.bridge.downlink.sql import DownlinkStatements, apply
 from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
@@ -76,8 +76,8 @@ class DownlinkQuery(LineQuery[DownLine]):
         """The mapping that the identity names, which may be the former one until a batch is done."""
         line = self.line
         section = mappings(line).get(identity.mapping, line.section)
-        letters = self._dead_letters(identity)
-        return DownlinkStatements(section, line.name, line.qos, identity.packet_limit, letters, line.parallelism)
+        dead_letters = self._dead_letters(identity)
+        return DownlinkStatements(section, line.name, line.qos, identity.packet_limit, dead_letters, line.parallelism)
 
     def _records(self, spark: SparkSession, identity: Identity) -> DataFrame:
         line, section = self.line, self.line.section
@@ -128,7 +128,7 @@ class DownlinkQuery(LineQuery[DownLine]):
             "guarantee": line.guarantee.value if line.guarantee.value == "exactly_once" else "at_least_once",
             **({"deadLetterTopic": line.dead_letter_topic} if line.dead_letter_topic else {}),
         }
-        return {**{MQTT + k: v for k, v in mqtt.items()}, **{LETTERS + k: v for k, v in kafka.items()}}
+        return {**{MQTT + k: v for k, v in mqtt.items()}, **{DEAD_LETTERS + k: v for k, v in kafka.items()}}
 
 
 def covering(

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from towline.bridge.downlink.spill import Spill
-from towline.bridge.downlink.sql import LETTER, PLACE
+from towline.bridge.downlink.sql import DEAD_LETTER, PLACE
 from towline.errors import ConfigError
 from towline.journal.reading import BATCH_BYTES, RowSlice, combined
 from towline.spark.kafka_sink import KafkaTransactional
@@ -32,11 +32,11 @@ from towline.spark.sink import stream_writer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FORMAT", "LETTERS", "MQTT", "DownlinkSink", "DownlinkWriter", "sorted_out"]
+__all__ = ["DEAD_LETTERS", "FORMAT", "MQTT", "DownlinkSink", "DownlinkWriter", "sorted_out"]
 
 FORMAT: Final = "towline_downlink"
 #: What options of either side begin with.
-MQTT, LETTERS = "mqtt.", "letters."
+MQTT, DEAD_LETTERS = "mqtt.", "letters."
 _CHECKPOINT: Final = "checkpointlocation"
 #: Rows handed on at a time.
 _ROWS: Final = 10_000
@@ -48,11 +48,11 @@ class Both(WriterCommitMessage):
 
     Attributes:
         sent: Of the outbox.
-        letters: Of Kafka; None for a line without dead letters.
+        dead_letters: Of Kafka; None for a line without dead letters.
     """
 
     sent: WriterCommitMessage
-    letters: WriterCommitMessage | None
+    dead_letters: WriterCommitMessage | None
 
 
 class DownlinkSink(DataSource):
@@ -73,12 +73,12 @@ class DownlinkSink(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DownlinkWriter:  # noqa: N802, FBT001 - Spark's signature
         """Bind both sides; what they raise, this raises."""
-        rows = StructType([field for field in schema.fields if field.name not in (LETTER, PLACE)])
+        rows = StructType([field for field in schema.fields if field.name not in (DEAD_LETTER, PLACE)])
         kafka = None
-        if LETTER in schema.names:
-            letters = schema[LETTER].dataType
-            assert isinstance(letters, StructType)
-            kafka = KafkaTransactional(_part(self.options, LETTERS)).streamWriter(letters, overwrite)
+        if DEAD_LETTER in schema.names:
+            dead_letters = schema[DEAD_LETTER].dataType
+            assert isinstance(dead_letters, StructType)
+            kafka = KafkaTransactional(_part(self.options, DEAD_LETTERS)).streamWriter(dead_letters, overwrite)
         return DownlinkWriter(stream_writer(_part(self.options, MQTT), rows), kafka)
 
 
@@ -106,23 +106,23 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
         Meanwhile they are kept where they can be read twice and in any order, on disk where they are large.
         """
         with Spill() as spill:
-            rows, letters = sorted_out(spill.kept(iterator))
+            rows, dead_letters = sorted_out(spill.kept(iterator))
             sent = self._mqtt.write(rows)
-            return Both(sent, self._kafka.write(letters) if self._kafka else None)
+            return Both(sent, self._kafka.write(dead_letters) if self._kafka else None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Let both sides account for the batch."""
         both = [one if isinstance(one, Both) else None for one in messages]
         self._mqtt.commit([one and one.sent for one in both], batchId)
         if self._kafka:
-            self._kafka.commit([one and one.letters for one in both], batchId)
+            self._kafka.commit([one and one.dead_letters for one in both], batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Let both sides give up the batch."""
         both = [one if isinstance(one, Both) else None for one in messages]
         self._mqtt.abort([one and one.sent for one in both], batchId)
         if self._kafka:
-            self._kafka.abort([one and one.letters for one in both], batchId)
+            self._kafka.abort([one and one.dead_letters for one in both], batchId)
 
 
 def sorted_out(
@@ -136,21 +136,21 @@ def sorted_out(
     """
     runs = _runs(batches)
     rows = (kept for batch in _in_order(batches, runs, most) if (kept := _rows(batch)).num_rows)
-    letters = (dead for batch in _in_order(batches, runs, most) if (dead := _letters(batch)) is not None)
-    return rows, letters
+    dead_letters = (dead for batch in _in_order(batches, runs, most) if (dead := _dead_letters(batch)) is not None)
+    return rows, dead_letters
 
 
 def _rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Those for MQTT."""
-    if LETTER not in batch.schema.names:
+    if DEAD_LETTER not in batch.schema.names:
         return batch
-    column, rows = batch.column(LETTER), batch.drop_columns([LETTER])
+    column, rows = batch.column(DEAD_LETTER), batch.drop_columns([DEAD_LETTER])
     return rows if column.null_count == batch.num_rows else rows.filter(pc.is_null(column))
 
 
-def _letters(batch: pa.RecordBatch) -> pa.RecordBatch | None:
+def _dead_letters(batch: pa.RecordBatch) -> pa.RecordBatch | None:
     """The dead letters; None where there are none."""
-    column = batch.column(LETTER) if LETTER in batch.schema.names else None
+    column = batch.column(DEAD_LETTER) if DEAD_LETTER in batch.schema.names else None
     if column is None or column.null_count == batch.num_rows:
         return None
     return pa.RecordBatch.from_struct_array(column.filter(pc.is_valid(column)))

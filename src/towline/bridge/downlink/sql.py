@@ -30,12 +30,12 @@ from towline.kafka.deadletters import PREFIX, Reason
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation
 
-__all__ = ["COLUMNS", "COUNTS", "KEPT", "LETTER", "PLACE", "apply", "columns", "packet_size"]
+__all__ = ["COLUMNS", "COUNTS", "DEAD_LETTER", "KEPT", "PLACE", "apply", "columns", "packet_size"]
 
 #: Columns of Spark's Kafka source; a transform has to keep them.
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 #: The column with what goes to the dead-letter topic, null for a row that goes to MQTT.
-LETTER: Final = "__letter"
+DEAD_LETTER: Final = "__letter"
 #: The column with the place of a record in Kafka.
 PLACE: Final = "__place"
 _WHERE, _FAULT = "__where", "__fault"
@@ -254,7 +254,7 @@ def _fault(section: DownlinkSection, qos: int, limit: int) -> str:
     return f"CASE WHEN NOT coalesce({_WHERE}, true) THEN NULL {cases} END"
 
 
-def _letter(section: DownlinkSection, letters: DeadLetterTarget, qos: int, limit: int) -> str:
+def _dead_letter(section: DownlinkSection, dead_letters: DeadLetterTarget, qos: int, limit: int) -> str:
     """The record of a dead letter (`towline.kafka.deadletters`): ours, then its own headers as they were."""
     faults = _faults(section, qos, limit)
     ours = {
@@ -263,12 +263,12 @@ def _letter(section: DownlinkSection, letters: DeadLetterTarget, qos: int, limit
         "topic": "topic",
         "partition": "CAST(partition AS STRING)",
         "timestamp": "CAST(unix_millis(timestamp) AS STRING)",
-        "source": literal(letters.source),
+        "source": literal(dead_letters.source),
         "headers": "CAST(greatest(coalesce(size(headers), 0), 0) AS STRING)",
     }
     first = ", ".join(header(literal(PREFIX + name), value) for name, value in ours.items())
     joined = f"CAST(concat(array({first}), coalesce(headers, {NO_HEADERS})) AS {HEADER_TYPE})"
-    fields = {"topic": literal(letters.topic), "key": "key", "value": "value", "headers": joined}
+    fields = {"topic": literal(dead_letters.topic), "key": "key", "value": "value", "headers": joined}
     record = ", ".join(f"'{name}', {value}" for name, value in fields.items())
     return f"CASE WHEN {_FAULT} IS NOT NULL THEN named_struct({record}) END"
 
@@ -291,7 +291,7 @@ class DownlinkStatements:
         name: Of the line.
         qos: Of every PUBLISH.
         limit: Largest packet the broker takes, in bytes; 0 for no limit.
-        letters: Where records go that MQTT can't carry; None stops the line at the first.
+        dead_letters: Where records go that MQTT can't carry; None stops the line at the first.
         parallelism: Parts of the result; more than one are split by MQTT topic.
     """
 
@@ -299,7 +299,7 @@ class DownlinkStatements:
     name: str
     qos: int
     limit: int = 0
-    letters: DeadLetterTarget | None = None
+    dead_letters: DeadLetterTarget | None = None
     parallelism: int = 1
 
 
@@ -345,10 +345,10 @@ def apply(
     frame = frame.coalesce(1) if way.parallelism == 1 else frame.repartition(way.parallelism, "__topic")
     final = {name: _own(name) for name in values}
     final[PLACE] = "struct(topic, partition, offset)"
-    if way.letters is None:
+    if way.dead_letters is None:
         final["topic"] = _raised(section, way.qos, way.limit, way.name)
     else:
-        final[LETTER] = _letter(section, way.letters, way.qos, way.limit)
+        final[DEAD_LETTER] = _dead_letter(section, way.dead_letters, way.qos, way.limit)
     return frame.select(*(F.expr(value).alias(name) for name, value in final.items()))
 
 

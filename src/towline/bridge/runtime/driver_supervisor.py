@@ -197,16 +197,16 @@ class DriverSupervisor(ChildSupervisor):
         view = self._state.lines[report["line"]]
         before = view.counts.dead_lettered
         view.counts = view.counts.add(report)
-        letters = view.counts.dead_lettered
-        if new := letters - before if letters >= before else letters:  # another journal's count begins anew
-            self._letters(view.name, new)
+        total = view.counts.dead_lettered
+        if new := total - before if total >= before else total:  # another journal's count begins anew
+            self._dead_letters(view.name, new)
         view.batch_ms = int(report.get("millis", {}).get("triggerExecution", 0))
         if view.query_error is not None:
             self._state.say(f'line "{view.name}": goes on')
         view.query, view.query_error = "running", None
         self._pauses.reset()
 
-    def _letters(self, line: str, new: int) -> None:
+    def _dead_letters(self, line: str, new: int) -> None:
         """Mention the first dead letters of a run; the others are in the account."""
         if line not in self._lettered:
             self._lettered.add(line)

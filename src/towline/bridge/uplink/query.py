@@ -46,8 +46,8 @@ class UplinkQuery(LineQuery[Line]):
         return writer, identity
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
-        letters = {"deadLetterTopic": str(self.line.dead_letter_topic)} if self._sink_counts() else {}
-        return super()._sink_options(identity) | letters
+        own = {"deadLetterTopic": str(self.line.dead_letter_topic)} if self._sink_counts() else {}
+        return super()._sink_options(identity) | own
 
     def _sink_counts(self) -> bool:
         """Whether the sink writes dead letters, and alone counts them: at_most_once gives up what Kafka refuses."""
@@ -89,7 +89,7 @@ class UplinkQuery(LineQuery[Line]):
             rows,
             line.routes,
             COUNTER,
-            letters=self._dead_letters(identity),
+            dead_letters=self._dead_letters(identity),
             repeats=Repeats(line.within, line.guarantee is Guarantee.EXACTLY_ONCE) if line.within else None,
             kept=KEPT_COUNTER,
             parallelism=line.parallelism,
@@ -103,7 +103,9 @@ class UplinkQuery(LineQuery[Line]):
         if identity is None or identity.query != evidence.query or evidence.done is None or not evidence.done_end:
             return  # another line's batches, or none
         report = {"query": evidence.query, "batch": evidence.done, "journal": evidence.journal}
-        yield self._with_letters({**report, "end": evidence.done_end, "rows": 0, "observed": {}, "gives_up": False})
+        yield self._with_dead_letters(
+            {**report, "end": evidence.done_end, "rows": 0, "observed": {}, "gives_up": False}
+        )
 
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """What the account takes of a batch: journal and offsets, and repeats, which are rows that did not come out."""
@@ -115,15 +117,15 @@ class UplinkQuery(LineQuery[Line]):
             late = sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in progress.get("stateOperators") or [])
             gone = observed["rows"] - observed["filtered"] - observed["unrouted"] - observed.pop("kept")
             observed |= {"deduplicated": max(0, gone - late), "late": late}
-        return self._with_letters(report)
+        return self._with_dead_letters(report)
 
-    def _with_letters(self, report: dict[str, Any]) -> dict[str, Any]:
+    def _with_dead_letters(self, report: dict[str, Any]) -> dict[str, Any]:
         """A report with the sink's own count of dead letters: that knows those which Kafka would have refused, too."""
         if not self._sink_counts():
             return report
         observed = {name: count for name, count in report["observed"].items() if name != "dead_lettered"}
-        letters = sum_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
-        return {**report, "observed": observed, "letters": letters}
+        dead_letters = sum_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
+        return {**report, "observed": observed, "letters": dead_letters}
 
 
 def _gateway_offset(place: Any) -> dict[str, Any]:

@@ -272,7 +272,7 @@ _DETAILS = {
 }
 
 
-def _letter_headers(letters: DeadLetterTarget) -> str:
+def _dead_letter_headers(dead_letters: DeadLetterTarget) -> str:
     """The headers of a dead letter (`towline.kafka.deadletters`): ours, then every property and where it came from.
 
     All in one lambda: Spark interprets that, so the rare case does not swell the generated code of the usual one.
@@ -283,7 +283,7 @@ def _letter_headers(letters: DeadLetterTarget) -> str:
         "detail": f"CASE {REASON} {details} END",
         "topic": NAME,
         "timestamp": "CAST(unix_millis(received_at) AS STRING)",
-        "source": literal(letters.source),
+        "source": literal(dead_letters.source),
     }
     first = ", ".join(
         f"CASE WHEN {value} IS NOT NULL THEN {header(literal(PREFIX + name), value)} END"
@@ -301,13 +301,13 @@ def _letter_headers(letters: DeadLetterTarget) -> str:
 
 
 def expressions(
-    routes: Sequence[Route], letters: DeadLetterTarget | None = None, repeats: Repeats | None = None
+    routes: Sequence[Route], dead_letters: DeadLetterTarget | None = None, repeats: Repeats | None = None
 ) -> dict[str, str]:
     """The SQL of a line: working columns first (in this order), then the columns of the record.
 
     Args:
         routes: The arms, in order.
-        letters: Where rows go that can't be mapped; None stops the line at the first.
+        dead_letters: Where rows go that can't be mapped; None stops the line at the first.
         repeats: How repeats are dropped; None to keep them.
     """
     cases = " ".join(f"WHEN {matches(route.pattern)} THEN {i}" for i, route in enumerate(routes))
@@ -326,11 +326,11 @@ def expressions(
         "headers": _switch(routes, _headers, f"CAST(NULL AS {HEADER_TYPE})"),
         "timestamp": "received_at",
     }
-    return columns if letters is None else _with_letters(columns, routes, letters, repeats)
+    return columns if dead_letters is None else _with_dead_letters(columns, routes, dead_letters, repeats)
 
 
-def _with_letters(
-    columns: dict[str, str], routes: Sequence[Route], letters: DeadLetterTarget, repeats: Repeats | None
+def _with_dead_letters(
+    columns: dict[str, str], routes: Sequence[Route], dead_letters: DeadLetterTarget, repeats: Repeats | None
 ) -> dict[str, str]:
     reason = _switch(routes, lambda route: _unmappable(route, repeats), NO_TEXT)
     fallback = _switch(
@@ -339,9 +339,9 @@ def _with_letters(
     dead = f"{REASON} IS NOT NULL"
     return columns | {
         REASON: f"CASE WHEN {STUB} THEN {_not_whole()} WHEN {ROUTE} IS NULL THEN '{Reason.UNROUTED}' ELSE {reason} END",
-        "topic": f"CASE WHEN {dead} THEN {literal(letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
+        "topic": f"CASE WHEN {dead} THEN {literal(dead_letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
-        "headers": f"CASE WHEN {dead} THEN {_letter_headers(letters)} ELSE {columns['headers']} END",
+        "headers": f"CASE WHEN {dead} THEN {_dead_letter_headers(dead_letters)} ELSE {columns['headers']} END",
         **_origin(routes),
     }
 
@@ -392,7 +392,7 @@ def apply(
     routes: Sequence[Route],
     counter: str | Observation,
     *,
-    letters: DeadLetterTarget | None = None,
+    dead_letters: DeadLetterTarget | None = None,
     repeats: Repeats | None = None,
     kept: str | Observation | None = None,
     parallelism: int = 1,
@@ -403,7 +403,7 @@ def apply(
         frame: Rows as the ``mqtt`` source gives them.
         routes: The arms, in order.
         counter: Takes `COUNTS`: a name among the query's observed metrics, or an observation of a batch read.
-        letters: Where rows go that can't be mapped; None stops the line at the first.
+        dead_letters: Where rows go that can't be mapped; None stops the line at the first.
         repeats: How repeats are dropped; None to keep them.
         kept: Takes `KEPT`, as `counter`; None to leave them uncounted.
         parallelism: Parts of the result; more than one are split by key.
@@ -419,14 +419,14 @@ def apply(
             frame.where(F.expr(route.where))
         if isinstance(route.dedupe, str):
             frame.select(F.expr(route.dedupe))
-    sql = expressions(routes, letters, repeats)
+    sql = expressions(routes, dead_letters, repeats)
     packet = F.when(F.expr(STUB), F.col("correlation_data"))
     frame = frame.withColumn(PACKET, packet).withColumn(
         "correlation_data", F.expr(f"IF({STUB}, NULL, correlation_data)")
     )
     for name in [name for name in sql if name.startswith("__")]:
         column = F.expr(sql[name])
-        frame = frame.withColumn(name, tried(column) if letters and name in (WHERE, SAME[1]) else column)
+        frame = frame.withColumn(name, tried(column) if dead_letters and name in (WHERE, SAME[1]) else column)
     frame = observed(frame, counter, COUNTS)
     frame = frame.where(f"{KEEP} OR {REASON} IS NOT NULL")
     if repeats is not None:
