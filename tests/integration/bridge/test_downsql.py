@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mqtt5 import PublishPacket
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
@@ -23,6 +22,7 @@ from towline.delivery.outrows import packet
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import Letter, Reason, from_record
+from towline.mqtt.message import OutboundMessage
 from towline.schema import MESSAGE_SCHEMA, SPARK_SCHEMA
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -75,9 +75,13 @@ def sent(row: Row, qos: int = 1) -> bytes:
     fields = row.asDict(recursive=True)
     fields.pop(DEAD_LETTER, None)
     fields.pop(PLACE, None)
-    publish = packet(**{**fields, "payload": bytes(fields["payload"]), "qos": qos})
-    assert isinstance(publish, PublishPacket)
-    return bytes(publish.write())
+    return written(packet(**{**fields, "payload": bytes(fields["payload"]), "qos": qos}))
+
+
+def written(message: OutboundMessage | int) -> bytes:
+    """The packet of a message that MQTT has a way to say."""
+    assert isinstance(message, OutboundMessage)
+    return bytes(message.packet(message.qos and 1, message.message_expiry_interval).write())
 
 
 def up(spark: SparkSession, messages: list[dict[str, Any]]) -> DataFrame:
@@ -104,8 +108,7 @@ def test_what_goes_up_comes_down_byte_for_byte(spark: SparkSession, messages: li
     for row, message in zip(rows, messages, strict=True):
         assert row[DEAD_LETTER] is None
         original = packet(**{name: message[name] for name in MESSAGE_SCHEMA.names} | {"qos": 1})
-        assert isinstance(original, PublishPacket)
-        assert sent(row) == bytes(original.write())
+        assert sent(row) == written(original)
         assert row.payload_is_utf8 == message["payload_is_utf8"]
 
 
