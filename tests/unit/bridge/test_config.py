@@ -255,6 +255,12 @@ MISTAKES = [
     ('"k1:9092"', '"k1:9092"\nsettings = { "sasl.password" = "hunter2" }', 'bridge.toml:9  [kafka]: "sasl.password" would put a secret into this file. Use password_file or key_password_file, or write ${NAME}.   [TL-C16]'),
     ('"k1:9092"', '"k1:9092"\nsettings = { "lingerr.ms" = 1 }', 'bridge.toml:9  [kafka]: unknown "lingerr.ms". Did you mean "linger.ms"?   [TL-C01]'),
     ('"k1:9092"', '"k1:9092"\ncreate_topics = { partitions = 0 }', 'bridge.toml:9  [kafka]: "partitions" must be at least 1. Change the number.   [TL-C03]'),
+    ('bootstrap_servers = "k1:9092"\n', "", 'bridge.toml:7  [kafka]: "bootstrap_servers" is missing. Add it.   [TL-C02]'),
+    ('["mqtt://a:1883"]', '["mqtts://a"]\ntls = { ca_fil = "x" }', 'bridge.toml:6  uplink "telemetry": unknown key "ca_fil". Did you mean "ca_file"?   [TL-C01]'),
+    ('"k1:9092"', '"k1:9092"\ncreate_topics = { partition = 1 }', 'bridge.toml:9  [kafka]: unknown key "partition". Did you mean "partitions"?   [TL-C01]'),
+    ('name = "telemetry"', 'name = "telemetry"\nroutes = 1', 'bridge.toml:12  uplink "telemetry": unknown key "routes". Did you mean "route"?   [TL-C01]'),
+    ('name = "telemetry"', 'name = "telemetry"\nmqtt = 3', 'bridge.toml:12  uplink "telemetry": "mqtt" must be a table. Correct the value.   [TL-C03]'),
+    (ROUTE, ROUTE + 'from_ = "x"\n', 'bridge.toml:16  uplink "telemetry" route 1: unknown key "from_". Did you mean "from"?   [TL-C01]'),
     ('name = "telemetry"\n', "", 'bridge.toml:10  uplink "1": "name" is missing. Add it.   [TL-C02]'),
     ('name = "telemetry"', 'name = "telemetry"\nguarante = "x"', 'bridge.toml:12  uplink "telemetry": unknown key "guarante". Did you mean "guarantee"?   [TL-C01]'),
     ('name = "telemetry"', 'name = "telemetry"\nguarantee = "twice"', 'bridge.toml:12  uplink "telemetry": "guarantee" must be "at_most_once", "at_least_once" or "exactly_once". Choose one.   [TL-C03]'),
@@ -335,6 +341,11 @@ def test_every_mistake_is_listed_in_the_order_of_the_file(tmp_path: Path) -> Non
     text = changed('"plant-7"', '"plant 7"').replace("k1:9092", "k1").replace(ROUTE, ROUTE + "qos = 3\nxyz = 1\n")
     lines = told(text, tmp_path)
     assert [re.match(r"bridge\.toml:(\d+)", line)[1] for line in lines] == ["1", "8", "16", "17"]  # type: ignore[index]
+
+
+def test_an_unknown_key_hides_no_other_mistake(tmp_path: Path) -> None:
+    text = changed(ROUTE, 'topic = "tele metry"\nxyz = 1\n').replace("[kafka]", "xyz = 1\nkeep_alive_s = 2\n[kafka]")
+    assert [line[-7:-1] for line in told(text, tmp_path)] == ["TL-C01", "TL-C03", "TL-C62", "TL-C01"]
 
 
 def test_values_of_the_environment_are_never_shown(tmp_path: Path) -> None:

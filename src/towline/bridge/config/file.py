@@ -11,16 +11,18 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from towline.bridge.config.line import DownlinkReader, LineReader
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import NAME, Bridge, DownLine, KafkaSection, Line, SparkSection
 from towline.bridge.config.places import KeyPath, Places
-from towline.errors import ConfigError, did_you_mean
-from towline.gateway.settings import GatewaySettings
+from towline.bridge.config.section import Section
+from towline.bridge.config.tables import Surroundings, Tables
+from towline.errors import ConfigError
 from towline.guarantee import policy
 from towline.kafka.reserved import reserved
 
@@ -28,25 +30,31 @@ __all__ = ["Reader", "hide_references", "load", "parse"]
 
 _REFERENCE = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
-#: What the bridge decides about a gateway from elsewhere in the file.
-_NOT_MQTT = {
-    "checkpoint",
-    "name",
-    "state_dir",
-    "subscriptions",
-    "guarantee",
-    "ack_after",
-    "journal",
-    "outbox",
-    "owner_pid",
-    "receipts",
-}
-#: What [mqtt] and [uplink.mqtt] may set: all the rest of `GatewaySettings`.
-_MQTT_KEYS = tuple(name for name in GatewaySettings.model_fields if name not in _NOT_MQTT)
 #: Client settings the sink sets by itself, from the guarantee or this file.
 _OWNED = ("bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "request.required.acks")
 
-_M = TypeVar("_M", bound=BaseModel)
+
+class FileTable(Section):
+    """The whole file: its own keys, and the tables that are read one by one. A description is what to do without it."""
+
+    name: str = Field(pattern=NAME, description="Name the bridge; it becomes part of the MQTT client ids.")
+    state_dir: Path = Field(description="Name a directory on a local disk; the journals live there.")
+    mqtt: dict[str, Any] = Field(description="Add the table.")
+    kafka: dict[str, Any] = Field(description="Add the table.")
+    spark: dict[str, Any] = Field(default_factory=dict)
+    uplink: Any = ()
+    downlink: Any = ()
+
+    @field_validator("state_dir", mode="before")
+    @classmethod
+    def _somewhere(cls, value: object) -> object:
+        if value == "":
+            raise PydanticCustomError("path_type", "Input is not a valid path")
+        return value
+
+
+#: In place of what is missing or wrong, while the rest of the file is read.
+_STAND_INS: dict[str, Any] = {"name": "x", "state_dir": Path(), "mqtt": {}, "kafka": {}}
 
 
 def load(file: Path, environ: Mapping[str, str] | None = None) -> Bridge:
@@ -91,32 +99,38 @@ class Reader:
 
     def __init__(self, text: str, file: Path, raw: dict[str, Any], environ: Mapping[str, str]) -> None:
         self._file = file
-        #: Every mistake so far.
-        self.found = Mistakes(str(file), Places(text))
+        self._mistakes = Mistakes(str(file), Places(text))
         self._environ = environ
         #: Whether a variable was missing, so that values may be stand-ins.
         self._unset = False
-        #: What lines need to know of the other sections.
-        self.spark_conf: Mapping[str, object] = {}
-        self.creates_topics = False
-        self._raw = self._expand(raw, ())
+        self._raw: dict[str, Any] = self._expand(raw, ())
         self._base = file.absolute().parent
+        self._tables = Tables(self._base, self._mistakes)
 
     def bridge(self) -> Bridge:
         """Everything, or every mistake."""
-        raw = self._raw
-        self._unknown(raw, ("name", "state_dir", "mqtt", "kafka", "spark", *_READERS), (), "")
-        name = self._name(raw.get("name"))
-        state_dir = self._state_dir(raw.get("state_dir"))
-        kafka = self._kafka(self._table("kafka"))
-        spark = self._spark(self._table("spark"))
-        self.spark_conf = spark.conf
-        self.creates_topics = kafka is not None and kafka.create_topics is not None
-        mqtt = self.mqtt(self._table("mqtt"), ("mqtt",), "[mqtt]")
-        lines = self._lines(name, state_dir, mqtt)
-        self.found.raise_if_any()
+        table = self._file_table()
+        state_dir = self._base / table.state_dir.expanduser()
+        kafka = self._kafka(table.kafka) if "kafka" in self._raw else None
+        spark = self._spark(table.spark)
+        creates_topics = kafka is not None and kafka.create_topics is not None
+        mqtt = self._tables.mqtt(table.mqtt, ("mqtt",), "[mqtt]")
+        lines = self._lines(Surroundings(table.name, state_dir, mqtt, dict(spark.conf), creates_topics))
+        self._mistakes.raise_if_any()
         assert kafka is not None, "a section that failed has left a mistake"
-        return Bridge(name=name, file=self._file.absolute(), state_dir=state_dir, kafka=kafka, spark=spark, lines=lines)
+        return Bridge(
+            name=table.name, file=self._file.absolute(), state_dir=state_dir, kafka=kafka, spark=spark, lines=lines
+        )
+
+    def _file_table(self) -> FileTable:
+        """The file's own keys, with stand-ins for those that are mistakes."""
+        try:
+            return FileTable.model_validate(self._raw)
+        except ValidationError as error:
+            details = error.errors()
+        self._mistakes.add_details(details, FileTable, (), "")
+        wrong = {one["loc"][0] for one in details}
+        return FileTable.model_validate(_STAND_INS | {k: v for k, v in self._raw.items() if k not in wrong})
 
     def _expand(self, value: Any, path: KeyPath) -> Any:
         if isinstance(value, dict):
@@ -133,78 +147,15 @@ class Reader:
             return found[0][1:]
         if name not in self._environ:
             what = f"the environment variable {name} is not set"
-            self.found.add("TL-C04", path, _subject(path), what, f"Set it, or write $${{{name}}} for the text itself.")
+            self._mistakes.add(
+                "TL-C04", path, _subject(path), what, f"Set it, or write $${{{name}}} for the text itself."
+            )
             self._unset = True
             return "x"
-        self.found.hide(self._environ[name], name)
+        self._mistakes.hide(self._environ[name], name)
         return self._environ[name]
 
-    def _unknown(self, table: Mapping[str, object], known: tuple[str, ...], path: KeyPath, subject: str) -> None:
-        for key in table:
-            if key in known:
-                continue
-            if key.lower() in {"password", "passwd", "secret", "token"}:
-                what = f'"{key}" would put a secret into this file'
-                self.found.add(
-                    "TL-C16",
-                    (*path, key),
-                    subject,
-                    what,
-                    "Write it into a file of mode 0600 and name that in password_file.",
-                )
-            else:
-                self.found.add("TL-C01", (*path, key), subject, f'unknown key "{key}"', did_you_mean(key, known))
-
-    def model(self, kind: type[_M], table: Mapping[str, Any], path: KeyPath, subject: str) -> _M | None:
-        """Read a table as a model, or note why not."""
-        known = tuple(field.alias or name for name, field in kind.model_fields.items())
-        self._unknown(table, known, path, subject)
-        try:
-            return kind.model_validate({key: value for key, value in table.items() if key in known})
-        except ValidationError as error:
-            self.found.add_details(error.errors(), {}, path, subject)
-            return None
-
-    def _table(self, name: str) -> dict[str, Any]:
-        if name not in self._raw and name != "spark":
-            self.found.add("TL-C02", (), "", f"[{name}] is missing", "Add the table.")
-            return {}
-        table = self._raw.get(name, {})
-        if isinstance(table, dict):
-            return table
-        self.found.add("TL-C03", (name,), "", f'"{name}" must be a table', f"Write [{name}].")
-        return {}
-
-    def _name(self, value: object) -> str:
-        if isinstance(value, str) and re.match(NAME, value):
-            return value
-        if value is None:
-            self.found.add(
-                "TL-C02", ("name",), "", '"name" is missing', "Name the bridge; it becomes part of the MQTT client ids."
-            )
-        else:
-            what = '"name" has letters, digits, dots, - and _, begins with a letter or digit, at most 64'
-            self.found.add("TL-C03", ("name",), "", what, "Rename it.")
-        return "x"
-
-    def _state_dir(self, value: object) -> Path:
-        if isinstance(value, str) and value:
-            return self._base / Path(value).expanduser()
-        if value is None:
-            self.found.add(
-                "TL-C02",
-                ("state_dir",),
-                "",
-                '"state_dir" is missing',
-                "Name a directory on a local disk; the journals live there.",
-            )
-        else:
-            self.found.add("TL-C03", ("state_dir",), "", '"state_dir" must be a path in quotes', "Correct the value.")
-        return self._base
-
     def _kafka(self, table: dict[str, Any]) -> KafkaSection | None:
-        if not table:
-            return None
         path: KeyPath = ("kafka",)
         table = dict(table)
         if isinstance(table.get("bootstrap_servers"), list):
@@ -217,28 +168,28 @@ class Reader:
         for key in settings if isinstance(settings, dict) else ():
             if key in _OWNED:
                 what = f'"{key}" is set by Towline'
-                self.found.add("TL-C68", (*path, "settings", key), "[kafka]", what, "Remove it.")
-        made = self.model(KafkaSection, table, path, "[kafka]")
-        if made is None:
+                self._mistakes.add("TL-C68", (*path, "settings", key), "[kafka]", what, "Remove it.")
+        section = self._tables.model(KafkaSection, table, path, "[kafka]")
+        if section is None:
             return None
         names = ("password_file", "key_password_file")
-        files = {name: self.secret_file(getattr(made, name), (*path, name), "[kafka]") for name in names}
-        made = made.model_copy(update=files)
+        files = {name: self._tables.secret_file(getattr(section, name), (*path, name), "[kafka]") for name in names}
+        section = section.model_copy(update=files)
         if not self._unset:
-            self._judge_client(made)
-        return made
+            self._judge_client(section)
+        return section
 
     def _spark(self, table: dict[str, Any]) -> SparkSection:
-        made = {**table, "conf": _flat(table.get("conf", {}))}
-        found = self.model(SparkSection, made, ("spark",), "[spark]") or SparkSection()
-        jars = tuple(self._base / jar.expanduser() for jar in found.kafka_jars)
+        table = {**table, "conf": _flat(table.get("conf", {}))}
+        section = self._tables.model(SparkSection, table, ("spark",), "[spark]") or SparkSection()
+        jars = tuple(self._base / jar.expanduser() for jar in section.kafka_jars)
         for jar in jars:
             if not jar.is_file():
                 path, what = ("spark", "kafka_jars"), f"the jar {jar} is not there"
-                self.found.add(
+                self._mistakes.add(
                     "TL-C15", path, "[spark]", what, "Correct the path, or remove it: Maven brings the jars."
                 )
-        return found.model_copy(update={"kafka_jars": jars})
+        return section.model_copy(update={"kafka_jars": jars})
 
     def _judge_client(self, kafka: KafkaSection) -> None:
         """Let the client library judge its settings; it opens no connection for that."""
@@ -255,58 +206,35 @@ class Reader:
             if error.code == "TL-C44":  # a secret: say it in the words of this file
                 what = f'"{path[-1]}" would put a secret into this file'
                 error = ConfigError("TL-C16", "", what, "Use password_file or key_password_file, or write ${NAME}.")
-            self.found.add(error.code, ("kafka", *path), "[kafka]", what, error.do)
+            self._mistakes.add(error.code, ("kafka", *path), "[kafka]", what, error.do)
 
-    def secret_file(self, file: Path | None, path: KeyPath, subject: str) -> Path | None:
-        """The file, resolved; it must be there [design section 10]."""
-        if file is None:
-            return None
-        file = self._base / file.expanduser()
-        if not file.is_file():
-            self.found.add(
-                "TL-C15", path, subject, f"{path[-1]} {file} is not there", "Write the secret into it, mode 0600."
-            )
-        return file
-
-    def mqtt(self, table: dict[str, Any], path: KeyPath, subject: str) -> dict[str, Any]:
-        """The known keys of [mqtt] or [uplink.mqtt], paths resolved; their values are judged with the line."""
-        known = (*_MQTT_KEYS, "client_id_prefix") if path == ("mqtt",) else _MQTT_KEYS
-        self._unknown(table, known, path, subject)
-        made = {key: value for key, value in table.items() if key in known}
-        for key in [key for key in made if key.endswith("_file") and isinstance(made[key], str)]:
-            made[key] = self.secret_file(Path(made[key]), (*path, key), subject)
-        if isinstance(tls := made.get("tls"), dict):
-            made["tls"] = {
-                key: self.secret_file(Path(value), (*path, "tls", key), subject)
-                if key.endswith("_file") and isinstance(value, str)
-                else value
-                for key, value in tls.items()
-            }
-        return made
-
-    def _lines(self, bridge: str, state_dir: Path, mqtt: dict[str, Any]) -> tuple[Line | DownLine, ...]:
-        places = list(self._tables())
+    def _lines(self, surroundings: Surroundings) -> tuple[Line | DownLine, ...]:
+        places = list(self._line_tables())
         if not places:
             if not any(kind in self._raw for kind in _READERS):
                 what = "[[uplink]] is missing: there is no line to run"
-                self.found.add("TL-C60", ("uplink",), "", what, "Add one with a name and a route, or a [[downlink]].")
+                self._mistakes.add(
+                    "TL-C60", ("uplink",), "", what, "Add one with a name and a route, or a [[downlink]]."
+                )
             return ()
         tables = [table for _, _, table in places]
-        if "brokers" not in mqtt and any("brokers" not in (t.get("mqtt") or {}) for t in tables if isinstance(t, dict)):
-            self.found.add(
+        if "brokers" not in surroundings.mqtt and any(
+            "brokers" not in (t.get("mqtt") or {}) for t in tables if isinstance(t, dict)
+        ):
+            self._mistakes.add(
                 "TL-C02", ("mqtt",), "[mqtt]", '"brokers" is missing', 'Add it, as brokers = ["mqtt://localhost:1883"].'
             )
-        made = [_READERS[kind](self, i, table, bridge, state_dir, mqtt).line() for kind, i, table in places]
-        lines = [line for line in made if line is not None]
+        read = [_READERS[kind](self._tables, surroundings, index, table).line() for kind, index, table in places]
+        lines = [line for line in read if line is not None]
         self._twice(places, lines)
         letters = tuple(sorted({line.dead_letter_topic for line in lines if line.dead_letter_topic}))
-        for (kind, index, _), line in zip(places, made, strict=True):
+        for (kind, index, _), line in zip(places, read, strict=True):
             if line is not None:
                 self._reserved((kind, index), line, letters)
                 if isinstance(line, DownLine):
-                    self._circles((kind, index), line, bridge, lines)
-        known = {"dead_letter_topics": letters}
-        return tuple(line.model_copy(update=known) if isinstance(line, Line) else line for line in lines)
+                    self._circles((kind, index), line, surroundings.bridge, lines)
+        named = {"dead_letter_topics": letters}
+        return tuple(line.model_copy(update=named) if isinstance(line, Line) else line for line in lines)
 
     def _reserved(self, path: KeyPath, line: Line | DownLine, letters: Sequence[str]) -> None:
         """Topics of the file hold no markers and are not internal to Kafka; what a route writes is no dead letter."""
@@ -317,7 +245,7 @@ class Reader:
         for key, name, taken in named:
             if name is not None and re.fullmatch(taken, name):
                 what = f'"{name}" is reserved: markers, dead letters, or Kafka\'s own'
-                self.found.add("TL-C95", (*path, *key), f'{path[0]} "{line.name}"', what, "Choose another topic.")
+                self._mistakes.add("TL-C95", (*path, *key), f'{path[0]} "{line.name}"', what, "Choose another topic.")
 
     def _circles(self, path: KeyPath, line: DownLine, bridge: str, lines: Sequence[Line | DownLine]) -> None:
         """A line that reads what its own batches write, markers or dead letters, never comes to an end."""
@@ -325,15 +253,15 @@ class Reader:
         written += [line.dead_letter_topic] if line.dead_letter_topic else []
         for name in filter(line.section.reads, written):
             what = f'it would read "{name}", and make a batch of each batch: markers, or dead letters of its own'
-            self.found.add("TL-C95", (*path, "from"), f'downlink "{line.name}"', what, "Choose other topics.")
+            self._mistakes.add("TL-C95", (*path, "from"), f'downlink "{line.name}"', what, "Choose other topics.")
 
-    def _tables(self) -> Iterator[tuple[str, int, Any]]:
+    def _line_tables(self) -> Iterator[tuple[str, int, Any]]:
         """Kind, index and content of every table of a line."""
         for kind in _READERS:
             tables = self._raw.get(kind, [])
             if kind in self._raw and (not isinstance(tables, list) or not tables):
                 what = f"[[{kind}]] must be written [[{kind}]]"
-                self.found.add("TL-C60", (kind,), "", what, "Add one with a name.")
+                self._mistakes.add("TL-C60", (kind,), "", what, "Add one with a name.")
             else:
                 yield from ((kind, index, table) for index, table in enumerate(tables))
 
@@ -347,7 +275,7 @@ class Reader:
             name = table.get("name") if isinstance(table, dict) else None
             if name is not None and name in named:
                 subject, what = f'{kind} "{name}"', "another line has this name"
-                self.found.add("TL-C18", (kind, index, "name"), subject, what, "Rename one.")
+                self._mistakes.add("TL-C18", (kind, index, "name"), subject, what, "Rename one.")
             named.setdefault(name, (kind, index))
         seen: dict[tuple[str, str], str] = {}
         for line in lines:
@@ -358,7 +286,7 @@ class Reader:
                     what = f'client id "{identity[1]}" is also that of line "{other}"; they would throw each other out'
                     path = named[line.name]
                     subject = f'{path[0]} "{line.name}"'
-                    self.found.add("TL-C19", path, subject, what, "Give each line its own client_id.")
+                    self._mistakes.add("TL-C19", path, subject, what, "Give each line its own client_id.")
 
 
 #: The tables of lines, and who reads them.
@@ -388,10 +316,10 @@ def _flat(value: Any, prefix: str = "") -> Any:
     """Dotted keys as one: TOML reads ``security.protocol = "SSL"`` as a table in a table."""
     if not isinstance(value, dict):
         return value
-    made: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict):
-            made |= _flat(item, f"{prefix}{key}.")
+            flat |= _flat(item, f"{prefix}{key}.")
         else:
-            made[prefix + key] = item
-    return made
+            flat[prefix + key] = item
+    return flat

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,12 +13,9 @@ from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import CHECKPOINT, Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.routes import Pattern, Route, Template, allowed, kafka_name_problem, subscriptions
-from towline.errors import did_you_mean
+from towline.bridge.config.tables import Surroundings, Tables
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.guarantee import Guarantee, conf_problem, policy, sharing_problem
-
-if TYPE_CHECKING:
-    from towline.bridge.config.file import Reader
 
 __all__ = ["DownlinkReader", "LineReader"]
 
@@ -36,61 +32,53 @@ class TableReader:
     #: The table it reads.
     kind: ClassVar[str]
 
-    def __init__(
-        self, reader: Reader, index: int, table: Any, bridge: str, state_dir: Path, mqtt: dict[str, Any]
-    ) -> None:
-        self._reader = reader
-        self._found = reader.found
+    def __init__(self, tables: Tables, surroundings: Surroundings, index: int, table: Any) -> None:
+        self._tables = tables
+        self._mistakes = tables.mistakes
         self._path: KeyPath = (self.kind, index)
         self._table: dict[str, Any] = table if isinstance(table, dict) else {}
         self._subject = f'{self.kind} "{self._table.get("name", index + 1)}"'
-        self._bridge = bridge
-        self._state_dir = state_dir
-        self._common = mqtt
+        self._surroundings = surroundings
 
     def _note(self, code: str, key: str | KeyPath, what: str, do: str) -> None:
         path = self._path + ((key,) if isinstance(key, str) else key)
-        self._found.add(code, path, self._subject, what, do)
+        self._mistakes.add(code, path, self._subject, what, do)
 
-    def _section(self, kind: type[_S], tables: tuple[str, ...]) -> _S | None:
+    def _section(self, kind: type[_S], apart: tuple[str, ...]) -> _S | None:
         """The line's own keys."""
-        table = {key: value for key, value in self._table.items() if key not in tables}
+        table = dict(self._table)
         if _BATCH_BYTES in table:
             table[_BATCH_BYTES] = self._size((_BATCH_BYTES,), table[_BATCH_BYTES])
-        known = (*(field.alias or name for name, field in kind.model_fields.items()), *tables)
-        for key in [key for key in table if key not in known]:
-            self._note("TL-C01", key, f'unknown key "{key}"', did_you_mean(key, known))
-            del table[key]
-        return self._reader.model(kind, table, self._path, self._subject)
+        return self._tables.model(kind, table, self._path, self._subject, apart)
 
     def _spark(self, guarantee: Guarantee) -> None:
         """What [spark.conf] must not undo."""
-        if problem := conf_problem(guarantee, self._reader.spark_conf):
+        if problem := conf_problem(guarantee, self._surroundings.spark_conf):
             name, value = problem
             what = f"guarantee {guarantee} needs {name} = {value}"
-            self._found.add(
+            self._mistakes.add(
                 "TL-C12", ("spark", "conf", *name.split(".")), self._subject, what, "Remove it from [spark.conf]."
             )
 
     def _dead_letters(self, named: str | Literal[False] | None) -> str | None:
         """The topic: as named, else `<bridge>.dead-letters` where missing topics are created."""
-        if named is False or (named is None and not self._reader.creates_topics):
+        if named is False or (named is None and not self._surroundings.creates_topics):
             return None
-        name = named or f"{self._bridge}.dead-letters"
+        name = named or f"{self._surroundings.bridge}.dead-letters"
         if problem := kafka_name_problem(name):
             self._note("TL-C62", "dead_letter_topic", problem, "Correct the name, or write false for none.")
         return name
 
     def _gateway(self, name: str, guarantee: Guarantee, own_values: Mapping[str, Any]) -> GatewaySettings | None:
         own = self._table.get("mqtt", {})
-        own = self._reader.mqtt(own if isinstance(own, dict) else {}, (*self._path, "mqtt"), self._subject)
-        merged = {**self._common, **own}
-        prefix = merged.pop("client_id_prefix", None) or self._bridge
-        origin: dict[str, KeyPath] = {key: ("mqtt", key) for key in self._common}
+        own = self._tables.mqtt(own, (*self._path, "mqtt"), self._subject)
+        merged = {**self._surroundings.mqtt, **own}
+        prefix = merged.pop("client_id_prefix", None) or self._surroundings.bridge
+        origin: dict[str, KeyPath] = {key: ("mqtt", key) for key in self._surroundings.mqtt}
         origin |= {key: (*self._path, "mqtt", key) for key in own}
         if merged.get("session_expiry_s") == 0 and policy(guarantee).persistent:
             what = f"guarantee {guarantee} needs a session that outlives the connection, session_expiry_s is 0"
-            self._found.add(
+            self._mistakes.add(
                 "TL-C12", origin["session_expiry_s"], self._subject, what, "Raise it; without the key it is for ever."
             )
             merged.pop("session_expiry_s")
@@ -99,7 +87,7 @@ class TableReader:
             "client_id": f"{prefix}-{name}",
             **merged,
             "name": name,
-            "state_dir": self._state_dir / name,
+            "state_dir": self._surroundings.state_dir / name,
             "guarantee": guarantee,
             **own_values,
         }
@@ -109,7 +97,7 @@ class TableReader:
             return GatewaySettings.model_validate(values)
         except ValidationError as error:
             origin |= {key: (*self._path, key) for key in ("journal", "outbox")}
-            self._found.add_details(error.errors(), origin, self._path, self._subject)
+            self._mistakes.add_details(error.errors(), GatewaySettings, self._path, self._subject, origin=origin)
             return None
 
     def _tls(self, merged: dict[str, Any], origin: dict[str, KeyPath]) -> None:
@@ -120,14 +108,14 @@ class TableReader:
         )
         if merged.get("tls") and plain and brokers:
             what = "tls is set, but no broker is reached by mqtts://, so nothing would be encrypted"
-            self._found.add("TL-C17", origin["tls"], self._subject, what, "Write mqtts://, or remove tls.")
+            self._mistakes.add("TL-C17", origin["tls"], self._subject, what, "Write mqtts://, or remove tls.")
 
     def _sharing(self, gateway: GatewaySettings, publish_qos: int | None = None) -> None:
         if problem := sharing_problem(gateway, publish_qos):
             own = self._table.get("mqtt")
             key = "brokers" if len(gateway.brokers) > 1 else "follow_redirects"
             path = (*self._path, "mqtt", key) if isinstance(own, dict) and key in own else ("mqtt", key)
-            self._found.add("TL-C90", path, self._subject, *problem)
+            self._mistakes.add("TL-C90", path, self._subject, *problem)
 
     def _limits(self, name: str) -> Any:
         """The table ``journal`` or ``outbox``, sizes as numbers."""
@@ -142,7 +130,7 @@ class TableReader:
         """Bytes from ``"20 GB"`` (powers of 1,000) or ``"20 GiB"`` (powers of 1,024)."""
         if not isinstance(value, str):
             return value
-        if not (found := _SIZE.match(value)):
+        if not (match := _SIZE.match(value)):
             self._note(
                 "TL-C03",
                 path,
@@ -150,8 +138,8 @@ class TableReader:
                 'Write bytes as a number, or as "20 GB" or "512 MiB".',
             )
             return 1 << 30
-        unit = found[2].removesuffix("B")
-        return int(float(found[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS[unit.removesuffix("i")])
+        unit = match[2].removesuffix("B")
+        return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS[unit.removesuffix("i")])
 
 
 class LineReader(TableReader):
@@ -172,7 +160,7 @@ class LineReader(TableReader):
         if uplink and uplink.receipts:
             own["receipts"] = {} if uplink.receipts is True else self._receipts(uplink.receipts)
         name = uplink.name if uplink else "x"
-        own["checkpoint"] = str(self._state_dir / name / CHECKPOINT)
+        own["checkpoint"] = str(self._surroundings.state_dir / name / CHECKPOINT)
         gateway = self._gateway(name, guarantee, own)
         if uplink is None or gateway is None or not sections:
             return None
@@ -192,19 +180,19 @@ class LineReader(TableReader):
         )
 
     def _receipts(self, receipts: ReceiptSettings) -> ReceiptSettings:
-        file = self._reader.secret_file(receipts.key_file, (*self._path, "receipts", "key_file"), self._subject)
+        file = self._tables.secret_file(receipts.key_file, (*self._path, "receipts", "key_file"), self._subject)
         return receipts.model_copy(update={"key_file": file})
 
     def _uplink(self) -> UplinkSection | None:
-        made = self._section(UplinkSection, ("mqtt", "journal", "route"))
-        if made is None:
+        uplink = self._section(UplinkSection, ("mqtt", "journal", "route"))
+        if uplink is None:
             return None
-        allowed_acks = policy(made.guarantee).acks
-        if made.ack_after is not None and made.ack_after not in allowed_acks:
-            what = f"guarantee {made.guarantee} acknowledges after {' or '.join(allowed_acks)}, not {made.ack_after}"
+        guarantee, acks = uplink.guarantee, policy(uplink.guarantee).acks
+        if uplink.ack_after is not None and uplink.ack_after not in acks:
+            what = f"guarantee {guarantee} acknowledges after {' or '.join(acks)}, not {uplink.ack_after}"
             self._note("TL-C12", "ack_after", what, "Remove ack_after, or take another guarantee.")
-        self._spark(made.guarantee)
-        return made
+        self._spark(guarantee)
+        return uplink
 
     def _one_within(self, uplink: UplinkSection | None, sections: tuple[RouteSection, ...]) -> None:
         """One query has one watermark, so all routes remember equally long; and one state, so that order is kept."""
@@ -215,9 +203,11 @@ class LineReader(TableReader):
                 what = f'within = "{dedupe.within}" differs from "{first.within}" on the same line'
                 self._note("TL-C72", ("route", index, "dedupe", "within"), what, "Make it one, or make two lines.")
         name = "spark.sql.shuffle.partitions"
-        if first is not None and str(self._reader.spark_conf.get(name, 1)) != "1":
+        if first is not None and str(self._surroundings.spark_conf.get(name, 1)) != "1":
             what = f"dedupe needs {name} = 1: more would mix up the order of a device's messages"
-            self._found.add("TL-C12", ("spark", "conf", *name.split(".")), self._subject, what, "Remove the setting.")
+            self._mistakes.add(
+                "TL-C12", ("spark", "conf", *name.split(".")), self._subject, what, "Remove the setting."
+            )
 
     def _routes(
         self, guarantee: Guarantee, dedupe: Dedupe | None
@@ -231,8 +221,8 @@ class LineReader(TableReader):
         for index, table in enumerate(tables):
             path = (*self._path, "route", index)
             subject = f"{self._subject} route {index + 1}"
-            section = self._reader.model(RouteSection, table if isinstance(table, dict) else {}, path, subject)
-            route = _RouteReader(self._found, path, subject, guarantee, dedupe).route(section) if section else None
+            section = self._tables.model(RouteSection, table, path, subject)
+            route = _RouteReader(self._mistakes, path, subject, guarantee, dedupe).route(section) if section else None
             if section is not None and route is not None:
                 sections.append(section)
                 routes.append(route)
@@ -258,7 +248,7 @@ class DownlinkReader(TableReader):
         if gateway is None or gateway.outbox is None:
             return None
         outbox = gateway.outbox.model_copy(update={"checkpoint": str(gateway.state_dir / CHECKPOINT)})
-        made = DownLine(
+        line = DownLine(
             name=section.name,
             guarantee=guarantee,
             gateway=gateway.model_copy(update={"outbox": outbox}),
@@ -268,9 +258,9 @@ class DownlinkReader(TableReader):
             parallelism=section.parallelism,
             dead_letter_topic=dead_letters,
         )
-        if made.qos == 2:
+        if line.qos == 2:
             self._sharing(gateway, publish_qos=2)
-        return made
+        return line
 
     def _qos(self, section: DownlinkSection) -> None:
         levels = policy(section.guarantee).publish_levels
@@ -284,9 +274,9 @@ class _RouteReader:
     """Judges one ``[[uplink.route]]``."""
 
     def __init__(
-        self, found: Mistakes, path: KeyPath, subject: str, guarantee: Guarantee, dedupe: Dedupe | None
+        self, mistakes: Mistakes, path: KeyPath, subject: str, guarantee: Guarantee, dedupe: Dedupe | None
     ) -> None:
-        self._found = found
+        self._mistakes = mistakes
         self._path = path
         self._subject = subject
         self._guarantee = guarantee
@@ -307,12 +297,12 @@ class _RouteReader:
         self._lists(section)
         if not self._clean:
             return None
-        made = section.compile(self._guarantee, self._dedupe)
-        return made if self._topic_clean(made) else None
+        route = section.compile(self._guarantee, self._dedupe)
+        return route if self._topic_clean(route) else None
 
     def _note(self, code: str, key: KeyPath, what: str, do: str) -> None:
         self._clean = False
-        self._found.add(code, self._path + key, self._subject, what, do)
+        self._mistakes.add(code, self._path + key, self._subject, what, do)
 
     def _attempt(self, code: str, key: KeyPath, reading: Callable[[], _T]) -> _T | None:
         try:
@@ -328,9 +318,9 @@ class _RouteReader:
 
     @staticmethod
     def _templates(section: RouteSection) -> list[tuple[KeyPath, str]]:
-        made: list[tuple[KeyPath, str]] = [(("topic",), section.topic)]
-        made += [(("key",), section.key)] if section.key is not None else []
-        return made + [(("headers", name), text) for name, text in section.headers.items()]
+        templates: list[tuple[KeyPath, str]] = [(("topic",), section.topic)]
+        templates += [(("key",), section.key)] if section.key is not None else []
+        return templates + [(("headers", name), text) for name, text in section.headers.items()]
 
     def _qos(self, section: RouteSection) -> None:
         table = policy(self._guarantee)

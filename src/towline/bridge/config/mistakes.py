@@ -6,17 +6,19 @@ A person mends a file once, not key by key, so reading a file collects every mis
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from towline.errors import ConfigError
+from pydantic import BaseModel
+
+from towline.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
     from towline.bridge.config.places import KeyPath, Places
 
-__all__ = ["ConfigMistakes", "Mistakes", "explain"]
+__all__ = ["ConfigMistakes", "Mistakes"]
 
 
 class ConfigMistakes(ConfigError):
@@ -64,13 +66,36 @@ class Mistakes:
         self._found.setdefault((line, str(error)), error)
 
     def add_details(
-        self, errors: Iterable[ErrorDetails], origin: Mapping[str, KeyPath], base: KeyPath, subject: str
+        self,
+        errors: Iterable[ErrorDetails],
+        kind: type[BaseModel],
+        base: KeyPath,
+        subject: str,
+        *,
+        origin: Mapping[str, KeyPath] | None = None,
+        also: Iterable[str] = (),
     ) -> None:
-        """Note pydantic's findings; ``origin`` says where a first key really stands, else it is under ``base``."""
+        """Note pydantic's findings.
+
+        Args:
+            errors: Of one table.
+            kind: The model that it was to be.
+            base: Where the table is.
+            subject: As for `add`.
+            origin: Where a first key really stands, if not under ``base``.
+            also: Keys of the table that are read as tables of their own.
+        """
         for error in errors:
             loc = tuple(error["loc"])
-            path = origin[str(loc[0])] + loc[1:] if loc and str(loc[0]) in origin else base + loc
-            code, what, do = explain(error)
+            path = origin[str(loc[0])] + loc[1:] if origin and loc and str(loc[0]) in origin else base + loc
+            if error["type"] == "extra_forbidden":
+                known = _keys_at(kind, loc)
+                code, what, do = _unknown(str(loc[-1]), [*known, *also] if len(loc) == 1 else known)
+            elif error["type"] == "missing" and len(loc) == 1:
+                code, what, do = _missing(kind, str(loc[0]))
+            else:
+                key = next((part for part in reversed(path) if isinstance(part, str)), "")
+                code, what, do = _explain(error, key)
             self.add(code, path, subject, what, do)
 
     def __bool__(self) -> bool:
@@ -117,10 +142,45 @@ _BOUNDS = {
 _TYPE_ERROR = re.compile(r"^([a-z]+)(?:_attributes)?_(?:type|parsing|from_float)$")
 
 
-def explain(error: ErrorDetails) -> tuple[str, str, str]:
+def _keys_of(kind: type[BaseModel]) -> tuple[str, ...]:
+    """What a table may hold, as users write it."""
+    return tuple(field.alias or name for name, field in kind.model_fields.items())
+
+
+def _keys_at(kind: type[BaseModel], loc: KeyPath) -> list[str]:
+    """The keys that are known beside the last one of ``loc``; indices and branches of unions are no keys."""
+    kinds = [kind]
+    for part in loc[:-1]:
+        fields = [field for one in kinds for name, field in one.model_fields.items() if part in (name, field.alias)]
+        named = [one for one in kinds if one.__name__ == part]
+        kinds = [one for field in fields for one in _models_in(field.annotation)] or named or kinds
+    return [key for one in kinds for key in _keys_of(one)]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
+
+
+def _missing(kind: type[BaseModel], key: str) -> tuple[str, str, str]:
+    """Absence of a key, or of a table, with the advice that its description gives."""
+    field = next(field for name, field in kind.model_fields.items() if key in (name, field.alias))
+    name = f"[{key}]" if get_origin(field.annotation) is dict else f'"{key}"'
+    return "TL-C02", f"{name} is missing", field.description or "Add it."
+
+
+def _unknown(key: str, known: Iterable[str]) -> tuple[str, str, str]:
+    if key.lower() in {"password", "passwd", "secret", "token"}:
+        what = f'"{key}" would put a secret into this file'
+        return "TL-C16", what, "Write it into a file of mode 0600 and name that in password_file."
+    return "TL-C01", f'unknown key "{key}"', did_you_mean(key, known)
+
+
+def _explain(error: ErrorDetails, key: str) -> tuple[str, str, str]:
     """Turn one pydantic finding into code, what and do; its input is never quoted, it may be a secret."""
     kind, context = error["type"], error.get("ctx", {})
-    key = next((str(part) for part in reversed(error["loc"]) if isinstance(part, str)), "")
     if kind == "missing":
         return "TL-C02", f'"{key}" is missing', "Add it."
     if kind in _BOUNDS:

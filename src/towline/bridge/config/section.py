@@ -13,4 +13,4 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 class Section(BaseModel):
     """A table of the file: unknown keys are mistakes, and nothing changes afterwards."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
