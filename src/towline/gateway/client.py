@@ -110,11 +110,11 @@ class GatewayClient:
             GatewayUnreachable: When no gateway answers.
         """
         me = ProcessMark.of(os.getpid())
-        asked = {"consumer": consumer, "pid": me.pid, "started": me.started, "host": me.host}
+        fields = {"consumer": consumer, "pid": me.pid, "started": me.started, "host": me.host}
         deadline = time.monotonic() + patience_s
         while True:
             try:
-                got = self._action("open", asked)
+                answer = self._action("open", fields)
             except Fenced:
                 if time.monotonic() >= deadline:
                     raise
@@ -123,8 +123,8 @@ class GatewayClient:
                 break
         return Lease(
             consumer=consumer,
-            token=got["lease"],
-            **{key: got[key] for key in ("name", "journal", "epoch", "first", "tip", "committed", "known")},
+            token=answer["lease"],
+            **{key: answer[key] for key in ("name", "journal", "epoch", "first", "tip", "committed", "known")},
         )
 
     def wait(
@@ -160,7 +160,7 @@ class GatewayClient:
             GatewayError: TL-G05 and TL-G06 for offsets the journal does not have.
             GatewayUnreachable: When no gateway answers.
         """
-        asked = {
+        fields = {
             "consumer": lease.consumer,
             "lease": lease.token,
             "journal": lease.journal,
@@ -171,9 +171,9 @@ class GatewayClient:
             "safe": safe,
             "incarnation": incarnation,
         }
-        got = interruptible(lambda: self._action("wait", asked, timeout_s + CALL_S))
-        got.setdefault("incarnation", "")  # a gateway of the version before names none
-        return Window(**{key: got[key] for key in ("journal", "epoch", "first", "end", "tip", "incarnation")})
+        answer = interruptible(lambda: self._action("wait", fields, timeout_s + CALL_S))
+        answer.setdefault("incarnation", "")  # a gateway of the version before names none
+        return Window(**{key: answer[key] for key in ("journal", "epoch", "first", "end", "tip", "incarnation")})
 
     def read(self, journal: str, start: int, end: int, *, incarnation: str = "") -> Iterator[pa.RecordBatch]:
         """Stream the rows ``start`` to ``end`` - 1; nothing is consumed, no lease is needed [I4].
@@ -191,27 +191,27 @@ class GatewayClient:
         """
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
-        asked = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
-        ticket = flight.Ticket(json.dumps(asked).encode())
+        fields = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
+        ticket = flight.Ticket(json.dumps(fields).encode())
         with self._translated():
             stream = self._connected().do_get(ticket)
-        got = 0
+        count = 0
         try:
             while True:
                 with self._translated():
                     chunk = next(stream, None)
                 if chunk is None:
                     break
-                got += chunk.data.num_rows
+                count += chunk.data.num_rows
                 yield chunk.data
         finally:
             with contextlib.suppress(Exception):
                 stream.cancel()
-        if got != end - start:
+        if count != end - start:
             raise GatewayError(
                 "TL-G11",
                 self.location,
-                f"{got} rows came for the offsets {start}..{end - 1}",
+                f"{count} rows came for the offsets {start}..{end - 1}",
                 "This is a fault in Towline: keep the state directory and report it.",
             )
 
@@ -251,8 +251,8 @@ class GatewayClient:
             GatewayError: TL-G20 when the gateway has no outbox.
             GatewayUnreachable: When no gateway answers.
         """
-        asked = {"writer": writer, "batch": batch, "origin": origin, "attempt": attempt}
-        return StoredBatch(**self._action("place", asked))
+        fields = {"writer": writer, "batch": batch, "origin": origin, "attempt": attempt}
+        return StoredBatch(**self._action("place", fields))
 
     def send(
         self,
@@ -289,9 +289,9 @@ class GatewayClient:
         """
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
-        asked = {"writer": writer, "batch": batch, "start": start, "whole": int(whole)}
-        asked |= {"origin": origin, "attempt": attempt}
-        command = json.dumps(asked).encode()
+        fields = {"writer": writer, "batch": batch, "start": start, "whole": int(whole)}
+        fields |= {"origin": origin, "attempt": attempt}
+        command = json.dumps(fields).encode()
         with self._translated():
             stream, answers = self._connected().do_put(flight.FlightDescriptor.for_command(command), schema)
         try:
@@ -336,8 +336,8 @@ class GatewayClient:
         Returns:
             False when some are still waiting.
         """
-        asked = {"upto": upto, "timeout_s": timeout_s}
-        return bool(self._action("sent", asked, timeout_s + CALL_S)["done"])
+        fields = {"upto": upto, "timeout_s": timeout_s}
+        return bool(self._action("sent", fields, timeout_s + CALL_S)["done"])
 
     def refused(self, do: str, at: int) -> dict[str, Any]:
         """Look at the messages that the broker refused, or move them; see `towline.delivery.refused.Refused`.
@@ -366,15 +366,15 @@ class GatewayClient:
             self._flight = flight.connect(self.location, generic_options=_CHANNEL)
         return self._flight
 
-    def _action(self, kind: str, asked: Mapping[str, object], timeout_s: float = CALL_S) -> dict[str, Any]:
+    def _action(self, kind: str, fields: Mapping[str, object], timeout_s: float = CALL_S) -> dict[str, Any]:
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
         with self._translated():
             options = flight.FlightCallOptions(timeout=timeout_s)
-            action = flight.Action(kind, json.dumps(asked).encode())
-            answer = next(iter(self._connected().do_action(action, options)))
-        got: dict[str, Any] = json.loads(answer.body.to_pybytes())
-        return got
+            action = flight.Action(kind, json.dumps(fields).encode())
+            result = next(iter(self._connected().do_action(action, options)))
+        answer: dict[str, Any] = json.loads(result.body.to_pybytes())
+        return answer
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

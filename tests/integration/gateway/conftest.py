@@ -102,7 +102,7 @@ class NewGateway(Protocol):
 @pytest.fixture
 def new_gateway(tmp_path: Path) -> Iterator[NewGateway]:
     """Make gateways that are ended after the test."""
-    made: list[Gateway] = []
+    gateways: list[Gateway] = []
 
     def make(broker: Mosquitto | str, name: str = "plant-7", **settings: object) -> Gateway:
         given = {
@@ -116,11 +116,11 @@ def new_gateway(tmp_path: Path) -> Iterator[NewGateway]:
         }
         (tmp_path / "state").mkdir(exist_ok=True)
         gateway = Gateway(GatewaySettings.model_validate(given))
-        made.append(gateway)
+        gateways.append(gateway)
         return gateway
 
     yield make
-    for gateway in made:
+    for gateway in gateways:
         if gateway.process is not None and gateway.process.poll() is None:
             gateway.stop(signal.SIGKILL)
 

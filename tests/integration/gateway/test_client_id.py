@@ -22,10 +22,10 @@ def test_a_changed_client_id_is_refused_until_the_old_session_is_given_up(
     publish(mosquitto, range(5))
 
     changed = new_gateway(mosquitto, client_id="plant-8")
-    told = changed.fail()
-    assert 'that of client id \\"plant-7\\", and client_id is \\"plant-8\\" now' in told
-    assert 'abandon_session (option abandonSession) = \\"plant-7\\"' in told
-    assert "TL-M23" in told
+    line = changed.fail()
+    assert 'that of client id \\"plant-7\\", and client_id is \\"plant-8\\" now' in line
+    assert 'abandon_session (option abandonSession) = \\"plant-7\\"' in line
+    assert "TL-M23" in line
     assert changed.process is not None
     assert changed.process.returncode == EXIT_CONFIG
     assert "TL-M23" in new_gateway(mosquitto, client_id="plant-8", abandon_session="plant-6").fail()

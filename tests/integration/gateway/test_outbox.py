@@ -113,9 +113,9 @@ def rows(numbers: range, qos: int, topics: int = 3, **more: object) -> Any:
 
 
 def outbox(gateway: Gateway) -> dict[str, Any]:
-    found: dict[str, Any] = gateway.status()["outbox"]
-    assert found["accepted"] == sum(found[k] for k in ("queued", "in_flight", "delivered", "expired", "refused"))
-    return found
+    account: dict[str, Any] = gateway.status()["outbox"]
+    assert account["accepted"] == sum(account[k] for k in ("queued", "in_flight", "delivered", "expired", "refused"))
+    return account
 
 
 def drained(gateway: Gateway, timeout: float = 60) -> dict[str, Any]:
@@ -261,9 +261,9 @@ def test_a_refused_message_is_set_aside_and_stops_nothing(
     ear.until(17)
     assert gateway.stop() == 0
     refused = RefusedMessages(gateway.settings.refused)
-    aside = refused.page(0)["rows"]
+    kept = refused.page(0)["rows"]
     refused.close()
-    assert sorted((row["number"], row["reason"]) for row in aside) == [(5, 0x87), (6, 0x87), (9, 0x90)]
+    assert sorted((row["number"], row["reason"]) for row in kept) == [(5, 0x87), (6, 0x87), (9, 0x90)]
 
 
 def test_a_full_outbox_refuses_and_takes_again(new_mosquitto: NewMosquitto, new_gateway: NewGateway) -> None:

@@ -83,9 +83,9 @@ def test_an_older_copy_takes_nothing_in(broker: Mosquitto, gateway: Gateway) -> 
 
     bring_back(gateway, copy)
     for _ in range(2):
-        told = gateway.fail()
-        assert "the checkpoint has come to offset 15, the journal ends at 10: an older copy" in told
-        assert "TL-G06" in told
+        line = gateway.fail()
+        assert "the checkpoint has come to offset 15, the journal ends at 10: an older copy" in line
+        assert "TL-G06" in line
     assert payloads(gateway) == list(range(10)), "nothing was taken in"
 
     bring_back(gateway, newest)
@@ -118,9 +118,9 @@ def test_an_older_copy_that_has_gone_on_takes_nothing_in(broker: Mosquitto, gate
     gateway.stop()
     gateway.settings = known
     publish(broker, range(40, 50))
-    told = gateway.fail()
-    assert "this is an older copy that has gone on" in told
-    assert "TL-G26" in told
+    line = gateway.fail()
+    assert "this is an older copy that has gone on" in line
+    assert "TL-G26" in line
     assert payloads(gateway) == [*range(10), *range(20, 40)]
 
     bring_back(gateway, newest)

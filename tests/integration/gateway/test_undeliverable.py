@@ -39,9 +39,9 @@ class Ear:
 
 @pytest.fixture
 def ears() -> Iterator[list[Ear]]:
-    made: list[Ear] = []
-    yield made
-    for ear in made:
+    ears: list[Ear] = []
+    yield ears
+    for ear in ears:
         ear.client.disconnect()
         ear.client.loop_stop()
 

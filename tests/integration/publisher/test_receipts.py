@@ -98,9 +98,9 @@ def gateway(broker: Mosquitto, new_gateway: NewGateway, tmp_path: Path) -> Gatew
 @pytest.fixture
 def spark(gateway: Gateway) -> Iterator[Committer]:
     gateway.start()
-    made = Committer(gateway)
-    yield made
-    made.end()
+    committer = Committer(gateway)
+    yield committer
+    committer.end()
 
 
 def rows_of(gateway: Gateway) -> list[dict[str, Any]]:
@@ -119,13 +119,13 @@ def kept_once(gateway: Gateway, wanted: range) -> None:
 
 def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broker: Mosquitto, tmp_path: Path) -> None:
     gateway.start()
-    told: list[tuple[int, str]] = []
+    outcomes: list[tuple[int, str]] = []
     with Publisher(
         broker.uri,
         state_dir=tmp_path / "p",
         receipts=True,
         receipt_key_file=write_key(tmp_path),
-        on_outcome=lambda n, o: told.append((n, o)),
+        on_outcome=lambda n, o: outcomes.append((n, o)),
     ) as publisher:
         receipts = [publisher.publish("t/1", str(n), qos=n % 3, user_properties=[("a", "b")]) for n in range(6)]
         assert publisher.flush(10, end_to_end=False) == 0
@@ -142,7 +142,7 @@ def test_a_receipt_comes_after_the_commit_and_not_before(gateway: Gateway, broke
         expired = publisher.publish("t/1", "6", message_expiry_s=0)
         with pytest.raises(PublisherError, match="TL-O06"):
             expired.end_to_end.result(60)
-    assert [n for n, outcome in told if outcome == "arrived"] == list(range(6))
+    assert [n for n, outcome in outcomes if outcome == "arrived"] == list(range(6))
     assert [row["user_properties"] for row in rows_of(gateway)] == [[{"key": "a", "value": "b"}]] * 6
 
 

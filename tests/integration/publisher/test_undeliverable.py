@@ -29,13 +29,13 @@ def test_a_row_that_cannot_be_sent_is_set_aside(new_mosquitto: NewMosquitto, tmp
     for row in ROWS:
         outbox.append(arrived(rows_of([row]), time.time_ns() // 1000))
     outbox.close()
-    told: list[tuple[int, str]] = []
+    outcomes: list[tuple[int, str]] = []
     with Publisher(
         broker.uri,
         state_dir=tmp_path / "p",
         receipts=True,
         receipt_key_file=write_key(tmp_path),
-        on_outcome=lambda n, o: told.append((n, o)),
+        on_outcome=lambda n, o: outcomes.append((n, o)),
     ) as publisher:
         behind = publisher.publish("t", "1")
         behind.at_broker.result(60)
@@ -43,4 +43,4 @@ def test_a_row_that_cannot_be_sent_is_set_aside(new_mosquitto: NewMosquitto, tmp
         status = publisher.status()
         assert (status["refused"], status["delivered"]) == (len(ROWS), 1)
         publisher.close(0)
-    assert {n for n, outcome in told if outcome == "refused"} == set(range(len(ROWS)))
+    assert {n for n, outcome in outcomes if outcome == "refused"} == set(range(len(ROWS)))

@@ -299,9 +299,11 @@ def test_a_packet_id_that_is_used_again_before_the_flush_is_the_new_message_s(tm
     assert after.connect() == [2, 3]
 
 
-@pytest.mark.parametrize(("qos", "answered", "told"), [(1, True, 0), (1, False, 0), (2, True, 0), (2, False, 1)])
+@pytest.mark.parametrize(
+    ("qos", "answered", "lost_sessions"), [(1, True, 0), (1, False, 0), (2, True, 0), (2, False, 1)]
+)
 def test_a_lost_session_is_told_only_where_it_held_something(
-    tmp_path: Path, qos: int, *, answered: bool, told: int
+    tmp_path: Path, qos: int, *, answered: bool, lost_sessions: int
 ) -> None:
     """Many brokers keep no session without subscriptions; of a downlink only a QoS 2 message under way is lost."""
     line = Line(tmp_path, 2, qos=qos)
@@ -310,7 +312,7 @@ def test_a_lost_session_is_told_only_where_it_held_something(
         line.answer()  # also for QoS 2, as RabbitMQ does
     line.end(Lost())
     line.connect(present=False)
-    assert line.lost == told
+    assert line.lost == lost_sessions
 
 
 @pytest.mark.parametrize("flushed", [True, False])
@@ -329,5 +331,5 @@ def test_what_expired_stays_counted_whatever_frame_says_that_it_is_done(tmp_path
     line.outbox.journal.close()
 
     after = Line(tmp_path, 0)
-    told = after.downlink.status()
-    assert (told["expired"], told["delivered"], told["accepted"]) == (2, 1, 5)
+    status = after.downlink.status()
+    assert (status["expired"], status["delivered"], status["accepted"]) == (2, 1, 5)

@@ -38,13 +38,13 @@ def text(value: bytes | None) -> pa.Array:
 
 def pairs(values: list[tuple[bytes | None, bytes | None] | None] | None) -> pa.Array:
     found = values or []
-    made = pa.StructArray.from_arrays(
+    structs = pa.StructArray.from_arrays(
         [pa.array([p and p[at] for p in found], pa.binary()).view(pa.string()) for at in (0, 1)],
         fields=list(OUTBOX_SCHEMA.field("user_properties").type.value_type),
         mask=pa.array([p is None for p in found], pa.bool_()),
     )
     offsets = pa.array([None if values is None else 0, len(found)], pa.int32())
-    return pa.ListArray.from_arrays(offsets, made, type=OUTBOX_SCHEMA.field("user_properties").type)
+    return pa.ListArray.from_arrays(offsets, structs, type=OUTBOX_SCHEMA.field("user_properties").type)
 
 
 _COLUMNS: dict[str, st.SearchStrategy[pa.Array]] = {

@@ -25,20 +25,20 @@ LIMITS = Limits(min_free_bytes=0, segment_bytes=8192)
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
     """100 rows, the first of which are gone."""
-    with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=LIMITS) as made:
+    with Journal.open(tmp_path / "inbox", schema=ROW_SCHEMA, limits=LIMITS) as journal:
         for start in range(0, 100, 10):
-            made.append(rows(start, 10))
-        made.commit("spark", 60)
-        assert 0 < made.first <= 60
-        yield made
+            journal.append(rows(start, 10))
+        journal.commit("spark", 60)
+        assert 0 < journal.first <= 60
+        yield journal
 
 
 def plan(place: Path, batch: int, *sources: Any) -> None:
     """An entry of the offset log, as Spark writes it."""
     (place / "offsets").mkdir(parents=True, exist_ok=True)
     (place / "metadata").write_text('{"id":"q"}')
-    told = [source if isinstance(source, str) else json.dumps(source) for source in sources]
-    (place / "offsets" / str(batch)).write_text("\n".join(["v1", '{"batchWatermarkMs":0}', *told]))
+    lines = [source if isinstance(source, str) else json.dumps(source) for source in sources]
+    (place / "offsets" / str(batch)).write_text("\n".join(["v1", '{"batchWatermarkMs":0}', *lines]))
 
 
 def at(journal: Journal, offset: int, *, name: str = "plant", of: str = "", incarnation: str | None = None) -> Any:

@@ -65,10 +65,10 @@ def turn(pump: Pump) -> None:
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    made = Broker()
-    yield made
-    made.line.close()
-    made.listener.close()
+    broker = Broker()
+    yield broker
+    broker.line.close()
+    broker.listener.close()
 
 
 def settings_of(place: Path, broker: Broker) -> GatewaySettings:

@@ -41,9 +41,9 @@ def test_a_dead_reader_is_followed_and_its_lease_refused(
     other.kill()
     other.wait()
     client.open("default")
-    asked = {"consumer": "default", "lease": stale, "journal": server.journal.journal_id, "start": 0, "timeout_s": 0}
+    fields = {"consumer": "default", "lease": stale, "journal": server.journal.journal_id, "start": 0, "timeout_s": 0}
     with pytest.raises(flight.FlightServerError) as caught:
-        raw(server, "wait", asked)
+        raw(server, "wait", fields)
     assert error_of(caught.value).code == "TL-G07"
     assert isinstance(error_of(caught.value), Fenced)
 

@@ -50,10 +50,10 @@ def test_what_nobody_foresaw_ends_it_with_a_word(tmp_path: Path, broken: str) ->
     """A service that does not come up used to leave a gateway that receives and that nobody can reach."""
     state_dir, log = tmp_path / "state", tmp_path / "gateway-telemetry.log"
     assert started(state_dir, PROGRAM.format(broken), log).wait(30) == 1
-    told = json.loads((state_dir / ERROR_FILE).read_text())
-    assert told["code"] == "TL-G09"
-    assert told["what"] == "the gateway failed in an unexpected way (RuntimeError: can't start new thread)"
-    assert str(log) in told["do"]
+    error = json.loads((state_dir / ERROR_FILE).read_text())
+    assert error["code"] == "TL-G09"
+    assert error["what"] == "the gateway failed in an unexpected way (RuntimeError: can't start new thread)"
+    assert str(log) in error["do"]
     text = log.read_text()
     assert "Traceback" in text
     assert all(json.loads(line) for line in text.splitlines())  # the traceback too is in one line

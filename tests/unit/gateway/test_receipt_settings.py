@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from towline.gateway.settings import GatewaySettings
 
 
-def made(**more: Any) -> GatewaySettings:
+def settings(**more: Any) -> GatewaySettings:
     given = {"name": "g", "state_dir": Path("g"), "brokers": "mqtt://b", "subscriptions": [{"filter": "t/#"}]}
     return GatewaySettings.model_validate({**given, "receipts": {"trust_all_clients": True}, **more})
 
 
 def test_the_defaults_are_those_of_the_page() -> None:
-    receipts = made().receipts
+    receipts = settings().receipts
     assert receipts is not None
     assert receipts.model_dump() == {
         "key_file": None,
@@ -27,7 +27,7 @@ def test_the_defaults_are_those_of_the_page() -> None:
         "max_ranges": 256,
         "keep_s": 30 * 86400,
     }
-    assert made(receipts=None).receipts is None
+    assert settings(receipts=None).receipts is None
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_the_defaults_are_those_of_the_page() -> None:
 )
 def test_contradictions_are_refused(more: dict[str, Any], what: str) -> None:
     with pytest.raises(ValidationError, match=what):
-        made(**more)
+        settings(**more)

@@ -152,13 +152,13 @@ def test_wait_ends_with_the_timeout(server: Served, client: GatewayClient) -> No
 
 def test_new_rows_wake_the_waiting(server: Served, client: GatewayClient) -> None:
     lease = client.open("default")
-    found: list[Window] = []
-    waiter = threading.Thread(target=lambda: found.append(client.wait(lease, 0, timeout_s=50)))
+    windows: list[Window] = []
+    waiter = threading.Thread(target=lambda: windows.append(client.wait(lease, 0, timeout_s=50)))
     waiter.start()
     wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
     server.add(3)
     waiter.join(60)
-    assert [window.end for window in found] == [3]
+    assert [window.end for window in windows] == [3]
 
 
 def test_close_wakes_the_waiting(tmp_path: Path) -> None:

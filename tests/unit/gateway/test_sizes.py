@@ -139,9 +139,9 @@ def test_refused_messages_of_any_size_are_kept(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(refused, "_GROUP_BYTES", BOUND)
     sizes = [1000, 10, 9000, 0, 0, 1500, 700]
     rows = arrived(messages(sizes), 0)
-    aside = RefusedMessages(tmp_path / "refused")
-    groups = list(aside.keep((rows.slice(n, 1), n, 0x87) for n in range(7)))
+    refused_messages = RefusedMessages(tmp_path / "refused")
+    groups = list(refused_messages.keep((rows.slice(n, 1), n, 0x87) for n in range(7)))
     assert [number for group in groups for number in group] == list(range(7))
     assert len(groups) > 2
-    assert [(row["number"], row["bytes"]) for row in aside.page(0)["rows"]] == list(enumerate(sizes))
-    aside.close()
+    assert [(row["number"], row["bytes"]) for row in refused_messages.page(0)["rows"]] == list(enumerate(sizes))
+    refused_messages.close()

@@ -15,31 +15,31 @@ PATIENCE = 10.0
 CONTENT = Content("t", b"")
 
 
-def made(done: int = 0, settled: int = 0) -> tuple[Awaited, Ranges]:
+def awaiting(done: int = 0, settled: int = 0) -> tuple[Awaited, Ranges]:
     broker = Ranges(done)
     numbers = count(1)
     return Awaited("p", 1, Ranges(settled), broker, PATIENCE, lambda: f"{next(numbers):x}"), broker
 
 
-def told(
+def receipt(
     watermark: int, asked: str = "", *journaled: tuple[int, int], epoch: int = 1, fresh: bool = False
 ) -> ReceiptPayload:
     return ReceiptPayload("p", epoch, watermark, "plant", asked, journaled, fresh)
 
 
 def test_nothing_is_asked_while_receipts_come() -> None:
-    awaited, done = made()
+    awaited, done = awaiting()
     awaited.online(0)
     assert awaited.turn(0) == []
     for second in range(100):
         done.add(second)
         assert awaited.turn(second) == []
-        assert awaited.take(told(second), 200, second) == []
+        assert awaited.take(receipt(second), 200, second) == []
     assert awaited.asked == 0
 
 
 def test_no_progress_is_asked_about_ever_more_rarely() -> None:
-    awaited, _ = made(done=5)
+    awaited, _ = awaiting(done=5)
     awaited.online(0)
     asked = [now for now in range(2000) if awaited.turn(now)]
     assert asked == [0, 10, 30, 70, 150, 310, 630, 1230, 1830]
@@ -49,7 +49,7 @@ def test_no_progress_is_asked_about_ever_more_rarely() -> None:
 
 
 def test_only_what_the_answer_does_not_name_is_sent_again() -> None:
-    awaited, done = made(done=10)
+    awaited, done = awaiting(done=10)
     awaited.online(0)
     assert awaited.turn(0) == [(0, 1)]
     mark = mark_of(awaited.mark(0, CONTENT))
@@ -57,38 +57,38 @@ def test_only_what_the_answer_does_not_name_is_sent_again() -> None:
     assert mark.nonce == "1"
     assert mark_of(awaited.mark(3, CONTENT)) == Mark("p", 1, 3, 0)
     done.add(10, 15)  # sent after the question: the answer may well not know it
-    assert awaited.take(told(2, "other", (0, 2)), 20, 1) == []
-    assert awaited.take(told(2, "1", (0, 4), (6, 7)), 20, 1) == [(4, 6), (7, 10)]
+    assert awaited.take(receipt(2, "other", (0, 2)), 20, 1) == []
+    assert awaited.take(receipt(2, "1", (0, 4), (6, 7)), 20, 1) == [(4, 6), (7, 10)]
     assert awaited.sent_again == 5
-    assert awaited.take(told(2, "1", (0, 4)), 20, 1) == []  # answered once
+    assert awaited.take(receipt(2, "1", (0, 4)), 20, 1) == []  # answered once
 
 
 def test_what_waits_for_kafka_alone_is_not_sent_again() -> None:
-    awaited, _ = made(done=10)
+    awaited, _ = awaiting(done=10)
     awaited.online(0)
     awaited.turn(0)
-    assert awaited.take(told(0, "1", (0, 10)), 20, 1) == []
+    assert awaited.take(receipt(0, "1", (0, 10)), 20, 1) == []
 
 
 def test_a_new_gateway_and_a_new_connection_are_asked_at_once() -> None:
-    awaited, _ = made(done=5)
+    awaited, _ = awaiting(done=5)
     awaited.online(0)
     assert awaited.turn(0)
-    awaited.take(told(1, fresh=True), 9, 5)
+    awaited.take(receipt(1, fresh=True), 9, 5)
     assert awaited.turn(5) == [(1, 2)]
     awaited.offline()
     awaited.online(6)
     assert awaited.turn(6) == [(1, 2)]
-    assert awaited.take(told(1, "2", (0, 5)), 9, 7) == []  # of the connection before
+    assert awaited.take(receipt(1, "2", (0, 5)), 9, 7) == []  # of the connection before
 
 
 def test_a_gateway_that_says_again_and_again_that_it_is_new_is_asked_ever_more_rarely() -> None:
-    awaited, _ = made(done=5)
+    awaited, _ = awaiting(done=5)
     awaited.online(0)
     awaited.turn(0)
     asked = 0
     for now in range(1, 600):
-        awaited.take(told(0, fresh=True), 9, now)
+        awaited.take(receipt(0, fresh=True), 9, now)
         asked += len(awaited.turn(now))
     assert asked <= 10
 
@@ -112,7 +112,7 @@ def test_numbers_of_another_opening_settle_nothing() -> None:
 
 
 def test_what_was_given_up_is_not_owed_and_not_asked_about() -> None:
-    awaited, done = made(done=3)
+    awaited, done = awaiting(done=3)
     awaited.online(0)
     awaited.give_up(0)
     awaited.give_up(2)
@@ -123,20 +123,20 @@ def test_what_was_given_up_is_not_owed_and_not_asked_about() -> None:
 
 
 def test_a_mark_is_never_below_its_own_low() -> None:
-    awaited, _ = made(done=10, settled=8)
+    awaited, _ = awaiting(done=10, settled=8)
     mark = mark_of(awaited.mark(3, CONTENT))  # it was on its way when its receipt came
     assert mark is not None
     assert mark.low == 3
 
 
 def test_an_older_copy_of_an_outbox_takes_a_new_epoch() -> None:
-    awaited, _ = made(done=5)
+    awaited, _ = awaiting(done=5)
     awaited.online(0)
     with pytest.raises(Restored):
-        awaited.take(told(9), 5, 0)
+        awaited.take(receipt(9), 5, 0)
     awaited.begin_again(2)
     assert awaited.turn(0) == [(0, 1)]
-    assert awaited.take(told(3), 5, 0) == []  # of the epoch before
+    assert awaited.take(receipt(3), 5, 0) == []  # of the epoch before
     with pytest.raises(Restored):
-        awaited.take(told(0, epoch=3), 5, 0)
+        awaited.take(receipt(0, epoch=3), 5, 0)
     assert awaited.settled.watermark == 0

@@ -96,14 +96,14 @@ class Copies(RuleBasedStateMachine):
         self.take(data.draw(st.sampled_from(self.said)))
 
     def take(self, said: bytes) -> None:
-        told = ReceiptPayload.decode(said)
-        assert told is not None
+        receipt = ReceiptPayload.decode(said)
+        assert receipt is not None
         before = self.awaited.settled.watermark
         lost: list[tuple[int, int]] = []
         try:
-            lost = self.awaited.take(told, len(self.disk.rows), self.clock)
+            lost = self.awaited.take(receipt, len(self.disk.rows), self.clock)
         except Restored:
-            self.awaited.begin_again(told.epoch + 1)
+            self.awaited.begin_again(receipt.epoch + 1)
             self.disk.epoch = self.awaited.epoch
         in_kafka = set(self.journal[: self.committed])
         assert all(self.disk.rows[n][1] in in_kafka for n in range(before, self.awaited.settled.watermark))

@@ -37,8 +37,8 @@ def test_no_room_is_told_once_and_a_message_that_waited_too_long_is_not_taken(
         full.clear()
         assert kept.on_disk.result(20) == 0  # nothing of the others was stored
         publisher.publish("t", "next", timeout=20)
-        told = [r.levelname for r in caplog.records if "room" in r.getMessage()]
-        assert told == ["WARNING", "INFO"]
+        levels = [r.levelname for r in caplog.records if "room" in r.getMessage()]
+        assert levels == ["WARNING", "INFO"]
         publisher.close(0)
 
 

@@ -104,8 +104,8 @@ class Life:
 
     def all_arrived(self) -> None:
         assert self.awaited is not None
-        told = ReceiptPayload(self.awaited.publisher, 1, ROWS)
-        self.awaited.take(told, self.outbox.end, 0.0)
+        receipt = ReceiptPayload(self.awaited.publisher, 1, ROWS)
+        self.awaited.take(receipt, self.outbox.end, 0.0)
         keep(self.outbox, self.awaited, self.downlink.oldest)
 
     def close(self) -> None:

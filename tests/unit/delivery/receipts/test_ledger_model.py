@@ -28,7 +28,7 @@ class Gateway(RuleBasedStateMachine):
         self.ahead: list[Mark] = []
         self.epoch, self.low = 1, 0
         self.given_up: set[tuple[int, int]] = set()
-        self.told: dict[int, int] = {}
+        self.announced: dict[int, int] = {}
 
     @rule(ahead=st.integers(0, 12), nonce=st.sampled_from(["", "", "a1"]))
     def publish(self, ahead: int, nonce: str) -> None:
@@ -77,8 +77,8 @@ class Gateway(RuleBasedStateMachine):
         epoch = receipt.epoch
         assert all((epoch, n) in in_kafka for n in range(receipt.watermark))
         assert all((epoch, n) in stored for start, end in receipt.journaled for n in range(start, end))
-        assert receipt.watermark >= self.told.get(epoch, 0)
-        self.told[epoch] = receipt.watermark
+        assert receipt.watermark >= self.announced.get(epoch, 0)
+        self.announced[epoch] = receipt.watermark
         if epoch == self.epoch:  # the publisher's low follows what it was told
             self.low = max(self.low, receipt.watermark)
 
@@ -131,7 +131,7 @@ class Gateway(RuleBasedStateMachine):
         self.ledger.stored(change, len(self.rows))
         self.commit(1_000_000)
         self.tell()
-        assert max(self.told.get(self.epoch, 0), self.low) >= top
+        assert max(self.announced.get(self.epoch, 0), self.low) >= top
 
 
 TestGateway = Gateway.TestCase

@@ -11,10 +11,10 @@ from towline.delivery.receipts.openings import Openings
 
 
 def test_openings_are_forgotten_below_low_and_bounded_above() -> None:
-    made = Openings()
-    assert all(made.put(number, f"{number:x}", newest=True, low=number) for number in range(100))
-    assert len(made.steps()) == 8
-    assert (made.of(50), made.of(99)) == (None, "63")
+    openings = Openings()
+    assert all(openings.put(number, f"{number:x}", newest=True, low=number) for number in range(100))
+    assert len(openings.steps()) == 8
+    assert (openings.of(50), openings.of(99)) == (None, "63")
     ledger = Ledger({}, 0)
     verdicts = [ledger.take(opened(number, f"{number:x}"), NOW) for number in range(200)]
     assert verdicts.count(MarkVerdict.NEW) == 128
@@ -23,9 +23,9 @@ def test_openings_are_forgotten_below_low_and_bounded_above() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from("abc"))))
 def test_openings_are_a_map_of_what_was_received(puts: list[tuple[int, str]]) -> None:
-    made, model = Openings(), dict[int, str]()
+    openings, model = Openings(), dict[int, str]()
     for number, name in puts:
-        assert made.put(number, name, newest=number >= max(model, default=-1), low=0)
+        assert openings.put(number, name, newest=number >= max(model, default=-1), low=0)
         model[number] = name
-        assert {n: made.of(n) for n in model} == model
-        assert Openings(made.steps()).steps() == made.steps()
+        assert {n: openings.of(n) for n in model} == model
+        assert Openings(openings.steps()).steps() == openings.steps()
