@@ -1,4 +1,4 @@
-"""From rows of the outbox to PUBLISH packets, and from what a writer brings to rows of the outbox."""
+"""From rows of the outbox to messages as the session takes them, and from what a writer brings to such rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from towline.mqtt.message import OutboundMessage
 from towline.mqtt.outbound import LONGEST_EXPIRY
 from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
 
-__all__ = ["Outgoing", "arrived", "outgoing", "packet", "rows_of"]
+__all__ = ["Outgoing", "arrived", "message_of", "outgoing", "rows_of"]
 
 #: What a pair costs in memory beside its text.
 _PAIR_BYTES: Final = 100
@@ -100,7 +100,7 @@ def outgoing(
             len(payload) + len(topic) + (_size(extra) if extra else 0),
             arrival,
             None if expiry is None else arrival + _expiry(expiry) * 1_000_000,
-            unreadable.get(at) or packet(topic, payload, level, bool(retain and retain[at]) and not again, *extra),
+            unreadable.get(at) or message_of(topic, payload, level, bool(retain and retain[at]) and not again, *extra),
         )
 
 
@@ -124,7 +124,7 @@ def _values(rows: pa.RecordBatch) -> tuple[list[list[Any] | None], dict[int, int
     return columns, unreadable
 
 
-def packet(
+def message_of(
     topic: str,
     payload: bytes,
     qos: int,

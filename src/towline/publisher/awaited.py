@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from towline.delivery.receipts.keys import ReceiptKeys
-from towline.delivery.receipts.mark import Content, Mark
+from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Content, Mark
 from towline.delivery.receipts.openings import same_messages
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal import Outbox
@@ -37,9 +37,6 @@ CONSUMER: Final = "receipts"
 _LONGEST: Final = 600.0
 #: Shortest, whatever happens.
 _SHORTEST: Final = 1.0
-#: No gateway is that far ahead: numbers, and epochs.
-_FARTHEST: Final = 1 << 40
-_MOST_EPOCHS: Final = 1 << 20
 
 
 class Restored(Exception):
@@ -158,9 +155,9 @@ class Awaited:
         Raises:
             Restored: The numbers given out since this copy was made are another message's; call `begin_again`.
         """
-        if receipt.publisher != self.publisher or not self.epoch <= receipt.epoch <= self.epoch + _MOST_EPOCHS:
+        if receipt.publisher != self.publisher or not self.epoch <= receipt.epoch <= self.epoch + MOST_EPOCHS:
             return []
-        if receipt.watermark > end + _FARTHEST:
+        if receipt.watermark > end + FARTHEST:
             return []
         if receipt.epoch > self.epoch or not self._same(receipt, end):
             raise Restored

@@ -18,7 +18,7 @@ from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sql import DEAD_LETTER, PLACE, DownlinkStatements
 from towline.bridge.lines.sql import DeadLetterTarget
 from towline.bridge.uplink import sql
-from towline.delivery.outrows import packet
+from towline.delivery.outrows import message_of
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee
 from towline.kafka.deadletters import Letter, Reason, from_record
@@ -75,7 +75,7 @@ def sent(row: Row, qos: int = 1) -> bytes:
     fields = row.asDict(recursive=True)
     fields.pop(DEAD_LETTER, None)
     fields.pop(PLACE, None)
-    return written(packet(**{**fields, "payload": bytes(fields["payload"]), "qos": qos}))
+    return written(message_of(**{**fields, "payload": bytes(fields["payload"]), "qos": qos}))
 
 
 def written(message: OutboundMessage | int) -> bytes:
@@ -107,7 +107,7 @@ def test_what_goes_up_comes_down_byte_for_byte(spark: SparkSession, messages: li
     assert len(rows) == len(messages)
     for row, message in zip(rows, messages, strict=True):
         assert row[DEAD_LETTER] is None
-        original = packet(**{name: message[name] for name in MESSAGE_SCHEMA.names} | {"qos": 1})
+        original = message_of(**{name: message[name] for name in MESSAGE_SCHEMA.names} | {"qos": 1})
         assert sent(row) == written(original)
         assert row.payload_is_utf8 == message["payload_is_utf8"]
 

@@ -13,7 +13,7 @@ from mqtt5 import ConnAckPacket, PubAckPacket, PubCompPacket, PubRelPacket
 
 from tests.helpers import read_all
 from towline.delivery import outrows
-from towline.delivery.outrows import Outgoing, arrived, outgoing, packet, rows_of
+from towline.delivery.outrows import Outgoing, arrived, message_of, outgoing, rows_of
 from towline.mqtt.codec import encode
 from towline.mqtt.events import Acknowledged, Action, Send
 from towline.mqtt.message import OutboundMessage
@@ -182,8 +182,8 @@ def test_a_message_in_flight_that_a_new_server_does_not_take_is_given_up() -> No
 
 def test_a_payload_beyond_what_mqtt_can_say_has_a_reason(capfd: pytest.CaptureFixture[str]) -> None:
     payload = bytes(268_435_455)
-    assert packet("t", payload, 1, retain=False) == 0x95
-    assert isinstance(packet("t", payload[:-6], 1, retain=False), OutboundMessage)
+    assert message_of("t", payload, 1, retain=False) == 0x95
+    assert isinstance(message_of("t", payload[:-6], 1, retain=False), OutboundMessage)
     assert capfd.readouterr().err == ""
 
 
@@ -197,7 +197,7 @@ def test_whatever_a_constructor_raises_is_a_reason(error: type[BaseException], m
         raise error
 
     monkeypatch.setattr(outrows, "OutboundMessage", raising)
-    assert packet("t", b"", 1, retain=False) == 0x99
+    assert message_of("t", b"", 1, retain=False) == 0x99
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
@@ -207,4 +207,4 @@ def test_what_is_not_the_rows_fault_passes(error: type[BaseException], monkeypat
 
     monkeypatch.setattr(outrows, "OutboundMessage", raising)
     with pytest.raises(error):
-        packet("t", b"", 1, retain=False)
+        message_of("t", b"", 1, retain=False)

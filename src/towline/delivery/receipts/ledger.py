@@ -24,7 +24,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
 from towline.delivery.receipts.keys import ReceiptKeys
-from towline.delivery.receipts.mark import Mark, is_genuine, mark_of
+from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Mark, is_genuine, mark_of
 from towline.delivery.receipts.openings import Openings
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
@@ -37,9 +37,6 @@ _NOTE: Final = "publisher:"
 _MOST_WAITING: Final = 256
 #: Questions of a publisher that are remembered: one that somebody repeats is answered once, and hides no other.
 _MOST_ASKED: Final = 32
-#: No publisher gets that far ahead of what was heard of it: numbers, and epochs.
-_FARTHEST: Final = 1 << 40
-_MOST_EPOCHS: Final = 1 << 20
 
 
 class MarkVerdict(Enum):
@@ -211,7 +208,7 @@ class Ledger:
     def take(self, mark: Mark, now_s: int) -> MarkVerdict:
         """Judge a message and, if it is new, see it."""
         state = self._state_of(mark, now_s)
-        if state is None or mark.number > state.seen.end + _FARTHEST:
+        if state is None or mark.number > state.seen.end + FARTHEST:
             self.unknown += 1
             if mark.publisher in self._publishers:  # a copy of an older epoch has to learn of the newer one
                 self._note_question(mark.publisher, self._publishers[mark.publisher], mark)
@@ -252,7 +249,7 @@ class Ledger:
             return state
         if state is None and len(self._publishers) >= self._most_publishers:
             return None
-        if state is not None and not state.epoch < mark.epoch <= state.epoch + _MOST_EPOCHS:
+        if state is not None and not state.epoch < mark.epoch <= state.epoch + MOST_EPOCHS:
             return None
         low = mark.low
         fresh = _PublisherState(mark.epoch, Ranges(low), Ranges(low), Ranges(low), now_s)

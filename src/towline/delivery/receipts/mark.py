@@ -21,8 +21,10 @@ from towline.mqtt.fence import MAX_PROPERTIES
 
 __all__ = [
     "AUTH_KEY",
+    "FARTHEST",
     "ID_KEY",
     "MARK_BYTES",
+    "MOST_EPOCHS",
     "NAME",
     "NUMBER_KEY",
     "Content",
@@ -46,6 +48,9 @@ _AUTH: Final = re.compile(r"([0-9a-f]{0,16})\.([0-9a-f]{32})?(?:\.([0-9]{1,9}\.[
 _NAMED: Final = 512
 #: Bytes that a packet may have more than its publisher knows of.
 _MORE_BYTES: Final = 1_024
+#: Publisher and gateway are never that far apart: numbers, and epochs.
+FARTHEST: Final = 1 << 40
+MOST_EPOCHS: Final = 1 << 20
 #: Bytes that the properties of a mark take in a PUBLISH, at most.
 MARK_BYTES: Final = 512
 
