@@ -24,6 +24,7 @@ from tests.helpers import wait_until
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
 from towline.errors import KafkaError
 from towline.kafka import transactions
+from towline.kafka.admin import settled
 from towline.kafka.columns import Columns
 from towline.kafka.delivery import Delivered, Task
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
@@ -366,20 +367,20 @@ def test_two_copies_of_a_checkpoint_that_is_not_local_run_on(kafka: Kafka, sink_
 def test_a_checksum_is_taken_only_where_it_would_be_compared(kafka: Kafka, sink_id: str) -> None:
     """What was written without one is compared by its count when somebody wants it verified after all."""
     origin = BatchOrigin(newest=0, hashes={0: "offsets of 0"})
-    local = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=origin)
-    write(local, 0)
-    marker = MarkerStore(local.settings, sink_id).read(0)
-    assert marker is not None
-    assert (marker.rows, marker.crc) == (ROWS, None)
-    wary = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=sink_id, origin=origin, verifyOnSkip="true")
-    assert write(wary, 0).skipped
-    with pytest.raises(KafkaError, match="TL-K16"):
-        wary.deliver(Task(0, batch=0, query=QUERY), counted(0, ROWS - 7))
-    two = exactly_once(kafka.bootstrap, topic=sink_id, sinkId=f"{sink_id}2", origin=origin, parallelism="2")
-    write(two, 0)
-    marker = MarkerStore(two.settings, f"{sink_id}2").read(0)
-    assert marker is not None
-    assert marker.crc
+    crcs: dict[str, int | None] = {}
+    for parallelism in ("1", "2"):
+        options: dict[str, Any] = {"topic": sink_id, "sinkId": f"{sink_id}-{parallelism}", "parallelism": parallelism}
+        write(exactly_once(kafka.bootstrap, origin=origin, **options), 0)
+        wary = exactly_once(kafka.bootstrap, origin=origin, verifyOnSkip="true", **options)
+        assert write(wary, 0).skipped
+        with pytest.raises(KafkaError, match="TL-K16"):
+            wary.deliver(Task(0, batch=0, query=QUERY), counted(0, ROWS - 7))
+        settled(kafka.bootstrap, f"towline.{sink_id}-{parallelism}.markers")
+        marker = MarkerStore(wary.settings, f"{sink_id}-{parallelism}").read(0)
+        assert marker is not None
+        crcs[parallelism] = marker.crc
+    assert crcs["1"] is None
+    assert crcs["2"]
 
 
 def test_a_batch_set_as_written_by_hand_is_skipped_whatever_its_rows(kafka: Kafka, sink_id: str) -> None:
