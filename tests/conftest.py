@@ -14,10 +14,11 @@ from typing import Protocol
 import hypothesis
 import pytest
 
+from tests.engines.erlang import Ejabberd, RabbitMQ
 from tests.helpers import lacking, ptrace_works
 from towline.errors import SetupError
 from towline.spark.java import find_java
-from towline_prove.devstack import Ejabberd, Kafka, Mosquitto, MosquittoTooOld, RabbitMQ
+from towline_prove.devstack import Kafka, Mosquitto, MosquittoTooOld
 from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto, flaw
 from towline_prove.devstack.sparkstart import start_quickly

@@ -109,7 +109,7 @@ def _app(name: str) -> Any:
     module = importlib.import_module(_module(name))
     made = getattr(module, "app", None)
     if made is None:
-        from towline.cli._screen import command_app  # noqa: PLC0415 - typer is loaded when it is needed
+        from towline.cli.screen import command_app  # noqa: PLC0415 - typer is loaded when it is needed
 
         made = command_app()
         made.command()(getattr(module, name))
@@ -128,6 +128,12 @@ def _module(name: str) -> str:
 
 
 def _unknown(name: str) -> int:
+    if name in _ELSEWHERE:
+        sys.stderr.write(
+            f'towline: "{name}" comes with the package towline_prove, which is not installed here. '
+            "Install the whole wheel: pip install --force-reinstall towline   [TL-C01]\n"
+        )
+        return EXIT_CONFIG
     hint = did_you_mean(name, filter(_present, COMMANDS), "See towline --help.")
     kind = "option" if name.startswith("-") else "command"
     sys.stderr.write(f'towline: there is no {kind} "{printable(name)}". {hint}   [TL-C01]\n')

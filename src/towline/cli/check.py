@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from towline.cli._screen import BridgeFile, command_app, json_text, plain
+from towline.cli.screen import BridgeFile, command_app, json_text, plain
 
 __all__ = ["app", "check"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli._screen import AsJson, BridgeFile, command_app, json_text, lines_text
+from towline.cli.screen import AsJson, BridgeFile, command_app, json_text, lines_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from towline.cli._screen import BridgeFile, command_app
+from towline.cli.screen import BridgeFile, command_app
 
 __all__ = ["app", "gateway"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli._screen import AsJson, command_app, json_text, plain
+from towline.cli.screen import AsJson, command_app, json_text, plain
 from towline.text import printable
 
 if TYPE_CHECKING:

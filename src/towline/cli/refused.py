@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from towline.cli._screen import AsJson, command_app, json_text, lines_text
+from towline.cli.screen import AsJson, command_app, json_text, lines_text
 from towline.text import printable
 
 __all__ = ["app"]

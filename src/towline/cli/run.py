@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from towline.cli._screen import BridgeFile, command_app, is_live
+from towline.cli.screen import BridgeFile, command_app, is_live
 
 __all__ = ["app", "run"]
 

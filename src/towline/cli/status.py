@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from towline.cli._screen import command_app, is_live, json_text, plain
+from towline.cli.screen import command_app, is_live, json_text, plain
 
 __all__ = ["app", "status"]
 

@@ -30,8 +30,8 @@ def spark_kafka_jars(version: str) -> list[Path]:
     Raises:
         SetupError: TL-S15 when Maven can't bring either.
     """
-    if known := known_spark_kafka_jars(version):
-        return known
+    if jars := known_spark_kafka_jars(version):
+        return jars
     try:
         return _fetched(version, version)
     except SetupError:
@@ -60,9 +60,10 @@ def spark_kafka_package() -> str:
 
 def known_spark_kafka_jars(version: str) -> list[Path]:
     """The jars as far as they are on this machine; empty when Maven would have to be asked."""
+    cache = cache_directory()
     for connector, provider in ((version, version), _TESTED):
-        if (known := cache_directory() / _name(connector, provider)).is_dir():
-            return sorted(known.glob("*.jar"))
+        if cache is not None and (jars := cache / _name(connector, provider)).is_dir():
+            return sorted(jars.glob("*.jar"))
     return []
 
 

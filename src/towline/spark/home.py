@@ -19,7 +19,7 @@ from typing import Final
 
 from towline.spark.java import cache_directory
 
-__all__ = ["is_light", "light_home", "switched_off"]
+__all__ = ["is_light", "light_home", "sweep", "switched_off"]
 
 #: Environment variable: ``off`` starts Spark as it is installed.
 _SWITCH: Final = "TOWLINE_QUICK_START"
@@ -31,13 +31,12 @@ def light_home() -> Path | None:
     """A ``SPARK_HOME`` for local masters, made on first use in the user's cache directory.
 
     Returns:
-        None where the user has a ``SPARK_HOME``, ``TOWLINE_QUICK_START`` is ``off``, the cache can't be written, or
-        there is no PySpark: Spark's own home will do.
+        None where the user has a ``SPARK_HOME``, ``TOWLINE_QUICK_START`` is ``off``, the cache can't be written, there
+        is no PySpark, or it was moved and links lead nowhere: Spark's own home will do.
     """
-    package = _package()
-    if "SPARK_HOME" in os.environ or switched_off() or package is None:
+    package, home = _package(), _place()
+    if "SPARK_HOME" in os.environ or switched_off() or package is None or home is None:
         return None
-    home = _place(package)
     if not home.is_dir():
         with contextlib.suppress(OSError):  # another process was quicker, or nobody may write here
             _link(package, home)
@@ -51,8 +50,19 @@ def switched_off() -> bool:
 
 def is_light(home: str) -> bool:
     """Whether a ``SPARK_HOME`` is the one that `light_home` makes, which adds nothing to the installed Spark."""
-    package = _package()
-    return package is not None and Path(home) == _place(package)
+    return Path(home) == _place()
+
+
+def sweep() -> None:
+    """Remove the homes whose PySpark is gone: the archive of classes in one has 160 MB.
+
+    For set-ups only. A cache that two machines share may hold a home whose links lead somewhere on the other.
+    """
+    cache = cache_directory()
+    for home in cache.glob("spark-*") if cache is not None else ():
+        jars = home / "jars"
+        if jars.is_symlink() and not jars.exists():
+            shutil.rmtree(home, ignore_errors=True)
 
 
 def _package() -> Path | None:
@@ -61,10 +71,13 @@ def _package() -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
-def _place(package: Path) -> Path:
+def _place() -> Path | None:
     """A home for each installation: two environments of a user have PySpark in two places."""
+    package, cache = _package(), cache_directory()
+    if package is None or cache is None:
+        return None
     name = hashlib.sha256(os.fsencode(package.resolve())).hexdigest()[:12]
-    return cache_directory() / f"spark-{version('pyspark')}-{name}"
+    return cache / f"spark-{version('pyspark')}-{name}"
 
 
 def _link(package: Path, home: Path) -> None:
@@ -75,12 +88,3 @@ def _link(package: Path, home: Path) -> None:
         for part in _PARTS:
             (draft / part).symlink_to(package / part)
         draft.rename(home)
-    _sweep(home.parent)
-
-
-def _sweep(cache: Path) -> None:
-    """Remove the homes of environments that are gone: an archive of classes in one has 160 MB."""
-    for home in cache.glob("spark-*"):
-        jars = home / "jars"
-        if jars.is_symlink() and not jars.exists():
-            shutil.rmtree(home, ignore_errors=True)

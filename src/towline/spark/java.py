@@ -17,7 +17,7 @@ from towline.errors import SetupError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OLDEST_JAVA", "cache_directory", "describe_java", "find_java", "resolve_jars"]
+__all__ = ["OLDEST_JAVA", "cache_directory", "describe_java", "find_java", "java_version", "resolve_jars"]
 
 OLDEST_JAVA = 17
 """Kafka 4 brokers and Spark 4 both ask for Java 17."""
@@ -34,12 +34,19 @@ DEPENDENCY = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><versi
 ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
 
 
-def cache_directory() -> Path:
-    """Where downloads are kept: ``TOWLINE_CACHE``, else ``towline`` in the user's cache directory (XDG)."""
+def cache_directory() -> Path | None:
+    """Where downloads are kept: ``TOWLINE_CACHE``, else ``towline`` in the user's cache directory (XDG).
+
+    Returns:
+        None for a user without a home, as containers have them.
+    """
     named = os.environ.get("TOWLINE_CACHE")
     if named:
         return Path(named).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "towline"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "towline"
+    except RuntimeError:
+        return None
 
 
 def find_java() -> Path:
@@ -51,7 +58,7 @@ def find_java() -> Path:
     home = os.environ.get("JAVA_HOME")
     found = [shutil.which("java", path=f"{home}/bin")] if home else []
     found.append(shutil.which("java"))
-    versions = {Path(java): _java_version(java) for java in found if java}
+    versions = {Path(java): java_version(java) or 0 for java in found if java}
     for java, version in versions.items():
         if version >= OLDEST_JAVA:
             return java
@@ -60,10 +67,10 @@ def find_java() -> Path:
     raise SetupError("TL-S14", "java", f"Kafka needs Java {OLDEST_JAVA} or newer, and {seen}", advice)
 
 
-def _java_version(java: str) -> int:
-    """The feature release: 17 for ``17.0.15``, 8 for ``1.8.0_402``, 0 when it does not say."""
+def java_version(java: str) -> int | None:
+    """The feature release: 17 for ``17.0.15``, 8 for ``1.8.0_402``, None when it does not say."""
     match = re.search(r'version "(?:1\.)?(\d+)', describe_java(java))
-    return int(match[1]) if match else 0
+    return int(match[1]) if match else None
 
 
 @cache
@@ -86,7 +93,10 @@ def resolve_jars(name: str, coordinates: Sequence[str], *, alone: bool = False) 
     Raises:
         SetupError: Maven is missing, or can't resolve them (TL-S15); the cache can't be written (TL-S18).
     """
-    target = cache_directory() / name
+    cache = cache_directory()
+    if cache is None:
+        raise SetupError("TL-S18", name, "this user has no home, so there is no cache", "Set TOWLINE_CACHE.")
+    target = cache / name
     if target.is_dir():
         return target
     try:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from towline.cli._screen import is_live, plain
+from towline.cli.screen import is_live, plain
 
 if TYPE_CHECKING:
     from towline_prove.account import RunAccount

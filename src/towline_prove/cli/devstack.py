@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from towline.cli._screen import AsJson
+from towline.cli.screen import AsJson
 from towline.errors import SetupError
 from towline_prove.devstack import Server, Stack
 from towline_prove.devstack.stack import ServerStatus

@@ -1,12 +1,11 @@
-"""Real brokers on this machine: Mosquitto and Kafka for the demo, tests and prove, RabbitMQ and ejabberd for tests."""
+"""Real brokers on this machine: Mosquitto and Kafka for the demo, tests and runs of the proof."""
 
 from __future__ import annotations
 
-from towline_prove.devstack.erlang import Ejabberd, RabbitMQ
 from towline_prove.devstack.kafka import Kafka
 from towline_prove.devstack.mosquitto import Mosquitto, MosquittoTooOld
 from towline_prove.devstack.ports import free_port
 from towline_prove.devstack.server import Server
 from towline_prove.devstack.stack import Stack
 
-__all__ = ["Ejabberd", "Kafka", "Mosquitto", "MosquittoTooOld", "RabbitMQ", "Server", "Stack", "free_port"]
+__all__ = ["Kafka", "Mosquitto", "MosquittoTooOld", "Server", "Stack", "free_port"]

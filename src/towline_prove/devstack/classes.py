@@ -6,6 +6,7 @@ An archive belongs to one build of Java and to one class path; with another it i
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -40,7 +41,7 @@ def archive_once(archive: Path, run: Callable[[Path], None]) -> None:
         archive: Where it is to be; the directory exists.
         run: Runs a JVM with what `recording` says of the draft it is given, in a directory that is removed afterwards.
     """
-    if switched_off():
+    if switched_off() or not os.access(archive.parent, os.W_OK):
         return
     with files.alone(archive.with_suffix(".lock")):
         if archive.exists():

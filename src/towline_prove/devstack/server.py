@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 from abc import ABC, abstractmethod
@@ -303,8 +302,5 @@ class Server(ABC):
         return state
 
     def _save(self, state: ServerState) -> None:
-        if not self.directory.exists():
-            return
-        draft = self._state_file.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_text(json.dumps(asdict(state)), encoding="utf-8")
-        draft.replace(self._state_file)
+        if self.directory.exists():
+            files.replace(self._state_file, json.dumps(asdict(state)), synced=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from towline.errors import SetupError
-from towline.spark.home import light_home
+from towline.spark.home import light_home, sweep
 from towline.spark.java import find_java
 from towline_prove.devstack.classes import QUIET_JVM, archive_once, java_build, recording, sharing
 
@@ -80,6 +80,7 @@ def prepare_spark() -> Path | None:
     home = light_home()
     if home is None:
         return None
+    sweep()
     archive = _archive(home)
     archive_once(archive, partial(_trial, home))
     return archive

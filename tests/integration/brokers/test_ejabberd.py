@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.engines.erlang import Ejabberd
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, payloads
 from towline.delivery.outrows import rows_of
 from towline.net.client import Client
 from towline.schema import MESSAGE_SCHEMA
-from towline_prove.devstack import Ejabberd
 
 __all__ = ["new_gateway"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from tests.engines.erlang import RabbitMQ
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway, new_gateway, payloads
 from towline.delivery.outrows import rows_of
 from towline.net.client import Client
 from towline.schema import MESSAGE_SCHEMA
-from towline_prove.devstack import RabbitMQ
 
 __all__ = ["new_gateway"]
 

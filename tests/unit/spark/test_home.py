@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import types
 from pathlib import Path
 
 import pytest
 
-from towline.spark.home import light_home
+from towline.errors import SetupError
+from towline.spark.connector import known_spark_kafka_jars
+from towline.spark.home import is_light, light_home, sweep
+from towline.spark.java import resolve_jars
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +58,7 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert not any(tmp_path.iterdir())
 
 
-def test_the_home_of_an_environment_that_is_gone_goes_too(tmp_path: Path) -> None:
+def test_the_home_of_an_environment_that_is_gone_can_be_swept_away(tmp_path: Path) -> None:
     gone = tmp_path / "spark-4.3.0-0123456789ab"
     gone.mkdir()
     (gone / "jars").symlink_to(tmp_path / "removed")
@@ -63,4 +67,34 @@ def test_the_home_of_an_environment_that_is_gone_goes_too(tmp_path: Path) -> Non
     jars.mkdir()
     home = light_home()
     assert home is not None
+    assert gone.exists()
+    sweep()
     assert sorted(tmp_path.iterdir()) == sorted((home, jars))
+
+
+def test_a_user_without_a_home_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with any uid."""
+
+    def homeless() -> Path:
+        raise RuntimeError
+
+    for name in ("TOWLINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert light_home() is None
+    assert not is_light("/opt/spark")
+    assert known_spark_kafka_jars("4.3.0") == []
+    with pytest.raises(SetupError, match="TL-S18"):
+        resolve_jars("some", ["a:b:1"])
+
+
+def test_each_pyspark_has_a_home_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Environments share the cache: with another's home the other's PySpark would run."""
+    first = light_home()
+    (tmp_path / "other" / "pyspark" / "jars").mkdir(parents=True)
+    other = types.SimpleNamespace(origin=str(tmp_path / "other" / "pyspark" / "__init__.py"))
+    monkeypatch.setattr("towline.spark.home.find_spec", lambda _: other)
+    second = light_home()
+    assert second is not None
+    assert second != first
+    assert (second / "jars").readlink() == tmp_path / "other" / "pyspark" / "jars"

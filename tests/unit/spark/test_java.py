@@ -46,7 +46,7 @@ def fake_maven(place: Path) -> Path:
 
 @pytest.mark.parametrize(("said", "version"), [("17.0.15", 17), ("21", 21), ("1.8.0_402", 8), ("25-ea", 25)])
 def test_java_versions(tmp_path: Path, said: str, version: int) -> None:
-    assert java._java_version(str(fake_java(tmp_path / "java", said))) == version
+    assert java.java_version(str(fake_java(tmp_path / "java", said))) == version
 
 
 def test_java_on_the_path(alone: Path) -> None:
@@ -106,7 +106,7 @@ def test_two_processes_that_ask_at_once_fetch_once(alone: Path) -> None:
     command = [sys.executable, "-c", code]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = {process.communicate()[0].strip() for process in both}
-    assert said == {str(cache_directory() / "kafka-1")}
+    assert said == {str(alone.parent / "cache" / "kafka-1")}
     assert (maven.parent / "calls").read_text().split() == ["called"]
 
 
@@ -126,7 +126,7 @@ def test_a_failed_fetch_leaves_nothing_behind(alone: Path) -> None:
     program(alone / "mvn", "exit 1")
     with pytest.raises(SetupError, match="exit code 1"):
         resolve_jars("kafka-1", ["g:a:1"])
-    assert [path.name for path in cache_directory().iterdir()] == ["kafka-1.lock"]
+    assert [path.name for path in (alone.parent / "cache").iterdir()] == ["kafka-1.lock"]
     (alone / "mvn").unlink()
     fake_maven(alone / "mvn")
     assert resolve_jars("kafka-1", ["g:a:1"]).is_dir()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from towline import files
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES
 from towline.spark.home import light_home
-from towline.spark.java import OLDEST_JAVA, describe_java
+from towline.spark.java import OLDEST_JAVA, java_version
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -50,10 +49,10 @@ def check_java(environ: Mapping[str, str] = os.environ, *, version: bool = False
     java = shutil.which("java", path=place)
     problem = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is none on PATH"
     if java is not None:
-        asked = re.search(r'version "(?:1\.)?(\d+)', describe_java(java)) if version else None
-        if asked is None or int(asked[1]) >= OLDEST_JAVA:
+        feature = java_version(java) if version else None
+        if feature is None or feature >= OLDEST_JAVA:
             return
-        problem = f"{java} is version {asked[1]}"
+        problem = f"{java} is version {feature}"
     do = f"Install Java {OLDEST_JAVA} (Debian: apt install openjdk-{OLDEST_JAVA}-jre-headless), or set JAVA_HOME."
     raise SetupError("TL-S21", "java", f"Spark needs Java {OLDEST_JAVA} or newer, and {problem}", do)
 

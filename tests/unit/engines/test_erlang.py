@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.erlang import Ejabberd, OnErlang, RabbitMQ
 from towline.errors import SetupError
-from towline_prove.devstack import Ejabberd, RabbitMQ
-from towline_prove.devstack.erlang import OnErlang
 
 
 @pytest.mark.parametrize("kind", [RabbitMQ, Ejabberd])
