@@ -14,7 +14,6 @@ STILL_LONG: set[str] = {
     "src/towline/bridge/deadletters/dlq.py",
     "src/towline/journal/journal.py",
     "src/towline/mqtt/session.py",
-    "src/towline/net/client.py",
     "tests/integration/spark/test_source.py",
     "tests/unit/mqtt/model_broker.py",
     "tests/unit/mqtt/model_world.py",

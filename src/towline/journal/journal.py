@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,8 +23,10 @@ from towline.journal.frames import Kind, encode, frame_bytes
 from towline.journal.lock import Lock
 from towline.journal.reading import BATCH_BYTES, combined, offset_after_bytes, origin_below, pieces
 from towline.journal.recovery import recover
+from towline.journal.room import Limits, Room
+from towline.journal.segment import removable as removable_of
 from towline.journal.state import Snapshot, decode_json, encode_json, section_of, take_notes
-from towline.journal.writer import failing, full, new_segment
+from towline.journal.writer import failing, new_segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,29 +37,6 @@ if TYPE_CHECKING:
     from towline.journal.segment import Segment
 
 __all__ = ["Journal", "Limits"]
-
-_CHECK_BYTES = 8 << 20  # free space is asked for once in so many bytes: far below any sensible guard
-_SHARE = 8  # a size limit holds at least so many segments, so that it can be met by removing whole ones
-_RESERVE = "reserve"
-_RESERVE_BYTES = 1 << 16  # room for a commit mark on a full disk, so that committed rows can always be removed
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much disk a journal may take; sizes in bytes.
-
-    Attributes:
-        max_bytes: Most bytes of all segments together, none by default. More is `JournalFull`, unless no row waits: a
-            frame that is larger than the limit by itself is taken then.
-        min_free_bytes: What must stay free on the file system, 512 MiB by default. Less is `JournalFull`.
-        segment_bytes: A new file is begun when this one would grow beyond it; 64 MiB by default.
-        retain_bytes: Committed segments are kept up to this size in all, for another look; 0 by default.
-    """
-
-    max_bytes: int | None = None
-    min_free_bytes: int = 512 << 20
-    segment_bytes: int = 64 << 20
-    retain_bytes: int = 0
 
 
 class Journal:
@@ -73,11 +51,12 @@ class Journal:
         recovery: What opening found.
     """
 
-    def __init__(self, directory: Path, schema: Any, limits: Limits, disk: Disk, lock: Lock, found: Found) -> None:
+    def __init__(self, directory: Path, schema: Any, room: Room, disk: Disk, lock: Lock, found: Found) -> None:
         self.journal_id = found.state.journal_id
         self.epoch, self.incarnation = found.state.epoch, found.state.incarnation
         self.recovery = found.recovery
-        self._directory, self._schema, self._limits, self._disk, self._lock = directory, schema, limits, disk, lock
+        self._directory, self._schema, self._disk, self._lock = directory, schema, disk, lock
+        self._room = room
         self._empty = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
         #: held by whoever changes a file
         self._writing = threading.Lock()
@@ -89,7 +68,6 @@ class Journal:
         self._uncounted: set[str] = set()
         #: why nothing works any more
         self._dead: TowlineError | None = None
-        self._unasked = _CHECK_BYTES
         self._sequence = found.sequence
         self._active = new_segment(disk, directory, self._snapshot(found.previous_bytes))
         #: all segments, oldest first, the last is written to; replaced, never changed
@@ -103,7 +81,7 @@ class Journal:
         directory: Path,
         *,
         schema: Any,
-        limits: Limits = Limits(),
+        limits: Limits = Limits(),  # noqa: B008  # frozen
         disk: Disk | None = None,
     ) -> Self:
         """Open the journal in a directory, or make one there: lock, recover, epoch + 1.
@@ -123,15 +101,14 @@ class Journal:
         """
         disk = disk or Disk()
         prepare(directory, disk)
-        lock = Lock(directory)
+        lock, room = Lock(directory), Room(directory, limits, disk)
         try:
             with failing(directory, "opening the journal"):
-                if disk.free(directory) < limits.segment_bytes:  # a segment may have to be copied
-                    disk.remove(directory / _RESERVE)
+                room.prepare()
                 found = recover(directory, schema, disk)
             found.state.begin()
-            journal = cls(directory, schema, limits, disk, lock, found)
-            journal._reserve()
+            journal = cls(directory, schema, room, disk, lock, found)
+            room.reserve()
         except BaseException:
             lock.release()
             raise
@@ -187,7 +164,7 @@ class Journal:
     @property
     def limits(self) -> Limits:
         """How much disk it may take."""
-        return self._limits
+        return self._room.limits
 
     @property
     def directory(self) -> Path:
@@ -496,13 +473,9 @@ class Journal:
         with self._counting:
             return Snapshot(self._state, self._schema, self._sequence, previous_bytes)
 
-    def _segment_bytes(self) -> int:
-        most = self._limits.max_bytes
-        return self._limits.segment_bytes if most is None else min(self._limits.segment_bytes, most // _SHARE)
-
     def _roll_if_full(self, more: int) -> None:
         used = self._active.size
-        if used + more > self._segment_bytes() and (self._has_rows() or used > self._limits.segment_bytes):
+        if used + more > self._room.segment_bytes and (self._has_rows() or used > self._room.limits.segment_bytes):
             self._roll()
 
     def _has_rows(self) -> bool:
@@ -525,33 +498,20 @@ class Journal:
     def _make_room(self, more: int) -> None:
         """Refuse rows for which there is no room, before anything is written [I7]."""
         try:
-            self._check_room(more)
+            self._room.check(self.bytes_on_disk, more)
         except JournalFull:
             given_up = self._give_up_committed()
             # Where no row waits, nothing will ever make more room: a limit below one frame must not stop the line.
-            alone = self._limits.max_bytes is not None and self._state.end == self.committed
+            alone = self._room.limits.max_bytes is not None and self._state.end == self.committed
             if not (given_up or alone):
                 raise
-            self._check_room(more, limited=not alone)
+            self._room.check(self.bytes_on_disk, more, limited=not alone)
 
     def _give_up_committed(self) -> bool:
         """Remove every committed row, also those kept for another look; tell whether that freed anything."""
         if self._has_rows() and self._state.consumers and self.committed == self._state.end:
             self._roll()  # only the file that is written to keeps them
         return self._remove_committed(retain=0)
-
-    def _check_room(self, more: int, *, limited: bool = True) -> None:
-        limits, used = self._limits, self.bytes_on_disk
-        if limited and limits.max_bytes is not None and used + more > limits.max_bytes:
-            what = f"{used:,} of at most {limits.max_bytes:,} bytes are used, {more:,} more don't fit"
-            raise full(self._directory, what, "Intake goes on when rows are committed; or raise the limit.")
-        self._unasked += more
-        if self._unasked >= _CHECK_BYTES:
-            free = self._disk.free(self._directory)
-            if free - more < limits.min_free_bytes:
-                what = f"{free:,} bytes are free on this disk, {limits.min_free_bytes:,} must stay free"
-                raise full(self._directory, what)
-            self._unasked = 0
 
     def _set_consumers(self, consumers: dict[str, int]) -> None:
         self._state.consumers = consumers
@@ -560,7 +520,8 @@ class Journal:
 
     def _remove_committed(self, retain: int | None = None) -> bool:
         """Remove what no consumer waits for, oldest first; tell whether there was anything."""
-        removable = self._removable(self._limits.retain_bytes if retain is None else retain)
+        retain = self._room.limits.retain_bytes if retain is None else retain
+        removable = removable_of(self._segments[:-1], self.committed, retain) if self._state.consumers else 0
         if not removable:
             return False
         floor, self._state.floor = self._state.floor, self._segments[removable].first
@@ -574,20 +535,8 @@ class Journal:
             except OSError:
                 break  # stays on the account of bytes, and is tried again with the next commit
             self._segments = self._segments[1:]
-        self._reserve()
+        self._room.reserve()
         return True
-
-    def _removable(self, retain: int) -> int:
-        """Return how many segments, from the oldest on, lie below every watermark and beyond what is to be kept."""
-        if not self._state.consumers:
-            return 0
-        committed, sealed = self.committed, self._segments[:-1]
-        below = sum(1 for segment in sealed if segment.end <= committed)
-        kept = 0
-        while below and kept + sealed[below - 1].size <= retain:
-            kept += sealed[below - 1].size
-            below -= 1
-        return below
 
     def _mark(self, released: Sequence[int] = (), notes: Mapping[str, Any] = MappingProxyType({})) -> bool:
         """Write the watermarks, on a full disk into the room that was kept for it; tell whether it worked."""
@@ -598,13 +547,7 @@ class Journal:
             except JournalFull:
                 if last_try:
                     return False  # the watermark is known in memory; the next commit writes it
-                self._disk.remove(self._directory / _RESERVE)
+                self._room.use_reserve()
             else:
                 return True
         return False
-
-    def _reserve(self) -> None:
-        reserve = self._directory / _RESERVE
-        with contextlib.suppress(OSError):  # a convenience for the day when the disk is full
-            if not reserve.exists():
-                self._disk.allocate(reserve, _RESERVE_BYTES)

@@ -21,12 +21,12 @@ from towline.journal.frames import HEADER_BYTES, Header, Kind, header_at
 from towline.journal.state import Provenance, foreign
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from towline.journal.directory import Name
 
-__all__ = ["Index", "Segment", "View", "damaged"]
+__all__ = ["Index", "Segment", "View", "damaged", "removable"]
 
 STRIDE = 1 << 16
 
@@ -195,3 +195,13 @@ class Segment:
 
 _WITHOUT_ROWS = frozenset({Kind.SNAPSHOT, Kind.SESSION, Kind.COMMITTED, Kind.RELEASED})
 assert HEADER_BYTES % 8 == 0  # Arrow buffers are aligned where they lie
+
+
+def removable(sealed: Sequence[Segment], committed: int, retain: int) -> int:
+    """How many segments, from the oldest on, lie below the watermark and beyond the bytes that are to be kept."""
+    below = sum(1 for segment in sealed if segment.end <= committed)
+    kept = 0
+    while below and kept + sealed[below - 1].size <= retain:
+        kept += sealed[below - 1].size
+        below -= 1
+    return below

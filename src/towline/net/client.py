@@ -20,12 +20,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, Self
+from typing import Final, Literal, Self
 
-from mqtt5 import QoS
 from mqtt5 import Will as AnyWill
 
 from towline.errors import BrokerError, ConfigError, Unreachable
@@ -46,15 +45,14 @@ from towline.mqtt.events import (
     Stored,
     Token,
 )
-from towline.mqtt.message import OutboundMessage
-from towline.mqtt.rules import NO_QOS_2, filter_problem, message_problem, whole_number_problem
-from towline.mqtt.session import Session
-from towline.mqtt.stubs import Published
+from towline.mqtt.rules import NO_QOS_2, whole_number_problem
 from towline.mqtt.suspects import Culprits
 from towline.mqtt.versions import LEVELS
+from towline.net.arrivals import Arrivals
+from towline.net.checks import content_of, endpoints_of, filters_of, refuse
 from towline.net.driver import Hooks, SessionDriver, Way
-from towline.net.messages import Memory, Message, PublishResult, Store
-from towline.net.transport import Endpoint, Proxy, Tls
+from towline.net.messages import Memory, Message, PublishResult, Store, message_of, session_from
+from towline.net.transport import Proxy, Tls
 
 __all__ = ["Client"]
 
@@ -62,15 +60,8 @@ __all__ = ["Client"]
 _LONGEST_TURN: Final = 60.0
 #: Messages handed over to `publish` and not confirmed, before it waits.
 _AHEAD: Final = 1000
-#: QoS 0 messages beyond this many waiting ones are dropped and counted: nothing holds their sender back.
-_MOST_WAITING: Final = 10_000
-#: Bytes of waiting messages above which nothing more is read, and half of it above which QoS 0 is dropped. Receive
-#: Maximum is no such bound: MQTT 3.x has none, and an answer behind more messages than it allows must be read too.
-_MOST_BYTES: Final = 64 << 20
 #: Nothing is handed over while so many bytes wait for the system: QoS 0, which has no answer, has no other bound.
 _MOST_UNSENT: Final = 1 << 20
-#: Bytes that a message takes beside what it carries.
-_OVERHEAD: Final = 1000
 #: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
 _LARGEST_PACKET: Final = 268_435_455 + 5
 #: Patience in seconds with the goodbye.
@@ -140,15 +131,15 @@ class Client:
         follow_redirects: bool = False,
         brokers_share_sessions: bool = False,
     ) -> None:
-        endpoints = _endpoints(uri)
+        endpoints = endpoints_of(uri)
         self._where = str(endpoints[0]) if len(endpoints) == 1 else f'client "{client_id}"'
         if protocol not in LEVELS:
-            _wrong(self._where, f'protocol "{protocol}" is none of {", ".join(LEVELS)}')
+            refuse(self._where, f'protocol "{protocol}" is none of {", ".join(LEVELS)}')
         expiry = (0 if clean_start else 3600) if session_expiry_s is None else session_expiry_s
         self._config = SessionConfig(
             client_id,
             self._where,
-            _filters(subscribe, self._where),
+            filters_of(subscribe, self._where),
             username=username,
             password=password.encode() if isinstance(password, str) else password,
             session_expiry_s=expiry,
@@ -165,14 +156,18 @@ class Client:
             authenticator=authenticator,
         )
         if problem := whole_number_problem(max_packet_bytes, 1, _LARGEST_PACKET):
-            _wrong("max_packet_bytes", problem)
+            refuse("max_packet_bytes", problem)
         self._pid = os.getpid()
         self._store = store or Memory()
         way = Way(endpoints, tls, proxy, connect_timeout_s, max_packet_bytes, follow_redirects, brokers_share_sessions)
         self._several_sessions = way.several_sessions
         #: The message at which the broker ends the connection, where there is one.
         self._culprits = Culprits()
-        hooks = Hooks(new_session=self._new_session, perform=self._perform, ended=self._ended_connection)
+        hooks = Hooks(
+            new_session=partial(session_from, self._store, self._config),
+            perform=self._perform,
+            ended=self._ended_connection,
+        )
         self._driver = SessionDriver(way, hooks, LEVELS[protocol])
         #: Guards everything below; told of every change.
         self._changed = threading.Condition()
@@ -187,30 +182,9 @@ class Client:
         #: Token of each message that is not confirmed → its receipt.
         self._receipts: dict[Token, PublishResult] = {}
         self._token = 0
-        #: Came and not handed out, in order.
-        self._waiting: deque[Message] = deque()
-        #: What they take in memory.
-        self._waiting_bytes = 0
-        #: Number of each message handed out and not acknowledged → its QoS.
-        self._taken: dict[int, int] = {}
-        #: Everything below is acknowledged; a prefix, because acknowledgements leave in order.
-        self._settled = self._driver.session.inbound.next_number
-        #: Acknowledged out of turn; all above `_settled`.
-        self._early: set[int] = set()
-        #: The connection whose beginning `_sort_out` has seen.
-        self._sorted_out = 0
+        self._arrivals = Arrivals(self._driver.session.inbound.next_number)
         self._holding_back = False
         self._sessions_lost = 0
-        self._dropped = 0
-
-    def _new_session(self, level: int) -> Session:
-        record, held = self._store.load()
-        if record is not None and record.client_id != self._config.client_id:
-            record, held = None, {}
-        number = max((entry.number + 1 for entry in held.values()), default=0)
-        aliases = self._config.topic_alias_maximum if level == 5 else 0
-        config = replace(self._config, protocol=level, topic_alias_maximum=aliases)
-        return Session(config, record, number, held)
 
     # -- for everybody --
 
@@ -255,7 +229,7 @@ class Client:
     @property
     def dropped(self) -> int:
         """QoS 0 messages that came while 10,000, or 32 MiB, waited to be taken; QoS 1 and 2 are never dropped."""
-        return self._dropped
+        return self._arrivals.dropped
 
     def open(self) -> Self:
         """Connect, and return when every subscription is confirmed.
@@ -272,8 +246,7 @@ class Client:
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name=f"mqtt {self._config.client_id}", daemon=True)
                 self._thread.start()
-            driver = self._driver
-            self._changed.wait_for(lambda: self._serves or driver.rounds or self._ended or self._closing)
+            self._changed.wait_for(lambda: self._serves or self._driver.rounds or self._ended or self._closing)
             if self._serves and not (self._ended or self._closing):
                 return self
             error = self._ended or self.last_error or self._closed()
@@ -292,14 +265,11 @@ class Client:
         """
         self._check_open()
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing or self._ended, timeout_s)
+            self._changed.wait_for(lambda: self._arrivals.waiting or self._closing or self._ended, timeout_s)
             if self._closing:
                 return None
-            if self._waiting:
-                message = self._waiting.popleft()
-                self._waiting_bytes -= _size(message)
-                if message.qos:
-                    self._taken[message.number] = message.qos
+            if self._arrivals.waiting:
+                message = self._arrivals.take()
                 if self._holding_back:
                     self._driver.wake()
                 return message
@@ -346,7 +316,7 @@ class Client:
         """
         if qos == 2 and self._several_sessions:
             raise ConfigError("TL-C51", f'message to "{topic[:80]}"', *NO_QOS_2)
-        content = _content(
+        content = content_of(
             topic,
             payload,
             qos,
@@ -371,7 +341,8 @@ class Client:
             self._token += 1
             receipt = PublishResult(topic, self._changed, self._check_open, self._missing_answer)
             self._receipts[self._token] = receipt
-            self._order(Publish(self._token, content))
+            self._orders.append(Publish(self._token, content))
+            self._driver.wake()
         return receipt
 
     def close(self, timeout_s: float = _GOODBYE) -> None:
@@ -414,7 +385,8 @@ class Client:
     def _missing_answer(self) -> str:
         """Why a message that was published may have no answer yet, and what to do."""
         if self._holding_back:
-            return f"{len(self._waiting):,} messages wait to be taken, and the answer lies behind them. Receive them."
+            waiting = len(self._arrivals.waiting)
+            return f"{waiting:,} messages wait to be taken, and the answer lies behind them. Receive them."
         return "It is sent again by itself when the broker is back."
 
     def _check_open(self) -> None:
@@ -427,26 +399,14 @@ class Client:
     def _acknowledge(self, message: Message) -> None:
         self._check()
         with self._changed:
-            done = message.number < self._settled or message.number in self._early
-            if done or message.qos == 0 or self._ended or self._closing:
+            if self._arrivals.is_settled(message.number) or message.qos == 0 or self._ended or self._closing:
                 return
             held = self._driver.session.inbound.held.get(message.packet_id or 0)
             # An id whose session the broker has lost meanwhile names nothing, or another message.
             if message.qos == 2 and held is not None and held.number == message.number:
                 self._store.hold(message.packet_id or 0, held)
-            self._settle(message.number)
+            self._arrivals.settle(message.number)
             self._driver.wake()
-
-    def _settle(self, number: int) -> None:
-        self._taken.pop(number, None)
-        self._early.add(number)
-        while self._settled in self._early:
-            self._early.remove(self._settled)
-            self._settled += 1
-
-    def _order(self, event: Event) -> None:
-        self._orders.append(event)
-        self._driver.wake()
 
     def _closed(self) -> Unreachable:
         return Unreachable("TL-M32", self._where, "the client is closed", "Make a new one.")
@@ -472,7 +432,7 @@ class Client:
     def _turn(self) -> None:
         self._carry_out()
         with self._changed:
-            self._holding_back = self._waiting_bytes >= _MOST_BYTES
+            self._holding_back = self._arrivals.full
             if self._holding_back or self._driver.error is not None:
                 self._changed.notify_all()
         if self._driver.connected:
@@ -493,7 +453,7 @@ class Client:
         while self._orders and self._driver.unsent < _MOST_UNSENT:
             self._driver.handle(self._orders.popleft())
         with self._changed:
-            settled = self._settled
+            settled = self._arrivals.settled
         if settled > self._driver.session.inbound.settled:
             self._driver.handle(Settled(settled))
 
@@ -521,58 +481,13 @@ class Client:
             self._store.release(action.released)
         messages = action.messages
         for index, (packet, topic) in enumerate(zip(messages.packets, messages.topics, strict=True)):
-            number = action.first + index
-            if packet.qos == QoS.AT_MOST_ONCE:
-                self._settle(number)
-                if len(self._waiting) >= _MOST_WAITING or self._waiting_bytes >= _MOST_BYTES // 2:
-                    self._dropped += 1
-                    continue
-            self._line_up(self._message(packet, topic, number))
-
-    def _line_up(self, message: Message) -> None:
-        self._waiting.append(message)
-        self._waiting_bytes += _size(message)
+            message = message_of(packet, topic, action.first + index, self._acknowledge, self._driver.count)
+            self._arrivals.add(message)
 
     def _sort_out(self) -> None:
-        """On a new connection, settle what can't be acknowledged any more.
-
-        A kept session sends QoS 1 again under new numbers, so what nobody has taken is not handed out twice. A lost one
-        has no name for anything. QoS 2 in a kept session still waits for its acknowledgement: PUBREC to the repeat.
-        """
-        session, count = self._driver.session, self._driver.count
-        if self._sorted_out == count or session.server is None:
-            return
-        self._sorted_out = count
-        for number, qos in list(self._taken.items()):
-            if qos == 1 or not session.resumed:
-                self._settle(number)
-        if session.resumed:
-            waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
-            for message in waiting:
-                if message.qos == 1 and message._connection < count:  # noqa: SLF001  # our own
-                    self._settle(message.number)
-                else:
-                    self._line_up(message)
-
-    def _message(self, packet: Published, topic: str, number: int) -> Message:
-        return Message(
-            topic,
-            packet.payload,
-            int(packet.qos),
-            packet.retain,
-            packet.duplicate,
-            packet.packet_id,
-            packet.content_type,
-            packet.payload_format_indicator == 1,
-            packet.response_topic,
-            packet.correlation_data,
-            packet.message_expiry_interval,
-            tuple(packet.user_properties or ()),
-            tuple(packet.subscription_ids or ()),
-            number,
-            self._acknowledge,
-            self._driver.count,
-        )
+        session = self._driver.session
+        if session.server is not None:
+            self._arrivals.connected(self._driver.count, resumed=session.resumed)
 
     def _end(self, failure: BaseException) -> None:
         with self._changed:
@@ -581,52 +496,3 @@ class Client:
                 receipt._failure = failure  # noqa: SLF001  # ours
             self._receipts.clear()
             self._changed.notify_all()
-
-
-def _wrong(where: str, what: str) -> NoReturn:
-    raise ConfigError("TL-C51", where, what, "Change it.")
-
-
-def _endpoints(uri: str | Sequence[str]) -> tuple[Endpoint, ...]:
-    uris = (uri,) if isinstance(uri, str) else tuple(uri)
-    if not uris:
-        _wrong("uri", "no broker")
-    try:
-        return tuple(Endpoint.parse(one) for one in uris)
-    except ValueError as error:
-        _wrong("uri", str(error))
-
-
-def _filters(given: str | Filter | Sequence[str | Filter], where: str) -> tuple[Filter, ...]:
-    several: Any = (given,) if isinstance(given, str | Filter) else given
-    if not isinstance(several, Iterable) or not all(isinstance(one, str | Filter) for one in several):
-        _wrong("subscribe", 'it is a topic filter, or a list of them, each a text or a Filter("telemetry/#", qos=2)')
-    filters = tuple(Filter(one) if isinstance(one, str) else one for one in several)
-    if len({one.pattern for one in filters}) != len(filters):
-        _wrong(where, "a topic filter is subscribed twice")
-    for one in filters:
-        problem = filter_problem(one.pattern) if one.pattern else "a topic filter is not empty"
-        if problem or one.qos not in range(3) or one.retain_handling not in (None, 0, 1, 2):
-            _wrong(f'subscription "{one.pattern}"', problem or f"{_LEVEL}, not {one.qos!r} and {one.retain_handling!r}")
-    return filters
-
-
-def _size(message: Message) -> int:
-    pairs = sum(len(name) + len(value) for name, value in message.user_properties)
-    return _OVERHEAD + len(message.topic) + len(message.payload or b"") + len(message.correlation_data or b"") + pairs
-
-
-_LEVEL: Final = "qos and retain_handling are 0, 1 or 2"
-_FLAGS: Final = ("payload_format_indicator", "retain")
-
-
-def _content(topic: str, payload: bytes | str, qos: int, **properties: Any) -> OutboundMessage:
-    said = {name: value for name, value in properties.items() if name not in _FLAGS}
-    said["expiry_s"] = said.pop("message_expiry_interval")
-    if problem := message_problem(topic, payload, qos, **said):
-        _wrong(f"message to {str(topic)[:80]!r}", problem)
-    try:
-        data = payload.encode() if isinstance(payload, str) else payload
-        return OutboundMessage(topic, data, qos=qos, **properties)
-    except (ValueError, TypeError, OverflowError) as error:
-        _wrong(f'message to "{topic}"', str(error))

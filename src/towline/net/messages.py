@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import mqtt5
 from mqtt5 import QoS
 
 from towline.errors import ConfigError, Refused, Unreachable
-from towline.mqtt.events import Held, SessionRecord
+from towline.mqtt.events import Held, SessionConfig, SessionRecord
 from towline.mqtt.reasons import reason_words
 from towline.mqtt.rules import message_problem
+from towline.mqtt.session import Session
+from towline.mqtt.stubs import Published
 
-__all__ = ["Memory", "Message", "PublishResult", "Store", "Will"]
+__all__ = ["Memory", "Message", "PublishResult", "Store", "Will", "message_of", "session_from"]
 
 
 class Store(Protocol):
@@ -53,6 +55,16 @@ class Memory:
 
     def release(self, packet_ids: Sequence[int]) -> None:
         """The session has it."""
+
+
+def session_from(store: Store, config: SessionConfig, level: int) -> Session:
+    """A session that goes on with what a store has of it, if that is of the same client id."""
+    record, held = store.load()
+    if record is not None and record.client_id != config.client_id:
+        record, held = None, {}
+    number = max((entry.number + 1 for entry in held.values()), default=0)
+    aliases = config.topic_alias_maximum if level == 5 else 0
+    return Session(replace(config, protocol=level, topic_alias_maximum=aliases), record, number, held)
 
 
 class Will(mqtt5.Will):
@@ -135,6 +147,38 @@ class Message:
             Exception: What the `Store` raises; the message is not acknowledged then.
         """
         self._acknowledge(self)
+
+
+def message_of(
+    packet: Published, topic: str, number: int, acknowledge: Callable[[Message], None], connection: int
+) -> Message:
+    """The message in a packet.
+
+    Args:
+        packet: As it came, or a stub.
+        topic: Topic aliases resolved.
+        number: Of the session.
+        acknowledge: What `Message.ack` calls.
+        connection: Number of the connection it came on.
+    """
+    return Message(
+        topic,
+        packet.payload,
+        int(packet.qos),
+        packet.retain,
+        packet.duplicate,
+        packet.packet_id,
+        packet.content_type,
+        packet.payload_format_indicator == 1,
+        packet.response_topic,
+        packet.correlation_data,
+        packet.message_expiry_interval,
+        tuple(packet.user_properties or ()),
+        tuple(packet.subscription_ids or ()),
+        number,
+        acknowledge,
+        connection,
+    )
 
 
 class PublishResult:

@@ -81,7 +81,7 @@ def test_a_backlog_too_large_for_memory_is_taken_before_the_client_is_online() -
         client = opened(Client(server.uri, client_id="x", subscribe=["t"]))
         with client:
             assert not client.online
-            assert sum(len(m.payload or b"") for m in client._waiting) < 70 * mib
+            assert sum(len(m.payload or b"") for m in client._arrivals.waiting) < 70 * mib
             receipt = client.publish("out", b"x")
             with pytest.raises(Unreachable, match=r"messages wait to be taken.*TL-M33"):
                 receipt.wait(0.1)

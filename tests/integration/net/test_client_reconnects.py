@@ -67,9 +67,13 @@ def test_qos_1_that_nobody_had_taken_is_handed_out_once() -> None:
     answers: list[Packet] = [PubAckPacket(1), PubAckPacket(2), PubAckPacket(3)]
     first = until(cut, message(b"a", 1), message(b"b", 2))
     with Scripted(first, resumed(*again, answers=answers)) as server, Client(server.uri, client_id="x") as client:
-        wait_until(lambda: len(client._waiting) == 2)
+        wait_until(lambda: len(client._arrivals.waiting) == 2)
         cut.set()
-        wait_until(lambda: client._driver.count == 2 and client._waiting and client._waiting[-1].payload == b"c")
+        wait_until(
+            lambda: (
+                client._driver.count == 2 and client._arrivals.waiting and client._arrivals.waiting[-1].payload == b"c"
+            )
+        )
         assert [m.payload for m in take(client, 3)] == [b"a", b"b", b"c"]
         assert client.receive(0.1) is None
         wait_until(lambda: client._driver.session.inbound.unacknowledged == 0)
