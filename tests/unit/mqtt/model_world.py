@@ -8,310 +8,42 @@ or a plain random number generator (`tests.fuzz`). After each step `World.check`
 - watermarks only grow, and a row's own offset is its place in the journal;
 - what the session holds of QoS 2 packet ids is what the journal holds.
 
-`_Driver` does with the session's actions what the gateway's pump does, one thread and no sockets. A crash is an
+`ModelDriver` does with the session's actions what the gateway does, one thread and no sockets. A crash is an
 exception at a boundary: before or after each write, sync and send. It loses what was not synced and what is on its way.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from enum import Enum
 from pathlib import Path
 from random import Random
 from typing import Any, Final, TypeAlias
 
-import pyarrow as pa
-
 from tests.unit.mqtt.model_broker import Dup, Habits, Message, ModelBroker
-from towline.errors import JournalFull, Unreachable
-from towline.journal import Disk, Journal, Limits
-from towline.journal.frames import Bytes
-from towline.mqtt.codec import Decoder
+from tests.unit.mqtt.model_disk import Crash
+from tests.unit.mqtt.model_driver import Acks, ModelDriver, Plan
 from towline.mqtt.events import (
     Acknowledged,
-    Action,
-    Close,
-    Deliver,
-    Event,
     Filter,
-    Held,
-    Lost,
-    Online,
-    Opened,
     Publish,
-    Received,
-    Remember,
-    Resumed,
-    Send,
-    SessionConfig,
-    SessionRecord,
-    Settled,
     Stop,
-    Stored,
-    Suspended,
     Tick,
 )
 from towline.mqtt.message import OutboundMessage
-from towline.mqtt.session import Session, SessionState
+from towline.mqtt.session import SessionState
 
 __all__ = ["STEPS", "Acks", "Crash", "Plan", "Step", "World", "draw_plan", "draw_steps", "live"]
 
 Step: TypeAlias = tuple[Any, ...]
 """Name of a method of `World` and its arguments."""
 
-_SCHEMA: Final = pa.schema([("offset", pa.int64()), ("payload", pa.binary())])
 _FAST: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # only its speed is wanted
-#: Small, so that a life sees several segments, and so their snapshots.
-_LIMITS: Final = Limits(min_free_bytes=0, segment_bytes=1600)
-_PLENTY: Final = 1 << 40
-#: First byte of the packet.
-_SUBSCRIBE: Final = 0x82
 #: Rounds in which everything must come to rest when nothing goes wrong any more.
 _PATIENCE: Final = 400
-
-
-class Acks(Enum):
-    """Which watermark drives PUBACK and PUBREC."""
-
-    RECEIVED = "received"
-    JOURNAL = "journal"
-    KAFKA = "kafka"
-
-
-class Crash(BaseException):  # nothing may catch it on its way
-    """The process ends here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What does not change during a life."""
-
-    habits: Habits = field(default_factory=Habits)
-    acks: Acks = Acks.JOURNAL
-    receive_maximum: int = 4
-    #: Two brokers that share no sessions; at least once then, and no publish with QoS 2.
-    several: bool = False
-
-
-class _VolatileDisk(Disk):
-    """The real file system, of which a power failure leaves what was synced; waits for no device.
-
-    Args:
-        boundary: Called where the process may end.
-    """
-
-    def __init__(self, boundary: Callable[[], None]) -> None:
-        self.no_room = False
-        #: After a crash nothing happens any more, however much the journal still tidies up.
-        self.off = False
-        self._boundary = boundary
-        self._paths: dict[int, Path] = {}
-        #: Bytes written and bytes synced of each file.
-        self._written: dict[Path, int] = {}
-        self._synced: dict[Path, int] = {}
-        self._unsynced_names: set[Path] = set()
-
-    def power_loss(self, keep: float) -> None:
-        """Lose what was not synced, but for a share `keep` of its bytes that had reached the disk by themselves."""
-        self.off = True
-        for path, written in self._written.items():
-            if path in self._unsynced_names:
-                path.unlink(missing_ok=True)
-            elif path.exists():
-                synced = self._synced.get(path, 0)
-                os.truncate(path, synced + int((written - synced) * keep))
-
-    def create(self, path: Path) -> int:
-        descriptor = super().create(path)
-        self._paths[descriptor] = path
-        self._written[path] = self._synced[path] = 0
-        return descriptor
-
-    def write(self, descriptor: int, buffers: Sequence[Bytes]) -> int:
-        self._boundary()
-        if self.no_room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        count = super().write(descriptor, buffers)
-        self._written[self._paths[descriptor]] += count
-        self._boundary()
-        return count
-
-    def sync_data(self, descriptor: int) -> None:
-        self._boundary()
-        path = self._paths[descriptor]
-        self._synced[path] = self._written[path]
-
-    def sync(self, descriptor: int) -> None:
-        self.sync_data(descriptor)
-
-    def sync_directory(self, directory: Path) -> None:  # noqa: ARG002  # the signature is the port's
-        self._boundary()
-        self._unsynced_names.clear()
-
-    def truncate(self, descriptor: int, size: int) -> None:
-        super().truncate(descriptor, size)
-        path = self._paths[descriptor]
-        self._written[path] = size
-        self._synced[path] = min(size, self._synced[path])
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._boundary()
-        super().rename(old, new)
-        self._written[new], self._synced[new] = self._written.pop(old), self._synced.pop(old)
-        self._paths = {d: new if p == old else p for d, p in self._paths.items()}
-        self._unsynced_names.add(new)
-
-    def remove(self, path: Path) -> None:
-        if not self.off:
-            super().remove(path)
-
-    def free(self, directory: Path) -> int:  # noqa: ARG002
-        return _PLENTY
-
-    def allocate(self, path: Path, size: int) -> None:  # noqa: ARG002
-        path.touch()
-
-
-class _Driver:
-    """The client's process: carries out what the session decides, as `towline.gateway.pump` does."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._boundary = world.boundary
-        self._acks = world.plan.acks
-        self.disk = _VolatileDisk(world.boundary)
-        self.journal = Journal.open(world.directory, schema=_SCHEMA, limits=_LIMITS, disk=self.disk)
-        self.connected = False
-        self.decoder = Decoder()
-        self.waiting: deque[Deliver] = deque()
-        self.reading = True
-        self.session = self._new_session()
-
-    def _new_session(self) -> Session:
-        plan, stored = self._world.plan, self.journal.session
-        record = SessionRecord(**stored) if stored else None  # type: ignore[arg-type]
-        config = SessionConfig(
-            "line",
-            "model",
-            self._world.filters,
-            receive_maximum=plan.receive_maximum,
-            protocol=plan.habits.version,
-            keep_alive_s=60,
-        )
-        held = {packet_id: Held(*entry) for packet_id, entry in self.journal.held.items()}
-        session = Session(config, record, self.journal.end, held)
-        if self._acks is Acks.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
-            session.inbound.settled = self.journal.committed
-        return session
-
-    def connect(self) -> None:
-        self.decoder = Decoder(version=self._world.plan.habits.version)
-        self.connected = self.reading = True
-        self.handle(Opened(f"server {self._world.broker.server}" if self._world.plan.several else ""))
-
-    def read(self, data: bytes) -> None:
-        self.handle(Received(self.decoder.feed(data)))
-
-    def line_broke(self) -> None:
-        self.handle(Lost())
-        self.connected = False
-
-    def adjust_reading(self) -> None:
-        ready = not self.waiting and not self.session.window_full
-        if self.connected and ready != self.reading:
-            self.reading = ready
-            self.handle(Resumed() if ready else Suspended())
-
-    def handle(self, event: Event) -> None:
-        session = self.session
-        for action in session.handle(event, self._world.now):
-            if self.session is not session:
-                return  # what it decided is void: the journal could not be told
-            self._perform(action)
-
-    def _perform(self, action: Action) -> None:
-        self._boundary()
-        if isinstance(action, Send):
-            self._send(action.data)
-        elif isinstance(action, Deliver):
-            self._deliver(action)
-        elif isinstance(action, Remember):
-            self._remember(action)
-        elif isinstance(action, Close):
-            assert isinstance(action.error, Unreachable | None), action.error
-            assert not action.fatal
-            self._drop()
-        elif isinstance(action, Online):
-            self._world.online()
-        elif isinstance(action, Acknowledged):
-            self._world.acknowledged(action)
-        self._boundary()
-
-    def _send(self, data: bytes) -> None:
-        if not self.connected:
-            return
-        if data[0] == _SUBSCRIBE and not self.session.resumed:
-            stale = set(self.journal.held) - set(self.session.inbound.held)
-            assert not stale, f"SUBSCRIBE in a new session leaves before the ids {stale} are free on disk [I3]"
-        if self._world.line_up:
-            self._world.to_broker += data
-        else:
-            self.line_broke()
-
-    def _remember(self, action: Remember) -> None:
-        try:
-            self.journal.set_session(asdict(action.record) if action.record else {})
-        except JournalFull:
-            self.session = self._new_session()
-            self._drop()
-            self._world.forget_publishes()  # of what arrives with the end of the connection too
-
-    def _drop(self) -> None:
-        """Close the connection; what was written before leaves."""
-        if self.connected:
-            self.connected = False
-            self._world.hang_up()
-
-    def _deliver(self, action: Deliver) -> None:
-        if self._acks is Acks.RECEIVED:
-            self._settle(action.first + len(action.messages))
-        self.waiting.append(action)
-        self.store()
-
-    def store(self) -> None:
-        try:
-            while self.waiting:
-                delivery = self.waiting[0]
-                payloads = [packet.payload or b"" for packet in delivery.messages.packets]
-                offsets = range(delivery.first, delivery.first + len(payloads))
-                rows = pa.record_batch([pa.array(offsets, pa.int64()), pa.array(payloads, pa.binary())], schema=_SCHEMA)
-                end = self.journal.append(rows, held=delivery.held, released=delivery.released)
-                self.waiting.popleft()
-                self._world.stored(delivery.first, [int(payload) for payload in payloads])
-                if self._acks is Acks.JOURNAL:
-                    self._settle(end)
-                self.handle(Stored(delivery.ticket))
-        except JournalFull:
-            assert self.disk.no_room
-
-    def settle_committed(self) -> None:
-        if self._acks is Acks.KAFKA:
-            self._settle(self.journal.committed)
-
-    def _settle(self, upto: int) -> None:
-        if upto > self.session.inbound.settled:
-            self.handle(Settled(upto))
-
-    def die(self, keep: float) -> None:
-        self.disk.power_loss(keep)
-        self.journal._active.close()
-        self.journal._lock.release()
 
 
 class World:
@@ -347,7 +79,7 @@ class World:
         #: Tokens whose fate nobody can know: the sender's memory or the broker's session was lost meanwhile.
         self._excused: set[int] = set()
         self.crashes = 0
-        self._driver = _Driver(self)
+        self._driver = ModelDriver(self)
 
     # -- called by the two sides --
 
@@ -502,7 +234,7 @@ class World:
         self._driver.die(keep)
         self.hang_up()
         self.forget_publishes()
-        self._driver = _Driver(self)
+        self._driver = ModelDriver(self)
         journal = self._driver.journal
         self._committed = max(self._committed, journal.committed)
         found = [row for batch in journal.read(journal.first, journal.end) for row in batch.to_pylist()]

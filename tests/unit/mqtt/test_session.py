@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
-from typing import TypeVar
 
 import mqtt5
 import pytest
@@ -14,10 +12,7 @@ from mqtt5 import (
     ConnectPacket,
     DisconnectPacket,
     DisconnectReasonCode,
-    PingRespPacket,
-    PubAckPacket,
     PublishPacket,
-    QoS,
     SubAckPacket,
     SubAckReasonCode,
     SubscribePacket,
@@ -26,97 +21,37 @@ from mqtt5 import (
     UnsubscribePacket,
 )
 
-from tests.helpers import outgoing, packets_in
+from tests.helpers import outgoing
+from tests.unit.mqtt.sessions import (
+    CONFIG,
+    KNOWN,
+    A,
+    granted,
+    message,
+    online,
+    only,
+    only_subscribe,
+    receive,
+    sent,
+    subscribing,
+)
 from towline.errors import ProtocolViolation, Refused, SessionUnknown, TakenOver, Unreachable
-from towline.mqtt.codec import Decoder, Item, Packet
+from towline.mqtt.codec import Packet
 from towline.mqtt.events import (
-    Acknowledged,
     Action,
     Close,
     Deliver,
-    Filter,
     Held,
     Lost,
     Online,
     Opened,
     Publish,
-    Received,
     Remember,
-    Resumed,
-    Send,
-    SessionConfig,
     SessionLost,
     SessionRecord,
-    Settled,
-    Stop,
     Stored,
-    Suspended,
-    Tick,
-    Written,
 )
 from towline.mqtt.session import Session, SessionState
-
-A, B = Filter("a/#", 1), Filter("b", 1)
-CONFIG = SessionConfig("plant-7", "line", (A, B), keep_alive_s=60)
-KNOWN = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.options, "b": B.options})
-T = TypeVar("T")
-
-
-def only(actions: list[Action], kind: type[T]) -> T:
-    found = [action for action in actions if isinstance(action, kind)]
-    assert len(found) == 1, actions
-    return found[0]
-
-
-def sent(actions: list[Action]) -> list[Packet]:
-    items = Decoder().feed(b"".join(a.data for a in actions if isinstance(a, Send)))
-    packets: list[Packet] = []
-    for item in items:
-        packets += packets_in(item)
-    return packets
-
-
-def receive(session: Session, *packets: Packet, now: float = 1.0) -> list[Action]:
-    actions = session.handle(Received(Decoder().feed(b"".join(p.write() for p in packets))), now)
-    session.validate()
-    return actions
-
-
-def message(packet_id: int, qos: QoS = QoS.AT_LEAST_ONCE, topic: str = "a/1") -> PublishPacket:
-    return PublishPacket(topic, b"x", qos=qos, packet_id=packet_id if int(qos) else None)
-
-
-def granted(packet_id: int, count: int = 2) -> SubAckPacket:
-    return SubAckPacket(packet_id, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE] * count)
-
-
-def online(
-    config: SessionConfig = CONFIG,
-    record: SessionRecord | None = KNOWN,
-    number: int = 0,
-    connack: ConnAckPacket | None = None,
-) -> Session:
-    session = Session(config, record, number)
-    session.handle(Opened(), 0.0)
-    receive(session, connack or ConnAckPacket(session_present=record is not None))
-    while session.state is SessionState.SUBSCRIBING:
-        for packet_id, asked in list(session._requests.items()):
-            receive(session, granted(packet_id, len(asked)))
-    assert session.state is SessionState.ONLINE
-    return session
-
-
-def subscribing(session: Session) -> SubscribePacket:
-    """The SUBSCRIBE that follows CONNACK."""
-    session.handle(Opened(), 0.0)
-    return only_subscribe(receive(session, ConnAckPacket()))
-
-
-def only_subscribe(actions: list[Action]) -> SubscribePacket:
-    (packet,) = sent(actions)
-    assert isinstance(packet, SubscribePacket)
-    return packet
-
 
 # Connecting
 
@@ -523,309 +458,3 @@ def test_a_resumed_session_may_deliver_before_suback() -> None:
     session.handle(Opened(), 0.0)
     actions = receive(session, ConnAckPacket(session_present=True), message(1))
     assert only(actions, Deliver).first == 0
-
-
-# Receiving
-
-
-def test_nothing_is_acknowledged_before_it_is_settled() -> None:
-    session = online(number=100)
-    actions = receive(session, message(7), message(8))
-    assert only(actions, Deliver).first == 100
-    assert sent(actions) == []
-    assert session.inbound.unacknowledged == 2
-
-
-def test_acks_leave_in_receive_order_up_to_the_watermark() -> None:
-    session = online()
-    receive(session, message(7), message(3), message(9))
-    receive(session, message(1))
-    assert [p.packet_id for p in sent(session.handle(Settled(2), 2.0)) if isinstance(p, PubAckPacket)] == [7, 3]
-    session.validate()
-    assert session.handle(Settled(2), 2.0) == []
-    assert [p.packet_id for p in sent(session.handle(Settled(99), 2.0)) if isinstance(p, PubAckPacket)] == [9, 1]
-    assert session.inbound.unacknowledged == 0
-    assert session.inbound.settled == 4, "never beyond what was received"
-
-
-def test_acks_take_the_short_form() -> None:
-    session = online()
-    receive(session, message(0x1234))
-    assert session.handle(Settled(1), 2.0) == [Send(b"\x40\x02\x12\x34")]
-
-
-def test_qos_0_takes_a_number_and_no_ack() -> None:
-    session = online()
-    receive(session, message(0, QoS.AT_MOST_ONCE), message(5), message(0, QoS.AT_MOST_ONCE), message(6))
-    assert session.inbound.next_number == 4
-    assert session.handle(Settled(1), 2.0) == []
-    assert sent(session.handle(Settled(3), 2.0)) == sent([Send(PubAckPacket(5).write())])
-
-
-def test_the_same_packet_id_after_its_ack_is_a_new_message() -> None:
-    """[MQTT-4.3.2-5]: QoS 1 is never deduplicated by packet id."""
-    session = online()
-    receive(session, message(5))
-    session.handle(Settled(1), 2.0)
-    assert only(receive(session, message(5)), Deliver).first == 1
-
-
-def test_after_a_lost_connection_no_old_ack_leaves() -> None:
-    session = online()
-    receive(session, message(5))
-    session.handle(Lost(), 2.0)
-    session.handle(Opened(), 3.0)
-    receive(session, ConnAckPacket(session_present=True), now=3.0)
-    assert session.handle(Settled(1), 4.0) == []
-    receive(session, message(5))
-    assert len(sent(session.handle(Settled(2), 5.0))) == 1
-
-
-def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
-    session = online(replace(CONFIG, receive_maximum=2))
-    receive(session, message(1))
-    assert session.window_full is False
-    receive(session, message(2))
-    assert session.inbound.unacknowledged == 2
-    assert session.inbound.overruns == 0
-    receive(session, message(3))
-    assert session.inbound.overruns == 1
-    session.handle(Settled(3), 2.0)
-    assert session.window_full is False
-
-
-# Keep alive
-
-
-def test_pings_only_when_nothing_else_was_sent() -> None:
-    session = online()
-    assert session.deadline() == pytest.approx(0.0 + 45.0)
-    receive(session, message(1), now=30.0)
-    session.handle(Settled(1), 30.0)
-    assert session.deadline() == pytest.approx(75.0)
-    assert session.handle(Tick(), 74.0) == []
-    assert isinstance(sent(session.handle(Tick(), 75.0))[0], mqtt5.PingReqPacket)
-    receive(session, PingRespPacket(), now=75.1)
-    assert session.deadline() == pytest.approx(120.0)
-
-
-def test_a_silent_broker_is_found_within_one_and_a_half_keep_alives() -> None:
-    session = online()
-    now = session.deadline()
-    assert now is not None
-    session.handle(Tick(), now)
-    now = session.deadline()
-    assert now is not None
-    assert now <= 90.0
-    assert "PINGREQ" in str(only(session.handle(Tick(), now), Close).error)
-
-
-def test_a_packet_that_takes_long_to_arrive_is_a_sign_of_life() -> None:
-    session = online()
-    session.handle(Tick(), 45.0)
-    session.handle(Received([]), 80.0)
-    assert sent(session.handle(Tick(), 90.0)), "the broker wants to hear from us all the same [MQTT-3.1.2-22]"
-    assert session.deadline() == pytest.approx(80.0 + 45.0)
-    assert "PINGREQ" in str(only(session.handle(Tick(), 125.0), Close).error), "it stopped in the middle"
-
-
-@pytest.mark.parametrize("record", [KNOWN, None])
-def test_a_packet_that_takes_longer_than_any_keep_alive_does_not_silence_us(record: SessionRecord | None) -> None:
-    """Were the broker to hear nothing for 1.5 keep alives, it would end the connection, and so for ever."""
-    session = Session(CONFIG, record)
-    session.handle(Opened(), 0.0)
-    receive(session, ConnAckPacket(session_present=record is not None), now=0.0)
-    pings = []
-    for now in range(1, 600):
-        assert session.handle(Received([]), float(now)) == []
-        if (due := session.deadline()) is not None and now >= due:
-            pings += [now for packet in sent(session.handle(Tick(), float(now))) if packet == mqtt5.PingReqPacket()]
-    assert max(later - at for at, later in itertools.pairwise([0, *pings, 600])) <= 60
-    assert session.state is not SessionState.OFFLINE
-
-
-def test_a_pingreq_behind_a_packet_that_takes_long_to_leave_is_waited_for() -> None:
-    """Otherwise a message that takes longer than that would end each connection, and never arrive."""
-    session = online()
-    for now in range(1, 600):
-        session.handle(Written(), float(now))
-        session.handle(Tick(), float(now))
-    assert session.state is SessionState.ONLINE
-    while (due := session.deadline()) is not None:
-        assert due <= 600 + 45, "a line that takes nothing more is found"
-        session.handle(Tick(), due)
-    assert session.server is None
-
-
-def test_back_pressure_keeps_pinging_and_expects_no_answer() -> None:
-    session = online()
-    session.handle(Suspended(), 10.0)
-    for _ in range(5):
-        now = session.deadline()
-        assert now is not None
-        assert isinstance(sent(session.handle(Tick(), now))[0], mqtt5.PingReqPacket)
-    assert now is not None
-    session.handle(Resumed(), now + 1)
-    assert sent(session.handle(Tick(), now + 45)), "the answer may lie in what was not read"
-    assert session.deadline() == pytest.approx(now + 1 + 45.0)
-    assert "PINGREQ" in str(only(session.handle(Tick(), now + 46), Close).error), "a line that died meanwhile"
-
-
-@pytest.mark.parametrize(
-    ("ours", "given", "used"), [(60, 10, 10), (60, None, 60), (60, 0, 60), (60, 600, 60), (0, 10, 10)]
-)
-def test_the_shorter_keep_alive_wins(ours: int, given: int | None, used: int) -> None:
-    """The server's is to be kept [MQTT-3.2.2-21]; where it has none, or a longer one, we still find a dead line."""
-    connack = ConnAckPacket(session_present=True, server_keep_alive=given)
-    session = online(replace(CONFIG, keep_alive_s=ours), connack=connack)
-    assert session.keep_alive_s == used
-    assert session.deadline() == pytest.approx(0.75 * used)
-
-
-@pytest.mark.parametrize("given", [None, 0])
-def test_no_keep_alive_is_none(given: int | None) -> None:
-    connack = ConnAckPacket(session_present=True, server_keep_alive=given)
-    assert online(replace(CONFIG, keep_alive_s=0), connack=connack).deadline() is None
-
-
-def test_no_connack_in_time_is_an_error() -> None:
-    session = Session(CONFIG)
-    session.handle(Opened(), 5.0)
-    assert session.deadline() == 15.0
-    assert "no CONNACK within 10 s" in str(only(session.handle(Tick(), 15.0), Close).error)
-
-
-def test_a_connack_byte_by_byte_has_the_same_time() -> None:
-    session = Session(CONFIG)
-    session.handle(Opened(), 5.0)
-    session.handle(Received([]), 14.0)
-    assert session.deadline() == 15.0
-
-
-def test_a_subscribe_without_answer_is_an_error() -> None:
-    session = Session(CONFIG)
-    session.handle(Opened(), 5.0)
-    session.handle(Received([ConnAckPacket()]), 6.0)
-    assert session.state is SessionState.SUBSCRIBING
-    assert session.deadline() == 16.0
-    session.handle(Received([]), 12.0)
-    assert session.handle(Tick(), 16.0) == [], "a large message may be arriving"
-    close = only(session.handle(Tick(), 22.0), Close)
-    assert "no answer to SUBSCRIBE within 10 s. Trying again." in str(close.error)
-    assert not close.unanswered
-
-
-def test_only_before_connack_is_it_asked_whether_this_is_an_mqtt_listener() -> None:
-    session = Session(CONFIG)
-    session.handle(Opened(), 0.0)
-    before = session.broke("mqtt://b:1883")
-    receive(session, ConnAckPacket())
-    after = session.broke("mqtt://b:1883")
-    assert (before.unanswered, after.unanswered) == (True, False)
-    assert "mqtt://b:1883: the connection ended in place of CONNACK." in str(before.error)
-    assert str(after.error) == "mqtt://b:1883: the connection broke. Trying again.   [TL-M05]"
-
-
-def test_a_suback_is_not_missed_while_we_do_not_read() -> None:
-    session = Session(CONFIG)
-    session.handle(Opened(), 5.0)
-    session.handle(Received([ConnAckPacket()]), 6.0)
-    session.handle(Suspended(), 7.0)
-    assert not [a for a in session.handle(Tick(), 60.0) if isinstance(a, Close)]
-    session.handle(Resumed(), 61.0)
-    assert not [a for a in session.handle(Tick(), 70.0) if isinstance(a, Close)]
-    assert [a for a in session.handle(Tick(), 71.0) if isinstance(a, Close)]
-
-
-def test_stop_leaves_the_session_with_a_plain_disconnect() -> None:
-    session = online()
-    (disconnect,) = sent(session.handle(Stop(), 5.0))
-    assert isinstance(disconnect, DisconnectPacket)
-    assert disconnect.session_expiry_interval is None
-    assert disconnect.write() == b"\xe0\x00"
-
-
-# Publishing
-
-PUBLISHER = SessionConfig("pub", "pub")
-EMPTY = SessionRecord("pub", established=True)
-
-
-def publisher(receive_max: int = 65535) -> Session:
-    return online(PUBLISHER, EMPTY, connack=ConnAckPacket(session_present=True, receive_max=receive_max))
-
-
-def test_publishing_keeps_to_the_servers_window_and_goes_on_with_each_ack() -> None:
-    session = publisher(receive_max=2)
-    out = [sent(session.handle(Publish(token, outgoing(message(0x7FFF))), 1.0)) for token in range(4)]
-    assert [len(packets) for packets in out] == [1, 1, 0, 0]
-    first = out[0][0]
-    assert isinstance(first, PublishPacket)
-    assert first.packet_id is not None
-    actions = receive(session, PubAckPacket(first.packet_id))
-    assert only(actions, Acknowledged).token == 0
-    assert len(sent(actions)) == 1
-    assert len(session.outbound) == 3
-
-
-def test_publishes_wait_for_the_connection() -> None:
-    session = Session(PUBLISHER, KNOWN)
-    assert session.handle(Publish(1, outgoing(message(1))), 0.0) == []
-    session.handle(Opened(), 0.0)
-    assert len(sent(receive(session, ConnAckPacket(session_present=True)))) == 2, (
-        "the old filters go, the message comes"
-    )
-
-
-def test_unacknowledged_publishes_are_sent_again_with_their_ids_and_dup() -> None:
-    """[MQTT-4.4.0-1], [MQTT-4.6.0-1]."""
-    session = publisher()
-    ids = [sent(session.handle(Publish(token, outgoing(message(1))), 1.0))[0] for token in range(3)]
-    session.handle(Lost(), 2.0)
-    session.handle(Opened(), 3.0)
-    again = sent(receive(session, ConnAckPacket(session_present=True)))
-    assert [p.packet_id for p in again if isinstance(p, PublishPacket)] == [
-        p.packet_id for p in ids if isinstance(p, PublishPacket)
-    ]
-    assert all(p.duplicate for p in again if isinstance(p, PublishPacket))
-
-
-def test_a_new_server_session_gets_them_as_new_messages_in_order() -> None:
-    session = publisher()
-    for token in range(3):
-        session.handle(Publish(token, outgoing(message(1, topic=f"t{token}"))), 1.0)
-    session.handle(Lost(), 2.0)
-    session.handle(Opened(), 3.0)
-    again = [p for p in sent(receive(session, ConnAckPacket(session_present=False))) if isinstance(p, PublishPacket)]
-    assert [p.topic for p in again] == ["t0", "t1", "t2"]
-    assert not any(p.duplicate for p in again)
-
-
-def test_qos_0_is_done_when_it_is_sent() -> None:
-    session = publisher()
-    actions = session.handle(Publish(5, outgoing(message(0, QoS.AT_MOST_ONCE))), 1.0)
-    assert only(actions, Acknowledged).token == 5
-    assert len(session.outbound) == 0
-
-
-def test_a_negative_ack_is_final_and_told() -> None:
-    """[MQTT-4.4.0-2]: never sent again."""
-    session = publisher()
-    (packet,) = sent(session.handle(Publish(1, outgoing(message(1))), 1.0))
-    assert isinstance(packet, PublishPacket)
-    assert packet.packet_id is not None
-    refusal = PubAckPacket(packet.packet_id, reason_code=mqtt5.PubAckReasonCode.NOT_AUTHORIZED)
-    assert only(receive(session, refusal), Acknowledged).reason == 0x87
-    assert len(session.outbound) == 0
-
-
-def test_unknown_items_cannot_be_forgotten_in_the_tables() -> None:
-    session = online()
-    items: list[Item] = [mqtt5.AuthPacket()]
-    assert isinstance(only(session.handle(Received(items), 1.0), Close).error, ProtocolViolation)
-
-
-def test_receive_maximum_is_always_announced() -> None:
-    """65535 is the standard's default and is not sent; a Mosquitto that is told nothing keeps to 20 and drops."""
-    (connect,) = [a for a in Session(CONFIG).handle(Opened(), 0.0) if isinstance(a, Send)]
-    assert b"\x21\xff\xfe" in connect.data

@@ -1,0 +1,204 @@
+"""The client's process in a bottle: what a driver and its owner do with a session's actions, on a real journal."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from tests.unit.mqtt.model_broker import Habits
+from tests.unit.mqtt.model_disk import VolatileDisk
+from towline.errors import JournalFull, Unreachable
+from towline.journal import Journal, Limits
+from towline.mqtt.codec import Decoder
+from towline.mqtt.events import (
+    Acknowledged,
+    Action,
+    Close,
+    Deliver,
+    Event,
+    Held,
+    Lost,
+    Online,
+    Opened,
+    Received,
+    Remember,
+    Resumed,
+    Send,
+    SessionConfig,
+    SessionRecord,
+    Settled,
+    Stored,
+    Suspended,
+)
+from towline.mqtt.session import Session
+
+if TYPE_CHECKING:
+    from tests.unit.mqtt.model_world import World
+
+__all__ = ["Acks", "ModelDriver", "Plan"]
+
+
+_SCHEMA: Final = pa.schema([("offset", pa.int64()), ("payload", pa.binary())])
+#: Small, so that a life sees several segments, and so their snapshots.
+_LIMITS: Final = Limits(min_free_bytes=0, segment_bytes=1600)
+#: First byte of the packet.
+_SUBSCRIBE: Final = 0x82
+
+
+class Acks(Enum):
+    """Which watermark drives PUBACK and PUBREC."""
+
+    RECEIVED = "received"
+    JOURNAL = "journal"
+    KAFKA = "kafka"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What does not change during a life."""
+
+    habits: Habits = field(default_factory=Habits)
+    acks: Acks = Acks.JOURNAL
+    receive_maximum: int = 4
+    #: Two brokers that share no sessions; at least once then, and no publish with QoS 2.
+    several: bool = False
+
+
+class ModelDriver:
+    """The client's process: carries out what the session decides, as `towline.gateway.pump` does."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._boundary = world.boundary
+        self._acks = world.plan.acks
+        self.disk = VolatileDisk(world.boundary)
+        self.journal = Journal.open(world.directory, schema=_SCHEMA, limits=_LIMITS, disk=self.disk)
+        self.connected = False
+        self.decoder = Decoder()
+        self.waiting: deque[Deliver] = deque()
+        self.reading = True
+        self.session = self._new_session()
+
+    def _new_session(self) -> Session:
+        plan, stored = self._world.plan, self.journal.session
+        record = SessionRecord(**stored) if stored else None  # type: ignore[arg-type]
+        config = SessionConfig(
+            "line",
+            "model",
+            self._world.filters,
+            receive_maximum=plan.receive_maximum,
+            protocol=plan.habits.version,
+            keep_alive_s=60,
+        )
+        held = {packet_id: Held(*entry) for packet_id, entry in self.journal.held.items()}
+        session = Session(config, record, self.journal.end, held)
+        if self._acks is Acks.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
+            session.inbound.settled = self.journal.committed
+        return session
+
+    def connect(self) -> None:
+        self.decoder = Decoder(version=self._world.plan.habits.version)
+        self.connected = self.reading = True
+        self.handle(Opened(f"server {self._world.broker.server}" if self._world.plan.several else ""))
+
+    def read(self, data: bytes) -> None:
+        self.handle(Received(self.decoder.feed(data)))
+
+    def line_broke(self) -> None:
+        self.handle(Lost())
+        self.connected = False
+
+    def adjust_reading(self) -> None:
+        ready = not self.waiting and not self.session.window_full
+        if self.connected and ready != self.reading:
+            self.reading = ready
+            self.handle(Resumed() if ready else Suspended())
+
+    def handle(self, event: Event) -> None:
+        session = self.session
+        for action in session.handle(event, self._world.now):
+            if self.session is not session:
+                return  # what it decided is void: the journal could not be told
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        self._boundary()
+        if isinstance(action, Send):
+            self._send(action.data)
+        elif isinstance(action, Deliver):
+            self._deliver(action)
+        elif isinstance(action, Remember):
+            self._remember(action)
+        elif isinstance(action, Close):
+            assert isinstance(action.error, Unreachable | None), action.error
+            assert not action.fatal
+            self._drop()
+        elif isinstance(action, Online):
+            self._world.online()
+        elif isinstance(action, Acknowledged):
+            self._world.acknowledged(action)
+        self._boundary()
+
+    def _send(self, data: bytes) -> None:
+        if not self.connected:
+            return
+        if data[0] == _SUBSCRIBE and not self.session.resumed:
+            stale = set(self.journal.held) - set(self.session.inbound.held)
+            assert not stale, f"SUBSCRIBE in a new session leaves before the ids {stale} are free on disk [I3]"
+        if self._world.line_up:
+            self._world.to_broker += data
+        else:
+            self.line_broke()
+
+    def _remember(self, action: Remember) -> None:
+        try:
+            self.journal.set_session(asdict(action.record) if action.record else {})
+        except JournalFull:
+            self.session = self._new_session()
+            self._drop()
+            self._world.forget_publishes()  # of what arrives with the end of the connection too
+
+    def _drop(self) -> None:
+        """Close the connection; what was written before leaves."""
+        if self.connected:
+            self.connected = False
+            self._world.hang_up()
+
+    def _deliver(self, action: Deliver) -> None:
+        if self._acks is Acks.RECEIVED:
+            self._settle(action.first + len(action.messages))
+        self.waiting.append(action)
+        self.store()
+
+    def store(self) -> None:
+        try:
+            while self.waiting:
+                delivery = self.waiting[0]
+                payloads = [packet.payload or b"" for packet in delivery.messages.packets]
+                offsets = range(delivery.first, delivery.first + len(payloads))
+                rows = pa.record_batch([pa.array(offsets, pa.int64()), pa.array(payloads, pa.binary())], schema=_SCHEMA)
+                end = self.journal.append(rows, held=delivery.held, released=delivery.released)
+                self.waiting.popleft()
+                self._world.stored(delivery.first, [int(payload) for payload in payloads])
+                if self._acks is Acks.JOURNAL:
+                    self._settle(end)
+                self.handle(Stored(delivery.ticket))
+        except JournalFull:
+            assert self.disk.no_room
+
+    def settle_committed(self) -> None:
+        if self._acks is Acks.KAFKA:
+            self._settle(self.journal.committed)
+
+    def _settle(self, upto: int) -> None:
+        if upto > self.session.inbound.settled:
+            self.handle(Settled(upto))
+
+    def die(self, keep: float) -> None:
+        self.disk.power_loss(keep)
+        self.journal._active.close()
+        self.journal._lock.release()

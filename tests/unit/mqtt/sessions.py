@@ -1,0 +1,88 @@
+"""A session for tests, and the packets it takes and sends."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from mqtt5 import (
+    ConnAckPacket,
+    PublishPacket,
+    QoS,
+    SubAckPacket,
+    SubAckReasonCode,
+    SubscribePacket,
+)
+
+from tests.helpers import packets_in
+from towline.mqtt.codec import Decoder, Packet
+from towline.mqtt.events import (
+    Action,
+    Filter,
+    Opened,
+    Received,
+    Send,
+    SessionConfig,
+    SessionRecord,
+)
+from towline.mqtt.session import Session, SessionState
+
+A, B = Filter("a/#", 1), Filter("b", 1)
+CONFIG = SessionConfig("plant-7", "line", (A, B), keep_alive_s=60)
+KNOWN = SessionRecord("plant-7", established=True, subscriptions={"a/#": A.options, "b": B.options})
+T = TypeVar("T")
+
+
+def only(actions: list[Action], kind: type[T]) -> T:
+    found = [action for action in actions if isinstance(action, kind)]
+    assert len(found) == 1, actions
+    return found[0]
+
+
+def sent(actions: list[Action]) -> list[Packet]:
+    items = Decoder().feed(b"".join(a.data for a in actions if isinstance(a, Send)))
+    packets: list[Packet] = []
+    for item in items:
+        packets += packets_in(item)
+    return packets
+
+
+def receive(session: Session, *packets: Packet, now: float = 1.0) -> list[Action]:
+    actions = session.handle(Received(Decoder().feed(b"".join(p.write() for p in packets))), now)
+    session.validate()
+    return actions
+
+
+def message(packet_id: int, qos: QoS = QoS.AT_LEAST_ONCE, topic: str = "a/1") -> PublishPacket:
+    return PublishPacket(topic, b"x", qos=qos, packet_id=packet_id if int(qos) else None)
+
+
+def granted(packet_id: int, count: int = 2) -> SubAckPacket:
+    return SubAckPacket(packet_id, [SubAckReasonCode.GRANTED_QOS_AT_LEAST_ONCE] * count)
+
+
+def online(
+    config: SessionConfig = CONFIG,
+    record: SessionRecord | None = KNOWN,
+    number: int = 0,
+    connack: ConnAckPacket | None = None,
+) -> Session:
+    session = Session(config, record, number)
+    session.handle(Opened(), 0.0)
+    receive(session, connack or ConnAckPacket(session_present=record is not None))
+    while session.state is SessionState.SUBSCRIBING:
+        for packet_id, asked in list(session._requests.items()):
+            receive(session, granted(packet_id, len(asked)))
+    assert session.state is SessionState.ONLINE
+    return session
+
+
+def subscribing(session: Session) -> SubscribePacket:
+    """The SUBSCRIBE that follows CONNACK."""
+    session.handle(Opened(), 0.0)
+    return only_subscribe(receive(session, ConnAckPacket()))
+
+
+def only_subscribe(actions: list[Action]) -> SubscribePacket:
+    (packet,) = sent(actions)
+    assert isinstance(packet, SubscribePacket)
+    return packet

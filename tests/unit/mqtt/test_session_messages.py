@@ -1,0 +1,194 @@
+"""A session receives and publishes: numbers, acknowledgements, packet ids."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mqtt5
+from mqtt5 import (
+    ConnAckPacket,
+    PubAckPacket,
+    PublishPacket,
+    QoS,
+)
+
+from tests.helpers import outgoing
+from tests.unit.mqtt.sessions import (
+    CONFIG,
+    KNOWN,
+    message,
+    online,
+    only,
+    receive,
+    sent,
+)
+from towline.errors import ProtocolViolation
+from towline.mqtt.codec import Item
+from towline.mqtt.events import (
+    Acknowledged,
+    Close,
+    Deliver,
+    Lost,
+    Opened,
+    Publish,
+    Received,
+    Send,
+    SessionConfig,
+    SessionRecord,
+    Settled,
+)
+from towline.mqtt.session import Session
+
+# Receiving
+
+
+def test_nothing_is_acknowledged_before_it_is_settled() -> None:
+    session = online(number=100)
+    actions = receive(session, message(7), message(8))
+    assert only(actions, Deliver).first == 100
+    assert sent(actions) == []
+    assert session.inbound.unacknowledged == 2
+
+
+def test_acks_leave_in_receive_order_up_to_the_watermark() -> None:
+    session = online()
+    receive(session, message(7), message(3), message(9))
+    receive(session, message(1))
+    assert [p.packet_id for p in sent(session.handle(Settled(2), 2.0)) if isinstance(p, PubAckPacket)] == [7, 3]
+    session.validate()
+    assert session.handle(Settled(2), 2.0) == []
+    assert [p.packet_id for p in sent(session.handle(Settled(99), 2.0)) if isinstance(p, PubAckPacket)] == [9, 1]
+    assert session.inbound.unacknowledged == 0
+    assert session.inbound.settled == 4, "never beyond what was received"
+
+
+def test_acks_take_the_short_form() -> None:
+    session = online()
+    receive(session, message(0x1234))
+    assert session.handle(Settled(1), 2.0) == [Send(b"\x40\x02\x12\x34")]
+
+
+def test_qos_0_takes_a_number_and_no_ack() -> None:
+    session = online()
+    receive(session, message(0, QoS.AT_MOST_ONCE), message(5), message(0, QoS.AT_MOST_ONCE), message(6))
+    assert session.inbound.next_number == 4
+    assert session.handle(Settled(1), 2.0) == []
+    assert sent(session.handle(Settled(3), 2.0)) == sent([Send(PubAckPacket(5).write())])
+
+
+def test_the_same_packet_id_after_its_ack_is_a_new_message() -> None:
+    """[MQTT-4.3.2-5]: QoS 1 is never deduplicated by packet id."""
+    session = online()
+    receive(session, message(5))
+    session.handle(Settled(1), 2.0)
+    assert only(receive(session, message(5)), Deliver).first == 1
+
+
+def test_after_a_lost_connection_no_old_ack_leaves() -> None:
+    session = online()
+    receive(session, message(5))
+    session.handle(Lost(), 2.0)
+    session.handle(Opened(), 3.0)
+    receive(session, ConnAckPacket(session_present=True), now=3.0)
+    assert session.handle(Settled(1), 4.0) == []
+    receive(session, message(5))
+    assert len(sent(session.handle(Settled(2), 5.0))) == 1
+
+
+def test_a_full_window_is_seen_and_an_overrun_counted() -> None:
+    session = online(replace(CONFIG, receive_maximum=2))
+    receive(session, message(1))
+    assert session.window_full is False
+    receive(session, message(2))
+    assert session.inbound.unacknowledged == 2
+    assert session.inbound.overruns == 0
+    receive(session, message(3))
+    assert session.inbound.overruns == 1
+    session.handle(Settled(3), 2.0)
+    assert session.window_full is False
+
+
+# Publishing
+
+PUBLISHER = SessionConfig("pub", "pub")
+EMPTY = SessionRecord("pub", established=True)
+
+
+def publisher(receive_max: int = 65535) -> Session:
+    return online(PUBLISHER, EMPTY, connack=ConnAckPacket(session_present=True, receive_max=receive_max))
+
+
+def test_publishing_keeps_to_the_servers_window_and_goes_on_with_each_ack() -> None:
+    session = publisher(receive_max=2)
+    out = [sent(session.handle(Publish(token, outgoing(message(0x7FFF))), 1.0)) for token in range(4)]
+    assert [len(packets) for packets in out] == [1, 1, 0, 0]
+    first = out[0][0]
+    assert isinstance(first, PublishPacket)
+    assert first.packet_id is not None
+    actions = receive(session, PubAckPacket(first.packet_id))
+    assert only(actions, Acknowledged).token == 0
+    assert len(sent(actions)) == 1
+    assert len(session.outbound) == 3
+
+
+def test_publishes_wait_for_the_connection() -> None:
+    session = Session(PUBLISHER, KNOWN)
+    assert session.handle(Publish(1, outgoing(message(1))), 0.0) == []
+    session.handle(Opened(), 0.0)
+    assert len(sent(receive(session, ConnAckPacket(session_present=True)))) == 2, (
+        "the old filters go, the message comes"
+    )
+
+
+def test_unacknowledged_publishes_are_sent_again_with_their_ids_and_dup() -> None:
+    """[MQTT-4.4.0-1], [MQTT-4.6.0-1]."""
+    session = publisher()
+    ids = [sent(session.handle(Publish(token, outgoing(message(1))), 1.0))[0] for token in range(3)]
+    session.handle(Lost(), 2.0)
+    session.handle(Opened(), 3.0)
+    again = sent(receive(session, ConnAckPacket(session_present=True)))
+    assert [p.packet_id for p in again if isinstance(p, PublishPacket)] == [
+        p.packet_id for p in ids if isinstance(p, PublishPacket)
+    ]
+    assert all(p.duplicate for p in again if isinstance(p, PublishPacket))
+
+
+def test_a_new_server_session_gets_them_as_new_messages_in_order() -> None:
+    session = publisher()
+    for token in range(3):
+        session.handle(Publish(token, outgoing(message(1, topic=f"t{token}"))), 1.0)
+    session.handle(Lost(), 2.0)
+    session.handle(Opened(), 3.0)
+    again = [p for p in sent(receive(session, ConnAckPacket(session_present=False))) if isinstance(p, PublishPacket)]
+    assert [p.topic for p in again] == ["t0", "t1", "t2"]
+    assert not any(p.duplicate for p in again)
+
+
+def test_qos_0_is_done_when_it_is_sent() -> None:
+    session = publisher()
+    actions = session.handle(Publish(5, outgoing(message(0, QoS.AT_MOST_ONCE))), 1.0)
+    assert only(actions, Acknowledged).token == 5
+    assert len(session.outbound) == 0
+
+
+def test_a_negative_ack_is_final_and_told() -> None:
+    """[MQTT-4.4.0-2]: never sent again."""
+    session = publisher()
+    (packet,) = sent(session.handle(Publish(1, outgoing(message(1))), 1.0))
+    assert isinstance(packet, PublishPacket)
+    assert packet.packet_id is not None
+    refusal = PubAckPacket(packet.packet_id, reason_code=mqtt5.PubAckReasonCode.NOT_AUTHORIZED)
+    assert only(receive(session, refusal), Acknowledged).reason == 0x87
+    assert len(session.outbound) == 0
+
+
+def test_unknown_items_cannot_be_forgotten_in_the_tables() -> None:
+    session = online()
+    items: list[Item] = [mqtt5.AuthPacket()]
+    assert isinstance(only(session.handle(Received(items), 1.0), Close).error, ProtocolViolation)
+
+
+def test_receive_maximum_is_always_announced() -> None:
+    """65535 is the standard's default and is not sent; a Mosquitto that is told nothing keeps to 20 and drops."""
+    (connect,) = [a for a in Session(CONFIG).handle(Opened(), 0.0) if isinstance(a, Send)]
+    assert b"\x21\xff\xfe" in connect.data

@@ -1,0 +1,187 @@
+"""A session and the clock: keep alive, back-pressure, answers that do not come."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import mqtt5
+import pytest
+from mqtt5 import (
+    ConnAckPacket,
+    DisconnectPacket,
+    PingRespPacket,
+)
+
+from tests.unit.mqtt.sessions import (
+    CONFIG,
+    KNOWN,
+    message,
+    online,
+    only,
+    receive,
+    sent,
+)
+from towline.mqtt.events import (
+    Close,
+    Opened,
+    Received,
+    Resumed,
+    SessionRecord,
+    Settled,
+    Stop,
+    Suspended,
+    Tick,
+    Written,
+)
+from towline.mqtt.session import Session, SessionState
+
+# Keep alive
+
+
+def test_pings_only_when_nothing_else_was_sent() -> None:
+    session = online()
+    assert session.deadline() == pytest.approx(0.0 + 45.0)
+    receive(session, message(1), now=30.0)
+    session.handle(Settled(1), 30.0)
+    assert session.deadline() == pytest.approx(75.0)
+    assert session.handle(Tick(), 74.0) == []
+    assert isinstance(sent(session.handle(Tick(), 75.0))[0], mqtt5.PingReqPacket)
+    receive(session, PingRespPacket(), now=75.1)
+    assert session.deadline() == pytest.approx(120.0)
+
+
+def test_a_silent_broker_is_found_within_one_and_a_half_keep_alives() -> None:
+    session = online()
+    now = session.deadline()
+    assert now is not None
+    session.handle(Tick(), now)
+    now = session.deadline()
+    assert now is not None
+    assert now <= 90.0
+    assert "PINGREQ" in str(only(session.handle(Tick(), now), Close).error)
+
+
+def test_a_packet_that_takes_long_to_arrive_is_a_sign_of_life() -> None:
+    session = online()
+    session.handle(Tick(), 45.0)
+    session.handle(Received([]), 80.0)
+    assert sent(session.handle(Tick(), 90.0)), "the broker wants to hear from us all the same [MQTT-3.1.2-22]"
+    assert session.deadline() == pytest.approx(80.0 + 45.0)
+    assert "PINGREQ" in str(only(session.handle(Tick(), 125.0), Close).error), "it stopped in the middle"
+
+
+@pytest.mark.parametrize("record", [KNOWN, None])
+def test_a_packet_that_takes_longer_than_any_keep_alive_does_not_silence_us(record: SessionRecord | None) -> None:
+    """Were the broker to hear nothing for 1.5 keep alives, it would end the connection, and so for ever."""
+    session = Session(CONFIG, record)
+    session.handle(Opened(), 0.0)
+    receive(session, ConnAckPacket(session_present=record is not None), now=0.0)
+    pings = []
+    for now in range(1, 600):
+        assert session.handle(Received([]), float(now)) == []
+        if (due := session.deadline()) is not None and now >= due:
+            pings += [now for packet in sent(session.handle(Tick(), float(now))) if packet == mqtt5.PingReqPacket()]
+    assert max(later - at for at, later in itertools.pairwise([0, *pings, 600])) <= 60
+    assert session.state is not SessionState.OFFLINE
+
+
+def test_a_pingreq_behind_a_packet_that_takes_long_to_leave_is_waited_for() -> None:
+    """Otherwise a message that takes longer than that would end each connection, and never arrive."""
+    session = online()
+    for now in range(1, 600):
+        session.handle(Written(), float(now))
+        session.handle(Tick(), float(now))
+    assert session.state is SessionState.ONLINE
+    while (due := session.deadline()) is not None:
+        assert due <= 600 + 45, "a line that takes nothing more is found"
+        session.handle(Tick(), due)
+    assert session.server is None
+
+
+def test_back_pressure_keeps_pinging_and_expects_no_answer() -> None:
+    session = online()
+    session.handle(Suspended(), 10.0)
+    for _ in range(5):
+        now = session.deadline()
+        assert now is not None
+        assert isinstance(sent(session.handle(Tick(), now))[0], mqtt5.PingReqPacket)
+    assert now is not None
+    session.handle(Resumed(), now + 1)
+    assert sent(session.handle(Tick(), now + 45)), "the answer may lie in what was not read"
+    assert session.deadline() == pytest.approx(now + 1 + 45.0)
+    assert "PINGREQ" in str(only(session.handle(Tick(), now + 46), Close).error), "a line that died meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("ours", "given", "used"), [(60, 10, 10), (60, None, 60), (60, 0, 60), (60, 600, 60), (0, 10, 10)]
+)
+def test_the_shorter_keep_alive_wins(ours: int, given: int | None, used: int) -> None:
+    """The server's is to be kept [MQTT-3.2.2-21]; where it has none, or a longer one, we still find a dead line."""
+    connack = ConnAckPacket(session_present=True, server_keep_alive=given)
+    session = online(replace(CONFIG, keep_alive_s=ours), connack=connack)
+    assert session.keep_alive_s == used
+    assert session.deadline() == pytest.approx(0.75 * used)
+
+
+@pytest.mark.parametrize("given", [None, 0])
+def test_no_keep_alive_is_none(given: int | None) -> None:
+    connack = ConnAckPacket(session_present=True, server_keep_alive=given)
+    assert online(replace(CONFIG, keep_alive_s=0), connack=connack).deadline() is None
+
+
+def test_no_connack_in_time_is_an_error() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 5.0)
+    assert session.deadline() == 15.0
+    assert "no CONNACK within 10 s" in str(only(session.handle(Tick(), 15.0), Close).error)
+
+
+def test_a_connack_byte_by_byte_has_the_same_time() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 5.0)
+    session.handle(Received([]), 14.0)
+    assert session.deadline() == 15.0
+
+
+def test_a_subscribe_without_answer_is_an_error() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 5.0)
+    session.handle(Received([ConnAckPacket()]), 6.0)
+    assert session.state is SessionState.SUBSCRIBING
+    assert session.deadline() == 16.0
+    session.handle(Received([]), 12.0)
+    assert session.handle(Tick(), 16.0) == [], "a large message may be arriving"
+    close = only(session.handle(Tick(), 22.0), Close)
+    assert "no answer to SUBSCRIBE within 10 s. Trying again." in str(close.error)
+    assert not close.unanswered
+
+
+def test_only_before_connack_is_it_asked_whether_this_is_an_mqtt_listener() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 0.0)
+    before = session.broke("mqtt://b:1883")
+    receive(session, ConnAckPacket())
+    after = session.broke("mqtt://b:1883")
+    assert (before.unanswered, after.unanswered) == (True, False)
+    assert "mqtt://b:1883: the connection ended in place of CONNACK." in str(before.error)
+    assert str(after.error) == "mqtt://b:1883: the connection broke. Trying again.   [TL-M05]"
+
+
+def test_a_suback_is_not_missed_while_we_do_not_read() -> None:
+    session = Session(CONFIG)
+    session.handle(Opened(), 5.0)
+    session.handle(Received([ConnAckPacket()]), 6.0)
+    session.handle(Suspended(), 7.0)
+    assert not [a for a in session.handle(Tick(), 60.0) if isinstance(a, Close)]
+    session.handle(Resumed(), 61.0)
+    assert not [a for a in session.handle(Tick(), 70.0) if isinstance(a, Close)]
+    assert [a for a in session.handle(Tick(), 71.0) if isinstance(a, Close)]
+
+
+def test_stop_leaves_the_session_with_a_plain_disconnect() -> None:
+    session = online()
+    (disconnect,) = sent(session.handle(Stop(), 5.0))
+    assert isinstance(disconnect, DisconnectPacket)
+    assert disconnect.session_expiry_interval is None
+    assert disconnect.write() == b"\xe0\x00"
