@@ -16,7 +16,7 @@ from tests.integration.bridge.test_guarantees import nothing_waits, online, writ
 from towline.bridge.config.file import load
 from towline.bridge.lines.evidence import read_checkpoint as read
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.recovery import Asked, problem
+from towline.bridge.lines.recovery import CheckpointSettings, problem
 from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -51,7 +51,7 @@ def test_an_older_checkpoint_and_the_letters(
     seen = read(one.checkpoint)
     assert identity.query == seen.query, "what Spark wrote is understood"
     assert (seen.planned, seen.done_end) == (seen.done, 203)
-    assert problem(identity, read(bridge.directory / "nowhere"), Asked(1)) is not None
+    assert problem(identity, read(bridge.directory / "nowhere"), CheckpointSettings(1)) is not None
 
     place.rename(bridge.directory / "newest")
     shutil.copytree(bridge.directory / "older", place)

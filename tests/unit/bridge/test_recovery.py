@@ -13,7 +13,7 @@ from tests.unit.bridge.test_config import GOOD, changed, read
 from towline.bridge.config.model import Line
 from towline.bridge.lines.evidence import Evidence, read_checkpoint
 from towline.bridge.lines.identity import IDENTITY_FILE, Identity, settle
-from towline.bridge.lines.recovery import PERMANENT, Asked, ResumeStep, begin_again, examine, refused, step
+from towline.bridge.lines.recovery import PERMANENT, CheckpointSettings, ResumeStep, begin_again, examine, refused, step
 from towline.bridge.runtime.failures import reason
 from towline.bridge.uplink.recovery import starting
 from towline.errors import TowlineError
@@ -112,26 +112,26 @@ NEW = replace(FINE, planned=0, done=None, done_end=None)
 @pytest.mark.parametrize(
     ("was", "now", "seen", "how"),
     [
-        (1, Asked(1), FINE, ResumeStep.GO),
-        (1, Asked(2), FINE, ResumeStep.CUT),
-        (0, Asked(2), FINE, ResumeStep.GO),
-        (1, Asked(1, dedupe=False), FINE, ResumeStep.GO),
-        (1, Asked(1, dedupe=True), replace(FINE, stateful=True), ResumeStep.GO),
-        (1, Asked(1, dedupe=True), FINE, ResumeStep.CUT),
-        (1, Asked(1, dedupe=False), replace(FINE, stateful=True), ResumeStep.CUT),
+        (1, CheckpointSettings(1), FINE, ResumeStep.GO),
+        (1, CheckpointSettings(2), FINE, ResumeStep.CUT),
+        (0, CheckpointSettings(2), FINE, ResumeStep.GO),
+        (1, CheckpointSettings(1, dedupe=False), FINE, ResumeStep.GO),
+        (1, CheckpointSettings(1, dedupe=True), replace(FINE, stateful=True), ResumeStep.GO),
+        (1, CheckpointSettings(1, dedupe=True), FINE, ResumeStep.CUT),
+        (1, CheckpointSettings(1, dedupe=False), replace(FINE, stateful=True), ResumeStep.CUT),
         (
             1,
-            Asked(1, dedupe=None),
+            CheckpointSettings(1, dedupe=None),
             replace(FINE, stateful=True),
             ResumeStep.GO,
         ),  # a transform of the way down may keep state
-        (1, Asked(2, dedupe=True), replace(FINE, stateful=True), ResumeStep.MARK),
-        (1, Asked(2, dedupe=False), replace(FINE, stateful=True), ResumeStep.CUT),
-        (1, Asked(1, dedupe=True), NEW, ResumeStep.GO),
-        (1, Asked(1, dedupe=False), replace(NEW, stateful=True), ResumeStep.CUT),
+        (1, CheckpointSettings(2, dedupe=True), replace(FINE, stateful=True), ResumeStep.MARK),
+        (1, CheckpointSettings(2, dedupe=False), replace(FINE, stateful=True), ResumeStep.CUT),
+        (1, CheckpointSettings(1, dedupe=True), NEW, ResumeStep.GO),
+        (1, CheckpointSettings(1, dedupe=False), replace(NEW, stateful=True), ResumeStep.CUT),
     ],
 )
-def test_what_a_changed_setting_takes(was: int, now: Asked, seen: Evidence, how: ResumeStep) -> None:
+def test_what_a_changed_setting_takes(was: int, now: CheckpointSettings, seen: Evidence, how: ResumeStep) -> None:
     assert step(replace(KNOWN, parallelism=was), seen, now) is how
 
 
@@ -190,7 +190,7 @@ def test_another_parallelism_forgets_no_keys(tmp_path: Path) -> None:
 )
 def test_what_another_guarantee_takes(tmp_path: Path, was: str, now: str, seen: Evidence, how: ResumeStep) -> None:
     identity = replace(KNOWN, guarantee=was)
-    assert step(identity, seen, Asked.of(line(tmp_path, guarantee=now), identity)) is how
+    assert step(identity, seen, CheckpointSettings.of(line(tmp_path, guarantee=now), identity)) is how
 
 
 def test_another_guarantee_keeps_keys_and_is_noted_before_the_start(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_routes_of_a_batch_in_several_parts_wait_for_its_end(tmp_path: Path) -> 
         assert reason(caught.value, "x").permanent
     assert examine(before, tmp_path / "b", noted, UNDECIDED) == noted
     assert examine(other, tmp_path / "b", noted, FINE).split not in ("", noted.split)
-    assert Asked.of(line(tmp_path), KNOWN).split == "", "one transaction has the whole batch"
+    assert CheckpointSettings.of(line(tmp_path), KNOWN).split == "", "one transaction has the whole batch"
 
 
 def test_a_checkpoint_of_another_spark_is_told_as_such(tmp_path: Path) -> None:

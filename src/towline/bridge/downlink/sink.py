@@ -43,7 +43,7 @@ _ROWS: Final = 10_000
 
 
 @dataclass
-class Both(WriterCommitMessage):
+class DownlinkWritten(WriterCommitMessage):
     """A task's two answers.
 
     Attributes:
@@ -100,7 +100,7 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
         self._mqtt = mqtt
         self._kafka = kafka
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Both:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> DownlinkWritten:
         """Bring the rows of a partition to the outbox, then its letters to Kafka.
 
         Meanwhile they are kept where they can be read twice and in any order, on disk where they are large.
@@ -108,18 +108,18 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
         with Spill() as spill:
             rows, dead_letters = sorted_out(spill.kept(iterator))
             sent = self._mqtt.write(rows)
-            return Both(sent, self._kafka.write(dead_letters) if self._kafka else None)
+            return DownlinkWritten(sent, self._kafka.write(dead_letters) if self._kafka else None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Let both sides account for the batch."""
-        both = [one if isinstance(one, Both) else None for one in messages]
+        both = [one if isinstance(one, DownlinkWritten) else None for one in messages]
         self._mqtt.commit([one and one.sent for one in both], batchId)
         if self._kafka:
             self._kafka.commit([one and one.dead_letters for one in both], batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Let both sides give up the batch."""
-        both = [one if isinstance(one, Both) else None for one in messages]
+        both = [one if isinstance(one, DownlinkWritten) else None for one in messages]
         self._mqtt.abort([one and one.sent for one in both], batchId)
         if self._kafka:
             self._kafka.abort([one and one.dead_letters for one in both], batchId)

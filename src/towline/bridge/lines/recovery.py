@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PERMANENT",
-    "Asked",
+    "CheckpointSettings",
     "ResumeStep",
     "SetMarkers",
     "begin_again",
@@ -52,7 +52,7 @@ _REPLACED: Final = re.compile(r"checkpoint\.(\d+)(?:\.(\d{15,}))?")
 _FORM: Final = "v1"
 
 
-class Asked(NamedTuple):
+class CheckpointSettings(NamedTuple):
     """What of a line's settings stands in its checkpoint or its markers.
 
     Attributes:
@@ -70,7 +70,7 @@ class Asked(NamedTuple):
     split: str = ""
 
     @classmethod
-    def of(cls, line: AnyLine, identity: Identity) -> Asked:
+    def of(cls, line: AnyLine, identity: Identity) -> CheckpointSettings:
         """As the file says it now; without transactions the number of writers stands nowhere."""
         now, before = policy(line.guarantee).transactions, policy(former_guarantee(line, identity)).transactions
         up = line if isinstance(line, Line) else None
@@ -94,32 +94,32 @@ def _split(line: Line) -> str:
     return hashlib.sha256(json.dumps([sections, line.dead_letter_topic]).encode()).hexdigest()[:16]
 
 
-_Rule = Callable[[Identity, Evidence, Asked], str]
+_Rule = Callable[[Identity, Evidence, CheckpointSettings], str]
 
 
-def _gone(identity: Identity, seen: Evidence, asked: Asked) -> str:
-    del asked
+def _gone(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
+    del settings
     if identity.query and not seen.query:
         return f"the checkpoint is gone; it belonged to query {identity.query}, which had taken {seen.committed:,} rows"
     return ""
 
 
-def _other(identity: Identity, seen: Evidence, asked: Asked) -> str:
-    del asked
+def _other(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
+    del settings
     if identity.query and seen.query != identity.query:
         return f"the checkpoint is that of query {seen.query}, this line's is {identity.query}"
     return ""
 
 
-def _swapped(identity: Identity, seen: Evidence, asked: Asked) -> str:
-    del identity, asked
+def _swapped(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
+    del identity, settings
     if seen.journal and seen.journal != seen.gateway_journal:
         return f"the checkpoint belongs to journal {seen.journal}, the gateway serves journal {seen.gateway_journal}"
     return ""
 
 
-def _old_journal(identity: Identity, seen: Evidence, asked: Asked) -> str:
-    del identity, asked
+def _old_journal(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
+    del identity, settings
     if seen.journal and seen.planned_end > seen.tip:
         return (
             f"the checkpoint has come to offset {seen.planned_end:,}, the journal ends at {seen.tip:,}: an older copy"
@@ -127,9 +127,9 @@ def _old_journal(identity: Identity, seen: Evidence, asked: Asked) -> str:
     return ""
 
 
-def _gone_on(identity: Identity, seen: Evidence, asked: Asked) -> str:
+def _gone_on(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
     """The same journal and long enough: only the opening that wrote the row tells that it is another one."""
-    del identity, asked
+    del identity, settings
     if is_other(seen.incarnation, seen.written_by, seen.planned_end, seen.first):
         here = seen.written_by or "another"
         return (
@@ -139,8 +139,8 @@ def _gone_on(identity: Identity, seen: Evidence, asked: Asked) -> str:
     return ""
 
 
-def _old_checkpoint(identity: Identity, seen: Evidence, asked: Asked) -> str:
-    del identity, asked
+def _old_checkpoint(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
+    del identity, settings
     if seen.done_end is not None and seen.done_end < seen.committed:
         return (
             f"the checkpoint is an older copy: its last batch {seen.done} ends at offset {seen.done_end:,}, "
@@ -149,49 +149,49 @@ def _old_checkpoint(identity: Identity, seen: Evidence, asked: Asked) -> str:
     return ""
 
 
-def _rescaled(identity: Identity, seen: Evidence, asked: Asked) -> str:
+def _rescaled(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
     """A batch that was begun in N parts is finished in N parts: each part has a marker of its own."""
-    if _scale_changed(identity, asked) and not seen.decided:
+    if _scale_changed(identity, settings) and not seen.decided:
         return (
-            f"batch {seen.planned} was begun with parallelism {identity.parallelism}, and it is {asked.parallelism} "
+            f"batch {seen.planned} was begun with parallelism {identity.parallelism}, and it is {settings.parallelism} "
             "now: parts of it may be in Kafka"
         )
     return ""
 
 
-def _restated(identity: Identity, seen: Evidence, asked: Asked) -> str:
+def _restated(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
     """Which rows a batch has depends on whether repeats are dropped from it."""
     del identity
-    if asked.whole and _state_changed(seen, asked) and not seen.decided:
+    if settings.whole and _state_changed(seen, settings) and not seen.decided:
         was, now = ("with", "without") if seen.stateful else ("without", "with")
         return f"batch {seen.planned} was begun {was} dedupe, and the line is {now} it now: it may be in Kafka"
     return ""
 
 
-def _resplit(identity: Identity, seen: Evidence, asked: Asked) -> str:
+def _resplit(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
     """The parts that are in Kafka are compared with what comes now; by another key a row would be in another part."""
-    if asked.whole and identity.split not in ("", asked.split) and not seen.decided:
+    if settings.whole and identity.split not in ("", settings.split) and not seen.decided:
         return f"batch {seen.planned} was begun when the line said something else: parts of it may be in Kafka"
     return ""
 
 
-def _unread(identity: Identity, seen: Evidence, asked: Asked) -> str:
-    del identity, asked
+def _unread(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> str:
+    del identity, settings
     if seen.form not in ("", _FORM):
         return f"the checkpoint's offset log is of form {seen.form}, and this Towline reads {_FORM}"
     return ""
 
 
-def _scale_changed(identity: Identity, asked: Asked) -> bool:
-    return identity.parallelism not in (0, asked.parallelism)
+def _scale_changed(identity: Identity, settings: CheckpointSettings) -> bool:
+    return identity.parallelism not in (0, settings.parallelism)
 
 
-def _state_changed(seen: Evidence, asked: Asked) -> bool:
+def _state_changed(seen: Evidence, settings: CheckpointSettings) -> bool:
     """Whether Spark would refuse the checkpoint: it has state that the query has no use for, or lacks what it needs.
 
     A query that has not finished a batch has no state yet, and can begin any.
     """
-    return asked.dedupe not in (None, seen.stateful) and (seen.stateful or seen.done is not None)
+    return settings.dedupe not in (None, seen.stateful) and (seen.stateful or seen.done is not None)
 
 
 _THE_OTHER: Final = "Bring back the state directory of that journal"
@@ -213,10 +213,10 @@ RULES: Final[tuple[tuple[str, _Rule, str], ...]] = (
 PERMANENT: Final = frozenset({*(code for code, _, _ in RULES), "TL-B27", *UNFIT})
 
 
-def problem(identity: Identity, seen: Evidence, asked: Asked) -> tuple[str, str, str] | None:
+def problem(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> tuple[str, str, str] | None:
     """The first thing that does not belong together: code, what it is, and the first way out; None when all does."""
     for code, rule, way in RULES:
-        if what := rule(identity, seen, asked):
+        if what := rule(identity, seen, settings):
             return code, what, way
     return None
 
@@ -232,12 +232,12 @@ class ResumeStep(Enum):
     MARK = "goes on with its checkpoint, under a new sink id"
 
 
-def step(identity: Identity, seen: Evidence, asked: Asked) -> ResumeStep:
+def step(identity: Identity, seen: Evidence, settings: CheckpointSettings) -> ResumeStep:
     """What a changed setting takes, when `problem` has found none."""
-    if _state_changed(seen, asked):
+    if _state_changed(seen, settings):
         return ResumeStep.CUT
-    if _scale_changed(identity, asked) or (asked.promoted and seen.planned is not None):
-        keeps = asked.dedupe and seen.decided and seen.done is not None
+    if _scale_changed(identity, settings) or (settings.promoted and seen.planned is not None):
+        keeps = settings.dedupe and seen.decided and seen.done is not None
         return ResumeStep.MARK if keeps else ResumeStep.CUT
     return ResumeStep.GO
 
@@ -262,10 +262,10 @@ def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mark:
     Raises:
         TowlineError: TL-B22 to TL-B25, TL-B50, TL-B52, TL-B53, with both ways out; what `mark` raises.
     """
-    asked = Asked.of(line, identity)
-    if reason := problem(identity, seen, asked):
+    settings = CheckpointSettings.of(line, identity)
+    if reason := problem(identity, seen, settings):
         raise refusal(line, file, *reason)
-    how = step(identity, seen, asked)
+    how = step(identity, seen, settings)
     if how is not ResumeStep.GO:
         sys.stderr.write(f"--- line {line.name}\na changed setting: the line {how.value}\n")
     resumed = identity
@@ -276,7 +276,7 @@ def examine(line: AnyLine, file: Path, identity: Identity, seen: Evidence, mark:
         assert seen.done is not None
         resumed = identity.rescaled(line.parallelism, sinks(line.gateway.state_dir))
         mark(resumed, seen.done)  # before the identity: a crash in between sets the same markers again
-    split = resumed.split if how is ResumeStep.GO and not seen.decided else asked.split
+    split = resumed.split if how is ResumeStep.GO and not seen.decided else settings.split
     resumed = replace(resumed, guarantee=line.guarantee.value, split=split)
     if resumed != identity:
         resumed.save(line.gateway.state_dir)  # before there is a batch that was begun so
@@ -317,7 +317,7 @@ def begin_again(line: AnyLine) -> str:
     """Keep the checkpoint under another name and take a new sink id; the query then starts where the account stands.
 
     Returns:
-        What was done, for the person who asked.
+        What was done, for the person asked.
     """
     identity = Identity.read(line.gateway.state_dir)
     if identity is None or not identity.query:
