@@ -23,7 +23,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="LINE",
-            help="Put this line's checkpoint aside and go on where its gateway's account stands; may be repeated.",
+            help="Replace this line's checkpoint and go on where its gateway's account stands; may be repeated.",
             show_default=False,
         ),
     ] = None,

@@ -274,7 +274,7 @@ def _dead_letter(section: DownlinkSection, dead_letters: DeadLetterTarget, qos: 
 
 
 def _raised(section: DownlinkSection, qos: int, limit: int, name: str) -> str:
-    """The topic, or the end of a line that has nowhere to put a record aside."""
+    """The topic, or the end of a line that has nowhere to keep a record."""
     words = " ".join(f"WHEN {i} THEN {literal(text)}" for i, (_, _, text) in enumerate(_faults(section, qos, limit)))
     place = "topic, '/', partition, ' offset ', offset"
     do = ". The line stops there rather than lose it. Give it a dead_letter_topic.   [TL-B05]"
