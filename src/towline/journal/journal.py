@@ -271,7 +271,7 @@ class Journal:
     def commit(self, consumer: str, upto: int) -> None:
         """Note that a consumer is done with all rows below `upto`; a smaller one than before changes nothing [I1].
 
-        The mark is written without a sync of its own: after a power failure an older one may come back. Segments
+        The watermark is written without a sync of its own: after a power failure an older one may come back. Segments
         below every consumer's watermark are removed [I5].
 
         Raises:
@@ -312,7 +312,7 @@ class Journal:
             self._check_commit(consumer, upto)
             upto = max(upto, self.first, self._state.consumers.get(consumer, 0))
             self._state.consumers = {**self._state.consumers, consumer: upto}
-            written = self._mark(released, notes)
+            written = self._write_watermarks(released, notes)
             self._remove_committed()
         return written
 
@@ -343,7 +343,7 @@ class Journal:
 
     def _finish(self) -> None:
         if self._uncounted:
-            self._mark()
+            self._write_watermarks()
         self._active.sync()
 
     def __enter__(self) -> Self:
@@ -439,7 +439,7 @@ class Journal:
         section = section_of(counted, held, released, notes)
         self._roll_if_full(frame_bytes(len(section), len(payload)))
         if durable:
-            self._active.sync()  # marks before it: rows are only written behind what is durable
+            self._active.sync()  # watermarks before it: rows are only written behind what is durable
         position = self._active.size
         state = self._state
         self._active.write(
@@ -516,7 +516,7 @@ class Journal:
     def _set_consumers(self, consumers: dict[str, int]) -> None:
         self._state.consumers = consumers
         if not self._remove_committed():
-            self._mark()
+            self._write_watermarks()
 
     def _remove_committed(self, retain: int | None = None) -> bool:
         """Remove what no consumer waits for, oldest first; tell whether there was anything."""
@@ -525,7 +525,7 @@ class Journal:
         if not removable:
             return False
         floor, self._state.floor = self._state.floor, self._segments[removable].first
-        if not self._mark():
+        if not self._write_watermarks():
             self._state.floor = floor
             return False
         self._active.sync()  # nothing is removed before it is durable that it may be missing
@@ -538,7 +538,7 @@ class Journal:
         self._room.reserve()
         return True
 
-    def _mark(self, released: Sequence[int] = (), notes: Mapping[str, Any] = MappingProxyType({})) -> bool:
+    def _write_watermarks(self, released: Sequence[int] = (), notes: Mapping[str, Any] = MappingProxyType({})) -> bool:
         """Write the watermarks, on a full disk into the room that was kept for it; tell whether it worked."""
         for last_try in (False, True):
             try:

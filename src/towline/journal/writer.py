@@ -106,7 +106,7 @@ class Active:
     Attributes:
         segment: What readers see of it.
         size: Bytes written, all of them whole frames.
-        synced: Bytes known to be durable; <= size. Between them lie only commit marks, never rows.
+        synced: Bytes known to be durable; <= size. Between them lie only watermarks, never rows.
     """
 
     def __init__(self, disk: Disk, descriptor: int, segment: Segment) -> None:
