@@ -1,4 +1,4 @@
-"""The ceiling: acknowledges from memory, in gulps, and stores nothing. ``python -m benchmarks.null_subscriber PORT N``.
+"""The ceiling: acknowledges from memory, in chunks, stores nothing. ``python -m benchmarks.null_subscriber PORT N``.
 
 Same codec, same linger, same window as the gateway; everything a durable gateway does more is what durability costs.
 Prints ``ready`` when subscribed and one JSON line (count, first and last arrival) after N messages, then goes on.

@@ -41,9 +41,9 @@ from towline.schema import ROW_SCHEMA
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Messages of a gulp, all of which are stored by one fdatasync.
-GULP: Final = 5_000
-#: As `towline.gateway.pump` reads: what has arrived while the last gulp was stored.
+#: Messages of a chunk, all of which are stored by one fdatasync.
+CHUNK: Final = 5_000
+#: As `towline.gateway.pump` reads: what has arrived while the last chunk was stored.
 _PAYLOAD: Final = b"x" * 150
 #: Messages per CPU-second to reach.
 _AIMS: Final = {(5, 1): 500_000, (4, 1): 250_000, (5, 2): 250_000, (4, 2): 250_000}
@@ -80,23 +80,23 @@ def _collecting() -> Iterator[None]:
 
 
 def _run(count: int, rounds: int) -> None:
-    print(f"codec, Session, rows and journal in one process, gulps of {GULP:,}, 150 B payloads\n  {machine()}\n")
+    print(f"codec, Session, rows and journal in one process, chunks of {CHUNK:,}, 150 B payloads\n  {machine()}\n")
     for case in (Case(LEVEL_5, 1), Case(LEVEL_311, 1), Case(LEVEL_5, 2), Case(LEVEL_311, 2)):
-        gulps = _gulps(case)
-        times = max(1, count // GULP)
-        durable = min(_durable(case, gulps, times) for _ in range(rounds))
-        memory = min(_memory(case, gulps, times) for _ in range(rounds))
-        rate, aim = times * GULP / durable, _AIMS[case.level, case.qos]
+        chunks = _chunks(case)
+        times = max(1, count // CHUNK)
+        durable = min(_durable(case, chunks, times) for _ in range(rounds))
+        memory = min(_memory(case, chunks, times) for _ in range(rounds))
+        rate, aim = times * CHUNK / durable, _AIMS[case.level, case.qos]
         print(
             f"  {case!s:<18} {rate:>9,.0f} msg per CPU-second (aim {aim:,})   "
-            f"{durable / times / GULP * 1e6:.2f} us a message   {memory / durable:.2f} of the speed from memory"
+            f"{durable / times / CHUNK * 1e6:.2f} us a message   {memory / durable:.2f} of the speed from memory"
         )
     print()
 
 
-def _gulps(case: Case) -> list[bytes]:
-    """The bytes of a gulp of messages; with QoS 2 also those of its PUBRELs."""
-    ids = range(1, GULP + 1)
+def _chunks(case: Case) -> list[bytes]:
+    """The bytes of a chunk of messages; with QoS 2 also those of its PUBRELs."""
+    ids = range(1, CHUNK + 1)
     packets = [
         PublishPacket(f"telemetry/d{number % 50:02}/data", _PAYLOAD, qos=QoS(case.qos), packet_id=number)
         for number in ids
@@ -106,34 +106,34 @@ def _gulps(case: Case) -> list[bytes]:
     return [messages, releases] if case.qos == 2 else [messages]
 
 
-def _durable(case: Case, gulps: Sequence[bytes], times: int) -> float:
+def _durable(case: Case, chunks: Sequence[bytes], times: int) -> float:
     with (
         tempfile.TemporaryDirectory(dir=".") as directory,
         Journal.open(Path(directory) / "journal", schema=ROW_SCHEMA) as journal,
     ):
         line = _Line(case, journal)
-        return _cpu(line.take, gulps, times)
+        return _cpu(line.take, chunks, times)
 
 
-def _memory(case: Case, gulps: Sequence[bytes], times: int) -> float:
+def _memory(case: Case, chunks: Sequence[bytes], times: int) -> float:
     decoder = Decoder(version=case.level)
 
-    def take(gulp: bytes) -> None:
-        for item in decoder.feed(gulp):
+    def take(chunk: bytes) -> None:
+        for item in decoder.feed(chunk):
             if isinstance(item, PublishRun):
                 b"".join([b"\x40\x02" + (p.packet_id or 0).to_bytes(2) for p in item.packets])
 
-    return _cpu(take, gulps, times)
+    return _cpu(take, chunks, times)
 
 
-def _cpu(take: Callable[[bytes], None], gulps: Sequence[bytes], times: int) -> float:
-    """CPU seconds for so many rounds of the gulps, after one that counts for nothing."""
+def _cpu(take: Callable[[bytes], None], chunks: Sequence[bytes], times: int) -> float:
+    """CPU seconds for so many rounds of the chunks, after one that counts for nothing."""
     before = 0.0
     for index in range(times + 1):
         if index == 1:
             before = time.process_time()
-        for gulp in gulps:
-            take(gulp)
+        for chunk in chunks:
+            take(chunk)
     return time.process_time() - before
 
 
@@ -157,7 +157,7 @@ class _Line:
         """Bytes in, acknowledgements out; everything durable in between."""
         before = self._sent
         self._handle(Received(self._decoder.feed(data)))
-        assert len(data) < GULP or self._sent == before + 4 * GULP, "every packet of a gulp has its answer"
+        assert len(data) < CHUNK or self._sent == before + 4 * CHUNK, "every packet of a chunk has its answer"
 
     def _handle(self, event: Opened | Received | Settled | Stored) -> None:
         for action in self._session.handle(event, time.monotonic()):

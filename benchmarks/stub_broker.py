@@ -126,7 +126,7 @@ class StubBroker:
                 self._grant(packet)
 
     def _count(self, data: bytes) -> bool:
-        """Take a gulp of nothing but plain PUBACKs by its length; False when it is anything else."""
+        """Take a chunk of nothing but plain PUBACKs by its length; False when it is anything else."""
         count, odd = divmod(len(data), 4)
         if odd or data[0::4] != b"\x40" * count or data[1::4] != b"\x02" * count:
             return False

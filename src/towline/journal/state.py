@@ -258,7 +258,7 @@ def _drop(held: dict[int, tuple[int, int]], packet_ids: Sequence[int]) -> None:
 
 
 def _pack_held(held: Mapping[int, tuple[int, int]]) -> list[str]:
-    """Three columns: a gulp can bring thousands, and JSON numbers would cost more than the rows."""
+    """Three columns: a chunk can bring thousands, and JSON numbers would cost more than the rows."""
     numbers, digests = zip(*held.values(), strict=True) if held else ((), ())
     return [_pack("H", tuple(held)), _pack("Q", numbers), _pack("I", digests)]
 

@@ -6,7 +6,7 @@ properties, a `towline.mqtt.stubs.Stub` takes the place. MQTT 3.1.1 and 3.1 are 
 same packet classes.
 
 Whatever the peer sends, `Decoder.feed` returns items or raises `MalformedPacket`, nothing else. PUBLISH packets that
-follow each other come as one `PublishRun`, because a gulp of thousands is the unit everything after this works in; so
+follow each other come as one `PublishRun`, because a chunk of thousands is the unit everything after this works in; so
 do short PUBACKs, PUBRECs, PUBRELs and PUBCOMPs, as one `AnswerRun`.
 """
 
@@ -61,9 +61,9 @@ _MAX_LENGTH_BYTES: Final = 4
 _NO_STRINGS_BYTES: Final = 6
 #: CONNACK of a server that speaks only 3.x: the one packet of 3.x it may answer to a CONNECT of version 5.
 _OLDER_PROTOCOL: Final = b"\x20\x02\x00\x01"
-#: PUBLISHes of a gulp larger than this are read without a look at their UTF-8 first, which would cost half as much
+#: PUBLISHes of a chunk larger than this are read without a look at their UTF-8 first, which would cost half as much
 #: as reading them; after one panic there is no more trust in this process.
-_TRUSTED_GULP_BYTES: Final = 16 << 10
+_TRUSTED_CHUNK_BYTES: Final = 16 << 10
 #: A PUBLISH may be crowded with properties, or larger than the limit, if the second byte of its remaining length, which
 #: counts 128s, is at least this: an identifier takes 2 bytes, so a shorter packet holds no more than is allowed.
 _CROWDED_128S: Final = 2 * MAX_PROPERTIES // 128
@@ -225,7 +225,7 @@ class Decoder:
     def _walk5(self, buffer: bytes, items: list[Item]) -> int:
         view = memoryview(buffer)
         position, size, read, large = 0, len(buffer), mqtt5.read, self._large_128s
-        careful = size <= _TRUSTED_GULP_BYTES or Decoder._distrust
+        careful = size <= _TRUSTED_CHUNK_BYTES or Decoder._distrust
         run: list[Published] = []
         headers = bytearray()
         topics: set[bytes] = set()

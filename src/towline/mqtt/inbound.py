@@ -65,7 +65,7 @@ class AliasError(ValueError):
 
 @dataclass(slots=True)
 class _Pending:
-    """Acknowledgements owed for one gulp."""
+    """Acknowledgements owed for one chunk."""
 
     #: One big-endian 32-bit word each: type, length 2, packet id.
     words: array[int]
@@ -74,7 +74,7 @@ class _Pending:
 
 
 @dataclass(slots=True)
-class _Gulp:
+class _Chunk:
     """What one read brought and is not handed over yet."""
 
     first: int
@@ -135,7 +135,7 @@ class Inbound:
         #: PUBCOMPs by the ticket of the `Deliver` that makes their release durable.
         self._completions: deque[tuple[int, bytes]] = deque()
         self._ticket = 0
-        self._gulp = _Gulp(next_number)
+        self._chunk = _Chunk(next_number)
 
     def publishes(self, run: PublishRun) -> None:
         """Take messages in.
@@ -154,11 +154,11 @@ class Inbound:
             return
         first = self.next_number
         self.next_number += len(run)
-        gulp = self._gulp
-        gulp.packets += run.packets
-        gulp.headers += run.headers
-        gulp.topics += topics
-        gulp.tags += tags
+        chunk = self._chunk
+        chunk.packets += run.packets
+        chunk.headers += run.headers
+        chunk.topics += topics
+        chunk.tags += tags
         if b"\x00" not in qos:
             self._owe([_ACK_WORD[1] | (p.packet_id or 0) for p in run.packets], range(first, first + len(run)))
         else:
@@ -167,16 +167,16 @@ class Inbound:
 
     def release(self, packet_ids: Sequence[int]) -> bytes:
         """Take PUBRELs; return the answers that may leave at once, if any."""
-        held, gulp = self.held, self._gulp
+        held, chunk = self.held, self._chunk
         answers = []
         for packet_id in packet_ids:
             if held.pop(packet_id, None) is None:
                 answers.append(self._not_found(packet_id))
                 continue
-            # An id held and released within one gulp never reaches the journal.
-            if gulp.held.pop(packet_id, None) is None:
-                gulp.released.append(packet_id)
-            gulp.completions.append(_PUBCOMP_WORD | packet_id)
+            # An id held and released within one chunk never reaches the journal.
+            if chunk.held.pop(packet_id, None) is None:
+                chunk.released.append(packet_id)
+            chunk.completions.append(_PUBCOMP_WORD | packet_id)
         return b"".join(answers)
 
     def _not_found(self, packet_id: int) -> bytes:
@@ -184,16 +184,16 @@ class Inbound:
         return PubCompPacket(packet_id, reason_code=unknown).write()
 
     def hand_over(self) -> Deliver | None:
-        """What the gulp brought that has to be stored, None for nothing."""
-        gulp = self._gulp
-        self._gulp = _Gulp(self.next_number)
-        if not gulp.packets and not gulp.completions and not gulp.released:
+        """What the chunk brought that has to be stored, None for nothing."""
+        chunk = self._chunk
+        self._chunk = _Chunk(self.next_number)
+        if not chunk.packets and not chunk.completions and not chunk.released:
             return None
         self._ticket += 1
-        if gulp.completions:
-            self._completions.append((self._ticket, _big_endian(array("I", gulp.completions))))
-        messages = Messages(gulp.packets, bytes(gulp.headers), gulp.topics, gulp.tags)
-        return Deliver(self._ticket, gulp.first, messages, gulp.held, tuple(gulp.released))
+        if chunk.completions:
+            self._completions.append((self._ticket, _big_endian(array("I", chunk.completions))))
+        messages = Messages(chunk.packets, bytes(chunk.headers), chunk.topics, chunk.tags)
+        return Deliver(self._ticket, chunk.first, messages, chunk.held, tuple(chunk.released))
 
     def settle(self, upto: int) -> bytes:
         """Raise the watermark and return the PUBACKs and PUBRECs that may leave."""
@@ -230,9 +230,9 @@ class Inbound:
         Returns:
             The ticket of the next `hand_over`, which frees them; None when there are none.
         """
-        self._gulp.released += self.held
+        self._chunk.released += self.held
         self.held.clear()
-        return self._ticket + 1 if self._gulp.released else None
+        return self._ticket + 1 if self._chunk.released else None
 
     def validate(self) -> None:
         """Assert every invariant named above; for tests."""
@@ -254,15 +254,15 @@ class Inbound:
     def _all_new(self, run: PublishRun, topics: list[str], tags: Sequence[Any], ids: list[int]) -> None:
         """Take QoS 2 messages whose ids are all free: the case that has to be fast."""
         digests = _digests(run, topics)
-        gulp, numbers = self._gulp, range(self.next_number, self.next_number + len(run))
+        chunk, numbers = self._chunk, range(self.next_number, self.next_number + len(run))
         self.next_number += len(run)
-        gulp.packets += run.packets
-        gulp.headers += run.headers
-        gulp.topics += topics
-        gulp.tags += tags
+        chunk.packets += run.packets
+        chunk.headers += run.headers
+        chunk.topics += topics
+        chunk.tags += tags
         new = dict(zip(ids, map(Held, numbers, digests), strict=True))
         self.held.update(new)
-        gulp.held.update(new)
+        chunk.held.update(new)
         word = _ACK_WORD[2]
         self._owe([word | packet_id for packet_id in ids], numbers)
 
@@ -270,7 +270,7 @@ class Inbound:
         self, run: PublishRun, qos: bytes, topics: list[str], tags: Sequence[Any], dropped: Collection[int] = ()
     ) -> None:
         """Take messages of which some may be repeats; those at `dropped` are, as the owner says."""
-        gulp = self._gulp
+        chunk = self._chunk
         digests = _digests(run, topics)
         words: list[int] = []
         numbers: list[int] = []
@@ -284,10 +284,10 @@ class Inbound:
             else:
                 repeated = level == 2 and self._is_repeat(run.packets[index], topics[index], digests[index])
             if not repeated:
-                gulp.packets.append(run.packets[index])
-                gulp.headers.append(run.headers[index])
-                gulp.topics.append(topics[index])
-                gulp.tags += tags[index : index + 1]
+                chunk.packets.append(run.packets[index])
+                chunk.headers.append(run.headers[index])
+                chunk.topics.append(topics[index])
+                chunk.tags += tags[index : index + 1]
                 self.next_number += 1
             if level:
                 words.append(_ACK_WORD[level] | packet_id)
@@ -304,9 +304,9 @@ class Inbound:
                 self.repeats += 1
                 return True
             self.reused_ids += 1
-            if packet_id not in self._gulp.held:
-                self._gulp.released.append(packet_id)  # a PUBREL of this gulp must find nothing of the older one
-        self.held[packet_id] = self._gulp.held[packet_id] = Held(self.next_number, digest)
+            if packet_id not in self._chunk.held:
+                self._chunk.released.append(packet_id)  # a PUBREL of this chunk must find nothing of the older one
+        self.held[packet_id] = self._chunk.held[packet_id] = Held(self.next_number, digest)
         return False
 
     def _owe(self, words: Sequence[int], numbers: Sequence[int]) -> None:

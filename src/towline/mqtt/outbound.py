@@ -217,8 +217,8 @@ class Outbound:
             return
         del self._unfinished[packet_id]
         self._open.discard(packet_id)
-        told = 0 if owned else reason
-        self._finished_elsewhere.append(Acknowledged(message.token, told, packet_id=packet_id, unsure=owned))
+        answer = 0 if owned else reason
+        self._finished_elsewhere.append(Acknowledged(message.token, answer, packet_id=packet_id, unsure=owned))
 
     def withdraw(self) -> list[Token]:
         """Drop what was never sent, and return its tokens."""

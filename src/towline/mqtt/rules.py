@@ -190,8 +190,8 @@ def check_config(config: SessionConfig) -> None:
     Raises:
         ConfigError: TL-C51 for a value by itself, TL-C50 for what the version can't say.
     """
-    if found := _setting_problem(config):
-        raise ConfigError("TL-C51", *found, "Change it.")
+    if problem := _setting_problem(config):
+        raise ConfigError("TL-C51", *problem, "Change it.")
     if rule := version_problem(config):
         raise ConfigError("TL-C50", config.where, f"not possible with this protocol version: {rule}", "Change one.")
 

@@ -507,9 +507,9 @@ class Session:
         try:
             return step()
         except Exception as error:  # noqa: BLE001  # whatever it is, it ends this attempt and nothing else
-            told = f": {error}" if isinstance(error, ValueError) else f" ({type(error).__name__})"
+            reason = f": {error}" if isinstance(error, ValueError) else f" ({type(error).__name__})"
         method = self.config.authenticator
-        what = f"authentication with {method.method if method else 'nothing'} failed{told}"
+        what = f"authentication with {method.method if method else 'nothing'} failed{reason}"
         advice = "Check the credentials, and that this is the right broker."
         self._close(Refused("TL-M28", self.config.where, what, advice), actions, fatal=True)
         return None

@@ -130,12 +130,12 @@ class Culprits:
         unanswered = [token for token in outbound.unanswered if self._mine(token)]
         exact = not outbound.unanswerable and len(unanswered) == len(outbound.unanswered)
         prompt = now - outbound.sent_at < _PROMPT_S
-        found = self._suspects.ended(unanswered, cut=session.cut and prompt, exact=exact)
-        if found is not None:
-            outbound.give_up(found, CUT)
+        culprit = self._suspects.ended(unanswered, cut=session.cut and prompt, exact=exact)
+        if culprit is not None:
+            outbound.give_up(culprit, CUT)
         self.attach(session)
         self._quiet_until = None
-        return found
+        return culprit
 
     def pace(self, session: Session, now: float) -> bool:
         """Let the first message leave after a time of quiet; whether the session has to look what may leave now."""

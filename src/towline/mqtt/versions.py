@@ -75,9 +75,9 @@ class Versions:
         if older is not None:
             self.level, self._known = older, False
             return Close(None, again_at_once=True)
-        told = self._told(action, problem)
+        verdict = self._explained(action, problem)
         self._begin_again()
-        return told
+        return verdict
 
     def _older(self, config: SessionConfig) -> tuple[int | None, str]:
         """The next older version that can say what the configuration wants, or what is in the way of it."""
@@ -94,11 +94,11 @@ class Versions:
         self.level, self._known, self._answered = self._levels[0], False, None
         self._unanswered.clear()
 
-    def _told(self, action: Close, problem: str) -> Close:
+    def _explained(self, action: Close, problem: str) -> Close:
         """The error, with what was tried and what could not be."""
         error = action.error
         assert error is not None
-        if not self._unanswered:  # the broker has told that it knows none of them
+        if not self._unanswered:  # the broker says that it knows none of them
             advice = "Change that setting, or use a broker that speaks MQTT 5." if problem else error.do
             return replace(action, error=Refused(error.code, error.where, error.what + problem, advice))
         names = [NAMES[level] for level in self._levels if level >= self.level]
@@ -106,5 +106,5 @@ class Versions:
         advice = "Is this port an MQTT listener?"
         if len(self._levels) == 1:
             advice = f'Is this port an MQTT listener, and does it speak {names[0]}? protocol = "auto" finds out.'
-        told = Unreachable(error.code, error.where, f"{error.what} ({tried}){problem}", advice)
-        return replace(action, error=told, fatal=False)
+        unanswered = Unreachable(error.code, error.where, f"{error.what} ({tried}){problem}", advice)
+        return replace(action, error=unanswered, fatal=False)

@@ -34,8 +34,8 @@ def read_references(text: str, like: Endpoint) -> list[Endpoint]:
         like: Gives scheme and path. A reference that names another scheme is left out, and so is what can't be read:
             it would weaken what the operator chose.
     """
-    found = (_endpoint(part, like) for part in text.split(" ")[:_MOST_REFERENCES])
-    return list(dict.fromkeys(endpoint for endpoint in found if endpoint is not None))
+    endpoints = (_endpoint(part, like) for part in text.split(" ")[:_MOST_REFERENCES])
+    return list(dict.fromkeys(endpoint for endpoint in endpoints if endpoint is not None))
 
 
 def _endpoint(reference: str, like: Endpoint) -> Endpoint | None:
@@ -90,11 +90,11 @@ class Redirects:
             return Close(
                 Unreachable("TL-M27", str(at), what, "The brokers' redirections go round; tell their operator.")
             )
-        found = [endpoint for endpoint in read_references(close.reference, at) if endpoint != at]
-        if not found:
+        servers = [endpoint for endpoint in read_references(close.reference, at) if endpoint != at]
+        if not servers:
             return close
         self._hops += 1
-        self._next = deque(found)
+        self._next = deque(servers)
         self._moving = at if close.moved else None
         return replace(close, fatal=False, again_at_once=True)
 

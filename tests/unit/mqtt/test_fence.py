@@ -90,7 +90,7 @@ def test_sound_text_passes_unchanged_in_every_place(packet: mqtt5.Packet, mark: 
 
 @panics
 @pytest.mark.parametrize("topic", [b"a\xff\xfe", b"a\0b"])
-def test_a_large_gulp_is_judged_the_same_and_panics_once_at_most(
+def test_a_large_chunk_is_judged_the_same_and_panics_once_at_most(
     topic: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
     good = PublishPacket("topic", bytes(100)).write() * 400

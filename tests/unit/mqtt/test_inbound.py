@@ -175,7 +175,7 @@ def test_after_release_the_id_is_a_new_message() -> None:
     assert stored(inbound, delivery) == pubrec(7) + pubcomp(7)
 
 
-def test_publish_and_pubrel_of_one_id_in_one_gulp_leave_nothing_held() -> None:
+def test_publish_and_pubrel_of_one_id_in_one_chunk_leave_nothing_held() -> None:
     """Some brokers send both again after a crash of theirs."""
     inbound = Inbound()
     for item in Decoder().feed(publish(7)):

@@ -92,12 +92,12 @@ FINDINGS: Final[dict[str, tuple[Plan, tuple[Step, ...]]]] = {
         Plan(),
         (("publish", 2), ("connect",), ("exchange",), ("exchange",), ("restart_broker",)),
     ),
-    # PUBRECs of repeats left behind those of the new messages of the same gulp [MQTT-4.6.0-3].
-    "repeats and new messages come in one gulp": (
+    # PUBRECs of repeats left behind those of the new messages of the same chunk [MQTT-4.6.0-3].
+    "repeats and new messages come in one chunk": (
         Plan(Habits(version=4, window_3=20), receive_maximum=10),
         (*ONLINE, FIVE, ("flow", 9), ("read", 100), ("cut", 0), ("read", 1), ("offer", 2, 2)),
     ),
-    "repeats and new messages come in one gulp after a crash": (
+    "repeats and new messages come in one chunk after a crash": (
         Plan(Habits(version=4, dup=Dup.NEVER), receive_maximum=1),
         (
             *ONLINE,
@@ -150,7 +150,7 @@ FINDINGS: Final[dict[str, tuple[Plan, tuple[Step, ...]]]] = {
         (*ONLINE, FIVE, ("flow", 9), ("read", 100), ("lose_session",), ("read", 1), ("fill_disk",), *ONLINE, *ONLINE),
     ),
     # The journal went on to hold the id of the older message: lost memory, then a repeat that is none.
-    "an id is used again and released in one gulp": (
+    "an id is used again and released in one chunk": (
         Plan(Habits(reuses_ids=True), receive_maximum=10),
         (*ONLINE, ("offer", 2, 2), ("exchange",), ("offer", 2, 2), ("flow", 1)),
     ),

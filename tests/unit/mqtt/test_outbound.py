@@ -236,7 +236,7 @@ def test_a_packet_under_another_id_is_the_same_packet(size: int, topic: str) -> 
 
 
 def test_what_is_about_to_leave_is_told_first_where_ids_are_durable() -> None:
-    """[I10]: assigned before PUBLISH, released before PUBREL, each once; answers of a gulp together."""
+    """[I10]: assigned before PUBLISH, released before PUBREL, each once; answers of a chunk together."""
     outbound = Outbound(encode, durable=True)
     outbound.connected(ConnAckPacket(), 10, resumed=False)
     for token in (7, 8):

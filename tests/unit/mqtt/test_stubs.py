@@ -121,7 +121,7 @@ def test_properties_larger_than_any_limit_pass_too() -> None:
     assert dict(stub.user_properties)["towline-sha256"] == sha256(PAYLOAD).hexdigest()
 
 
-@pytest.mark.parametrize("padding", [b"", publish(1, bytes(100)).write() * 200], ids=["small gulp", "large gulp"])
+@pytest.mark.parametrize("padding", [b"", publish(1, bytes(100)).write() * 200], ids=["small chunk", "large chunk"])
 @pytest.mark.parametrize(
     ("users", "identifiers", "taken"),
     [(MAX_PROPERTIES, MAX_PROPERTIES, True), (MAX_PROPERTIES + 1, 0, False), (0, MAX_PROPERTIES + 1, False)],

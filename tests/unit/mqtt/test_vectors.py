@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers import lacking
-from tests.unit.mqtt.vectors import FOLDER, Case, load, plans, play, play_in_one_gulp
+from tests.unit.mqtt.vectors import FOLDER, Case, load, plans, play, play_in_one_chunk
 
 CASES = load()
 
@@ -51,7 +51,7 @@ def test_vector(case: Case | None) -> None:
     for plan in plans(case):
         play(case, plan)
     if not case.command and all(kind == "send" for kind, _ in case.messages):
-        play_in_one_gulp(case)
+        play_in_one_chunk(case)
 
 
 def test_every_deviation_names_a_case() -> None:

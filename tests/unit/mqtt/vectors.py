@@ -46,7 +46,7 @@ __all__ = [
     "load",
     "plans",
     "play",
-    "play_in_one_gulp",
+    "play_in_one_chunk",
     "probe_packet",
 ]
 
@@ -203,7 +203,7 @@ def play(case: Case, plan: Plan) -> None:
     _probe(client, case)
 
 
-def play_in_one_gulp(case: Case) -> None:
+def play_in_one_chunk(case: Case) -> None:
     """Play a case in which the server waits for nothing as one piece, from CONNACK to the probe."""
     client = Client(*_identity(case))
     client.handle(Opened())

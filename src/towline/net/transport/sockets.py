@@ -20,7 +20,7 @@ __all__ = ["Address", "connect_tcp", "connect_unix", "interleaved", "tune"]
 
 #: An attempt that has not succeeded after this many seconds gets company (RFC 8305 section 5).
 STAGGER: Final = 0.25
-#: Receive buffer asked of the system, in bytes: two gulps.
+#: Receive buffer asked of the system, in bytes: two chunks.
 RECEIVE_BUFFER: Final = 2 << 20
 #: Probes of the system's own keep alive that may go unanswered, half a keep alive all together.
 _PROBES: Final = 3

@@ -15,7 +15,7 @@ from towline.net.transport.websocket import Framing
 
 __all__ = ["READ_BYTES", "SocketTransport", "Transport", "WebSocketTransport"]
 
-#: Most bytes taken in one read: a gulp of some ten thousand small messages.
+#: Most bytes taken in one read: a chunk of some ten thousand small messages.
 READ_BYTES: Final = 1 << 20
 
 
@@ -102,7 +102,7 @@ class SocketTransport:
         return self._read_records(self._tls)
 
     def _read_records(self, tls: Tls) -> bytes | None:
-        """TLS gives one record of at most 16 KiB a call; a gulp is all that are here."""
+        """TLS gives one record of at most 16 KiB a call; a chunk is all that are here."""
         records: list[bytes] = []
         size = 0
         self._stuck = False

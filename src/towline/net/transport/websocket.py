@@ -169,8 +169,8 @@ def _refused(event: RejectConnection, endpoint: Endpoint) -> HandshakeRefusal:
 
 def _closed(event: CloseConnection) -> str:
     name = event.code.name.lower().replace("_", " ") if isinstance(event.code, CloseReason) else ""
-    told = ", ".join(filter(None, (f"{int(event.code)}", name, _shown(event.reason or ""))))
-    return f"the WebSocket was closed ({told})"
+    details = ", ".join(filter(None, (f"{int(event.code)}", name, _shown(event.reason or ""))))
+    return f"the WebSocket was closed ({details})"
 
 
 def _shown(words: str) -> str:
