@@ -26,7 +26,7 @@ class OutboundMessage:
         ValueError: MQTT has no way to say it; as TypeError and OverflowError, and the codec's panics.
     """
 
-    __slots__ = ("_packet",)
+    __slots__ = ("_packet", "qos", "retain", "template", "topic")
 
     def __init__(
         self,
@@ -53,14 +53,17 @@ class OutboundMessage:
             content_type=content_type,
             response_topic=response_topic,
             correlation_data=correlation_data,
-            user_properties=list(user_properties),
+            user_properties=user_properties if isinstance(user_properties, list) else list(user_properties),
         )
         fence.check_size(self._packet)
-
-    @property
-    def topic(self) -> str:
-        """Where it goes."""
-        return self._packet.topic
+        #: Where it goes.
+        self.topic = topic
+        #: 0, 1 or 2.
+        self.qos = qos
+        #: The broker keeps it for later subscribers.
+        self.retain = retain
+        #: The packet, whose bytes are made right by `renumbered`; None where that would copy a large payload.
+        self.template = self._packet if len(payload) <= _LARGE else None
 
     @property
     def payload(self) -> bytes:
@@ -68,24 +71,9 @@ class OutboundMessage:
         return self._packet.payload
 
     @property
-    def qos(self) -> int:
-        """0, 1 or 2."""
-        return int(self._packet.qos)
-
-    @property
-    def retain(self) -> bool:
-        """The broker keeps it for later subscribers."""
-        return self._packet.retain
-
-    @property
     def message_expiry_interval(self) -> int | None:
         """Seconds after which nobody gets it any more, None for never."""
         return self._packet.message_expiry_interval
-
-    @property
-    def template(self) -> PublishPacket | None:
-        """The packet, whose bytes are made right by `renumbered`; None where that would copy a large payload."""
-        return self._packet if len(self._packet.payload) <= _LARGE else None
 
     def packet(
         self,
