@@ -153,7 +153,7 @@ class Journal:
 
     @property
     def held(self) -> Mapping[int, tuple[int, int]]:
-        """QoS 2 packet ids stored with their row and not released: number and digest of each; for the writer [I3]."""
+        """Packet id → number of its row, and a digest (inbox [I3]) or a phase (outbox [I10]); for the writer."""
         return MappingProxyType(self._state.held)
 
     @property
