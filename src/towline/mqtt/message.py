@@ -66,11 +66,6 @@ class OutboundMessage:
         self.template = self._packet if len(payload) <= _LARGE else None
 
     @property
-    def payload(self) -> bytes:
-        """What it carries."""
-        return self._packet.payload
-
-    @property
     def message_expiry_interval(self) -> int | None:
         """Seconds after which nobody gets it any more, None for never."""
         return self._packet.message_expiry_interval

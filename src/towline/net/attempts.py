@@ -19,6 +19,8 @@ from towline.net.transport import Endpoint
 
 __all__ = ["Attempts"]
 
+#: Longest pause between two connections, in seconds.
+_LONGEST_PAUSE: Final = 30.0
 #: A taken-over client id is given up when it happens twice in this many seconds.
 _TAKEOVER_WINDOW: Final = 60.0
 
@@ -29,15 +31,14 @@ class Attempts:
     Args:
         endpoints: The list of brokers, in order of preference.
         follow_redirects: Go where a broker points.
-        longest_pause_s: Seconds between two attempts, at most.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, follow_redirects: bool, longest_pause_s: float) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], *, follow_redirects: bool) -> None:
         self._endpoints = endpoints
         #: Place in the list of the next one, or of the one in use.
         self._index = 0
         self._redirects = Redirects(follow=follow_redirects)
-        self._pauses = Pauses(longest_pause_s)
+        self._pauses = Pauses(_LONGEST_PAUSE)
         #: When the client id was taken over, the last two times.
         self._takeovers: deque[float] = deque(maxlen=2)
         #: The server in use or last tried, which may be one that a broker of the list has named.

@@ -65,7 +65,6 @@ class Way:
         max_packet_bytes: Of a larger message only a stub is kept; any other packet that is larger ends the connection.
         follow_redirects: Go where a broker points; see `towline.net.redirect`.
         brokers_share_sessions: They are one cluster; otherwise each has a session of its own.
-        longest_pause_s: Seconds between two attempts, at most.
         linger_s: Seconds that a small chunk waits for more of the same, so that one sync serves many.
     """
 
@@ -76,7 +75,6 @@ class Way:
     max_packet_bytes: int = 64 << 20
     follow_redirects: bool = False
     brokers_share_sessions: bool = False
-    longest_pause_s: float = 30.0
     linger_s: float = 0.0
 
     @property
@@ -119,9 +117,7 @@ class SessionDriver:
         #: Another version is taken only while nothing is connected.
         self._versions = Versions(levels)
         self.session = hooks.new_session(levels[0])
-        self._attempts = Attempts(
-            way.endpoints, follow_redirects=way.follow_redirects, longest_pause_s=way.longest_pause_s
-        )
+        self._attempts = Attempts(way.endpoints, follow_redirects=way.follow_redirects)
         self._decoder = Decoder(way.max_packet_bytes, levels[0])
         self._transport: Transport | None = None
         #: Connections opened so far: tells one from the next.

@@ -13,7 +13,7 @@ LONG = 3600.0
 
 @pytest.fixture
 def attempts() -> Attempts:
-    return Attempts((FIRST, SECOND), follow_redirects=False, longest_pause_s=30.0)
+    return Attempts((FIRST, SECOND), follow_redirects=False)
 
 
 def test_the_next_of_the_list_is_tried_at_once_and_a_round_ends_with_a_pause(attempts: Attempts) -> None:
