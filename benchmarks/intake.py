@@ -15,7 +15,8 @@ from mqtt5 import ConnectPacket, DisconnectPacket
 
 from benchmarks.rig import UNLIMITED, Meter, Outcome, header, held, machine, publish, wait
 from benchmarks.stub_broker import StubBroker
-from towline.gateway.settings import GatewaySettings, Subscription
+from towline.gateway.settings import GatewaySettings
+from towline.mqtt.events import Filter
 from towline_prove.devstack.mosquitto import Mosquitto
 from towline_prove.load import connect
 from towline_prove.subject import GatewayRun
@@ -42,7 +43,7 @@ def settings(port: int, directory: Path) -> GatewaySettings:
         name="bench",
         state_dir=directory / "gateway",
         brokers=(f"mqtt://127.0.0.1:{port}",),  # type: ignore[arg-type]
-        subscriptions=(Subscription(filter="telemetry/#"),),
+        subscriptions=(Filter("telemetry/#"),),
     )
 
 

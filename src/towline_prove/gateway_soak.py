@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from towline.gateway.settings import GatewaySettings, Subscription
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
+from towline.mqtt.events import Filter
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.process import wait_for
 from towline_prove.history import SenderRecord, read_history
@@ -98,7 +99,7 @@ class GatewaySoak:
             name="soak",
             state_dir=self.directory / "gateway",
             brokers=(broker.uri,),  # type: ignore[arg-type] # the validator reads a URI
-            subscriptions=(Subscription(filter="telemetry/#", qos=self.plan.qos),),
+            subscriptions=(Filter("telemetry/#", qos=self.plan.qos),),
             guarantee=self.plan.guarantee,
         )
 

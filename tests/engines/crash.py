@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Literal
 
 from tests.engines.powerloss import DiskModel
 from tests.engines.strace import Injection, fired, recording, wrapped
-from towline.gateway.settings import GatewaySettings, JournalLimits, Subscription
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
+from towline.journal import Limits
+from towline.mqtt.events import Filter
 from towline_prove.devstack.process import wait_for
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, run_load
@@ -168,11 +170,11 @@ class CrashBench:
             name=name,
             state_dir=_disk(directory) / "towline" / "gateway",
             brokers=(self._broker.uri,),  # type: ignore[arg-type] # the validator reads a URI
-            subscriptions=(Subscription(filter=f"{name}/#", qos=self._qos),),
+            subscriptions=(Filter(f"{name}/#", qos=self._qos),),
             guarantee=self._guarantee,
             receive_maximum=RECEIVE_MAXIMUM,
         )
-        return plain.model_copy(update={"journal": JournalLimits(segment_bytes=self._segment_bytes)})
+        return plain.model_copy(update={"journal": Limits(segment_bytes=self._segment_bytes)})
 
     def _publish(self, directory: Path) -> None:
         plan = LoadPlan(

@@ -59,11 +59,10 @@ def pub(
 
     Example: towline pub mqtt://127.0.0.1:1883 'telemetry/d{n}' '21.5' --count 1000
     """
-    from towline.gateway.settings import Broker  # noqa: PLC0415  # heavy modules load when they are needed
-    from towline.net.transport import Tls  # noqa: PLC0415
+    from towline.net.transport import Endpoint, Tls  # noqa: PLC0415  # heavy modules load when they are needed
 
     try:
-        place = Broker.parse(broker)
+        place = Endpoint.parse(broker)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="BROKER") from None
     properties = [_pair(text) for text in user_property or []]

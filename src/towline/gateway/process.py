@@ -146,7 +146,7 @@ class _Gateway:
         self._failure: TowlineError | None = None
         self._service: InboxService | None = None
         password = _password(settings)
-        self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=Limits(**settings.journal.model_dump()))
+        self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
         if self._journal.recovery.note:
             self._log.warning("journal repaired", note=self._journal.recovery.note)
         try:

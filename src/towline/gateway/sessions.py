@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mqtt5 import QoS, Will
 
 from towline.delivery.inbound import InboundConfig
 from towline.delivery.receipts.sender import ReceiptConfig
 from towline.gateway.settings import GatewaySettings, WillSettings
 from towline.guarantee import Guarantee
-from towline.mqtt.events import Filter, SessionConfig
+from towline.mqtt.events import SessionConfig
 from towline.net.driver import Way
-from towline.net.transport import Tls
 
 __all__ = ["inbound_config", "receipt_config", "session_config", "way"]
 
@@ -27,15 +28,8 @@ def session_config(settings: GatewaySettings, password: bytes | None, level: int
         client_id=settings.mqtt_client_id,
         where=settings.name,
         filters=tuple(
-            Filter(
-                s.filter,
-                s.qos,
-                s.no_local,
-                s.retain_as_published,
-                settings.retain_handling if s.retain_handling is None else s.retain_handling,
-                s.identifier,
-            )
-            for s in settings.subscriptions
+            replace(one, retain_handling=settings.retain_handling) if one.retain_handling is None else one
+            for one in settings.subscriptions
         ),
         username=settings.username,
         password=password,
@@ -56,8 +50,8 @@ def session_config(settings: GatewaySettings, password: bytes | None, level: int
 def way(settings: GatewaySettings) -> Way:
     """How to get to the brokers."""
     return Way(
-        tuple(broker.endpoint for broker in settings.brokers),
-        Tls(**settings.tls.model_dump()),
+        settings.brokers,
+        settings.tls,
         settings.way,
         settings.connect_timeout_s,
         settings.max_packet_bytes,

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    field_validator,
+    model_validator,
+)
 
 from towline.delivery.receipts.payload import PREFIX
 from towline.guarantee import AckAfter, Guarantee, low_subscription, policy
+from towline.journal import Limits
+from towline.mqtt.events import Filter
 from towline.mqtt.rules import filter_problem
-from towline.net.transport.endpoint import Endpoint, Scheme
-from towline.net.transport.proxy import Proxy
+from towline.net.transport import Endpoint, Proxy, Tls
 
 __all__ = [
-    "Broker",
     "GatewaySettings",
-    "JournalLimits",
     "OutboxSettings",
     "ReceiptSettings",
-    "Subscription",
-    "TlsSettings",
-    "filter_problem",
+    "WillSettings",
 ]
 
 
@@ -31,113 +38,30 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class Broker(_Model):
-    """One MQTT broker: ``mqtt://``, ``mqtts://``, ``ws://``, ``wss://`` or ``unix:///PATH``; no password in the URI.
-
-    Attributes:
-        scheme: How it is reached.
-        host: Name or address; ``localhost`` for a Unix socket.
-        port: TCP port; 0 for a Unix socket.
-        path: Of the WebSocket resource or the Unix socket; empty for plain MQTT.
-    """
-
-    scheme: Scheme
-    host: str = Field(min_length=1)
-    port: int = Field(ge=0, le=65535)
-    path: str = ""
-
-    @classmethod
-    def parse(cls, uri: str) -> Self:
-        """Read a broker URI.
-
-        Raises:
-            ValueError: As `towline.net.transport.Endpoint.parse`.
-        """
-        return cls.model_validate(asdict(Endpoint.parse(uri)))
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The same for the transport."""
-        return Endpoint(self.scheme, self.host, self.port, self.path)
-
-    @property
-    def tls(self) -> bool:
-        """Whether the connection is encrypted."""
-        return self.endpoint.tls
-
-    def __str__(self) -> str:
-        return str(self.endpoint)
+def _one_filter(value: object) -> object:
+    """Settings call a filter ``filter``, and may leave the rest of it out."""
+    if isinstance(value, Mapping) and "filter" in value:
+        return {"pattern": value["filter"], **{name: one for name, one in value.items() if name != "filter"}}
+    return value
 
 
-class TlsSettings(_Model):
-    """How the broker is verified and how we prove who we are; verification is on.
-
-    Attributes:
-        ca_file: Trusted certificates (PEM); None for the system's.
-        cert_file: Our certificate chain, for a broker that asks for one.
-        key_file: Its private key; None when it is in `cert_file`.
-        key_password_file: Holds the password of an encrypted key.
-        server_name: The name the certificate must carry, and sent as SNI; None for the broker's host.
-        alpn: Protocols offered, such as ``mqtt``.
-        min_version: Oldest TLS spoken.
-        insecure: Verify nothing; shown in every status.
-    """
-
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
-    key_password_file: Path | None = None
-    server_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    alpn: tuple[Annotated[str, Field(pattern=r"^[!-~]{1,255}$")], ...] = ()
-    min_version: Literal["1.2", "1.3"] = "1.2"
-    insecure: bool = False
-
-    @field_validator("alpn", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: object) -> object:
-        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.key_file and not self.cert_file:
-            raise ValueError("key_file needs cert_file, the certificate of the key")
-        if self.key_password_file and not self.cert_file:
-            raise ValueError("key_password_file needs cert_file")
-        return self
+def _filter_settings(value: Filter) -> dict[str, object]:
+    fields = asdict(value)
+    return {"filter": fields.pop("pattern"), **fields}
 
 
-class Subscription(_Model):
-    """A topic filter and its options; ``telemetry/#:1`` in text.
+def _subscribable(value: Filter) -> Filter:
+    if problem := filter_problem(value.pattern):
+        raise ValueError(problem)
+    if value.no_local and value.pattern.startswith("$share/"):
+        raise ValueError("no_local can't be used with a shared subscription [MQTT-3.8.3-4]")
+    return value
 
-    Attributes:
-        filter: Topic filter, ``$share/<group>/<filter>`` included.
-        qos: Highest QoS wanted, 0 to 2.
-        no_local: Do not send us what we published ourselves (never with ``$share``).
-        retain_as_published: Keep the RETAIN flag as the publisher set it.
-        retain_handling: As in `GatewaySettings`, for this filter; None for what is said there.
-        identifier: Number that each matching message carries in ``subscription_ids`` (MQTT 5); None for none.
-    """
 
-    filter: str = Field(min_length=1, max_length=65535)
-    qos: Annotated[int, Field(ge=0, le=2)] = 1
-    no_local: bool = False
-    retain_as_published: bool = True
-    retain_handling: Annotated[int, Field(ge=0, le=2)] | None = None
-    identifier: Annotated[int, Field(ge=1, le=268_435_455)] | None = None
-
-    @field_validator("filter")
-    @classmethod
-    def _well_formed(cls, value: str) -> str:
-        problem = filter_problem(value)
-        if problem:
-            raise ValueError(problem)
-        return value
-
-    @model_validator(mode="after")
-    def _sharing(self) -> Self:
-        if self.no_local and self.filter.startswith("$share/"):
-            raise ValueError("no_local can't be used with a shared subscription [MQTT-3.8.3-4]")
-        return self
+#: A topic filter and its options. What it leaves open about retained messages the gateway's own setting decides.
+SubscribedFilter = Annotated[
+    Filter, BeforeValidator(_one_filter), AfterValidator(_subscribable), PlainSerializer(_filter_settings)
+]
 
 
 class WillSettings(_Model):
@@ -164,22 +88,6 @@ class WillSettings(_Model):
     content_type: str | None = None
     response_topic: str | None = None
     user_properties: tuple[tuple[str, str], ...] = ()
-
-
-class JournalLimits(_Model):
-    """When the journal holds the line back instead of growing [I7].
-
-    Attributes:
-        max_bytes: Most bytes on disk; None for no limit but the disk.
-        min_free_bytes: Space left free on the file system.
-        segment_bytes: Size at which a new segment begins.
-        retain_bytes: Committed bytes kept for replay.
-    """
-
-    max_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
-    min_free_bytes: Annotated[int, Field(ge=0)] = 512 << 20
-    segment_bytes: Annotated[int, Field(ge=64 << 10)] = 64 << 20
-    retain_bytes: Annotated[int, Field(ge=0)] = 0
 
 
 class OutboxSettings(_Model):
@@ -277,14 +185,14 @@ class GatewaySettings(_Model):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     state_dir: Path
-    brokers: tuple[Broker, ...] = Field(min_length=1)
+    brokers: tuple[Endpoint, ...] = Field(min_length=1)
     client_id: str = Field(default="", max_length=256)
     username: str | None = None
     password_file: Path | None = None
-    tls: TlsSettings = TlsSettings()
+    tls: Tls = Tls()
     proxy: str | None = None
     proxy_password_file: Path | None = None
-    subscriptions: tuple[Subscription, ...] = ()
+    subscriptions: tuple[SubscribedFilter, ...] = ()
     outbox: OutboxSettings | None = None
     receipts: ReceiptSettings | None = None
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
@@ -303,7 +211,7 @@ class GatewaySettings(_Model):
     abandon_session: str = Field(default="", max_length=256)
     follow_redirects: bool = False
     brokers_share_sessions: bool = False
-    journal: JournalLimits = JournalLimits()
+    journal: Limits = Limits()
     owner_pid: int | None = None
     checkpoint: str = ""
 
@@ -313,14 +221,28 @@ class GatewaySettings(_Model):
         if isinstance(value, str):
             value = [part for part in value.split(",") if part.strip()]
         if isinstance(value, list | tuple):
-            return tuple(Broker.parse(item.strip()) if isinstance(item, str) else item for item in value)
+            return tuple(Endpoint.parse(item.strip()) if isinstance(item, str) else item for item in value)
+        return value
+
+    @field_validator("tls", mode="before")
+    @classmethod
+    def _one_protocol_or_more(cls, value: object) -> object:
+        if isinstance(value, Mapping) and isinstance(alpn := value.get("alpn"), str):
+            return {**value, "alpn": tuple(alpn.replace(",", " ").split())}
+        return value
+
+    @field_validator("tls")
+    @classmethod
+    def _usable_tls(cls, value: Tls) -> Tls:
+        if problem := value.problem():
+            raise ValueError(problem)
         return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.subscriptions and self.outbox is None:
             raise ValueError("subscriptions is empty, and there is no outbox: nothing to do")
-        if len({s.filter for s in self.subscriptions}) != len(self.subscriptions):
+        if len({s.pattern for s in self.subscriptions}) != len(self.subscriptions):
             raise ValueError("a topic filter is subscribed twice; give each filter one QoS")
         if policy(self.guarantee).persistent:
             if self.session_expiry_s == 0:
@@ -331,7 +253,7 @@ class GatewaySettings(_Model):
                 raise ValueError(f"guarantee {self.guarantee} needs ack_after journal or kafka, not received")
             if low := low_subscription(self.guarantee, self.subscriptions, keyed=True):
                 raise ValueError(
-                    f'guarantee {self.guarantee} needs QoS 1, "{low.filter}" is subscribed with QoS {low.qos}'
+                    f'guarantee {self.guarantee} needs QoS 1, "{low.pattern}" is subscribed with QoS {low.qos}'
                 )
         return self
 
@@ -339,7 +261,7 @@ class GatewaySettings(_Model):
     def _versioned(self) -> Self:
         if self.protocol != "5" and any((self.retain_handling, *(s.retain_handling for s in self.subscriptions))):
             raise ValueError('retain_handling 1 and 2 need protocol "5": MQTT 3.x always sends retained messages')
-        shared = next((s.filter for s in self.subscriptions if s.filter.startswith("$share/")), None)
+        shared = next((s.pattern for s in self.subscriptions if s.pattern.startswith("$share/")), None)
         if shared and self.protocol in {"3.1.1", "3.1"}:
             raise ValueError(
                 f'"{shared}" needs protocol "5": to MQTT 3.x it is a filter as any other, and nothing comes'
@@ -354,7 +276,7 @@ class GatewaySettings(_Model):
             raise ValueError("receipts need guarantee at_least_once or exactly_once: at_most_once gives messages up")
         if self.protocol != "5":
             raise ValueError('receipts need protocol "5": marks are user properties')
-        shared = [s.filter for s in self.subscriptions if s.filter.startswith("$share/")]
+        shared = [s.pattern for s in self.subscriptions if s.pattern.startswith("$share/")]
         if shared:
             raise ValueError(f'receipts need every message of a publisher, "{shared[0]}" shares them with others')
         return self

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge
 
 from towline.journal.writer import full
 
@@ -23,7 +25,7 @@ _RESERVE_BYTES = 1 << 16  # room for a commit mark on a full disk, so that commi
 
 @dataclass(frozen=True)
 class Limits:
-    """How much disk a journal may take; sizes in bytes.
+    """How much disk a journal may take; sizes in bytes, bounds are what a configuration may say.
 
     Attributes:
         max_bytes: Most bytes of all segments together, none by default. More is `JournalFull`, unless no row waits: a
@@ -33,10 +35,10 @@ class Limits:
         retain_bytes: Committed segments are kept up to this size in all, for another look; 0 by default.
     """
 
-    max_bytes: int | None = None
-    min_free_bytes: int = 512 << 20
-    segment_bytes: int = 64 << 20
-    retain_bytes: int = 0
+    max_bytes: Annotated[int, Ge(1 << 20)] | None = None
+    min_free_bytes: Annotated[int, Ge(0)] = 512 << 20
+    segment_bytes: Annotated[int, Ge(64 << 10)] = 64 << 20
+    retain_bytes: Annotated[int, Ge(0)] = 0
 
 
 class Room:

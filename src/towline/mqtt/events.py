@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeAlias
 
+from annotated_types import Ge, Le, Len
 from mqtt5 import QoS, RetainHandling, TopicFilter, Will
 
 from towline.errors import BrokerError
@@ -60,7 +61,7 @@ RETAIN_HANDLING: Final = 0x30
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A topic filter with its subscription options [MQTT 5 section 3.8.3.1].
+    """A topic filter with its subscription options [MQTT 5 section 3.8.3.1]; bounds are what a configuration may say.
 
     Attributes:
         pattern: The topic filter.
@@ -72,12 +73,12 @@ class Filter:
         identifier: Comes back with each message that matches, 1 to 268,435,455; None for none.
     """
 
-    pattern: str
-    qos: int = 1
+    pattern: Annotated[str, Len(1, 65535)]
+    qos: Annotated[int, Ge(0), Le(2)] = 1
     no_local: bool = False
     retain_as_published: bool = True
-    retain_handling: int | None = None
-    identifier: int | None = None
+    retain_handling: Annotated[int, Ge(0), Le(2)] | None = None
+    identifier: Annotated[int, Ge(1), Le(268_435_455)] | None = None
 
     @property
     def options(self) -> int:

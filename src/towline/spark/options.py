@@ -159,7 +159,7 @@ def _check_promise(settings: GatewaySettings) -> None:
         what = f"guarantee {guarantee} acknowledges after {' or '.join(table.acks)}, not {settings.acks}"
         raise ConfigError("TL-C12", f'{WHERE} option "ackAfter"', what, "Leave it out.")
     if low := low_subscription(guarantee, settings.subscriptions):
-        what = f'guarantee {guarantee} needs QoS {table.least_qos}, "{low.filter}" is subscribed with QoS {low.qos}'
+        what = f'guarantee {guarantee} needs QoS {table.least_qos}, "{low.pattern}" is subscribed with QoS {low.qos}'
         do = "Raise it, or take at_least_once and drop repeats by a key of your own."
         raise ConfigError("TL-C12", f'{WHERE} option "subscribe"', what, do)
     if guarantee is Guarantee.EXACTLY_ONCE:

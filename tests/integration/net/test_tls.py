@@ -18,7 +18,6 @@ from tests.helpers import wait_until
 from tests.integration.gateway.conftest import NewGateway
 from tests.integration.net.conftest import Authority
 from towline.errors import BrokerError, Unreachable
-from towline.gateway.settings import TlsSettings
 from towline.net.transport import Endpoint, Tls, connect
 from towline_prove.devstack import Mosquitto
 
@@ -194,7 +193,7 @@ def test_the_gateway_says_it_and_goes_on_when_it_is_mended(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, authority: Authority
 ) -> None:
     broker = new_mosquitto(**authority.listener("broker.local"))
-    gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=TlsSettings(ca_file=authority.ca_file))
+    gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=Tls(ca_file=authority.ca_file))
     gateway.start()
     status = wait_until(lambda: s if (s := gateway.status())["last_error"] else None, what="an error")
     assert status["last_error"]["code"] == "TL-M07"
@@ -211,7 +210,7 @@ def test_a_gateway_that_lacks_its_client_certificate_says_so(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, authority: Authority
 ) -> None:
     broker = new_mosquitto(**authority.listener("localhost"), cafile=str(authority.ca_file), require_certificate="true")
-    gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=TlsSettings(ca_file=authority.ca_file))
+    gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=Tls(ca_file=authority.ca_file))
     gateway.start()
     status = wait_until(lambda: s if (s := gateway.status())["last_error"] else None, what="an error")
     assert status["last_error"]["code"] == "TL-M09"
@@ -221,7 +220,7 @@ def test_insecure_is_shown_in_the_status(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, authority: Authority
 ) -> None:
     broker = new_mosquitto(**authority.listener("elsewhere"))
-    gateway = new_gateway(broker, tls=TlsSettings(insecure=True))
+    gateway = new_gateway(broker, tls=Tls(insecure=True))
     gateway.start()
     assert gateway.until(state="online")["insecure"] is True
 
@@ -231,7 +230,7 @@ def test_a_file_that_is_away_while_it_is_renewed_does_not_end_a_gateway_that_wor
 ) -> None:
     broker = new_mosquitto(**authority.listener("localhost"))
     ca_file = tmp_path / "ca.pem"
-    gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=TlsSettings(ca_file=ca_file))
+    gateway = new_gateway(f"mqtts://localhost:{broker.port}", tls=Tls(ca_file=ca_file))
     assert "TL-C30" in gateway.fail(), "at the start it does"
     ca_file.write_bytes(authority.ca_file.read_bytes())
     gateway.start()

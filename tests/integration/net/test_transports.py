@@ -13,7 +13,6 @@ from tests.integration.gateway.conftest import Gateway, NewGateway
 from tests.integration.net.conftest import Authority
 from tests.integration.net.ways import HttpProxy, SocksProxy
 from towline import Client
-from towline.gateway.settings import TlsSettings
 from towline.net.transport import Proxy, Tls
 from towline_prove.devstack.ports import free_port
 
@@ -82,10 +81,9 @@ def test_tls_with_a_client_certificate(
         **ample, **authority.listener("localhost"), cafile=str(authority.ca_file), require_certificate="true"
     )
     cert_file, key_file = authority.issue("gateway.example")
-    given = {"ca_file": authority.ca_file, "cert_file": cert_file, "key_file": key_file, "min_version": "1.3"}
-    tls = TlsSettings.model_validate(given)
+    tls = Tls(authority.ca_file, cert_file, key_file, min_version="1.3")
     uri = f"mqtts://localhost:{broker.port}"
-    sent, kept = carried(new_gateway(uri, tls=tls), uri, tls=Tls(**tls.model_dump()))
+    sent, kept = carried(new_gateway(uri, tls=tls), uri, tls=tls)
     assert kept == sent
 
 
@@ -102,9 +100,9 @@ def test_websocket_in_tls(
 ) -> None:
     port = free_port()
     new_mosquitto(**ample, listener=f"{port} 127.0.0.1", protocol="websockets", **authority.listener("broker.example"))
-    tls = TlsSettings(ca_file=authority.ca_file, server_name="broker.example")
+    tls = Tls(ca_file=authority.ca_file, server_name="broker.example")
     uri = f"wss://127.0.0.1:{port}/any/path"
-    sent, kept = carried(new_gateway(uri, tls=tls), uri, tls=Tls(**tls.model_dump()))
+    sent, kept = carried(new_gateway(uri, tls=tls), uri, tls=tls)
     assert kept == sent
 
 
@@ -129,7 +127,7 @@ def test_proxy(
     uri = f"{scheme}://broker.internal:1" + ("/mqtt" if web else "")
     with kind("me:opensesame", {"broker.internal": ("127.0.0.1", port)}) as proxy:
         way = f"{'http' if kind is HttpProxy else 'socks5'}://me@{proxy.address}"
-        gateway = new_gateway(uri, proxy=way, proxy_password_file=secret, tls=TlsSettings(ca_file=authority.ca_file))
+        gateway = new_gateway(uri, proxy=way, proxy_password_file=secret, tls=Tls(ca_file=authority.ca_file))
         sent, kept = carried(gateway, uri, tls=Tls(ca_file=authority.ca_file), proxy=Proxy.parse(way, secret))
         assert kept == sent
         assert proxy.connections == 2

@@ -13,9 +13,10 @@ from tests.conftest import NewMosquitto
 from tests.engines.crash import CrashBench
 from tests.engines.powerloss import NOTHING, DiskModel, Survives, some
 from tests.engines.strace import SENDS, Call, Injection, recorded, recording
-from towline.gateway.settings import GatewaySettings, JournalLimits, Subscription
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
 from towline.journal import Journal, Limits
+from towline.mqtt.events import Filter
 from towline.schema import ROW_SCHEMA
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.subject import GatewayRun
@@ -97,9 +98,9 @@ def run_recorded(
         name="gw",
         state_dir=root / "towline" / "gateway",
         brokers=(broker.uri,),  # type: ignore[arg-type] # the validator reads a URI
-        subscriptions=(Subscription(filter="gw/#", qos=qos),),
+        subscriptions=(Filter("gw/#", qos=qos),),
         guarantee=Guarantee.EXACTLY_ONCE if qos == 2 else Guarantee.AT_LEAST_ONCE,
-    ).model_copy(update={"journal": JournalLimits(segment_bytes=64 << 10)})
+    ).model_copy(update={"journal": Limits(segment_bytes=64 << 10)})
     plan = LoadPlan(
         port=broker.port, run="gw", publishers=2, devices=4, messages=MESSAGES, rate=MESSAGES * 20, size=1500,
         topic="gw/{device}", qos=qos, seconds=30,

@@ -19,9 +19,10 @@ from tests.engines.strace import recording
 from tests.helpers import wait_until
 from tests.integration.prove.stopping import STEPS
 from towline.checkpoint import Checkpoint
-from towline.gateway.settings import GatewaySettings, JournalLimits, Subscription
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import Guarantee
-from towline.journal import Journal
+from towline.journal import Journal, Limits
+from towline.mqtt.events import Filter
 from towline.schema import ROW_SCHEMA
 from towline.spark.offsets import Position
 from towline_prove import processes
@@ -56,10 +57,10 @@ class Machine:
             name="gw",
             state_dir=directory / "gateway" / "towline" / "gw",
             brokers=(mosquitto.uri,),  # type: ignore[arg-type] # the validator reads a URI
-            subscriptions=(Subscription(filter="gw/#", qos=2 if guarantee is Guarantee.EXACTLY_ONCE else 1),),
+            subscriptions=(Filter("gw/#", qos=2 if guarantee is Guarantee.EXACTLY_ONCE else 1),),
             guarantee=guarantee,
         )
-        self.settings = plain.model_copy(update={"journal": JournalLimits(segment_bytes=64 << 10)})
+        self.settings = plain.model_copy(update={"journal": Limits(segment_bytes=64 << 10)})
         self.gateway = GatewayRun(self.settings, log=directory / "gateway.log")
 
     @contextlib.contextmanager

@@ -60,7 +60,7 @@ def test_a_small_file_gets_safe_defaults(tmp_path: Path) -> None:
     assert line.gateway.client_id == "plant-7-telemetry"
     assert line.gateway.state_dir == tmp_path / "state" / "telemetry"
     assert line.checkpoint == tmp_path / "state" / "telemetry" / "checkpoint"
-    assert [(s.filter, s.qos) for s in line.gateway.subscriptions] == [("telemetry/+/#", 1)]
+    assert [(s.pattern, s.qos) for s in line.gateway.subscriptions] == [("telemetry/+/#", 1)]
     assert line.fixed_topics == ("telemetry",)
     assert bridge.spark.master == "local[*]"
     assert bridge.spark.ui is False

@@ -10,9 +10,10 @@ import pytest
 
 from tests.unit.bridge.test_config import changed, read
 from towline.bridge.config.plan import plan_of, render
-from towline.gateway.settings import GatewaySettings, Subscription
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import POLICIES, Guarantee, conf_problem, low_subscription, policy
 from towline.kafka.options import SinkSettings
+from towline.mqtt.events import Filter
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,7 +52,7 @@ def test_the_sink_takes_what_the_table_sets(guarantee: Guarantee) -> None:
 
 
 def test_a_low_qos_needs_a_key() -> None:
-    low = [Subscription(filter="a", qos=2), Subscription(filter="b", qos=1)]
+    low = [Filter("a", qos=2), Filter("b", qos=1)]
     assert low_subscription(Guarantee.EXACTLY_ONCE, low) == low[1]
     assert low_subscription(Guarantee.EXACTLY_ONCE, low, keyed=True) is None
     assert low_subscription(Guarantee.AT_LEAST_ONCE, low) is None

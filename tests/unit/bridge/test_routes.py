@@ -21,8 +21,8 @@ from towline.bridge.config.routes import (
     shadowed,
     subscriptions,
 )
-from towline.gateway.settings import filter_problem
 from towline.guarantee import Guarantee
+from towline.mqtt.rules import filter_problem
 
 LEVELS = st.sampled_from(["a", "b", "", "$SYS", "ü", "{x}"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join)
@@ -91,7 +91,7 @@ def test_a_covering_filter_matches_all_the_covered_one_does(wide: str, narrow: s
 @given(st.lists(FILTERS, min_size=1, max_size=5), TOPICS)
 def test_the_subscriptions_bring_every_route_its_messages(filters: list[str], topic: str) -> None:
     routes = [route(each) for each in filters]
-    subscribed = [Pattern.parse(s.filter) for s in subscriptions(routes)]
+    subscribed = [Pattern.parse(s.pattern) for s in subscriptions(routes)]
     wanted = any(r.pattern.match(topic) is not None for r in routes)
     assert wanted == any(p.match(topic) is not None for p in subscribed)
     assert not any(covers(a, b) for a in subscribed for b in subscribed if a is not b)
@@ -100,7 +100,7 @@ def test_the_subscriptions_bring_every_route_its_messages(filters: list[str], to
 
 def test_a_covered_filter_raises_the_qos_of_the_covering_one() -> None:
     filters = subscriptions([route("a/{x}", qos=2), route("a/#", qos=1), route("a/b")])
-    assert [(s.filter, s.qos) for s in filters] == [("a/#", 2)]
+    assert [(s.pattern, s.qos) for s in filters] == [("a/#", 2)]
 
 
 def test_the_first_match_takes_the_message() -> None:

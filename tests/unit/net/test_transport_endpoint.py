@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from towline.errors import ConfigError
-from towline.gateway.settings import Broker, GatewaySettings, TlsSettings
+from towline.gateway.settings import GatewaySettings
 from towline.net.transport import Endpoint, Proxy
 from towline.net.transport.proxy import http_status
 
@@ -36,11 +36,10 @@ def test_a_uri_is_read_and_shown(uri: str, shown: str) -> None:
     endpoint = Endpoint.parse(uri)
     assert str(endpoint) == shown
     assert Endpoint.parse(shown) == endpoint
-    broker = Broker.parse(uri)
-    assert str(broker) == shown
-    assert broker.endpoint == endpoint
-    assert Broker.model_validate_json(broker.model_dump_json()) == broker
-    assert broker.tls is (endpoint.scheme in {"mqtts", "wss"})
+    assert endpoint.tls is (endpoint.scheme in {"mqtts", "wss"})
+    told = settings(brokers=uri)
+    assert told.brokers == (endpoint,)
+    assert GatewaySettings.model_validate_json(told.model_dump_json()) == told
 
 
 @pytest.mark.parametrize(
@@ -100,17 +99,28 @@ def settings(**given_settings: object) -> GatewaySettings:
         ({"key_password_file": "k"}, "key_password_file needs cert_file"),
         ({"min_version": "1.1"}, "'1.2' or '1.3'"),
         ({"server_name": ""}, "at least 1 character"),
-        ({"alpn": ["a b"]}, "pattern"),
+        ({"alpn": ["a b"]}, "no space"),
     ],
 )
 def test_tls_settings_that_contradict_each_other(given_tls: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
-        TlsSettings.model_validate(given_tls)
+        settings(tls=given_tls)
+
+
+def test_settings_travel_between_versions_as_they_always_did() -> None:
+    """A gateway of another version answers with its digest: a type that has moved must not change it."""
+    told = settings(
+        brokers="mqtt://a, wss://b/p",
+        subscriptions=[{"filter": "a/#", "qos": 2, "no_local": True, "identifier": 7}, {"filter": "b"}],
+        tls={"ca_file": "/ca", "alpn": "mqtt"},
+        journal={"max_bytes": 1 << 30},
+    )
+    assert told.digest() == "2e1b0222"
 
 
 def test_alpn_as_text_or_list() -> None:
-    assert TlsSettings.model_validate({"alpn": "mqtt, x-amzn-mqtt-ca"}).alpn == ("mqtt", "x-amzn-mqtt-ca")
-    assert TlsSettings.model_validate({"alpn": ["mqtt"]}).alpn == ("mqtt",)
+    assert settings(tls={"alpn": "mqtt, x-amzn-mqtt-ca"}).tls.alpn == ("mqtt", "x-amzn-mqtt-ca")
+    assert settings(tls={"alpn": ["mqtt"]}).tls.alpn == ("mqtt",)
 
 
 @pytest.mark.parametrize(

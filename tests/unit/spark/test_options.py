@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError
-from towline.gateway.settings import Broker, GatewaySettings
+from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
+from towline.net.transport import Endpoint, Tls
 from towline.spark.gateway_options import in_options, parse_subscriptions
 from towline.spark.options import (
     DEFAULT_MAX_BYTES,
@@ -77,8 +78,8 @@ def test_every_gateway_option_arrives() -> None:
         journalRetainBytes="10 MiB",
     )
     assert settings.brokers == (
-        Broker(scheme="mqtts", host="a", port=8884),
-        Broker(scheme="mqtt", host="b", port=1883),
+        Endpoint("mqtts", "a", 8884),
+        Endpoint("mqtt", "b", 1883),
     )
     assert (settings.name, settings.client_id, settings.username) == ("north", "plant 7", "u")
     assert settings.password_file == Path("/run/secrets/mqtt")
@@ -86,13 +87,7 @@ def test_every_gateway_option_arrives() -> None:
     assert settings.retain_handling == 2
     assert (settings.keep_alive_s, settings.session_expiry_s, settings.receive_maximum) == (30, 3600, 100)
     assert (settings.max_packet_bytes, settings.linger_ms, settings.unknown_session) == (1 << 20, 2.5, "adopt")
-    assert settings.tls.model_dump(exclude_defaults=True) == {
-        "ca_file": Path("/ca"),
-        "cert_file": Path("/cert"),
-        "key_file": Path("/key"),
-        "server_name": "broker.local",
-        "insecure": True,
-    }
+    assert settings.tls == Tls(Path("/ca"), Path("/cert"), Path("/key"), server_name="broker.local", insecure=True)
     assert (settings.journal.max_bytes, settings.journal.min_free_bytes) == (2 << 30, 0)
     assert settings.journal.retain_bytes == 10 << 20
 

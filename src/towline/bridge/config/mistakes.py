@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
     from towline.bridge.config.places import KeyPath, Places
 
-__all__ = ["ConfigMistakes", "Mistakes"]
+__all__ = ["UNKNOWN", "ConfigMistakes", "Mistakes"]
+
+#: What pydantic calls a key that a model, or a dataclass, does not have.
+UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 
 
 class ConfigMistakes(ConfigError):
@@ -88,7 +92,7 @@ class Mistakes:
         for error in errors:
             loc = tuple(error["loc"])
             path = origin[str(loc[0])] + loc[1:] if origin and loc and str(loc[0]) in origin else base + loc
-            if error["type"] == "extra_forbidden":
+            if error["type"] in UNKNOWN:
                 known = _keys_at(kind, loc)
                 code, what, do = _unknown(str(loc[-1]), [*known, *also] if len(loc) == 1 else known)
             elif error["type"] == "missing" and len(loc) == 1:
@@ -130,6 +134,7 @@ _WANTED = {
     "tuple": "a list in [ ]",
     "dict": "a table",
     "model": "a table",
+    "dataclass": "a table",
     "path": "a path in quotes",
     "enum": "one of the known words",
 }
@@ -142,26 +147,27 @@ _BOUNDS = {
 _TYPE_ERROR = re.compile(r"^([a-z]+)(?:_attributes)?_(?:type|parsing|from_float)$")
 
 
-def _keys_of(kind: type[BaseModel]) -> tuple[str, ...]:
-    """What a table may hold, as users write it."""
-    return tuple(field.alias or name for name, field in kind.model_fields.items())
-
-
-def _keys_at(kind: type[BaseModel], loc: KeyPath) -> list[str]:
+def _keys_at(kind: type, loc: KeyPath) -> list[str]:
     """The keys that are known beside the last one of ``loc``; indices and branches of unions are no keys."""
     kinds = [kind]
     for part in loc[:-1]:
-        fields = [field for one in kinds for name, field in one.model_fields.items() if part in (name, field.alias)]
-        named = [one for one in kinds if one.__name__ == part]
-        kinds = [one for field in fields for one in _models_in(field.annotation)] or named or kinds
+        inner = [one for outer in kinds if part in (keys := _keys_of(outer)) for one in _tables_in(keys[str(part)])]
+        kinds = inner or [one for one in kinds if one.__name__ == part] or kinds
     return [key for one in kinds for key in _keys_of(one)]
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _keys_of(kind: type) -> dict[str, Any]:
+    """What a table may hold, as users write it, with the type of each."""
+    if issubclass(kind, BaseModel):
+        return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+    return get_type_hints(kind)
+
+
+def _tables_in(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation)):
         yield annotation
     for inner in get_args(annotation):
-        yield from _models_in(inner)
+        yield from _tables_in(inner)
 
 
 def _missing(kind: type[BaseModel], key: str) -> tuple[str, str, str]:

@@ -119,7 +119,7 @@ def _uplink(line: Line) -> dict[str, Any]:
         "replay": promise.replay,
         "ack_after": gateway.acks.value,
         "acks": _ACKS[gateway.acks],
-        "subscriptions": [{"filter": s.filter, "qos": s.qos} for s in gateway.subscriptions],
+        "subscriptions": [{"filter": s.pattern, "qos": s.qos} for s in gateway.subscriptions],
         "routes": [_route(route) for route in line.routes],
         "journal_max_bytes": gateway.journal.max_bytes,
         "max_bytes_per_trigger": line.max_bytes_per_trigger,
@@ -264,7 +264,7 @@ def _transport_warnings(line: AnyLine) -> list[str]:
 
 def overlapping(routes: tuple[Route, ...]) -> list[tuple[str, str]]:
     """Subscribed filters that share some topics without one covering the other."""
-    filters = [Pattern.parse(s.filter) for s in subscriptions(routes)]
+    filters = [Pattern.parse(s.pattern) for s in subscriptions(routes)]
     return [(a.filter, b.filter) for a, b in combinations(filters, 2) if _meet(a, b)]
 
 

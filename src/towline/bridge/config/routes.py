@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
-from towline.gateway.settings import Subscription, filter_problem
 from towline.kafka.reserved import INTERNAL, reserved
+from towline.mqtt.events import Filter
+from towline.mqtt.rules import filter_problem
 
 __all__ = [
     "FIELDS",
@@ -391,7 +392,7 @@ def shadowed(routes: Sequence[Route]) -> list[tuple[int, int]]:
     return pairs
 
 
-def subscriptions(routes: Sequence[Route]) -> tuple[Subscription, ...]:
+def subscriptions(routes: Sequence[Route]) -> tuple[Filter, ...]:
     """The fewest filters that bring every route its messages.
 
     A broker may send a message once for each overlapping subscription of a client [MQTT-3.3.4-2], and each copy
@@ -407,4 +408,4 @@ def subscriptions(routes: Sequence[Route]) -> tuple[Subscription, ...]:
         swallowed = [(p, q) for p, q in rivals if covers(pattern, p)]
         kept = [entry for entry in kept if entry not in swallowed]
         kept.append((pattern, max([qos, *(q for _, q in swallowed)])))
-    return tuple(Subscription(filter=pattern.filter, qos=qos) for pattern, qos in kept)
+    return tuple(Filter(pattern.filter, qos) for pattern, qos in kept)

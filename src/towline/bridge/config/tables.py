@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError, create_model
 
-from towline.bridge.config.mistakes import Mistakes
+from towline.bridge.config.mistakes import UNKNOWN, Mistakes
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.section import Section
 from towline.gateway.settings import GatewaySettings
@@ -86,7 +86,7 @@ class Tables:
         except ValidationError as error:
             details = error.errors()
         self.mistakes.add_details(details, kind, path, subject, also=apart)
-        unknown = {one["loc"][0] for one in details if one["type"] == "extra_forbidden" and len(one["loc"]) == 1}
+        unknown = {one["loc"][0] for one in details if one["type"] in UNKNOWN and len(one["loc"]) == 1}
         if len(unknown) < len(details):
             return None
         return kind.model_validate({key: value for key, value in own.items() if key not in unknown})

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn
+
+from annotated_types import Len
 
 from towline import files
 from towline.errors import BrokerError, ConfigError, Unreachable
@@ -18,6 +21,8 @@ from towline.net.transport.patience import Patience, plain
 __all__ = ["Tls", "certificate_problem", "handshake", "tls_problem"]
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+#: A name of ALPN (RFC 7301 section 3.1), as far as people write them.
+_PROTOCOL: Final = re.compile(r"[!-~]{1,255}")
 #: OpenSSL's X509_V_ERR_* (x509_vfy.h).
 _NOT_YET_VALID, _EXPIRED, _SELF_SIGNED, _HOST_MISMATCH, _ADDRESS_MISMATCH = 9, 10, 18, 62, 64
 _UNKNOWN_ISSUER: Final = frozenset({2, 19, 20, 21})
@@ -31,7 +36,7 @@ _ABOUT_VERSION: Final = ("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "VERSION_TO
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How to verify the broker and to show who we are.
+    """How to verify the broker and to show who we are; bounds are what a configuration may say.
 
     Attributes:
         ca_file: Trusted certificates; None for the system's.
@@ -48,10 +53,20 @@ class Tls:
     cert_file: Path | None = None
     key_file: Path | None = None
     key_password_file: Path | None = None
-    server_name: str | None = None
+    server_name: Annotated[str, Len(1, 253)] | None = None
     alpn: tuple[str, ...] = ()
     min_version: Literal["1.2", "1.3"] = "1.2"
     insecure: bool = False
+
+    def problem(self) -> str:
+        """Why these settings can't be meant so; "" where they can."""
+        if self.key_file and not self.cert_file:
+            return "key_file needs cert_file, the certificate of the key"
+        if self.key_password_file and not self.cert_file:
+            return "key_password_file needs cert_file"
+        if not all(_PROTOCOL.fullmatch(name) for name in self.alpn):
+            return "a protocol in alpn has 1 to 255 characters of ASCII, and no space among them"
+        return ""
 
     def context(self) -> ssl.SSLContext:
         """The OpenSSL settings; the files are read anew, so that a renewed certificate is used.
