@@ -8,6 +8,7 @@ TESTS ?= tests
 WORKERS ?= 2
 MINUTES ?= 10
 STEPS ?= 10000000
+ROLES ?= gateway,jvm,driver,bridge,worker,kafka
 
 # A file's tests share their brokers, so a file stays with one worker.
 SPREAD := --numprocesses $(WORKERS) --dist loadfile
@@ -45,9 +46,15 @@ test: lint ## everything: check, then the tests on real brokers; make soak has t
 bench: setup ## the benchmarks, with their ratios
 	@$(BIN)/python -m benchmarks
 
-soak: setup ## kill -9 of every process at random moments of long runs
-	@$(BIN)/pytest -q -m long $(TESTS)
-	@$(BIN)/python -m towline_prove soak
+soak: setup ## hours: kill -9 of every process at random moments, and all long tests; each run a line in docs/proof
+	@$(PYTHON) scripts/setup.py tests
+	@failed=0; \
+	$(BIN)/pytest -q -m long --proof docs/proof/tests.jsonl $(TESTS) || failed=1; \
+	for guarantee in at_least_once exactly_once; do \
+		$(BIN)/python -m towline_prove soak --roles $(ROLES) --guarantee $$guarantee --record docs/proof/soak.jsonl \
+			|| failed=1; \
+	done; \
+	exit $$failed
 
 fuzz: setup ## any bytes for the decoders, then long random lives of Session and journal; MINUTES=10 STEPS=10000000
 	@$(BIN)/python -m pip install --quiet --group fuzz

@@ -23,6 +23,8 @@ from towline_prove.devstack.kafka import kafka_jars
 from towline_prove.devstack.mosquitto import find_mosquitto, flaw
 from towline_prove.devstack.sparkstart import start_quickly
 
+pytest_plugins = ["tests.proof"]
+
 MARKER_OF_FIXTURE = {
     "mosquitto": "broker",
     "new_mosquitto": "broker",

@@ -6,7 +6,8 @@ import contextlib
 import json
 import sys
 import tempfile
-from dataclasses import replace
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,9 +15,10 @@ import typer
 
 from towline.errors import ConfigError, TowlineError
 from towline_prove.account import RunAccount
+from towline_prove.evidence import evidence, write_evidence
 from towline_prove.gateway_soak import GatewaySoak, GatewaySoakPlan
 from towline_prove.history import read_history
-from towline_prove.large import LargePlan, append, run_large
+from towline_prove.large import LargePlan, run_large
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.processes import Role
 from towline_prove.reader import read_topic
@@ -100,6 +102,7 @@ def soak(
     rate: Annotated[float, typer.Option(help="Messages a second.")] = 10_000.0,
     seed: Annotated[int, typer.Option(help="Decides the moments.")] = 1,
     guarantee: Annotated[str, typer.Option(help="Of the line; exactly_once with QoS 2.")] = "at_least_once",
+    record: Annotated[Path | None, typer.Option(help="File of JSON lines that each kill's run is added to.")] = None,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="One small run per role.")] = False,
 ) -> None:
@@ -109,6 +112,9 @@ def soak(
     with contextlib.ExitStack() as stack:
         place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="towline-soak-")))
         outcomes = Soak(plan, place, typer.echo).run()
+    if record is not None:
+        for outcome in outcomes:
+            write_evidence(outcome.evidence(plan), record)
     bad = sum(not outcome.ok for outcome in outcomes)
     messages = sum(outcome.account.verdict.attempted for outcome in outcomes)
     lost = sum(outcome.account.verdict.lost for outcome in outcomes)
@@ -128,15 +134,21 @@ def gateway_soak(
     rate: Annotated[float, typer.Option(help="Messages a second.")] = 2_000.0,
     qos: Annotated[int, typer.Option(help="2, or 1.", min=1, max=2)] = 2,
     seed: Annotated[int, typer.Option(help="Decides the moments.")] = 1,
+    record: Annotated[Path | None, typer.Option(help="File of JSON lines that the run is added to.")] = None,
 ) -> None:
     """Kill -9 the gateway alone, many times, and count its journal. Exit code 1 when the promise was broken."""
     plan = GatewaySoakPlan(messages=messages, kills=kills, rate=rate, qos=qos, seed=seed)
     with contextlib.ExitStack() as stack:
         place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="towline-soak-")))
         place.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
         verdict = GatewaySoak(plan, place, typer.echo).run()
+    ok = verdict.ok(plan.guarantee) and verdict.adds_up()
+    if record is not None:
+        details = {**asdict(plan), **verdict.counts()}
+        write_evidence(evidence("gateway-soak", ok=ok, seconds=time.monotonic() - began, details=details), record)
     typer.echo("\n".join([f"{kills} kills   {verdict.line()}", *map(str, verdict.stories)]))
-    raise typer.Exit(0 if verdict.ok(plan.guarantee) and verdict.adds_up() else 1)
+    raise typer.Exit(0 if ok else 1)
 
 
 @app.command()
@@ -156,7 +168,7 @@ def large(
         place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="towline-large-")))
         run = run_large(plan, place, typer.echo)
     if record is not None:
-        append(run, record)
+        write_evidence(evidence("large", ok=run.ok, seconds=run.seconds, details=run.as_json()), record)
     typer.echo(run.account.line())
     typer.echo(json.dumps(run.as_json()))
     raise typer.Exit(0 if run.ok else 1)

@@ -8,12 +8,10 @@ directories, so that runs can be kept beside the code (``docs/proof``).
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import threading
 import time
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from towline.kafka.admin import settled
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from towline_prove.account import Watermarks
     from towline_prove.referee import Arrival
 
-__all__ = ["LargePlan", "LargeRun", "append", "run_large"]
+__all__ = ["LargePlan", "LargeRun", "run_large"]
 
 #: A gateway may have this much resident memory, whatever waits in its journal.
 MOST_RSS = 400 * 10**6
@@ -96,14 +94,13 @@ class LargeRun:
         return self.account.ok and verdict.acked == self.plan.messages and self.peaks.rss < MOST_RSS
 
     def as_json(self) -> dict[str, Any]:
-        """One line for ``docs/proof``."""
-        verdict = self.account.verdict
+        """What was asked for and what was counted, as a record in ``docs/proof`` has it."""
+        verdict, plan = self.account.verdict, asdict(self.plan)
+        longest = plan.pop("seconds")
         return {
-            "program": "large",
-            "day": datetime.now(UTC).date().isoformat(),
-            "ok": self.ok,
-            **asdict(self.plan),
-            **{name: getattr(verdict, name) for name in ("attempted", "acked", "delivered", "lost", "doubled", "late")},
+            **plan,
+            "longest_s": longest,
+            **verdict.counts(),
             "out_of_order_devices": sum(bool(t.late) or len(t.partitions) > 1 for t in verdict.devices.values()),
             "backlog_mb": _mb(self.backlog),
             "gateway_peak_rss_mb": _mb(self.peaks.rss),
@@ -111,7 +108,6 @@ class LargeRun:
             "gateway_peak_mapped_mb": _mb(self.peaks.mapped),
             "spool_peak_mb": _mb(self.peaks.spool),
             "intake_s": round(self.intake_s, 1),
-            "took_s": round(self.seconds, 1),
             "problems": self.account.problems(),
             "notes": self.account.notes,
         }
@@ -229,10 +225,3 @@ def _found(tail: Tail) -> Iterator[Arrival]:
         for arrival in tail.pull(0.5):
             yield arrival
             heard = time.monotonic()
-
-
-def append(run: LargeRun, record: Path) -> None:
-    """Add a run to a file of JSON lines."""
-    record.parent.mkdir(parents=True, exist_ok=True)
-    with record.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(run.as_json()) + "\n")

@@ -145,6 +145,10 @@ class Verdict:
             self.attempted == self.delivered + self.lost + self.missing and self.copies == self.delivered + self.doubled
         )
 
+    def counts(self) -> dict[str, int]:
+        """What is said of a run in its record (`towline_prove.evidence`)."""
+        return {name: getattr(self, name) for name in ("attempted", "acked", "delivered", "lost", "doubled", "late")}
+
     def merge(self, other: Verdict) -> None:
         """Take in the verdict on another run that was read from the same records."""
         for name in _SUMMED:

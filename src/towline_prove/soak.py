@@ -14,9 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from towline_prove.devstack.process import wait_for
+from towline_prove.evidence import evidence
 from towline_prove.history import SenderRecord, read_history
 from towline_prove.processes import Role
 from towline_prove.rig import PATIENCE_S, Rig, dropped_by
@@ -96,6 +97,13 @@ class SoakRun:
         told = f"{mark} {self.role:<8} {self.run:>3}   killed at {self.at:>9,}   {back}   {self.account.line()}"
         problems = [*self.account.problems(), *map(str, self.account.verdict.stories)] if not self.ok else []
         return "\n      ".join([told, *problems])
+
+    def evidence(self, plan: SoakPlan) -> dict[str, Any]:
+        """The record of this run, as one of `plan`."""
+        asked = {"role": self.role, "run": self.run, "seed": plan.seed, "guarantee": plan.guarantee, "rate": plan.rate}
+        found = {"killed_at": self.at, "back_s": round(self.back, 1), **self.account.verdict.counts()}
+        told = {"problems": self.account.problems(), "notes": self.account.notes}
+        return evidence("soak", ok=self.ok, seconds=self.seconds, details={**asked, **found, **told})
 
 
 @dataclass

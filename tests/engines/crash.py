@@ -42,8 +42,9 @@ __all__ = ["CrashBench", "Point"]
 #: More points than any short run has; an enumeration that gets here never ends by itself.
 MOST_POINTS = 500
 
-#: Of 60 messages that makes six gulps at the least, each with its sync and its answers, however slow the machine is.
-RECEIVE_MAXIMUM = 10
+#: The smallest that a journal may have, and a payload that does not fit into one: each run crosses into the next.
+_SEGMENT_BYTES = 64 << 10
+_PAYLOAD_BYTES = 90_000
 
 _KILLED = {-9, 137}
 
@@ -99,7 +100,8 @@ class CrashBench:
         broker: A running Mosquitto that keeps everything (``max_queued_messages 0``).
         directory: For state directories, histories and strace logs; one subdirectory a point.
         messages: How many messages a point takes in.
-        segment_bytes: Size of the journal's segments; small ones make the run cross from one to the next.
+        chunks: In how many chunks at the least they come, each with its sync and its answers, however slow the
+            machine is; the points of a run grow with it.
         qos: 1 for at least once; 2 for exactly once, where nothing may come twice either [I3].
         power: What survives of the changes that were not synced; None when only the process dies.
         unsynced: No sync is made, though the gateway is told so: to see that this bench can find a loss.
@@ -110,8 +112,8 @@ class CrashBench:
         broker: Mosquitto,
         directory: Path,
         *,
-        messages: int = 60,
-        segment_bytes: int = 64 << 10,
+        messages: int = 12,
+        chunks: int = 3,
         qos: int = 1,
         power: Survives | None = None,
         unsynced: bool = False,
@@ -119,7 +121,7 @@ class CrashBench:
         self._broker = broker
         self._directory = directory
         self._messages = messages
-        self._segment_bytes = segment_bytes
+        self._chunks = chunks
         self._qos = qos
         self._guarantee = Guarantee.EXACTLY_ONCE if qos == 2 else Guarantee.AT_LEAST_ONCE
         self._power = power
@@ -172,9 +174,9 @@ class CrashBench:
             brokers=(self._broker.uri,),  # type: ignore[arg-type] # the validator reads a URI
             subscriptions=(Filter(f"{name}/#", qos=self._qos),),
             guarantee=self._guarantee,
-            receive_maximum=RECEIVE_MAXIMUM,
+            receive_maximum=self._messages // self._chunks,
         )
-        return plain.model_copy(update={"journal": Limits(segment_bytes=self._segment_bytes)})
+        return plain.model_copy(update={"journal": Limits(segment_bytes=_SEGMENT_BYTES)})
 
     def _publish(self, directory: Path) -> None:
         plan = LoadPlan(
@@ -183,8 +185,8 @@ class CrashBench:
             publishers=2,
             devices=4,
             messages=self._messages,
-            rate=self._messages * 33,  # six ticks: a few gulps more, so a few more syncs
-            size=1500,  # enough to cross from one segment to the next
+            rate=self._messages * 200 // self._chunks,  # a chunk in each tick of the load
+            size=_PAYLOAD_BYTES // self._messages,
             topic=f"{directory.name.lower()}/{{device}}",
             qos=self._qos,
             seconds=30,

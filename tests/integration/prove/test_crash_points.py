@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pytest
 
 from tests.conftest import NewMosquitto
 from tests.engines.crash import CrashBench
 from tests.engines.strace import Injection
+from towline_prove.devstack import Mosquitto
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.usefixtures("ptrace")]
 
@@ -17,57 +19,68 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.usefixtu
 LEAST = {"fsync": 3, "fdatasync": 4, "writev": 5, "sendto": 4}
 
 
+#: Messages and chunks: a larger run has more points of the same kinds, more chunks at the same places in the code.
+SIZES = [pytest.param(12, 3, id="small"), pytest.param(60, 6, id="larger", marks=pytest.mark.long)]
+
+
+class Case(NamedTuple):
+    """One enumeration."""
+
+    qos: int
+    call: str
+    fault: Literal["KILL", "EIO", "ENOSPC"]
+
+
+CASES = [
+    Case(1, "fdatasync", "KILL"),  # written, perhaps not durable
+    Case(1, "sendto", "KILL"),  # durable, the broker does not know
+    Case(1, "writev", "KILL"),  # before a frame is in the file
+    Case(1, "fsync", "KILL"),  # new files and directories
+    Case(1, "rename", "KILL"),
+    Case(1, "fdatasync", "EIO"),
+    Case(1, "fsync", "EIO"),
+    Case(1, "writev", "EIO"),
+    Case(1, "fdatasync", "ENOSPC"),
+    Case(1, "writev", "ENOSPC"),
+    # [I3]: message and packet id are durable in one step before PUBREC, the release before PUBCOMP.
+    Case(2, "fdatasync", "KILL"),  # before PUBREC and before PUBCOMP
+    Case(2, "sendto", "KILL"),  # durable, PUBREC or PUBCOMP not sent
+    Case(2, "writev", "KILL"),
+    Case(2, "fdatasync", "EIO"),
+]
+
+
+def name(case: Case) -> str:
+    return f"qos {case.qos} {case.call} {case.fault}"
+
+
 @pytest.fixture
-def bench(new_mosquitto: NewMosquitto, tmp_path: Path) -> CrashBench:
-    return CrashBench(new_mosquitto(max_queued_messages="0"), tmp_path / "points")
+def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
+    return new_mosquitto(max_queued_messages="0")
 
 
-@pytest.mark.parametrize(
-    ("call", "fault"),
-    [
-        ("fdatasync", "KILL"),  # written, perhaps not durable
-        ("sendto", "KILL"),  # durable, the broker does not know
-        ("writev", "KILL"),  # before a frame is in the file
-        ("fsync", "KILL"),  # new files and directories
-        ("rename", "KILL"),
-        ("fdatasync", "EIO"),
-        ("fsync", "EIO"),
-        ("writev", "EIO"),
-        ("fdatasync", "ENOSPC"),
-        ("writev", "ENOSPC"),
-    ],
-)
-def test_every_crash_point_loses_nothing(bench: CrashBench, call: str, fault: Literal["KILL", "EIO", "ENOSPC"]) -> None:
-    points = list(bench.every(call, fault))
-    bad = [str(point) for point in points if not point.ok]
-    assert not bad, "\n".join(bad)
-    assert sum(point.fired for point in points) >= LEAST.get(call, 1)
-    assert not points[-1].fired, "the enumeration did not reach its end"
-
-
-@pytest.mark.parametrize(
-    ("call", "fault"),
-    [
-        ("fdatasync", "KILL"),  # before PUBREC and before PUBCOMP
-        ("sendto", "KILL"),  # durable, PUBREC or PUBCOMP not sent
-        ("writev", "KILL"),
-        ("fdatasync", "EIO"),
-    ],
-)
-def test_every_crash_point_of_qos_2_neither_loses_nor_doubles(
-    new_mosquitto: NewMosquitto, tmp_path: Path, call: str, fault: Literal["KILL", "EIO", "ENOSPC"]
+@pytest.mark.parametrize(("messages", "chunks"), SIZES)
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_no_crash_point_loses_anything(
+    broker: Mosquitto,
+    tmp_path: Path,
+    case: Case,
+    messages: int,
+    chunks: int,
+    record_property: Callable[[str, object], None],
 ) -> None:
-    """[I3]: message and packet id are durable in one step before PUBREC, the release before PUBCOMP."""
-    bench = CrashBench(new_mosquitto(max_queued_messages="0"), tmp_path / "points", qos=2)
-    points = list(bench.every(call, fault))
+    """At QoS 2 nothing may come twice either."""
+    bench = CrashBench(broker, tmp_path, qos=case.qos, messages=messages, chunks=chunks)
+    points = list(bench.every(case.call, case.fault))
+    record_property("points", len(points) - 1)
     bad = [str(point) for point in points if not point.ok]
     assert not bad, "\n".join(bad)
-    assert sum(point.fired for point in points) >= LEAST[call]
+    assert sum(point.fired for point in points) >= LEAST.get(case.call, 1)
     assert not points[-1].fired, "the enumeration did not reach its end"
 
 
-def test_a_disk_that_stays_full_holds_the_line_back_and_loses_nothing(bench: CrashBench) -> None:
+def test_a_disk_that_stays_full_holds_the_line_back_and_loses_nothing(broker: Mosquitto, tmp_path: Path) -> None:
     """[I7] From the eighth write on nothing fits any more: no ack, no drop; with room again everything comes."""
-    point = bench.run(Injection("writev", "8+", "ENOSPC"))
+    point = CrashBench(broker, tmp_path).run(Injection("writev", "8+", "ENOSPC"))
     assert point.fired
     assert point.ok, str(point)

@@ -139,7 +139,9 @@ def bench(
     new_mosquitto: NewMosquitto, directory: Path, qos: int, survives: Survives, *, unsynced: bool = False
 ) -> CrashBench:
     broker = new_mosquitto(max_queued_messages="0")
-    return CrashBench(broker, directory / "points", qos=qos, power=survives, unsynced=unsynced)
+    return CrashBench(
+        broker, directory / "points", messages=MESSAGES, chunks=6, qos=qos, power=survives, unsynced=unsynced
+    )
 
 
 @pytest.mark.parametrize(

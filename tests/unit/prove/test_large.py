@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 from tests.helpers import wait_until
 from towline_prove.account import RunAccount
-from towline_prove.large import LargePlan, LargeRun, append
+from towline_prove.large import LargePlan, LargeRun
 from towline_prove.memory import Peaks, Watch
 from towline_prove.referee import Verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def run(*, acked: int = 20, rss: int = 300_000_000) -> LargeRun:
@@ -30,14 +24,10 @@ def test_a_run_is_good_where_nothing_is_missing_and_the_gateway_stayed_small() -
     assert not run(rss=400_000_001).ok
 
 
-def test_a_line_names_no_machine_and_no_directory(tmp_path: Path) -> None:
-    record = tmp_path / "proof" / "large.jsonl"
-    append(run(), record)
-    append(run(acked=3), record)
-    lines = record.read_text().splitlines()
-    assert [json.loads(line)["ok"] for line in lines] == [True, False]
-    assert all(socket.gethostname() not in line and str(tmp_path) not in line for line in lines)
-    assert json.loads(lines[0])["gateway_peak_rss_mb"] == 300.0
+def test_the_record_has_what_was_asked_for_and_what_was_found() -> None:
+    record = run().as_json()
+    assert (record["messages"], record["attempted"], record["lost"], record["longest_s"]) == (20, 20, 0, 900.0)
+    assert record["gateway_peak_rss_mb"] == 300.0
 
 
 #: Takes memory and a file without a name when it is told to, and keeps both until its standard input ends.

@@ -1,0 +1,57 @@
+"""The record of a long run: one line of JSON beside the code (``docs/proof``), for a run that has happened.
+
+A line says what ran, on which version, for how long and with what result. It holds no name of a machine or a directory.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["evidence", "write_evidence"]
+
+_TREE = Path(__file__).resolve().parents[2]
+
+
+def evidence(program: str, *, ok: bool, seconds: float, details: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a run that has just ended.
+
+    Args:
+        program: What ran: a command of `towline_prove`, or ``test``.
+        ok: Whether every promise was kept.
+        seconds: How long it took.
+        details: What was asked for (with the seed, where chance decided something), and what was counted.
+    """
+    return {
+        "program": program,
+        "day": datetime.now(UTC).date().isoformat(),
+        "ok": ok,
+        "version": version("towline"),
+        "revision": _revision(),
+        "seconds": round(seconds, 1),
+        **details,
+    }
+
+
+def write_evidence(record: Mapping[str, Any], file: Path) -> None:
+    """Add a record to a file of JSON lines."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(record) + "\n")
+
+
+def _revision() -> str:
+    """The commit of the code, with ``+`` behind it where files differ from it; empty outside a checkout."""
+    command = ["git", "-C", str(_TREE), "describe", "--always", "--exclude=*", "--abbrev=10", "--dirty=+"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except OSError:
+        return ""
+    return answer.stdout.strip()
