@@ -30,13 +30,13 @@ from towline.delivery.receipts.sender import ReceiptSender, ledger_of
 from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
 from towline.errors import BrokerError, ConfigError, JournalFull, TowlineError, Unreachable
-from towline.gateway.sessions import inbound_config, receipt_config, session_config, way
+from towline.gateway.sessions import connection_options, inbound_config, receipt_config
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Outbox
 from towline.mqtt.events import Acknowledged, Action, Deliver, Event, Held, Online, Remember, SessionLost
 from towline.mqtt.session import Session
-from towline.mqtt.versions import LEVELS, NAMES
+from towline.mqtt.versions import NAMES
 from towline.net.driver import Hooks, SessionDriver
 from towline.schema import NO_ROWS
 
@@ -73,7 +73,6 @@ class Pump:
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
-        self._password = password
         self._inbox = inbox
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         #: Publishers that want receipts; None when nobody gets any.
@@ -125,8 +124,8 @@ class Pump:
             failed=self._failed,
             notice=self._log.warning,
         )
-        self._way = way(settings)
-        self._driver = SessionDriver(self._way, hooks, LEVELS[settings.protocol])
+        self._options = connection_options(settings, password)
+        self._driver = SessionDriver(self._options, hooks)
 
     # -- from any thread --
 
@@ -177,7 +176,7 @@ class Pump:
             "sessions_lost": ledger.get("sessions_lost", 0),
             "session_kept_s": self._session_kept_s,
             "broker_max_packet_bytes": server.max_packet_size if server else None,
-            "proxy": str(self._way.proxy) if self._way.proxy else None,
+            "proxy": str(self._options.proxy) if self._options.proxy else None,
             "insecure": self._settings.tls.insecure,
             "ack_after": self._settings.acks.value,
             "outbox": self._downlink.status() if self._downlink else None,
@@ -283,7 +282,7 @@ class Pump:
     def _recalled(self, level: int) -> Session:
         """A session that knows what the journal holds of it."""
         settings = self._settings
-        config = session_config(settings, self._password, level)
+        config = self._options.session_at(level)
         record = recall(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
         if record is None and self._inbox.held:  # packet ids of a session that is given up are none of the next one's
             self._inbox.append(NO_ROWS, held={}, released=list(self._inbox.held), notes={})

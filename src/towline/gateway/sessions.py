@@ -9,22 +9,22 @@ from mqtt5 import QoS, Will
 from towline.delivery.inbound import InboundConfig
 from towline.delivery.receipts.sender import ReceiptConfig
 from towline.gateway.settings import GatewaySettings, WillSettings
-from towline.guarantee import Guarantee
+from towline.guarantee import Guarantee, policy
 from towline.mqtt.events import SessionConfig
-from towline.net.driver import Way
+from towline.net.options import ConnectionOptions
 
-__all__ = ["inbound_config", "receipt_config", "session_config", "way"]
+__all__ = ["connection_options", "inbound_config", "receipt_config"]
 
 
-def session_config(settings: GatewaySettings, password: bytes | None, level: int) -> SessionConfig:
-    """The session's own part of the settings.
+def connection_options(settings: GatewaySettings, password: bytes | None) -> ConnectionOptions:
+    """The part of the connection and its session.
 
     Args:
         settings: The gateway's.
         password: Read from its file; None without one.
-        level: Protocol level: 5, 4 or 3.
     """
-    return SessionConfig(
+    delivers = settings.outbox is not None
+    session = SessionConfig(
         client_id=settings.mqtt_client_id,
         where=settings.name,
         filters=tuple(
@@ -38,25 +38,21 @@ def session_config(settings: GatewaySettings, password: bytes | None, level: int
         keep_alive_s=settings.keep_alive_s,
         connect_timeout_s=settings.connect_timeout_s,
         unknown_session=settings.unknown_session,
-        durable=settings.guarantee is not Guarantee.AT_MOST_ONCE,
-        protocol=level,
-        durable_ids=settings.outbox is not None,
-        exactly_once=settings.outbox is not None and settings.guarantee is Guarantee.EXACTLY_ONCE,
-        topic_alias_maximum=settings.topic_alias_maximum if level == 5 else 0,
+        durable=policy(settings.guarantee).persistent,
+        durable_ids=delivers,
+        exactly_once=delivers and settings.guarantee is Guarantee.EXACTLY_ONCE,
+        topic_alias_maximum=settings.topic_alias_maximum,
         will=_will(settings.will) if settings.will else None,
     )
-
-
-def way(settings: GatewaySettings) -> Way:
-    """How to get to the brokers."""
-    return Way(
-        settings.brokers,
-        settings.tls,
-        settings.way,
-        settings.connect_timeout_s,
-        settings.max_packet_bytes,
-        settings.follow_redirects,
-        settings.brokers_share_sessions,
+    return ConnectionOptions(
+        session=session,
+        brokers=settings.brokers,
+        tls=settings.tls,
+        proxy=settings.way,
+        protocol=settings.protocol,
+        max_packet_bytes=settings.max_packet_bytes,
+        follow_redirects=settings.follow_redirects,
+        brokers_share_sessions=settings.brokers_share_sessions,
         linger_s=settings.linger_ms / 1000,
     )
 

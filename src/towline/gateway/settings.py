@@ -24,6 +24,7 @@ from towline.guarantee import AckAfter, Guarantee, low_subscription, policy
 from towline.journal import Limits
 from towline.mqtt.events import Filter
 from towline.mqtt.rules import filter_problem
+from towline.net.options import ProtocolName
 from towline.net.transport import Endpoint, Proxy, Tls
 
 __all__ = [
@@ -203,7 +204,7 @@ class GatewaySettings(_Model):
     max_packet_bytes: Annotated[int, Field(ge=1024, le=268_435_460)] = 64 << 20
     linger_ms: Annotated[float, Field(ge=0, le=1000)] = 1.0
     connect_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
-    protocol: Literal["5", "3.1.1", "3.1", "auto"] = "5"
+    protocol: ProtocolName = "5"
     will: WillSettings | None = None
     topic_alias_maximum: Annotated[int, Field(ge=0, le=65535)] = 0
     retain_handling: Annotated[int, Field(ge=0, le=2)] | None = None

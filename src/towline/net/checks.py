@@ -8,18 +8,29 @@ from typing import Any, Final, NoReturn
 from towline.errors import ConfigError
 from towline.mqtt.events import Filter
 from towline.mqtt.message import OutboundMessage
-from towline.mqtt.rules import filter_problem, message_problem
+from towline.mqtt.rules import filter_problem, message_problem, whole_number_problem
+from towline.mqtt.versions import LEVELS
 from towline.net.transport import Endpoint
 
-__all__ = ["content_of", "endpoints_of", "filters_of", "refuse"]
+__all__ = ["check_connection", "content_of", "endpoints_of", "filters_of", "refuse"]
 
 _LEVEL: Final = "qos and retain_handling are 0, 1 or 2"
+#: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
+_LARGEST_PACKET: Final = 268_435_455 + 5
 _FLAGS: Final = ("payload_format_indicator", "retain")
 
 
 def refuse(where: str, what: str) -> NoReturn:
     """Raise ConfigError TL-C51."""
     raise ConfigError("TL-C51", where, what, "Change it.")
+
+
+def check_connection(where: str, protocol: str, max_packet_bytes: int) -> None:
+    """Refuse a version that is none, and a size that no packet has."""
+    if protocol not in LEVELS:
+        refuse(where, f'protocol "{protocol}" is none of {", ".join(LEVELS)}')
+    if problem := whole_number_problem(max_packet_bytes, 1, _LARGEST_PACKET):
+        refuse("max_packet_bytes", problem)
 
 
 def endpoints_of(uri: str | Sequence[str]) -> tuple[Endpoint, ...]:

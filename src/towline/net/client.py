@@ -45,13 +45,13 @@ from towline.mqtt.events import (
     Stored,
     Token,
 )
-from towline.mqtt.rules import NO_QOS_2, whole_number_problem
+from towline.mqtt.rules import NO_QOS_2
 from towline.mqtt.suspects import Culprits
-from towline.mqtt.versions import LEVELS
 from towline.net.arrivals import Arrivals
-from towline.net.checks import content_of, endpoints_of, filters_of, refuse
-from towline.net.driver import Hooks, SessionDriver, Way
+from towline.net.checks import check_connection, content_of, endpoints_of, filters_of
+from towline.net.driver import Hooks, SessionDriver
 from towline.net.messages import Memory, Message, PublishResult, Store, message_of, session_from
+from towline.net.options import ConnectionOptions, ProtocolName
 from towline.net.transport import Proxy, Tls
 
 __all__ = ["Client"]
@@ -62,8 +62,6 @@ _LONGEST_TURN: Final = 60.0
 _AHEAD: Final = 1000
 #: Nothing is handed over while so many bytes wait for the system: QoS 0, which has no answer, has no other bound.
 _MOST_UNSENT: Final = 1 << 20
-#: MQTT ends here [MQTT-1.5.5-1], with the bytes of the length itself.
-_LARGEST_PACKET: Final = 268_435_455 + 5
 #: Patience in seconds with the goodbye.
 _GOODBYE: Final = 2.0
 
@@ -110,7 +108,7 @@ class Client:
         *,
         client_id: str,
         subscribe: str | Filter | Sequence[str | Filter] = (),
-        protocol: Literal["5", "3.1.1", "3.1", "auto"] = "5",
+        protocol: ProtocolName = "5",
         clean_start: bool = False,
         session_expiry_s: int | None = None,
         unknown_session: Literal["adopt", "discard", "refuse"] = "adopt",
@@ -133,42 +131,43 @@ class Client:
     ) -> None:
         endpoints = endpoints_of(uri)
         self._where = str(endpoints[0]) if len(endpoints) == 1 else f'client "{client_id}"'
-        if protocol not in LEVELS:
-            refuse(self._where, f'protocol "{protocol}" is none of {", ".join(LEVELS)}')
+        check_connection(self._where, protocol, max_packet_bytes)
         expiry = (0 if clean_start else 3600) if session_expiry_s is None else session_expiry_s
-        self._config = SessionConfig(
-            client_id,
-            self._where,
-            filters_of(subscribe, self._where),
-            username=username,
-            password=password.encode() if isinstance(password, str) else password,
-            session_expiry_s=expiry,
-            receive_maximum=receive_maximum,
-            keep_alive_s=keep_alive_s,
-            connect_timeout_s=connect_timeout_s,
-            unknown_session=unknown_session,
-            durable=bool(expiry) and not clean_start,
-            clean_start=clean_start,
-            topic_alias_maximum=topic_alias_maximum,
-            topic_aliases=topic_aliases,
-            problem_information=problem_information,
-            will=will,
-            authenticator=authenticator,
-        )
-        if problem := whole_number_problem(max_packet_bytes, 1, _LARGEST_PACKET):
-            refuse("max_packet_bytes", problem)
         self._pid = os.getpid()
         self._store = store or Memory()
-        way = Way(endpoints, tls, proxy, connect_timeout_s, max_packet_bytes, follow_redirects, brokers_share_sessions)
-        self._several_sessions = way.several_sessions
+        self._options = ConnectionOptions(
+            session=SessionConfig(
+                client_id,
+                self._where,
+                filters_of(subscribe, self._where),
+                username=username,
+                password=password.encode() if isinstance(password, str) else password,
+                session_expiry_s=expiry,
+                receive_maximum=receive_maximum,
+                keep_alive_s=keep_alive_s,
+                connect_timeout_s=connect_timeout_s,
+                unknown_session=unknown_session,
+                durable=bool(expiry) and not clean_start,
+                clean_start=clean_start,
+                topic_alias_maximum=topic_alias_maximum,
+                topic_aliases=topic_aliases,
+                problem_information=problem_information,
+                will=will,
+                authenticator=authenticator,
+            ),
+            brokers=endpoints,
+            tls=tls,
+            proxy=proxy,
+            protocol=protocol,
+            max_packet_bytes=max_packet_bytes,
+            follow_redirects=follow_redirects,
+            brokers_share_sessions=brokers_share_sessions,
+        )
         #: The message at which the broker ends the connection, where there is one.
         self._culprits = Culprits()
-        hooks = Hooks(
-            new_session=partial(session_from, self._store, self._config),
-            perform=self._perform,
-            ended=self._ended_connection,
-        )
-        self._driver = SessionDriver(way, hooks, LEVELS[protocol])
+        new_session = partial(session_from, self._store, self._options)
+        hooks = Hooks(new_session=new_session, perform=self._perform, ended=self._ended_connection)
+        self._driver = SessionDriver(self._options, hooks)
         #: Guards everything below; told of every change.
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -244,7 +243,8 @@ class Client:
         self._check()
         with self._changed:
             if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._run, name=f"mqtt {self._config.client_id}", daemon=True)
+                name = f"mqtt {self._options.session.client_id}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
             self._changed.wait_for(lambda: self._serves or self._driver.rounds or self._ended or self._closing)
             if self._serves and not (self._ended or self._closing):
@@ -314,7 +314,7 @@ class Client:
             Unreachable: No room in time (TL-M33), the client is closed (TL-M32), or not opened and 1,000 wait (TL-M50).
             BrokerError: Why the client has ended.
         """
-        if qos == 2 and self._several_sessions:
+        if qos == 2 and self._options.several_sessions:
             raise ConfigError("TL-C51", f'message to "{topic[:80]}"', *NO_QOS_2)
         content = content_of(
             topic,

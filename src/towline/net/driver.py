@@ -41,46 +41,17 @@ from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import NAMES, Versions
 from towline.net.attempts import Attempts
-from towline.net.transport import Endpoint, Proxy, Tls, Transport, connect
+from towline.net.options import ConnectionOptions
+from towline.net.transport import Endpoint, Transport, connect
 
-__all__ = ["Hooks", "SessionDriver", "Way"]
+__all__ = ["Hooks", "SessionDriver"]
 
 #: Patience in seconds with bytes that are still to be sent when a connection ends.
 _LAST_WORDS: Final = 0.2
-#: A chunk below may be the beginning of more, and waits `Way.linger_s`; above, waiting gains nothing.
+#: A chunk below may be the beginning of more, and waits `ConnectionOptions.linger_s`; above, waiting gains nothing.
 _SMALL_CHUNK: Final = 64 << 10
 #: Chunks taken without lingering after a wait in vain.
 _LINGER_REST: Final = 15
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How to get to the brokers.
-
-    Attributes:
-        endpoints: Tried in this order, again from the first after the last, and after a connection that worked.
-        tls: How to encrypt; None for the defaults where an endpoint asks for TLS.
-        proxy: On the way to all of them.
-        connect_timeout_s: Seconds for the look-up of the name, TCP, TLS and WebSocket together.
-        max_packet_bytes: Of a larger message only a stub is kept; any other packet that is larger ends the connection.
-        follow_redirects: Go where a broker points; see `towline.net.redirect`.
-        brokers_share_sessions: They are one cluster; otherwise each has a session of its own.
-        linger_s: Seconds that a small chunk waits for more of the same, so that one sync serves many.
-    """
-
-    endpoints: tuple[Endpoint, ...]
-    tls: Tls | None = None
-    proxy: Proxy | None = None
-    connect_timeout_s: float = 10.0
-    max_packet_bytes: int = 64 << 20
-    follow_redirects: bool = False
-    brokers_share_sessions: bool = False
-    linger_s: float = 0.0
-
-    @property
-    def several_sessions(self) -> bool:
-        """Whether the next server may be one with another session."""
-        return (len(self.endpoints) > 1 or self.follow_redirects) and not self.brokers_share_sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +77,18 @@ class SessionDriver:
     """Drives a `Session`.
 
     Args:
-        way: How to get to the brokers.
+        options: How to get to the brokers; the session is told its part by its owner, see `Hooks.new_session`.
         hooks: The owner's part.
-        levels: Protocol levels to try; see `towline.mqtt.versions`.
     """
 
-    def __init__(self, way: Way, hooks: Hooks, levels: tuple[int, ...] = (5,)) -> None:
-        self._way = way
+    def __init__(self, options: ConnectionOptions, hooks: Hooks) -> None:
+        self._options = options
         self._hooks = hooks
         #: Another version is taken only while nothing is connected.
-        self._versions = Versions(levels)
-        self.session = hooks.new_session(levels[0])
-        self._attempts = Attempts(way.endpoints, follow_redirects=way.follow_redirects)
-        self._decoder = Decoder(way.max_packet_bytes, levels[0])
+        self._versions = Versions(options.levels)
+        self.session = hooks.new_session(options.levels[0])
+        self._attempts = Attempts(options.brokers, follow_redirects=options.follow_redirects)
+        self._decoder = Decoder(options.max_packet_bytes, options.levels[0])
         self._transport: Transport | None = None
         #: Connections opened so far: tells one from the next.
         self.count = 0
@@ -282,9 +252,9 @@ class SessionDriver:
         try:
             self._transport = connect(
                 endpoint,
-                tls=self._way.tls,
-                proxy=self._way.proxy,
-                timeout_s=self._way.connect_timeout_s,
+                tls=self._options.tls,
+                proxy=self._options.proxy,
+                timeout_s=self._options.session.connect_timeout_s,
                 keep_alive_s=self.session.config.keep_alive_s or 60,
                 cancelled=self._cancelled.is_set,
             )
@@ -295,11 +265,11 @@ class SessionDriver:
                 # What worked before may be a certificate that is being renewed.
                 self._failed(error, for_good=isinstance(error, ConfigError) and not self.ever_online)
             return
-        self._decoder = Decoder(self._way.max_packet_bytes, self._versions.level)
+        self._decoder = Decoder(self._options.max_packet_bytes, self._versions.level)
         self._reading = True
         self.count += 1
-        server = "" if self._way.brokers_share_sessions else str(endpoint)
-        self.handle(Opened(server, alone=not self._way.several_sessions))
+        server = "" if self._options.brokers_share_sessions else str(endpoint)
+        self.handle(Opened(server, alone=not self._options.several_sessions))
 
     def _wait(self, transport: Transport | None, timeout_s: float) -> None:
         poller = select.poll()
@@ -334,10 +304,10 @@ class SessionDriver:
         A broker with a small window sends nothing more before our acknowledgement: a wait that brought nothing is
         not repeated for the next chunks.
         """
-        if self._no_linger or not self._way.linger_s or self.session.state is not SessionState.ONLINE:
+        if self._no_linger or not self._options.linger_s or self.session.state is not SessionState.ONLINE:
             self._no_linger = max(0, self._no_linger - 1)
             return b""
-        time.sleep(self._way.linger_s)
+        time.sleep(self._options.linger_s)
         more = transport.read() or b""
         if not more:
             self._no_linger = _LINGER_REST

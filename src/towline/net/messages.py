@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import mqtt5
 from mqtt5 import QoS
 
 from towline.errors import ConfigError, Refused, Unreachable
-from towline.mqtt.events import Held, SessionConfig, SessionRecord
+from towline.mqtt.events import Held, SessionRecord
 from towline.mqtt.reasons import reason_words
 from towline.mqtt.rules import message_problem
 from towline.mqtt.session import Session
 from towline.mqtt.stubs import Published
+from towline.net.options import ConnectionOptions
 
 __all__ = ["Memory", "Message", "PublishResult", "Store", "Will", "message_of", "session_from"]
 
@@ -57,14 +58,13 @@ class Memory:
         """The session has it."""
 
 
-def session_from(store: Store, config: SessionConfig, level: int) -> Session:
+def session_from(store: Store, options: ConnectionOptions, level: int) -> Session:
     """A session that goes on with what a store has of it, if that is of the same client id."""
     record, held = store.load()
-    if record is not None and record.client_id != config.client_id:
+    if record is not None and record.client_id != options.session.client_id:
         record, held = None, {}
     number = max((entry.number + 1 for entry in held.values()), default=0)
-    aliases = config.topic_alias_maximum if level == 5 else 0
-    return Session(replace(config, protocol=level, topic_alias_maximum=aliases), record, number, held)
+    return Session(options.session_at(level), record, number, held)
 
 
 class Will(mqtt5.Will):

@@ -13,9 +13,10 @@ from towline.delivery.receipts.payload import ReceiptPayload
 from towline.delivery.record import recall
 from towline.errors import JournalFull, Unreachable
 from towline.journal import Outbox
-from towline.mqtt.events import Action, Deliver, Event, Online, Remember, SessionConfig, SessionLost, Settled, Stored
+from towline.mqtt.events import Action, Deliver, Event, Online, Remember, SessionLost, Settled, Stored
 from towline.mqtt.session import Session
-from towline.net.driver import Hooks, SessionDriver, Way
+from towline.net.driver import Hooks, SessionDriver
+from towline.net.options import ConnectionOptions
 from towline.publisher.awaited import Awaited, Restored, keep
 from towline.publisher.lifecycle import Lifecycle
 from towline.publisher.log import Log
@@ -39,9 +40,7 @@ class OutboxDelivery:
         outbox: What is to be sent.
         stages: Of the messages that somebody holds.
         awaited: Messages on their way to Kafka; None without receipts.
-        config: Of the session.
-        way: To the brokers.
-        levels: Protocol levels to be tried.
+        options: Of the connection and its session.
         abandoned: Client id whose session is given up; "" for none.
         max_age_s: Older messages are not sent any more; None for no such limit.
         on_outcome: Called with number and outcome of each message; None for nobody.
@@ -54,9 +53,7 @@ class OutboxDelivery:
         stages: Stages,
         awaited: Awaited | None,
         *,
-        config: SessionConfig,
-        way: Way,
-        levels: tuple[int, ...],
+        options: ConnectionOptions,
         abandoned: str,
         max_age_s: float | None,
         on_outcome: Callable[[int, str], None] | None,
@@ -65,7 +62,7 @@ class OutboxDelivery:
         self._outbox = outbox
         self._stages = stages
         self._awaited = awaited
-        self._config = config
+        self._options = options
         self._abandoned = abandoned
         self._on_outcome = on_outcome
         self._log = Log()
@@ -82,7 +79,7 @@ class OutboxDelivery:
             mark=awaited.mark if awaited is not None else None,
         )
         hooks = Hooks(new_session=self._new_session, perform=self._perform, ended=self._ended)
-        self._driver = SessionDriver(way, hooks, levels)
+        self._driver = SessionDriver(options, hooks)
 
     # -- from any thread --
 
@@ -101,7 +98,7 @@ class OutboxDelivery:
             **self._downlink.status(),
             "receipts": awaited.status(self._outbox.end) if awaited is not None else None,
             "online": self._driver.online,
-            "client_id": self._config.client_id,
+            "client_id": self._options.session.client_id,
             "broker": str(self._driver.endpoint),
             "last_error": str(error) if error else None,
         }
@@ -125,7 +122,7 @@ class OutboxDelivery:
             self._downlink.turn(unsent=driver.unsent)
         except JournalFull as error:  # what can't be made durable must not be acted on
             what = f"what is sent can't be recorded: {error.what}"
-            driver.renew(Unreachable("TL-M13", self._config.where, what, error.do))
+            driver.renew(Unreachable("TL-M13", self._options.session.where, what, error.do))
         if driver.fatal is not None:
             # What is on disk is safe, and another may mend the broker: go on trying, and say so.
             self._log.warning("no connection", code=driver.fatal.code, reason=str(driver.fatal))
@@ -150,10 +147,10 @@ class OutboxDelivery:
         self._driver.handle(event)
 
     def _new_session(self, level: int) -> Session:
-        record = recall(self._outbox.session, str(self._life.directory), self._config, self._abandoned)
+        record = recall(self._outbox.session, str(self._life.directory), self._options.session, self._abandoned)
         if record is not None and self._awaited is not None:  # to get the newest receipt, which the broker retains
             record = replace(record, subscriptions={})
-        session = Session(replace(self._config, protocol=level), record)
+        session = Session(self._options.session_at(level), record)
         self._downlink.attach(session)
         return session
 

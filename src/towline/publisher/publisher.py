@@ -27,7 +27,7 @@ from towline.mqtt.events import (
     SessionConfig,
 )
 from towline.mqtt.versions import LEVELS
-from towline.net.driver import Way
+from towline.net.options import ConnectionOptions, ProtocolName
 from towline.net.transport import Proxy, Tls
 from towline.publisher.arguments import check_settings, endpoints_of, fields_of
 from towline.publisher.awaited import CONSUMER, awaited_of, keys_of
@@ -96,7 +96,7 @@ class Publisher:
         password: bytes | str | None = None,
         tls: Tls | None = None,
         proxy: Proxy | None = None,
-        protocol: Literal["5", "3.1.1", "3.1", "auto"] = "5",
+        protocol: ProtocolName = "5",
         keep_alive_s: int = 60,
         session_expiry_s: int = 0xFFFFFFFF,
         abandon_session: str = "",
@@ -127,7 +127,6 @@ class Publisher:
             receipt_patience_s=receipt_patience_s,
         )
         where = str(endpoints[0])
-        self._way = Way(endpoints, tls, proxy, brokers_share_sessions=brokers_share_sessions)
         self._directory = Path(state_dir).expanduser()
         limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, segment_bytes=16 << 20)
         self._outbox = Outbox.open(self._directory / "outbox", schema=OUTBOX_SCHEMA, limits=limits)
@@ -140,7 +139,7 @@ class Publisher:
         if not receipts:
             self._outbox.journal.forget(CONSUMER)
         topic = receipt_topic(receipt_prefix, self._outbox.journal.journal_id)
-        config = SessionConfig(
+        session = SessionConfig(
             client_id or f"towline-{self._outbox.journal.journal_id}",
             where,
             filters=(Filter(topic, 1, retain_handling=0),) if receipts else (),  # the newest receipt is retained
@@ -151,6 +150,14 @@ class Publisher:
             unknown_session="adopt",
             durable=session_expiry_s > 0,
             durable_ids=True,
+        )
+        self._options = ConnectionOptions(
+            session=session,
+            brokers=endpoints,
+            tls=tls,
+            proxy=proxy,
+            protocol=protocol,
+            brokers_share_sessions=brokers_share_sessions,
         )
         self._log = Log()
         #: its condition guards what the threads share
@@ -167,9 +174,7 @@ class Publisher:
                 self._outbox,
                 self._stages,
                 self._awaited,
-                config=config,
-                way=self._way,
-                levels=LEVELS[protocol],
+                options=self._options,
                 abandoned=abandon_session,
                 max_age_s=max_age_s,
                 on_outcome=on_outcome,
@@ -252,7 +257,7 @@ class Publisher:
             topic,
             payload,
             qos,
-            several_sessions=self._way.several_sessions,
+            several_sessions=self._options.several_sessions,
             retain=retain,
             content_type=content_type,
             payload_is_utf8=payload_is_utf8,

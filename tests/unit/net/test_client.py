@@ -117,7 +117,7 @@ def opened() -> Client:
 
 def test_a_text_is_one_filter() -> None:
     client = Client(URI, client_id="x", subscribe="telemetry/#")
-    assert [f.pattern for f in client._config.filters] == ["telemetry/#"]
+    assert [f.pattern for f in client._options.session.filters] == ["telemetry/#"]
 
 
 def test_a_will_takes_numbers_and_text() -> None:
@@ -220,7 +220,7 @@ def test_state_belongs_to_a_client_id(protocol: Any) -> None:
 
 def test_the_session_never_shows_its_password() -> None:
     client = Client(URI, client_id="x", username="me", password="opensesame")
-    assert "opensesame" not in repr(client._config)
+    assert "opensesame" not in repr(client._options)
     client.close()
 
 

@@ -26,7 +26,8 @@ from towline.mqtt.events import Action, Filter, Publish, Remember, SessionConfig
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 from towline.net import driver as module
-from towline.net.driver import Hooks, SessionDriver, Way
+from towline.net.driver import Hooks, SessionDriver
+from towline.net.options import ConnectionOptions
 from towline.net.transport import Endpoint
 from towline.net.transport.stream import SocketTransport
 
@@ -71,7 +72,7 @@ class Line:
 class World:
     """A driver with all that it asks its owner for."""
 
-    def __init__(self, *lines: Any, levels: tuple[int, ...] = (5,), **way: Any) -> None:
+    def __init__(self, *lines: Any, **options: Any) -> None:
         self.lines = deque(lines)
         self.all_lines = [line for line in lines if not isinstance(line, Exception)]
         self.tried: list[Endpoint] = []
@@ -86,7 +87,12 @@ class World:
             failed=lambda error: self.failures.append(error.code),
             notice=self.notice,
         )
-        self.driver = SessionDriver(Way(**({"endpoints": (FIRST, SECOND)} | way)), hooks, levels)
+        given: dict[str, Any] = {
+            "brokers": (FIRST, SECOND),
+            "session": SessionConfig("c", "test", (Filter("t", 1),)),
+        } | options
+        self.options = ConnectionOptions(**given)
+        self.driver = SessionDriver(self.options, hooks)
 
     def connect(self, endpoint: Endpoint, **_: Any) -> Any:
         self.tried.append(endpoint)
@@ -96,7 +102,7 @@ class World:
         return line
 
     def new_session(self, level: int) -> Session:
-        return Session(SessionConfig("c", "test", (Filter("t", 1),), protocol=level))
+        return Session(self.options.session_at(level))
 
     def perform(self, action: Action) -> None:
         self.performed.append(action)
@@ -187,7 +193,7 @@ def test_what_a_session_decided_is_void_once_it_is_renewed(new_world: NewWorld) 
 def test_a_session_renewed_while_a_version_is_a_guess_only_looks_for_an_answer(new_world: NewWorld) -> None:
     """Else it would go online with the older version, and the newest not be tried once more."""
     silent, line = Line(), Line()
-    world = new_world(silent, line, levels=(5, 4), endpoints=(FIRST,))
+    world = new_world(silent, line, protocol="auto", brokers=(FIRST,))
     world.driver.turn(0)
     silent.broken = True
     world.driver.turn(0)

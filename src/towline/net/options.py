@@ -1,0 +1,57 @@
+"""What a connection and the session on it are told: one value for the gateway, the Publisher and the Client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from towline.mqtt.events import SessionConfig
+from towline.mqtt.versions import LEVELS
+from towline.net.transport import Endpoint, Proxy, Tls
+
+__all__ = ["ConnectionOptions", "ProtocolName"]
+
+#: A version of MQTT; ``auto`` is 5, and an older one where the broker does not speak it.
+ProtocolName: TypeAlias = Literal["5", "3.1.1", "3.1", "auto"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """How to get to the brokers, and what is said to them.
+
+    Attributes:
+        session: The session's part.
+        brokers: Tried in this order, again from the first after the last, and after a connection that worked.
+        tls: How to encrypt; None for the defaults where a broker asks for TLS.
+        proxy: On the way to all of them.
+        protocol: Which versions are tried.
+        max_packet_bytes: Of a larger message only a stub is kept; any other packet that is larger ends the connection.
+        follow_redirects: Go where a broker points; see `towline.net.redirect`.
+        brokers_share_sessions: They are one cluster; otherwise each has a session of its own.
+        linger_s: Seconds that a small chunk waits for more of the same, so that one sync serves many.
+    """
+
+    session: SessionConfig
+    brokers: tuple[Endpoint, ...]
+    tls: Tls | None = None
+    proxy: Proxy | None = None
+    protocol: ProtocolName = "5"
+    max_packet_bytes: int = 64 << 20
+    follow_redirects: bool = False
+    brokers_share_sessions: bool = False
+    linger_s: float = 0.0
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Protocol levels to try, in order (`towline.mqtt.versions`)."""
+        return LEVELS[self.protocol]
+
+    @property
+    def several_sessions(self) -> bool:
+        """Whether the next server may be one with another session."""
+        return (len(self.brokers) > 1 or self.follow_redirects) and not self.brokers_share_sessions
+
+    def session_at(self, level: int) -> SessionConfig:
+        """The session's part for a protocol level; MQTT 3.x has no topic aliases."""
+        aliases = self.session.topic_alias_maximum if level == 5 else 0
+        return replace(self.session, protocol=level, topic_alias_maximum=aliases)
