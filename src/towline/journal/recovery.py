@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from towline.journal.disk import Disk
 
-__all__ = ["Found", "Recovery", "recover"]
+__all__ = ["RecoveredJournal", "Recovery", "recover"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Recovery:
 
 
 @dataclass(frozen=True)
-class Found:
+class RecoveredJournal:
     """A journal ready to go on in a new segment.
 
     Attributes:
@@ -90,7 +90,7 @@ class _Tail:
     cut: int
 
 
-def recover(directory: Path, schema: Any, disk: Disk) -> Found:
+def recover(directory: Path, schema: Any, disk: Disk) -> RecoveredJournal:
     """Return what the directory holds, made durable again, or a new journal if it holds none.
 
     Raises:
@@ -102,7 +102,7 @@ def recover(directory: Path, schema: Any, disk: Disk) -> Found:
     heads = [_head(directory, name) for name in segment_names(directory)]
     if not heads:
         _remove_unfinished(directory, disk)
-        return Found(JournalState(secrets.token_hex(6), 0), [], 1, 0, Recovery(0, 0, 0, None))
+        return RecoveredJournal(JournalState(secrets.token_hex(6), 0), [], 1, 0, Recovery(0, 0, 0, None))
     chain = _chain(heads)
     _check_schema(directory, chain[-1].snapshot.schema, schema)
     tail = _scan(chain[-1])
@@ -110,10 +110,10 @@ def recover(directory: Path, schema: Any, disk: Disk) -> Found:
     _remove_unfinished(directory, disk)
     for head in heads[: len(heads) - len(chain)]:  # removal was not durable yet
         disk.remove(head.path)
-    return _found(directory, chain, tail, disk)
+    return _sealed(directory, chain, tail, disk)
 
 
-def _found(directory: Path, chain: list[_Head], tail: _Tail, disk: Disk) -> Found:
+def _sealed(directory: Path, chain: list[_Head], tail: _Tail, disk: Disk) -> RecoveredJournal:
     last, state = chain[-1], tail.state
     ends = [head.name.first for head in chain[1:]]
     segments = [
@@ -127,7 +127,9 @@ def _found(directory: Path, chain: list[_Head], tail: _Tail, disk: Disk) -> Foun
         sequence, previous_bytes = sequence + 1, tail.good
     # a last segment without rows is replaced: the next one takes its number, and its name
     rows = state.end - segments[0].first if segments else 0
-    return Found(state, segments, sequence, previous_bytes, Recovery(len(segments), rows, tail.cut, _note(last, tail)))
+    return RecoveredJournal(
+        state, segments, sequence, previous_bytes, Recovery(len(segments), rows, tail.cut, _note(last, tail))
+    )
 
 
 def _note(last: _Head, tail: _Tail) -> str | None:
@@ -197,11 +199,11 @@ def _check_floor(chain: list[_Head], state: JournalState) -> None:
         raise damaged(chain[0].path.parent, f"the segments with rows {state.floor:,} to {first:,} are missing")
 
 
-def _check_schema(directory: Path, found: Any, wanted: Any) -> None:
-    if found.equals(wanted):
+def _check_schema(directory: Path, stored: Any, wanted: Any) -> None:
+    if stored.equals(wanted):
         return
-    differing = sorted({field.name for field in found} ^ {field.name for field in wanted}) or [
-        field.name for field in wanted if not found.field(field.name).equals(field)
+    differing = sorted({field.name for field in stored} ^ {field.name for field in wanted}) or [
+        field.name for field in wanted if not stored.field(field.name).equals(field)
     ]
     names = f"column {', '.join(differing)}" if differing else "the order of the columns"
     raise JournalError(

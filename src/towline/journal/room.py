@@ -20,7 +20,7 @@ __all__ = ["Limits", "Room"]
 _CHECK_BYTES = 8 << 20  # free space is asked for once in so many bytes: far below any sensible guard
 _SHARE = 8  # a size limit holds at least so many segments, so that it can be met by removing whole ones
 _RESERVE = "reserve"
-_RESERVE_BYTES = 1 << 16  # room for a commit mark on a full disk, so that committed rows can always be removed
+_RESERVE_BYTES = 1 << 16  # room for the watermarks on a full disk, so that committed rows can always be removed
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,18 @@ import base64
 import json
 import secrets
 import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from towline.errors import JournalDamaged, JournalError
 from towline.journal.frames import Header, Kind
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
 __all__ = [
+    "Changes",
     "JournalState",
     "Provenance",
     "Snapshot",
@@ -26,10 +26,29 @@ __all__ = [
     "encode_json",
     "foreign",
     "section_of",
-    "take_notes",
 ]
 
 FORMAT = 1
+
+
+class Changes(NamedTuple):
+    """What becomes durable with a frame, beside what its kind says.
+
+    Attributes:
+        held: QoS 2 packet ids, each with the number and digest of its row [I3].
+        released: QoS 2 packet ids that are free again, before those of `held`.
+        notes: JSON values by name; None removes one.
+    """
+
+    held: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    released: Sequence[int] = ()
+    notes: Mapping[str, Any] = MappingProxyType({})
+
+    def apply(self, state: JournalState) -> None:
+        """Change the state as reading the frame back will."""
+        _drop(state.held, self.released)
+        state.held.update(self.held)
+        _take_notes(state.notes, self.notes)
 
 
 class Provenance(NamedTuple):
@@ -204,7 +223,7 @@ _PARTS: Mapping[str, Callable[[JournalState, Any], None]] = {
     "ledger": lambda state, content: state.ledger.update(content),
     "released": lambda state, content: _drop(state.held, _unpack_ids(content)),
     "held": lambda state, content: state.held.update(_unpack_held(content)),
-    "notes": lambda state, content: take_notes(state.notes, content),
+    "notes": lambda state, content: _take_notes(state.notes, content),
 }
 
 
@@ -217,7 +236,7 @@ def _apply_section(where: str, state: JournalState, section: bytes) -> None:
             change(state, content[part])
 
 
-def take_notes(notes: dict[str, Any], changes: Mapping[str, Any]) -> None:
+def _take_notes(notes: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Change `notes` as a frame says; null removes one."""
     for name, value in changes.items():
         if value is None:
@@ -226,29 +245,17 @@ def take_notes(notes: dict[str, Any], changes: Mapping[str, Any]) -> None:
             notes[name] = value
 
 
-def section_of(
-    ledger: Mapping[str, int],
-    held: Mapping[int, tuple[int, int]] | None = None,
-    released: Sequence[int] = (),
-    notes: Mapping[str, Any] | None = None,
-) -> bytes:
-    """Return the section of a frame, empty when there is nothing to say.
-
-    Args:
-        ledger: New totals of counters.
-        held: Packet ids that came with the rows, each with the number and the digest of its row.
-        released: Packet ids that are free again, before those of `held`.
-        notes: New values by name, None for one that goes.
-    """
+def section_of(ledger: Mapping[str, int], changes: Changes) -> bytes:
+    """Return the section of a frame with new totals of counters and its changes, empty when there are none."""
     content: dict[str, object] = {}
     if ledger:
         content["ledger"] = dict(ledger)
-    if released:
-        content["released"] = _pack("H", released)
-    if held:
-        content["held"] = _pack_held(held)
-    if notes:
-        content["notes"] = dict(notes)
+    if changes.released:
+        content["released"] = _pack("H", changes.released)
+    if changes.held:
+        content["held"] = _pack_held(changes.held)
+    if changes.notes:
+        content["notes"] = dict(changes.notes)
     return encode_json(content) if content else b""
 
 

@@ -41,7 +41,7 @@ def opened(directory: Path, limits: Limits = ROOMY, disk: Disk | None = None) ->
 
 def crash(journal: Journal) -> None:
     """Leave the files as a kill would: nothing is written, the kernel takes the lock back."""
-    journal._active.close()
+    journal._store.close()
     journal._lock.release()
 
 

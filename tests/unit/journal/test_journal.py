@@ -383,7 +383,7 @@ def test_many_single_rows_need_little_memory(tmp_path: Path) -> None:
         for _ in range(200_000):
             journal.append(batch)
         grown = psutil.Process().memory_info().rss - before
-        entries = sum(len(segment._index._positions) for segment in journal._segments if segment._index)
+        entries = sum(len(segment._index._positions) for segment in journal._store.segments if segment._index)
         assert entries * 16 * 50 < 60 << 20  # 50 times as many rows, in the aim of 60 MB
         assert grown < 8 << 20
         assert sum(batch.num_rows for batch in journal.read(150_000, 160_000)) == 10_000

@@ -147,8 +147,8 @@ class Life(RuleBasedStateMachine):
             assert journal.incarnation_of(offset) == self.writers[offset - 1]
         files = segments(self.directory)
         assert journal.bytes_on_disk == sum(path.stat().st_size for path in files)
-        assert [segment.path for segment in journal._segments] == files
-        assert journal._schema.equals(SCHEMA)
+        assert [segment.path for segment in journal._store.segments] == files
+        assert journal._store.schema.equals(SCHEMA)
 
     def teardown(self) -> None:
         try:
