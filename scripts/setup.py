@@ -52,12 +52,12 @@ def step(name: str, act) -> bool:  # noqa: ANN001  a callable without arguments
     """Do one thing and tell it in one line; whether it went well."""
     begun = time.monotonic()
     try:
-        found, warning = act()
+        text, warning = act()
     except Problem as problem:
         print(f"  {name:<20} {sign('✗', 31)}  {problem}", flush=True)
         return False
     took = time.monotonic() - begun
-    print(f"  {name:<20} {sign('✓', 32)} {took:6.1f} s   {found}", flush=True)
+    print(f"  {name:<20} {sign('✓', 32)} {took:6.1f} s   {text}", flush=True)
     if warning:
         print(f"  {'':<20} {sign('⚠', 33)}  {warning}", flush=True)
     return True
@@ -218,10 +218,10 @@ def private_lists(folder: Path, sources: dict[str, str]) -> list[str]:
 def python() -> str:
     """A Python that Towline supports; this one if it is."""
     for name in (sys.executable, "python3.13", "python3.12", "python3.11", "/usr/bin/python3"):
-        found = shutil.which(name)
+        program = shutil.which(name)
         code = f"import sys; sys.exit(not {OLDEST_PYTHON} <= sys.version_info[:2] < {TOO_NEW_PYTHON})"
-        if found and run(found, "-c", code, may_fail=True).returncode == 0:
-            return found
+        if program and run(program, "-c", code, may_fail=True).returncode == 0:
+            return program
     raise Problem("there is no Python 3.11, 3.12 or 3.13 here. Install one and try again")
 
 
@@ -352,12 +352,13 @@ def prepared(code: str) -> str:
 
 
 def kafka() -> tuple[str, str]:
-    """Kafka's jars and an archive of its classes, in the user's cache."""
+    """Kafka's jars and an archive of its classes."""
     code = """
 from towline_prove.devstack.kafka import KAFKA_VERSION, prepare_kafka
-print(f"Kafka {KAFKA_VERSION} ({len(list(prepare_kafka().glob('*.jar')))} jars)")
+jars = prepare_kafka()
+print(f"Kafka {KAFKA_VERSION} ({len(list(jars.glob('*.jar')))} jars), {archived(jars.parent)}")
 """
-    return prepared(code), ""
+    return prepared(ARCHIVED + code), ""
 
 
 def spark() -> tuple[str, str]:
@@ -365,10 +366,20 @@ def spark() -> tuple[str, str]:
     code = """
 import pyspark
 from towline_prove.devstack.sparkstart import prepare_spark
-prepare_spark()
-print(f"PySpark {pyspark.__version__}, its classes archived")
+archive = prepare_spark()
+print(f"PySpark {pyspark.__version__}, {archived(archive and archive.parent)}")
 """
-    return prepared(code), ""
+    return prepared(ARCHIVED + code), ""
+
+
+#: Says where an archive of classes (class data sharing) is. ``TOWLINE_QUICK_START=off`` leaves the archives out.
+ARCHIVED = """
+from towline.spark.home import switched_off
+def archived(directory):
+    if switched_off():
+        return "no archive of its classes: TOWLINE_QUICK_START=off"
+    return f"its classes archived in {directory}" if directory else "no archive of its classes"
+"""
 
 
 STEPS = {

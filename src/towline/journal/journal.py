@@ -94,9 +94,8 @@ class Journal:
                 room.prepare()
                 recovered = recover(directory, schema, disk)
             recovered.state.begin()
-            journal = cls(
-                directory, SegmentStore(directory, schema, room, disk, lock, recovered), lock, recovered.recovery
-            )
+            store = SegmentStore(directory, schema, room, disk, lock, recovered)
+            journal = cls(directory, store, lock, recovered.recovery)
             room.reserve()
         except BaseException:
             lock.release()
