@@ -10,8 +10,9 @@ MINUTES ?= 10
 STEPS ?= 10000000
 ROLES ?= gateway,jvm,driver,bridge,worker,kafka
 
-# A file's tests share their brokers, so a file stays with one worker.
-SPREAD := --numprocesses $(WORKERS) --dist loadfile
+# A file's tests share their brokers, so a file stays with one worker. The files keep their order: those with real
+# brokers come first, and the small ones fill the end.
+SPREAD := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

@@ -136,8 +136,13 @@ class CrashBench:
             if not point.fired:
                 return
 
-    def run(self, injection: Injection) -> Point:
-        """Run one point."""
+    def run(self, injection: Injection, patience: float = 20) -> Point:
+        """Run one point.
+
+        Args:
+            injection: The fault.
+            patience: Longest time for the messages to be taken in, in seconds; a full disk uses all of it.
+        """
         when = injection.when.replace("+", "-on")  # the name becomes a topic, where + is a wildcard
         directory = self._directory / f"{next(self._numbers):03}-{injection.call}-{when}-{injection.fault}"
         directory.mkdir(parents=True)
@@ -149,7 +154,7 @@ class CrashBench:
             listening = _ready(run)
             if listening:
                 self._publish(directory)
-                run.until(self._messages, 20)
+                run.until(self._messages, patience)
                 code = _end(run)
             else:
                 code = run.wait(5)

@@ -64,10 +64,10 @@ class Running:
         self.process.send_signal(signal.SIGINT)
         return self.ended()
 
-    def status(self) -> dict[str, Any]:
+    def status(self, line: str = "line") -> dict[str, Any]:
         """What `towline status` says, without a process of its own: tests ask often."""
         time.sleep(0.1)  # every question costs the gateway a moment too
-        return collect(self.directory / "state", ["line"])
+        return collect(self.directory / "state", [line])
 
     def status_command(self) -> dict[str, Any]:
         """What `towline status` says."""
@@ -80,12 +80,12 @@ class Running:
         status: dict[str, Any] = json.loads(run.stdout)
         return status
 
-    def line(self) -> dict[str, Any]:
-        status: dict[str, Any] = self.status()["lines"]["line"]
+    def line(self, name: str = "line") -> dict[str, Any]:
+        status: dict[str, Any] = self.status(name)["lines"][name]
         return status
 
-    def account(self) -> dict[str, Any]:
-        return self.line()["account"] or {"received": 0, "waiting": -1}
+    def account(self, line: str = "line") -> dict[str, Any]:
+        return self.line(line)["account"] or {"received": 0, "waiting": -1}
 
     def child(self, part: str) -> psutil.Process | None:
         for process in psutil.Process(self.process.pid).children(recursive=True):

@@ -56,8 +56,20 @@ def test_messages_arrive_whatever_is_killed(
     bridge.kill("towline.bridge.runtime.driver")
     publish(broker, 1000, 500)
     bridge.said("starting again in")
-    bridge.kill("org.apache.spark.deploy.SparkSubmit")
+    wait_until(lambda: (a := bridge.account())["received"] >= 1507 and not a["waiting"], PATIENCE, "Spark again")
+    assert "Traceback" not in bridge.out
+
+    children = psutil.Process(bridge.process.pid).children(recursive=True)
+    assert children
+    bridge.process.kill()
+    bridge.process.wait()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert alive == [], "the children end with the bridge"
     publish(broker, 1500, 500)
+    (bridge.directory / "out").write_text("")
+    bridge.start()
+    bridge.said("connected to")  # intake first: brokers drop when their queue is full
+    assert "is up after" not in bridge.out
     wait_until(lambda: (a := bridge.account())["received"] >= 2007 and not a["waiting"], PATIENCE, "all of it")
     assert bridge.status_command()["lines"]["line"]["account"]["adds_up"]
     assert bridge.interrupt() == 0
@@ -122,21 +134,3 @@ def test_a_wrong_where_stops_its_line(bridge: Running, mosquitto: Mosquitto, kaf
     )  # as `towline check` says it
     assert "`no_such` cannot be resolved" in error
     assert "is up after" not in bridge.out.partition("[TL-C74]")[0]  # seconds before there is a session
-
-
-def test_the_children_end_with_the_bridge(bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic) -> None:
-    write(bridge, mosquitto.port, kafka.bootstrap, topic())
-    bridge.start()
-    bridge.said("is up after")
-    children = psutil.Process(bridge.process.pid).children(recursive=True)
-    assert children
-    bridge.process.kill()
-    bridge.process.wait()
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert alive == []
-
-    (bridge.directory / "out").write_text("")
-    bridge.start()
-    bridge.said("connected to")  # intake first: brokers drop when their queue is full
-    assert "is up after" not in bridge.out
-    assert bridge.interrupt() == 0

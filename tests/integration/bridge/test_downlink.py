@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -425,8 +425,10 @@ def test_30_random_kills(
     whom: list[str],
     messages: int,
     settings: dict[str, str],
+    record_property: Callable[[str, object], None],
 ) -> None:
     seed = int(os.environ.get("TOWLINE_SEED", time.time_ns() % 1_000_000))
+    record_property("seed", seed)
     kills = random.Random(seed).choices(whom, k=30)
     broker = new_mosquitto(**settings)
     source = topic("commands")
@@ -434,5 +436,6 @@ def test_30_random_kills(
     devices.append(ear := Ear(broker))
     bridge.start()
     total = run_through(bridge, broker, kafka, ear, source, kills, messages // 31 + 1)
+    record_property("messages", total)
     judge(ear, "q1", range(total))
     assert_once(ear, "q2", total, broker_kills=kills.count("mosquitto"), more=f"seed {seed}")

@@ -39,13 +39,17 @@ name = "line"
 """)
 
 
-def online(bridge: Running) -> None:
-    wait_until(lambda: (bridge.line()["gateway"] or {}).get("state") == "online", PATIENCE, "the gateway")
-
-
-def nothing_waits(bridge: Running, received: int) -> None:
+def online(bridge: Running, line: str = "line") -> None:
     wait_until(
-        lambda: (a := bridge.account())["received"] >= received and not a["waiting"], PATIENCE, f"{received} done"
+        lambda: (bridge.line(line)["gateway"] or {}).get("state") == "online", PATIENCE, f"the gateway of {line}"
+    )
+
+
+def nothing_waits(bridge: Running, received: int, line: str = "line") -> None:
+    wait_until(
+        lambda: (a := bridge.account(line))["received"] >= received and not a["waiting"],
+        PATIENCE,
+        f"{received} done in {line}",
     )
 
 
@@ -78,63 +82,64 @@ class Flow:
             publish(self._broker, first, self._chunk, qos=self._qos)
 
 
-def test_at_most_once_doubles_nothing(
+#: The second line, behind the one at most once.
+UNREPEATED = """
+[[uplink]]
+name = "unrepeated"
+dedupe = {{ key = "{{mqtt.user.id}}", within = "10 minutes" }}
+[[uplink.route]]
+from = "u/{{device}}/#"
+topic = "{topic}"
+key = "{{device}}"
+"""
+
+
+def test_at_most_once_doubles_nothing_and_repeats_are_dropped_across_kills(
     bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
+    """Two lines of one bridge, so that they share its starts and its kills."""
     broker = new_mosquitto(max_queued_messages="0")
-    name = topic()
-    write(
-        bridge, broker.port, kafka.bootstrap, 'guarantee = "at_most_once"', f'from = "t/#"\nqos = 1\ntopic = "{name}"'
-    )
+    name, other = topic(), topic("unrepeated")
+    route = f'from = "t/#"\nqos = 1\ntopic = "{name}"' + UNREPEATED.format(topic=other)
+    write(bridge, broker.port, kafka.bootstrap, 'guarantee = "at_most_once"', route)
     bridge.start()
     online(bridge)
+    online(bridge, "unrepeated")
     publish(broker, 100_000, 50)
+    publish(broker, 0, 300, topic="u/d/x", user="id")
+    publish(broker, 100, 100, topic="u/d/x", user="id")
     nothing_waits(bridge, 50)
+    nothing_waits(bridge, 400, "unrepeated")
+    # A kill between a commit and Spark's report of it leaves that batch uncounted.
+    wait_until(lambda: bridge.account("unrepeated")["deduplicated"] == 100, PATIENCE, "the first counts")
+
     with Flow(broker, 2000):
         wait_until(lambda: in_work(bridge), PATIENCE, "a batch in work")
         bridge.kill(JVM)
+        publish(broker, 200, 200, topic="u/d/x", user="id")
+        publish(broker, 0, 10, topic="u/d/x")  # no key: passed on, whatever was seen
+        publish(broker, 0, 10, topic="u/d/x")
         wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
         bridge.kill("towline.bridge.runtime.driver")
     wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
     nothing_waits(bridge, 2050)
-    account = wait_until(
-        lambda: (a := bridge.account())["skipped"] and a, PATIENCE, "an interrupted batch was given up"
+    nothing_waits(bridge, 620, "unrepeated")
+    once = wait_until(lambda: (a := bridge.account())["skipped"] and a, PATIENCE, "an interrupted batch was given up")
+    unrepeated = wait_until(
+        lambda: (a := bridge.account("unrepeated"))["deduplicated"] == 200 and a, PATIENCE, "the counts"
     )
+    assert (unrepeated["in_kafka"], unrepeated["adds_up"]) == (420, True)
     assert bridge.interrupt() == 0
+    assert "deduplicated 200" in bridge.out
+
     values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
     assert len(values) == len(set(values)), "doubled"
     assert values[50:] == sorted(values[50:], key=lambda value: int(value[1:])), "order"
-    assert 50 < len(values) <= 2050 - account["skipped"]
-    assert account["adds_up"]
-
-
-def test_repeats_are_dropped_across_a_kill(
-    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
-) -> None:
-    broker = new_mosquitto(max_queued_messages="0")
-    name = topic()
-    line = 'dedupe = { key = "{mqtt.user.id}", within = "10 minutes" }'
-    write(bridge, broker.port, kafka.bootstrap, line, f'from = "t/{{device}}/#"\ntopic = "{name}"\nkey = "{{device}}"')
-    bridge.start()
-    online(bridge)
-    publish(broker, 0, 300, user="id")
-    publish(broker, 100, 100, user="id")
-    nothing_waits(bridge, 400)
-    # A kill between a commit and Spark's report of it leaves that batch uncounted.
-    wait_until(lambda: bridge.account()["deduplicated"] == 100, PATIENCE, "the first counts")
-    bridge.kill(JVM)
-    publish(broker, 200, 200, user="id")
-    publish(broker, 0, 10)  # no key: passed on, whatever was seen
-    publish(broker, 0, 10)
-    nothing_waits(bridge, 620)
-    account = wait_until(lambda: (a := bridge.account())["deduplicated"] == 200 and a, PATIENCE, "the counts")
-    assert (account["in_kafka"], account["adds_up"]) == (420, True)
-    assert bridge.interrupt() == 0
-    values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
-    once = [f"m{n}".encode() for n in range(400)]
-    assert list(dict.fromkeys(values)) == once, "all, in order"
+    assert 50 < len(values) <= 2050 - once["skipped"]
+    assert once["adds_up"]
+    values = [value for _, value, _ in in_kafka(kafka.bootstrap, other)]
+    assert list(dict.fromkeys(values)) == [f"m{n}".encode() for n in range(400)], "all, in order"
     assert len(values) == 420
-    assert "deduplicated 200" in bridge.out
 
 
 def test_exactly_once_whatever_is_killed(

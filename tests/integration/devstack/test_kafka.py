@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,42 +39,53 @@ def read(broker: Kafka, topic: str) -> list[bytes | None]:
         consumer.close()
 
 
-def test_records_survive_kill_and_restart_on_the_same_port(own_kafka: Kafka) -> None:
-    port, pid = own_kafka.port, own_kafka.pid
-    own_kafka.create_topics({"t": 1})
-    send(own_kafka, "t", b"one")
-    own_kafka.kill()
-    assert not own_kafka.running
-    own_kafka.start()
-    assert (own_kafka.port, own_kafka.pid == pid) == (port, False)
-    send(own_kafka, "t", b"two")
-    own_kafka.restart()
-    assert read(own_kafka, "t") == [b"one", b"two"]
+@pytest.fixture(scope="module")
+def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """One for all that a Kafka bears: each test leaves it running."""
+    with Kafka(tmp_path_factory.mktemp("hurt")) as broker:
+        yield broker
 
 
-def test_a_paused_kafka_answers_after_resume(own_kafka: Kafka) -> None:
-    own_kafka.create_topics({"t": 1})
-    own_kafka.pause()
-    assert own_kafka.paused
-    assert not own_kafka._answers(own_kafka.port)
-    threading.Timer(0.2, own_kafka.resume).start()
-    send(own_kafka, "t", b"one")
-    assert read(own_kafka, "t") == [b"one"]
+def test_records_survive_kill_and_restart_on_the_same_port(hurt: Kafka) -> None:
+    port, pid = hurt.port, hurt.pid
+    hurt.create_topics({"killed": 1})
+    send(hurt, "killed", b"one")
+    hurt.kill()
+    assert not hurt.running
+    hurt.start()
+    assert (hurt.port, hurt.pid == pid) == (port, False)
+    send(hurt, "killed", b"two")
+    hurt.restart()
+    assert read(hurt, "killed") == [b"one", b"two"]
 
 
-def test_a_topic_is_made_by_a_kafka_that_takes_its_time(own_kafka: Kafka) -> None:
-    own_kafka.pause()
-    threading.Timer(ANSWER_SECONDS + 1, own_kafka.resume).start()
-    own_kafka.create_topics({"t": 1})
-    send(own_kafka, "t", b"one")
+def test_a_paused_kafka_answers_after_resume(hurt: Kafka) -> None:
+    hurt.create_topics({"paused": 1})
+    hurt.pause()
+    assert hurt.paused
+    assert not hurt._answers(hurt.port)
+    threading.Timer(0.2, hurt.resume).start()
+    send(hurt, "paused", b"one")
+    assert read(hurt, "paused") == [b"one"]
 
 
-def test_a_clean_end_leaves_no_session_to_wait_for(own_kafka: Kafka) -> None:
-    own_kafka.stop()
-    assert not own_kafka._was_killed()
-    own_kafka.start()
-    own_kafka.kill()
-    assert own_kafka._was_killed()
+def test_a_topic_is_made_by_a_kafka_that_takes_its_time(hurt: Kafka) -> None:
+    hurt.pause()
+    threading.Timer(ANSWER_SECONDS + 1, hurt.resume).start()
+    hurt.create_topics({"slow": 1})
+    send(hurt, "slow", b"one")
+
+
+def test_a_clean_end_leaves_no_session_to_wait_for_and_the_directory_formatted(hurt: Kafka) -> None:
+    meta = hurt.directory / "data" / "meta.properties"
+    before = meta.read_text()
+    hurt.stop()
+    assert not hurt._was_killed()
+    hurt.start()
+    assert meta.read_text() == before
+    hurt.kill()
+    assert hurt._was_killed()
+    hurt.start()
 
 
 def test_topics_have_leaders_when_create_topics_returns(kafka: Kafka, topic: NewTopic) -> None:
@@ -113,10 +125,3 @@ def test_a_setting_kafka_can_not_take_is_one_line(tmp_path: Path) -> None:
     assert "num.io.threads" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not broker.running
-
-
-def test_the_formatted_directory_is_not_formatted_again(own_kafka: Kafka) -> None:
-    meta = own_kafka.directory / "data" / "meta.properties"
-    before = meta.read_text()
-    own_kafka.restart()
-    assert meta.read_text() == before

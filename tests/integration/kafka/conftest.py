@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
 
 
-@pytest.fixture(scope="module")  # a process has one SparkContext: the next module may need other settings
+@pytest.fixture(scope="package")  # a process has one SparkContext, and the next room has other settings
 def spark() -> Iterator[SparkSession]:
     """Two cores and three attempts a task, so that a failed task is really tried again."""
     os.environ["PYSPARK_PYTHON"] = sys.executable

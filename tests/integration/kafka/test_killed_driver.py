@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,16 @@ from towline_prove.devstack import Kafka
 pytestmark = [pytest.mark.long, pytest.mark.faults, pytest.mark.spark, pytest.mark.timeout(900)]
 
 KILLS = 5
+SEED = 5
 
 
-def test_killed_at_random_moments(kafka: Kafka, topic: NewTopic, tmp_path: Path) -> None:
+def test_killed_at_random_moments(
+    kafka: Kafka, topic: NewTopic, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     name = topic()
-    dice = random.Random(5)
+    dice = random.Random(SEED)
+    record_property("seed", SEED)
+    record_property("kills", KILLS)
     command = [sys.executable, "-m", "tests.integration.kafka.streaming", kafka.bootstrap, name, str(tmp_path / "ck")]
     for _ in range(KILLS):
         before = len(committed(kafka, name))

@@ -29,7 +29,7 @@ def test_killed_and_restarted_under_a_stream(spark: SparkSession, own_kafka: Kaf
     assert set(arrived) == set(range(max(arrived) + 1))
 
 
-@pytest.mark.parametrize("hurt", ["pause", "kill"])
+@pytest.mark.parametrize("hurt", ["pause", pytest.param("kill", marks=pytest.mark.long)])
 def test_away_for_longer_than_the_delivery_timeout(
     spark: SparkSession, own_kafka: Kafka, tmp_path: Path, hurt: str
 ) -> None:

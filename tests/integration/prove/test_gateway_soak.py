@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,13 +21,17 @@ pytestmark = [pytest.mark.broker, pytest.mark.faults, pytest.mark.timeout(300)]
     "plan",
     [GatewaySoakPlan.quick(), pytest.param(GatewaySoakPlan(), marks=LONG)],
 )
-def test_a_gateway_killed_again_and_again_holds_each_qos_2_message_once(plan: GatewaySoakPlan, tmp_path: Path) -> None:
+def test_a_gateway_killed_again_and_again_holds_each_qos_2_message_once(
+    plan: GatewaySoakPlan, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     try:
         find_mosquitto()
     except SetupError as error:
         lacking(str(error))
     kills: list[str] = []
     verdict = GatewaySoak(plan, tmp_path, kills.append).run()
+    for name, value in {**asdict(plan), **verdict.counts()}.items():
+        record_property(name, value)
     assert len(kills) == plan.kills
     assert verdict.ok("exactly_once"), [verdict.line(), *map(str, verdict.stories)]
     assert verdict.adds_up()

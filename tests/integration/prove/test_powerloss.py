@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -175,9 +175,15 @@ def test_without_syncs_the_same_power_failure_loses(new_mosquitto: NewMosquitto,
 @pytest.mark.parametrize("call", ["fdatasync", "sendto", "writev", "fsync", "rename"])
 @pytest.mark.parametrize("qos", [1, 2])
 def test_power_lost_at_every_call(
-    new_mosquitto: NewMosquitto, tmp_path: Path, qos: int, call: str, survives: Survives
+    new_mosquitto: NewMosquitto,
+    tmp_path: Path,
+    qos: int,
+    call: str,
+    survives: Survives,
+    record_property: Callable[[str, object], None],
 ) -> None:
     points = list(bench(new_mosquitto, tmp_path, qos, survives).every(call, "KILL"))
+    record_property("points", len(points) - 1)
     bad = [str(point) for point in points if not point.ok]
     assert not bad, "\n".join(bad)
     assert len(points) > 3

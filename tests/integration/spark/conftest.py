@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
 
 
-@pytest.fixture(scope="module")  # a process has one SparkContext: the next module may need other settings
+@pytest.fixture(scope="package")  # a process has one SparkContext, and the next room has other settings
 def spark() -> Iterator[SparkSession]:
     try:
         find_java()
