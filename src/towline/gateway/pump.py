@@ -35,7 +35,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Outbox
 from towline.mqtt.events import Acknowledged, Action, Deliver, Event, Held, Online, Remember, SessionLost
-from towline.mqtt.session import Session
+from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import NAMES
 from towline.net.driver import Hooks, SessionDriver
 from towline.schema import NO_ROWS
@@ -161,7 +161,7 @@ class Pump:
         ledger, session = self._inbox.ledger, self._driver.session
         inbound, server = session.inbound, session.server
         return {
-            "state": "stopped" if self._stopped else session.state.value,
+            "state": "stopped" if self._stopped else self._state.value,
             **self._shown,
             "client_id": self._settings.mqtt_client_id,
             "protocol": NAMES[self._driver.level].removeprefix("MQTT "),
@@ -182,6 +182,13 @@ class Pump:
             "outbox": self._downlink.status() if self._downlink else None,
             "receipts": self._receipts.status() if self._receipts else None,
         }
+
+    @property
+    def _state(self) -> SessionState:
+        """Where the session is; online only when all that follows from it is shown too, to a thread that looks on."""
+        state = self._driver.session.state
+        settling = state is SessionState.ONLINE and self._shown["connected_since"] is None
+        return SessionState.SUBSCRIBING if settling else state
 
     @property
     def failed(self) -> bool:
