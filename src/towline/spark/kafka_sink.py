@@ -9,68 +9,51 @@ from __future__ import annotations
 import logging
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError, one_line
 from towline.kafka import guard
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
-from towline.kafka.delivery import Task
+from towline.kafka.delivery import Delivered, Task
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.strategies import delivery_for
 from towline.spark import tally
+from towline.spark.tasks import TaskAnswer, answers, batch_task, speculates, streaming_task
 from towline.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pyarrow import RecordBatch
+    from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
     from towline.kafka.delivery import Delivery
 
 __all__ = ["BatchWriter", "KafkaTransactional", "KafkaWritten", "StreamWriter"]
 
-#: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution); the job group is the run's id.
-_BATCH_ID: Final = "streaming.sql.batchId"
-_QUERY_ID: Final = "sql.streaming.queryId"
-_RUN_ID: Final = "spark.jobGroup.id"
-#: Spark hands a session's settings to its tasks as local properties (SQLExecution.withSQLConfPropagated).
-_SPECULATION: Final = "spark.speculation"
+#: Of `Delivered`, over the tasks of a batch.
+_SUMMED: Final = ("rows", "bytes", "lost", "dead_lettered")
 
 _log = logging.getLogger("towline.kafka")
 
 
 @dataclass
-class KafkaWritten(WriterCommitMessage):
-    """A task's answer to the driver.
+class KafkaWritten(TaskAnswer):
+    """What a task has in Kafka.
 
     Attributes:
-        partition: Spark's partition id.
-        batch: Batch id; None in a batch query.
         query: Streaming query id; None in a batch query.
-        rows: Rows that reached Kafka.
-        bytes: Bytes of their keys and values.
-        lost: Rows given up (at_most_once only).
-        why: Why.
-        dead_lettered: Rows that went to the dead-letter topic.
-        skipped: The partition was in Kafka already, written by an earlier attempt or run.
+        done: What became of its rows.
     """
 
-    partition: int
-    batch: int | None
     query: str | None
-    rows: int
-    bytes: int
-    lost: int = 0
-    why: str = ""
-    dead_lettered: int = 0
-    skipped: bool = False
+    done: Delivered
 
 
 class KafkaTransactional(DataSource):
@@ -173,7 +156,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         Raises:
             KafkaError: The rows are not safely in Kafka; TL-K08 if Spark does not say which batch this is.
         """
-        task = _streaming_task()
+        task = Task(*streaming_task(_out_of_place))
         if isinstance(self._delivery, ExactlyOnce):
             _refuse_speculation()
         return _write(self._delivery, iterator, task)
@@ -189,11 +172,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
             KafkaError: TL-K08 if an answer is missing or belongs to another batch; what `deliver` raises.
             JournalError: TL-J20, the state can't be made durable.
         """
-        total = account(messages, batchId)
-        if isinstance(self._delivery, ExactlyOnce) and total.query is not None:
-            seen = {message.partition for message in messages if isinstance(message, KafkaWritten)}
+        written = answers(messages, KafkaWritten, batchId, _out_of_place)
+        total = account(written, batchId)
+        if isinstance(self._delivery, ExactlyOnce) and written:
+            seen = {answer.partition for answer in written}
             for partition in sorted(set(range(self._delivery.settings.parallelism)) - seen):
-                self._delivery.deliver(Task(partition, batch=batchId, query=total.query), ())
+                self._delivery.deliver(Task(partition, batch=batchId, query=written[0].query), ())
         checkpoint = Checkpoint(self._location)
         tally.noted(checkpoint, batchId, total.dead_lettered)
         checkpoint.sync_state()
@@ -221,84 +205,44 @@ class BatchWriter(DataSourceArrowWriter):
         Raises:
             KafkaError: The rows are not safely in Kafka.
         """
-        return _write(self._delivery, iterator, _task(None, None))
+        return _write(self._delivery, iterator, Task(*batch_task(_out_of_place)))
 
     @one_line
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Account for the query."""
-        account(messages, None)
+        account(answers(messages, KafkaWritten, None, _out_of_place), None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: what is in Kafka stays."""
 
 
 def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> KafkaWritten:
-    done = delivery.deliver(task, batches)
-    return KafkaWritten(
-        task.partition,
-        task.batch,
-        task.query,
-        done.rows,
-        done.bytes,
-        done.lost,
-        done.why,
-        done.dead_lettered,
-        done.skipped,
-    )
-
-
-def _streaming_task() -> Task:
-    context = TaskContext.get()
-    batch = context.getLocalProperty(_BATCH_ID) if context else None
-    query = context.getLocalProperty(_QUERY_ID) if context else None
-    if not batch or not query:
-        what = "Spark does not say which batch this task belongs to, so the guarantee can't be kept"
-        raise KafkaError("TL-K08", FORMAT, what, "Use it with writeStream in micro-batch mode, not inside other code.")
-    return _task(int(batch), query, context.getLocalProperty(_RUN_ID) if context else None)
+    return KafkaWritten(task.partition, task.batch, task.query, delivery.deliver(task, batches))
 
 
 def _refuse_speculation() -> None:
-    context = TaskContext.get()
-    if context is not None and context.getLocalProperty(_SPECULATION) == "true":
+    if speculates():
         what = "spark.speculation is on: two attempts of one task would fence each other for ever"
         raise KafkaError("TL-K25", FORMAT, what, "Set spark.speculation=false for this application.")
 
 
-def _task(batch: int | None, query: str | None, run: str | None = None) -> Task:
-    context = TaskContext.get()
-    if context is None:
-        raise KafkaError(
-            "TL-K08", FORMAT, "there is no Spark task around this call", "Use it as a sink of a Spark query."
-        )
-    return Task(context.partitionId(), context.attemptNumber(), batch, query, run)
+def _out_of_place(what: str, do: str) -> KafkaError:
+    return KafkaError("TL-K08", FORMAT, what, do)
 
 
-def account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> KafkaWritten:
-    """Sum the answers of a batch's tasks; rows given up are logged as a warning.
-
-    Returns:
-        The sums, with partition -1.
-
-    Raises:
-        KafkaError: TL-K08 if an answer is missing or belongs to another batch.
-    """
-    answers: list[Any] = list(messages)
-    strange = [m for m in answers if not isinstance(m, KafkaWritten) or m.batch != batch]
-    if strange:
-        what = f"{len(strange)} of {len(answers)} tasks did not answer for batch {batch}"
-        raise KafkaError("TL-K08", FORMAT, what, "The batch is not committed and runs again when the query restarts.")
-    rows, size, lost = (sum(getattr(m, name) for m in answers) for name in ("rows", "bytes", "lost"))
-    why = next((m.why for m in answers if m.why), "")
+def account(written: Sequence[KafkaWritten], batch: int | None) -> Delivered:
+    """Sum the answers of a batch's tasks; rows given up are logged as a warning."""
+    parts = [answer.done for answer in written]
+    rows, size, lost, dead = (sum(getattr(one, name) for one in parts) for name in _SUMMED)
+    why = next((one.why for one in parts if one.why), "")
     if lost:
         total = f"{rows + lost:,}"
         _log.warning(
             "%s: batch %s: %s of %s rows lost (at_most_once): %s", FORMAT, batch, f"{lost:,}", total, printable(why)
         )
-    query = answers[0].query if answers else None
-    letters = sum(m.dead_lettered for m in answers)
-    if letters:
-        _log.warning("%s: batch %s: %s rows went to the dead-letter topic", FORMAT, batch, f"{letters:,}")
-    skipped = sum(m.skipped for m in answers)
+    if dead:
+        _log.warning("%s: batch %s: %s rows went to the dead-letter topic", FORMAT, batch, f"{dead:,}")
+    skipped = sum(one.skipped for one in parts)
     if skipped:
-        _log.info("%s: batch %s: %s of %s partitions were in Kafka already", FORMAT, batch, skipped, len(answers))
-    return KafkaWritten(-1, batch, query, rows, size, lost, why, letters, bool(skipped))
+        _log.info("%s: batch %s: %s of %s partitions were in Kafka already", FORMAT, batch, skipped, len(parts))
+    return Delivered(rows, size, lost, why, dead, bool(skipped))

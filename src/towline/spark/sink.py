@@ -16,8 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
-from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
@@ -25,10 +24,12 @@ from towline.gateway.remembered import Remembered
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 from towline.spark.link import GatewayPlace, Retry
 from towline.spark.sink_columns import SinkColumns
+from towline.spark.tasks import TaskAnswer, answers, batch_task, streaming_task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
     from towline.gateway.client import GatewayClient, StoredBatch
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["MqttBatchWriter", "MqttStreamWriter", "MqttWritten", "batch_writer", "stream_writer"]
 
 _WHERE: Final = 'format("mqtt")'
-#: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution).
-_BATCH_ID: Final = "streaming.sql.batchId"
-_QUERY_ID: Final = "sql.streaming.queryId"
 #: Bytes brought to the gateway at a time, and kept for a repeat, about.
 _CHUNK_BYTES: Final = 16 << 20
 #: Longest single wait for the broker, in seconds; repeated until the option's time is over.
@@ -48,19 +46,15 @@ _T = TypeVar("_T")
 
 
 @dataclass
-class MqttWritten(WriterCommitMessage):
-    """A task's answer to the driver.
+class MqttWritten(TaskAnswer):
+    """What a task has in the outbox.
 
     Attributes:
-        partition: Spark's partition id.
-        batch: Batch id; None in a batch query.
         rows: Rows that are in the outbox now.
         already: They were there before.
         outbox: How far the outbox had come then; None from a gateway that does not say.
     """
 
-    partition: int
-    batch: int | None
     rows: int
     already: bool
     outbox: Remembered | None = None
@@ -201,16 +195,10 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         Raises:
             GatewayError: The rows are not in the outbox; TL-G25 if Spark does not say which batch this is.
         """
-        context = TaskContext.get()
-        batch = context.getLocalProperty(_BATCH_ID) if context else None
-        query = context.getLocalProperty(_QUERY_ID) if context else None
-        if context is None or not batch or not query:
-            what = "Spark does not say which batch this task belongs to, so it could enter twice"
-            raise _out_of_place(what, "Use it with writeStream in micro-batch mode, not inside other code.")
-        partition = context.partitionId()
-        stored = self._sender.bring(f"{query}/{partition}", int(batch), iterator)
+        task = streaming_task(_out_of_place)
+        stored = self._sender.bring(f"{task.query}/{task.partition}", task.batch or 0, iterator)
         outbox = Remembered(stored.journal, stored.tip, stored.incarnation) if stored.journal else None
-        return MqttWritten(partition, int(batch), stored.rows, stored.already, outbox)
+        return MqttWritten(task.partition, task.batch, stored.rows, stored.already, outbox)
 
     @one_line
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -220,8 +208,8 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
             GatewayError: TL-G25 if an answer is missing or belongs to another batch.
             JournalError: TL-J20, the checkpoint's disk did not take it.
         """
-        answers = _account(messages, batchId)
-        places = [one.outbox for one in answers if one.outbox is not None]
+        written = answers(messages, MqttWritten, batchId, _out_of_place)
+        places = [one.outbox for one in written if one.outbox is not None]
         newest = max(places, key=lambda place: place.tip, default=None)
         if newest is not None and newest != self._remembered:
             newest.keep(self._checkpoint)
@@ -244,17 +232,14 @@ class MqttBatchWriter(DataSourceArrowWriter):
         Raises:
             GatewayError: The rows are not in the outbox.
         """
-        context = TaskContext.get()
-        if context is None:
-            raise _out_of_place("there is no Spark task around this call", "Use it as a sink of a Spark query.")
-        partition = context.partitionId()
+        partition = batch_task(_out_of_place).partition
         stored = self._sender.bring(f"job-{self._job}/{partition}", 0, iterator)
         return MqttWritten(partition, None, stored.rows, stored.already)
 
     @one_line
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """See that all tasks answered, and let the outbox forget the job."""
-        _account(messages, None)
+        answers(messages, MqttWritten, None, _out_of_place)
         self._end()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -317,16 +302,6 @@ def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = ""
     columns = SinkColumns.bind(types, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain, levels=parsed.levels)
     place = GatewayPlace(parsed.state_dir, parsed.location, parsed.settings)
     return PartitionSender(place, columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
-
-
-def _account(messages: Sequence[WriterCommitMessage | None], batch: int | None) -> list[MqttWritten]:
-    """The answers of all tasks of a batch."""
-    answers: list[Any] = list(messages)
-    strange = [m for m in answers if not isinstance(m, MqttWritten) or m.batch != batch]
-    if strange:
-        what = f"{len(strange)} of {len(answers)} tasks did not answer for batch {batch}"
-        raise _out_of_place(what, "The batch is not committed and runs again when the query restarts.")
-    return answers
 
 
 def _out_of_place(what: str, do: str) -> GatewayError:

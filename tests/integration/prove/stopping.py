@@ -84,7 +84,7 @@ class Writer(StreamWriter):
         return self.inner.write(batch for part in ([first], iterator) for batch in part)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        if any(isinstance(message, KafkaWritten) and message.rows for message in messages):
+        if any(isinstance(message, KafkaWritten) and message.done.rows for message in messages):
             pause("written")
         self.inner.commit(messages, batchId)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
@@ -12,7 +13,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import guard
-from towline.kafka.delivery import AtLeastOnce, AtMostOnce
+from towline.kafka.delivery import AtLeastOnce, AtMostOnce, Delivered
 from towline.kafka.exactly_once import ExactlyOnce
 from towline.spark.kafka_sink import KafkaTransactional, KafkaWritten, account
 from towline.spark.tally import sum_at
@@ -27,20 +28,18 @@ def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "require_topics", lambda _: None)
 
 
-def written(batch: int | None = 7, rows: int = 10, lost: int = 0, why: str = "") -> KafkaWritten:
-    return KafkaWritten(partition=0, batch=batch, query="q", rows=rows, bytes=rows * 3, lost=lost, why=why)
+def written(batch: int | None = 7, rows: int = 10, **more: Any) -> KafkaWritten:
+    return KafkaWritten(0, batch, "q", Delivered(rows, rows * 3, **more))
 
 
 def test_a_batch_is_the_sum_of_its_tasks() -> None:
-    assert account([written(rows=10), written(rows=5)], 7) == KafkaWritten(-1, 7, "q", 15, 45)
-    assert account([], None) == KafkaWritten(-1, None, None, 0, 0)
+    assert account([written(rows=10), written(rows=5)], 7) == Delivered(15, 45)
+    assert account([], None) == Delivered(0, 0)
 
 
 def test_dead_letters_and_skipped_partitions_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    one, other = written(), written()
-    one.dead_lettered, other.skipped = 3, True
     with caplog.at_level(logging.INFO, "towline.kafka"):
-        total = account([one, other], 7)
+        total = account([written(dead_lettered=3), written(skipped=True)], 7)
     assert (total.dead_lettered, total.skipped) == (3, True)
     assert "batch 7: 3 rows went to the dead-letter topic" in caplog.text
     assert "1 of 2 partitions were in Kafka already" in caplog.text
@@ -64,18 +63,17 @@ def test_an_insecure_client_is_told_once(caplog: pytest.LogCaptureFixture) -> No
 
 @pytest.mark.parametrize("strange", [None, written(batch=6), written(batch=None)])
 def test_an_answer_that_is_missing_or_of_another_batch(strange: KafkaWritten | None) -> None:
+    sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
     with pytest.raises(KafkaError, match="1 of 2 tasks did not answer for batch 7") as caught:
-        account([written(), strange], 7)
+        sink.commit([written(), strange], 7)
     assert caught.value.code == "TL-K08"
 
 
 def test_dead_letters_of_a_batch_are_noted_once(tmp_path: Path) -> None:
     sink = KafkaTransactional(OPTIONS).streamWriter(SCHEMA, overwrite=False)
     sink._location = str(tmp_path)
-    one = written()
-    one.dead_lettered = 3
     for batch in (7, 7):  # Spark was killed before it noted the commit
-        sink.commit([one, written()], batch)
+        sink.commit([written(dead_lettered=3), written()], batch)
     assert sum_at(Checkpoint(str(tmp_path)), 7) == 3
 
 

@@ -1,0 +1,108 @@
+"""What Spark says of the task that writes, and which answers a driver takes for those of a batch; for every sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from towline.errors import TowlineError
+
+__all__ = ["SparkTask", "TaskAnswer", "answers", "batch_task", "speculates", "streaming_task"]
+
+#: Local properties Spark sets for the tasks of a micro-batch (MicroBatchExecution); the job group is the run's id.
+_BATCH_ID: Final = "streaming.sql.batchId"
+_QUERY_ID: Final = "sql.streaming.queryId"
+_RUN_ID: Final = "spark.jobGroup.id"
+#: Spark hands a session's settings to its tasks as local properties (SQLExecution.withSQLConfPropagated).
+_SPECULATION: Final = "spark.speculation"
+
+Refuse: TypeAlias = Callable[[str, str], TowlineError]
+"""Makes the format's error of what is wrong and what to do."""
+
+
+class SparkTask(NamedTuple):
+    """Who writes.
+
+    Attributes:
+        partition: Spark's partition id.
+        attempt: 0 for the first attempt.
+        batch: Batch id of the stream; None in a batch query.
+        query: Streaming query id; None in a batch query.
+        run: Id of this run of the query; None in a batch query, or if unknown.
+    """
+
+    partition: int
+    attempt: int
+    batch: int | None = None
+    query: str | None = None
+    run: str | None = None
+
+
+@dataclass
+class TaskAnswer(WriterCommitMessage):
+    """A task's answer to the driver.
+
+    Attributes:
+        partition: Spark's partition id.
+        batch: Batch id; None in a batch query.
+    """
+
+    partition: int
+    batch: int | None
+
+
+_AnswerT = TypeVar("_AnswerT", bound=TaskAnswer)
+
+
+def streaming_task(refuse: Refuse) -> SparkTask:
+    """The task of a micro-batch that runs here.
+
+    Raises:
+        TowlineError: As `refuse` makes it, where Spark does not name batch and query.
+    """
+    context = TaskContext.get()
+    batch = context.getLocalProperty(_BATCH_ID) if context else None
+    query = context.getLocalProperty(_QUERY_ID) if context else None
+    if context is None or not batch or not query:
+        what = "Spark does not say which batch this task belongs to, so the guarantee can't be kept"
+        raise refuse(what, "Use it with writeStream in micro-batch mode, not inside other code.")
+    run = context.getLocalProperty(_RUN_ID)
+    return SparkTask(context.partitionId(), context.attemptNumber(), int(batch), query, run)
+
+
+def batch_task(refuse: Refuse) -> SparkTask:
+    """The task of a batch query that runs here.
+
+    Raises:
+        TowlineError: As `refuse` makes it, where there is none.
+    """
+    context = TaskContext.get()
+    if context is None:
+        raise refuse("there is no Spark task around this call", "Use it as a sink of a Spark query.")
+    return SparkTask(context.partitionId(), context.attemptNumber())
+
+
+def speculates() -> bool:
+    """Whether Spark may start this task a second time beside itself."""
+    context = TaskContext.get()
+    return context is not None and context.getLocalProperty(_SPECULATION) == "true"
+
+
+def answers(
+    messages: Sequence[WriterCommitMessage | None], kind: type[_AnswerT], batch: int | None, refuse: Refuse
+) -> list[_AnswerT]:
+    """The answers of all tasks of a batch.
+
+    Raises:
+        TowlineError: As `refuse` makes it, if one is missing or belongs to another batch.
+    """
+    given: list[Any] = list(messages)
+    strange = [message for message in given if not isinstance(message, kind) or message.batch != batch]
+    if strange:
+        what = f"{len(strange)} of {len(given)} tasks did not answer for batch {batch}"
+        raise refuse(what, "The batch is not committed and runs again when the query restarts.")
+    return given
