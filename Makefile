@@ -37,7 +37,7 @@ lint: setup
 	said=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$said"; failed=1; }; \
 	exit $$failed
 
-check: lint ## style, types, import order and the tests that need no broker; under two minutes
+check: lint ## style, types, import order and the tests that need no broker; under 90 seconds
 	@$(BIN)/pytest -q $(SPREAD) tests/unit
 
 test: lint ## everything: check, then the tests on real brokers; make soak has those that take minutes each

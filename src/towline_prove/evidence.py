@@ -48,10 +48,17 @@ def write_evidence(record: Mapping[str, Any], file: Path) -> None:
 
 
 def _revision() -> str:
-    """The commit of the code, with ``+`` behind it where files differ from it; empty outside a checkout."""
-    command = ["git", "-C", str(_TREE), "describe", "--always", "--exclude=*", "--abbrev=10", "--dirty=+"]
+    """The commit of the code, ``+`` behind it where files other than the records differ; empty outside a checkout."""
+    commit = _git("rev-parse", "--short=10", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs/proof")
+    return f"{commit}+" if changes else commit
+
+
+def _git(*words: str) -> str:
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        answer = subprocess.run(
+            ["git", "-C", str(_TREE), *words], capture_output=True, text=True, timeout=30, check=False
+        )
     except OSError:
         return ""
     return answer.stdout.strip()
