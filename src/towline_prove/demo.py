@@ -10,64 +10,30 @@ import shutil
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
 
 from towline.bridge.runtime.state import read_state
 from towline.errors import TowlineError
 from towline_prove.account import RunAccount, Watermarks
 from towline_prove.devstack import Kafka, Mosquitto
+from towline_prove.devstack.process import wait_for
 from towline_prove.history import read_history
 from towline_prove.load import LoadPlan, LoadResult, run_load
 from towline_prove.processes import Role
 from towline_prove.reader import Tail, read_topic
 from towline_prove.referee import Verdict, judge
-from towline_prove.subject import BridgeRun, NotReady
+from towline_prove.subject import LINE, TOPIC, BridgeRun, NotReady, bridge_file, last_line
 
-__all__ = ["LINE", "TOPIC", "Demo", "DemoFailed", "DemoView", "Moment", "bridge_file", "last_line", "ready"]
+__all__ = ["Demo", "DemoAccount", "DemoFailed", "DemoView", "Moment", "Scene"]
 
-TOPIC: Final = "telemetry"
-LINE: Final = "telemetry"
 #: Spark's first start on a busy machine of two cores, in seconds.
 _START_S: Final = 400.0
 #: The way of the last message into Kafka after two kills, in seconds.
 _DRAIN_S: Final = 180.0
-
-_CONFIG: Final = """\
-# Written by towline demo; towline check and towline run take it as it is.
-name = "demo"
-state_dir = "{state_dir}"
-
-[mqtt]
-brokers = ["{mqtt}"]
-
-[kafka]
-bootstrap_servers = "{kafka}"
-create_topics = {{ partitions = 3 }}
-
-[[uplink]]
-name = "{line}"
-guarantee = "{guarantee}"
-
-[[uplink.route]]
-from = "telemetry/{{device}}/data"
-topic = "{topic}"
-key = "{{device}}"
-"""
-
-
-def bridge_file(directory: Path, mosquitto: Mosquitto, kafka: Kafka, guarantee: str) -> str:
-    """The demo's bridge file: one uplink, its state below `directory`."""
-    return _CONFIG.format(
-        state_dir=directory / "state",
-        mqtt=mosquitto.uri,
-        kafka=kafka.bootstrap,
-        line=LINE,
-        topic=TOPIC,
-        guarantee=guarantee,
-    )
 
 
 class DemoFailed(TowlineError):
@@ -98,6 +64,85 @@ class DemoView(Protocol):
         """The state of the run, several times a second."""
 
 
+DemoAccount = TypeVar("DemoAccount")
+
+
+@dataclass
+class Scene(ABC, Generic[DemoAccount]):
+    """What the scenes of the demo share: a directory, a bridge with one line, and a view.
+
+    Attributes:
+        stage: Where it is shown.
+        guarantee: Of the line.
+        messages: Numbered messages; QoS 2 with exactly_once, QoS 0 with at_most_once, else QoS 1.
+        rate: Messages a second.
+        directory: Keeps everything there; None for a directory that is removed after a run that came to its end.
+    """
+
+    #: For messages of errors.
+    command: ClassVar[str] = "demo"
+
+    stage: DemoView
+    guarantee: str
+    messages: int
+    rate: float
+    directory: Path | None = None
+    _moment: Moment = field(default_factory=Moment, init=False)
+
+    def run(self) -> DemoAccount:
+        """Run it and return its account.
+
+        Raises:
+            TowlineError: Something could not be started or did not get through; with what to do.
+        """
+        if self.directory is not None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            return self._run(self.directory)
+        scratch = Path(tempfile.mkdtemp(prefix="towline-demo-"))
+        account = self._run(scratch)  # the logs in it explain a failure: only a good run is removed
+        shutil.rmtree(scratch, ignore_errors=True)
+        return account
+
+    @abstractmethod
+    def _run(self, directory: Path) -> DemoAccount:
+        """Run it in a directory."""
+
+    @property
+    def _qos(self) -> int:
+        return {"at_most_once": 0, "at_least_once": 1, "exactly_once": 2}[self.guarantee]
+
+    def _bridge(self, directory: Path, mosquitto: Mosquitto, kafka: Kafka, receipts: str = "") -> BridgeRun:
+        """The bridge, with its file written; `receipts` is a further line of the uplink."""
+        config = directory / "bridge.toml"
+        state_dir = directory / "state"
+        topics = "create_topics = { partitions = 3 }"
+        text = bridge_file(state_dir, mosquitto.uri, kafka.bootstrap, self.guarantee, writer="demo", more=topics)
+        config.write_text(text.replace("[[uplink.route]]", f"{receipts}\n\n[[uplink.route]]") if receipts else text)
+        return BridgeRun(config, state_dir / LINE, directory / "bridge.log")
+
+    def _start(self, bridge: BridgeRun, note: str) -> None:
+        """Start the bridge and wait until the gateway is subscribed and Spark is warm."""
+        began = time.monotonic()
+        bridge.start()
+        started = wait_for(lambda: not bridge.running or _warm(bridge), _START_S, 0.1)
+        if not started or not bridge.running:
+            raise self._failed(f"the bridge did not start: {last_line(bridge.log)}", bridge.log)
+        seconds = time.monotonic() - began
+        self.stage.step(
+            f'line "{LINE}"',
+            f"telemetry/{{device}}/data → kafka:{TOPIC}   {self.guarantee}   {note}   {seconds:.1f} s",
+        )
+
+    def _failed(self, what: str, log: Path) -> DemoFailed:
+        return DemoFailed("TL-P10", self.command, what, f"See {log} and the logs beside it.")
+
+
+def _warm(bridge: BridgeRun) -> bool:
+    """Whether the gateway is subscribed and Spark has finished its first, empty batch: what follows is warm."""
+    state = read_state(bridge.state_dir.parent) or {"lines": {}}
+    return bridge.state == "online" and state["lines"].get(LINE, {}).get("batch_ms", 0) > 0
+
+
 @dataclass(slots=True)
 class _Fault:
     """A role to kill when so many messages are acknowledged to the publishers."""
@@ -113,41 +158,16 @@ class _Fault:
 
 
 @dataclass
-class Demo:
-    """One run.
+class Demo(Scene[RunAccount]):
+    """Numbered messages from many devices, with a kill -9 of the gateway and one of Spark on the way.
 
     Attributes:
-        stage: Where it is shown.
-        guarantee: Of the line.
-        messages: Numbered QoS 1 messages (QoS 2 for exactly_once, QoS 0 for at_most_once).
         devices: Publishing devices.
-        rate: Messages a second.
-        directory: Keeps everything there; None for a directory that is removed after a run that came to its end.
-        kills: Whether the gateway and Spark are killed on the way.
+        kills: Whether the gateway and Spark are killed.
     """
 
-    stage: DemoView
-    guarantee: str = "at_least_once"
-    messages: int = 20_000
     devices: int = 50
-    rate: float = 1000.0
-    directory: Path | None = None
     kills: bool = True
-    _moment: Moment = field(default_factory=Moment, init=False)
-
-    def run(self) -> RunAccount:
-        """Run the demo and return its account.
-
-        Raises:
-            TowlineError: Something could not be started; with what to do.
-        """
-        if self.directory is not None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            return self._run(self.directory)
-        scratch = Path(tempfile.mkdtemp(prefix="towline-demo-"))
-        account = self._run(scratch)  # what went wrong is told by the logs in it: only a good run is removed
-        shutil.rmtree(scratch, ignore_errors=True)
-        return account
 
     def _run(self, directory: Path) -> RunAccount:
         began = time.monotonic()
@@ -156,34 +176,13 @@ class Demo:
         with mosquitto, Kafka(directory / "kafka") as kafka:
             seconds = time.monotonic() - began
             self.stage.step(
-                "brokers",
-                f"Mosquitto {_dotted(mosquitto.version)} {mosquitto.uri}   Kafka {kafka.bootstrap}   {seconds:.1f} s",
+                "brokers", f"Mosquitto {mosquitto.version} {mosquitto.uri}   Kafka {kafka.bootstrap}   {seconds:.1f} s"
             )
-            config = self._configure(directory, mosquitto, kafka)
-            state_dir = directory / "state"
-            with BridgeRun(config, state_dir / LINE, directory / "bridge.log") as bridge:
-                self._start(bridge)
+            with self._bridge(directory, mosquitto, kafka) as bridge:
+                self._start(bridge, "acks after fdatasync")
                 verdict, watermarks, notes = self._perform(directory, bridge, mosquitto, kafka)
                 bridge.stop()
             return RunAccount(verdict, self.guarantee, watermarks, notes)
-
-    def _configure(self, directory: Path, mosquitto: Mosquitto, kafka: Kafka) -> Path:
-        config = directory / "bridge.toml"
-        config.write_text(bridge_file(directory, mosquitto, kafka, self.guarantee))
-        return config
-
-    def _start(self, bridge: BridgeRun) -> None:
-        began = time.monotonic()
-        bridge.start()
-        started = _wait(lambda: not bridge.running or ready(bridge), _START_S)
-        if not started or not bridge.running:
-            what = f"the bridge did not start: {last_line(bridge.log)}"
-            raise DemoFailed("TL-P10", "demo", what, f"See {bridge.log} and the logs beside it.")
-        seconds = time.monotonic() - began
-        self.stage.step(
-            f'line "{LINE}"',
-            f"telemetry/{{device}}/data → kafka:{TOPIC}   {self.guarantee}   acks after fdatasync   {seconds:.1f} s",
-        )
 
     def _perform(
         self, directory: Path, bridge: BridgeRun, mosquitto: Mosquitto, kafka: Kafka
@@ -194,7 +193,7 @@ class Demo:
             devices=self.devices,
             messages=self.messages,
             rate=self.rate,
-            qos={"at_most_once": 0, "at_least_once": 1, "exactly_once": 2}[self.guarantee],
+            qos=self._qos,
             seconds=300,
         )
         history = directory / "history"
@@ -263,7 +262,7 @@ class Demo:
                 Role.GATEWAY,
                 round(self.messages * 0.3),
                 "the gateway",
-                lambda: (bridge.status() or {}).get("state") == "online",
+                lambda: bridge.state == "online",
                 "session kept",
             ),
             _Fault(Role.JVM, round(self.messages * 0.65), "Spark's JVM", spark_is_back, "intake never stopped"),
@@ -309,34 +308,8 @@ class _Load:
     def _run(self) -> None:
         try:
             self.result = run_load(self._plan, self._history, stop=self._stop, progress=self._progress)
-        except BaseException as error:  # noqa: BLE001 - told to the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             self._error = error
 
     def _progress(self, attempted: int, acknowledged: int) -> None:
         self._moment.offered, self._moment.acknowledged = attempted, acknowledged
-
-
-def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def ready(bridge: BridgeRun) -> bool:
-    """Whether the gateway is subscribed and Spark has finished its first, empty batch: what follows is warm."""
-    state = read_state(bridge.state_dir.parent) or {"lines": {}}
-    line = state["lines"].get(LINE, {})
-    return (bridge.status() or {}).get("state") == "online" and line.get("batch_ms", 0) > 0
-
-
-def last_line(log: Path) -> str:
-    """What a process said last, for an error message."""
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return lines[-1] if lines else "it said nothing"
-
-
-def _dotted(version: Any) -> str:
-    return version if isinstance(version, str) else ".".join(map(str, version))

@@ -137,7 +137,7 @@ def run_large(plan: LargePlan, directory: Path, say: Callable[[str], None] = lam
                 waiting.join(plan.seconds)
             intake_s = (ended[0] if ended else time.monotonic()) - began
             say(f"taken in after {intake_s:.0f} s")
-            wait_for(lambda: _nothing_waits(rig), plan.seconds)
+            wait_for(lambda: _all_committed(rig), plan.seconds, 0.2)
             seconds = time.monotonic() - began
         say(f"nothing waits any more after {seconds:.0f} s")
         return LargeRun(plan, _account(plan, rig, before), watch.peaks, backlog, intake_s, seconds)
@@ -181,8 +181,8 @@ def _ended(load: subprocess.Popen[bytes]) -> float:
 
 
 def _gateway(rig: Rig) -> int | None:
-    found = rig.bridge.gateway()
-    return found.pid if found else None
+    gateway = rig.bridge.gateway()
+    return gateway.pid if gateway else None
 
 
 def _away(plan: LargePlan, rig: Rig, before: Watermarks | None, say: Callable[[str], None]) -> int:
@@ -191,17 +191,15 @@ def _away(plan: LargePlan, rig: Rig, before: Watermarks | None, say: Callable[[s
         return 0
     with BREAKS[plan.how](rig):
         time.sleep(plan.away)
-        marks = rig.watermarks()
-    waiting = marks.since(before).waiting if marks and before else 0
+        watermarks = rig.watermarks()
+    waiting = watermarks.since(before).waiting if watermarks and before else 0
     say(f"Kafka is back after {plan.away:g} s, {waiting:,} messages wait")
     return waiting * plan.size
 
 
-def _nothing_waits(rig: Rig) -> bool:
-    time.sleep(0.2)
+def _all_committed(rig: Rig) -> bool:
     rig.bridge.restart_if_ended()
-    marks = rig.watermarks(5)
-    return marks is not None and marks.waiting == 0
+    return rig.nothing_waits()
 
 
 def _account(plan: LargePlan, rig: Rig, before: Watermarks | None) -> RunAccount:
@@ -209,16 +207,16 @@ def _account(plan: LargePlan, rig: Rig, before: Watermarks | None) -> RunAccount
     settled(rig.bootstrap, TOPIC)
     tail = Tail(rig.bootstrap, TOPIC)
     try:
-        verdict = judge(read_history(rig.directory / "claims"), _found(tail))
+        verdict = judge(read_history(rig.directory / "claims"), _all_arrivals(tail))
     finally:
         tail.close()
     after = rig.watermarks()
-    marks = after.since(before) if after and before else after
+    added = after.since(before) if after and before else after
     notes = [] if rig.bridge.starts == 1 else [f"the bridge was started {rig.bridge.starts} times"]
-    return RunAccount(verdict, plan.guarantee, marks, notes)
+    return RunAccount(verdict, plan.guarantee, added, notes)
 
 
-def _found(tail: Tail) -> Iterator[Arrival]:
+def _all_arrivals(tail: Tail) -> Iterator[Arrival]:
     """All records, one piece after the other; the end is where nothing more comes for a while."""
     heard = time.monotonic()
     while time.monotonic() - heard < _SILENCE_S:

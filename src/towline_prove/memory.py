@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from towline_prove.processes import memory_fields
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -17,7 +19,6 @@ __all__ = ["Peaks", "Watch"]
 _EVERY_S = 0.05
 #: Spools are looked for among the files of every process, so less often.
 _SPOOLS_EVERY = 10
-_FIELD = re.compile(r"^(VmRSS|VmHWM|RssAnon|RssFile):\s+(\d+) kB$", re.MULTILINE)
 #: A file that never had a name, open(2) ``O_TMPFILE``.
 _NAMELESS = re.compile(r"/#\d+ \(deleted\)$")
 
@@ -72,20 +73,12 @@ class Watch:
     def _look(self, *, spools: bool) -> None:
         pid, peaks = self.pid(), self.peaks
         if pid is not None:
-            found = _memory(pid)
-            peaks.rss = max(peaks.rss, found.get("VmRSS", 0), found.get("VmHWM", 0))
-            peaks.anonymous = max(peaks.anonymous, found.get("RssAnon", 0))
-            peaks.mapped = max(peaks.mapped, found.get("RssFile", 0))
+            sizes = memory_fields(pid)
+            peaks.rss = max(peaks.rss, sizes.get("VmRSS", 0), sizes.get("VmHWM", 0))
+            peaks.anonymous = max(peaks.anonymous, sizes.get("RssAnon", 0))
+            peaks.mapped = max(peaks.mapped, sizes.get("RssFile", 0))
         if spools:
             peaks.spool = max(peaks.spool, sum(map(_spooled, self.everyone())))
-
-
-def _memory(pid: int) -> dict[str, int]:
-    try:
-        told = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return {}
-    return {name: int(value) * 1024 for name, value in _FIELD.findall(told)}
 
 
 def _spooled(pid: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from towline_prove.devstack.process import wait_for
@@ -16,98 +17,52 @@ from towline_prove.load import run_load
 from towline_prove.rig import PATIENCE_S, dropped_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from towline_prove.account import RunAccount
     from towline_prove.rig import Rig
 
+    Break = Callable[[Rig], AbstractContextManager[None]]
+
 __all__ = ["BREAKS", "Steady", "outage", "steady_outage"]
 
 
 @contextlib.contextmanager
-def kafka_stopped(rig: Rig) -> Iterator[None]:
-    """Kafka is shut down and started again."""
-    rig.kafka.stop()
+def _between(rig: Rig, hurt: Callable[[Rig], object], mend: Callable[[Rig], object]) -> Iterator[None]:
+    hurt(rig)
     try:
         yield
     finally:
-        rig.kafka.start()
+        mend(rig)
 
 
-@contextlib.contextmanager
-def kafka_killed(rig: Rig) -> Iterator[None]:
-    """Kafka is killed and started again."""
-    rig.kafka.kill()
-    try:
-        yield
-    finally:
-        rig.kafka.start()
-
-
-@contextlib.contextmanager
-def kafka_hangs(rig: Rig) -> Iterator[None]:
-    """Kafka is stopped by SIGSTOP: connections stay open, nobody answers."""
-    rig.kafka.pause()
-    try:
-        yield
-    finally:
-        rig.kafka.resume()
-
-
-@contextlib.contextmanager
-def kafka_refuses(rig: Rig) -> Iterator[None]:
-    """The way to Kafka is closed, Kafka itself lives."""
-    rig.kafka_proxy.refuse()
-    try:
-        yield
-    finally:
-        rig.kafka_proxy.forward()
-
-
-@contextlib.contextmanager
-def mqtt_refused(rig: Rig) -> Iterator[None]:
-    """The gateway's connection is cut and a new one refused."""
+def _both_refuse(rig: Rig) -> None:
     rig.mqtt_proxy.refuse()
-    try:
-        yield
-    finally:
-        rig.mqtt_proxy.forward()
+    rig.kafka_proxy.refuse()
 
 
-@contextlib.contextmanager
-def mqtt_hangs(rig: Rig) -> Iterator[None]:
-    """The gateway's connection stays open and carries nothing."""
-    rig.mqtt_proxy.hang()
-    try:
-        yield
-    finally:
-        rig.mqtt_proxy.forward()
+def _both_forward(rig: Rig) -> None:
+    rig.kafka_proxy.forward()
+    rig.mqtt_proxy.forward()
 
 
-@contextlib.contextmanager
-def mqtt_cut_in_a_packet(rig: Rig) -> Iterator[None]:
-    """The gateway's connection is cut in the middle of a packet from the broker."""
-    rig.mqtt_proxy.cut_after(301)
-    yield
+def _break(hurt: Callable[[Rig], object], mend: Callable[[Rig], object]) -> Break:
+    return partial(_between, hurt=hurt, mend=mend)
 
 
-@contextlib.contextmanager
-def both_gone(rig: Rig) -> Iterator[None]:
-    """Neither the broker nor Kafka can be reached."""
-    with mqtt_refused(rig), kafka_refuses(rig):
-        yield
-
-
-BREAKS: dict[str, Callable[[Rig], AbstractContextManager[None]]] = {
-    "kafka stopped": kafka_stopped,
-    "kafka killed": kafka_killed,
-    "kafka hangs": kafka_hangs,
-    "kafka refuses": kafka_refuses,
-    "mqtt refused": mqtt_refused,
-    "mqtt hangs": mqtt_hangs,
-    "mqtt cut in a packet": mqtt_cut_in_a_packet,
-    "both gone": both_gone,
+#: What breaks, and how it is mended. A server that hangs (SIGSTOP, or a proxy that passes nothing on) keeps its
+#: connections open and answers nobody; one that refuses lives, and nobody reaches it. The connection that is cut in the
+#: middle of a packet from the broker heals by itself.
+BREAKS: Mapping[str, Break] = {
+    "kafka stopped": _break(lambda rig: rig.kafka.stop(), lambda rig: rig.kafka.start()),
+    "kafka killed": _break(lambda rig: rig.kafka.kill(), lambda rig: rig.kafka.start()),
+    "kafka hangs": _break(lambda rig: rig.kafka.pause(), lambda rig: rig.kafka.resume()),
+    "kafka refuses": _break(lambda rig: rig.kafka_proxy.refuse(), lambda rig: rig.kafka_proxy.forward()),
+    "mqtt refused": _break(lambda rig: rig.mqtt_proxy.refuse(), lambda rig: rig.mqtt_proxy.forward()),
+    "mqtt hangs": _break(lambda rig: rig.mqtt_proxy.hang(), lambda rig: rig.mqtt_proxy.forward()),
+    "mqtt cut in a packet": _break(lambda rig: rig.mqtt_proxy.cut_after(301), lambda _: None),
+    "both gone": _break(_both_refuse, _both_forward),
 }
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from towline import processes
-from towline_prove.devstack.process import Process, identify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Cpu", "Role", "command_line", "cpu_of", "memory_of", "named", "process", "role_of", "tree"]
+__all__ = ["Cpu", "Role", "command_line", "cpu_of", "memory_fields", "memory_of", "named", "role_of", "tree"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_SIZE = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
 
 class Role(StrEnum):
@@ -63,21 +63,16 @@ class Cpu:
         return self.own + self.reaped
 
 
-def process(pid: int) -> Process:
-    """The process with this pid now; a gone one is never alive."""
-    return Process(pid, identify(pid) or "gone")
-
-
 def tree(root: int) -> list[int]:
     """The process and all that descend from it now, parents before children."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - names only, a hundred times a second
         if entry.isdigit() and (fields := processes.fields(int(entry))):
             children.setdefault(int(fields[1]), []).append(int(entry))
-    found = [root]
-    for pid in found:
-        found.extend(sorted(children.get(pid, [])))
-    return found
+    pids = [root]
+    for pid in pids:
+        pids.extend(sorted(children.get(pid, [])))
+    return pids
 
 
 def command_line(pid: int) -> str:
@@ -89,7 +84,7 @@ def command_line(pid: int) -> str:
 
 
 def role_of(pid: int) -> Role:
-    """The role that the command line tells."""
+    """The role that the command line shows."""
     line = command_line(pid)
     return next((role for role, sign in _SIGNS if sign.search(line)), Role.OTHER)
 
@@ -109,11 +104,15 @@ def cpu_of(pids: Iterable[int]) -> Cpu:
     return Cpu(own / _TICKS, reaped / _TICKS)
 
 
-def memory_of(pid: int) -> int:
-    """Resident bytes of a process; 0 when it is gone."""
+def memory_fields(pid: int) -> dict[str, int]:
+    """The sizes in ``/proc/<pid>/status``, such as ``VmRSS``, in bytes; none for a process that is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    match = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
+    except OSError:
+        return {}
+    return {name: int(size) * 1024 for name, size in _SIZE.findall(status)}
+
+
+def memory_of(pid: int) -> int:
+    """Resident bytes of a process; 0 when it is gone."""
+    return memory_fields(pid).get("VmRSS", 0)

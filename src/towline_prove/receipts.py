@@ -9,30 +9,27 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from towline import files
-from towline_prove.demo import LINE, TOPIC, DemoFailed, DemoView, Moment, bridge_file, last_line, ready
+from towline_prove.demo import Scene
 from towline_prove.devstack import Kafka, Mosquitto
+from towline_prove.devstack.process import wait_for
 from towline_prove.reader import Tail, read_topic
 from towline_prove.referee import Arrival
-from towline_prove.subject import BridgeRun
+from towline_prove.subject import TOPIC, BridgeRun, last_line
 
 __all__ = ["ReceiptsAccount", "ReceiptsDemo"]
 
-#: Spark's start on a busy machine of two cores, and the way of everything into Kafka, in seconds.
-_START_S: Final = 400.0
+#: The way of everything into Kafka after three kills, in seconds.
 _DRAIN_S: Final = 300.0
 
 
@@ -63,39 +60,13 @@ class ReceiptsAccount:
 
 
 @dataclass
-class ReceiptsDemo:
-    """One run.
+class ReceiptsDemo(Scene[ReceiptsAccount]):
+    """The bridge, the broker and the publisher are killed, one after the other."""
 
-    Attributes:
-        stage: Where it is shown.
-        guarantee: Of the line.
-        messages: Numbered messages; QoS 2 with exactly_once, else QoS 1.
-        rate: Messages a second.
-        directory: Keeps everything there; None for a directory that is removed after a run that came to its end.
-    """
+    command: ClassVar[str] = "demo receipts"
 
-    stage: DemoView
-    guarantee: str = "exactly_once"
-    messages: int = 5_000
-    rate: float = 500.0
-    directory: Path | None = None
-    _moment: Moment = field(default_factory=Moment, init=False)
     _seen: Counter[bytes] = field(default_factory=Counter, init=False)
     _sent_again: int = field(default=0, init=False)
-
-    def run(self) -> ReceiptsAccount:
-        """Run it and return its account.
-
-        Raises:
-            TowlineError: Something could not be started or did not get through; with what to do.
-        """
-        if self.directory is not None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            return self._run(self.directory)
-        scratch = Path(tempfile.mkdtemp(prefix="towline-demo-"))
-        account = self._run(scratch)
-        shutil.rmtree(scratch, ignore_errors=True)
-        return account
 
     def _run(self, directory: Path) -> ReceiptsAccount:
         with ExitStack() as stack:
@@ -106,43 +77,24 @@ class ReceiptsDemo:
             )
             key_file = directory / "receipts.key"
             files.replace(key_file, secrets.token_hex(32) + "\n")
-            config = directory / "bridge.toml"
-            config.write_text(self._config(directory, mosquitto, kafka))
-            bridge = BridgeRun(config, directory / "state" / LINE, directory / "bridge.log")
+            bridge = self._bridge(directory, mosquitto, kafka, 'receipts = { key_file = "receipts.key" }')
             stack.enter_context(bridge)
-            self._start(bridge)
+            self._start(bridge, "receipts")
             tail = Tail(kafka.bootstrap, TOPIC)
             stack.callback(tail.close)
-            qos = 2 if self.guarantee == "exactly_once" else 1
-            given = [str(directory / "publisher"), str(self.messages), str(self.rate), str(qos), str(key_file)]
-            publisher = _Child(directory, [mosquitto.uri, *given])
+            arguments = [mosquitto.uri, directory / "publisher", self.messages, self.rate, self._qos, key_file]
+            publisher = _Child(directory, list(map(str, arguments)))
             stack.callback(publisher.kill)
             self._perform(bridge, mosquitto, tail, publisher)
             status = self._settled(bridge)
             self._seen = Counter(one.value or b"" for one in read_topic(kafka.bootstrap, TOPIC))
             doubled = self._seen.total() - len(self._seen)
-            found = sum(str(number).encode() in self._seen for number in range(self.messages))
+            in_kafka = sum(str(number).encode() in self._seen for number in range(self.messages))
             account = ReceiptsAccount(
-                self.messages, found, doubled, self._sent_again, int(status["deduplicated"]), self.guarantee
+                self.messages, in_kafka, doubled, self._sent_again, int(status["deduplicated"]), self.guarantee
             )
             bridge.stop()
         return account
-
-    def _config(self, directory: Path, mosquitto: Mosquitto, kafka: Kafka) -> str:
-        made = bridge_file(directory, mosquitto, kafka, self.guarantee)
-        return made.replace("[[uplink.route]]", 'receipts = { key_file = "receipts.key" }\n\n[[uplink.route]]')
-
-    def _start(self, bridge: BridgeRun) -> None:
-        began = time.monotonic()
-        bridge.start()
-        self._until(lambda: not bridge.running or ready(bridge), _START_S, bridge.log)
-        if not bridge.running:
-            raise _failed(f"the bridge did not start: {last_line(bridge.log)}", bridge.log)
-        seconds = time.monotonic() - began
-        self.stage.step(
-            f'line "{LINE}"',
-            f"telemetry/{{device}}/data → kafka:{TOPIC}   {self.guarantee}   receipts   {seconds:.1f} s",
-        )
 
     def _perform(self, bridge: BridgeRun, mosquitto: Mosquitto, tail: Tail, publisher: _Child) -> None:
         """The article's story."""
@@ -172,14 +124,14 @@ class ReceiptsDemo:
         bridge.start()
         until(lambda: not publisher.running)
         if publisher.code:
-            raise _failed("the publisher gave up", publisher.log)
+            raise self._failed("the publisher gave up", publisher.log)
 
     def _watch(self, publisher: _Child, tail: Tail, bridge: BridgeRun) -> bool:
-        told = publisher.told()
+        report = publisher.report()
         moment = self._moment
-        if told:
-            moment.offered, moment.acknowledged = int(told["on_disk"]), int(told["at_broker"])
-            self._sent_again = max(self._sent_again, int(told["sent_again"]))
+        if report:
+            moment.offered, moment.acknowledged = int(report["on_disk"]), int(report["at_broker"])
+            self._sent_again = max(self._sent_again, int(report["sent_again"]))
         self._count(tail.pull(0.1))
         status = bridge.status()
         moment.journaled = int(status["journaled"]) if status else moment.journaled
@@ -192,22 +144,18 @@ class ReceiptsDemo:
 
     def _settled(self, bridge: BridgeRun) -> dict[str, Any]:
         """The gateway's last word, once everything it has is committed."""
-        found: dict[str, Any] = {}
+        status: dict[str, Any] = {}
 
         def committed() -> bool:
-            found.update(bridge.status() or {})
-            return bool(found) and found["waiting"] == 0
+            status.update(bridge.status() or {})
+            return bool(status) and status["waiting"] == 0
 
         self._until(committed, _DRAIN_S, bridge.log)
-        return found
+        return status
 
-    @staticmethod
-    def _until(condition: Callable[[], bool], seconds: float, log: Path) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                raise _failed(f"it did not get further in {seconds:g} s: {last_line(log)}", log)
-            time.sleep(0.05)
+    def _until(self, condition: Callable[[], bool], seconds: float, log: Path) -> None:
+        if not wait_for(condition, seconds, 0.05):
+            raise self._failed(f"it did not get further in {seconds:g} s: {last_line(log)}", log)
 
 
 class _Child:
@@ -235,14 +183,10 @@ class _Child:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait(30)
 
-    def told(self) -> dict[str, Any] | None:
+    def report(self) -> dict[str, Any] | None:
         """The newest whole line that is a report."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         for line in reversed(text.splitlines()[-20:]):
             if line.startswith("{") and line.endswith("}"):
                 return dict(json.loads(line))
         return None
-
-
-def _failed(what: str, log: Path) -> DemoFailed:
-    return DemoFailed("TL-P10", "demo receipts", what, f"See {log} and the logs beside it.")

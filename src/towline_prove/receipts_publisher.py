@@ -16,7 +16,7 @@ from towline.publisher import Publisher
 
 __all__ = ["main"]
 
-_TELL_S = 0.2
+_REPORT_S = 0.2
 
 
 def main(broker: str, state_dir: str, count: int, rate: float, qos: int, key_file: str) -> int:
@@ -32,25 +32,25 @@ def main(broker: str, state_dir: str, count: int, rate: float, qos: int, key_fil
     """
     publisher = Publisher(broker, state_dir=state_dir, receipts=True, receipt_key_file=key_file, receipt_patience_s=2)
     began, first = time.monotonic(), publisher.status()["accepted"]
-    told_at = 0.0
+    reported_at = 0.0
     number = first
     while publisher.awaiting or number < count:
         now = time.monotonic()
         while number < count and number - first < (now - began) * rate:
             publisher.publish(f"telemetry/d{number % 8}/data", str(number), qos=qos)
             number += 1
-        if now - told_at > _TELL_S:
-            told_at = now
-            _tell(publisher)
+        if now - reported_at > _REPORT_S:
+            reported_at = now
+            _report(publisher)
         time.sleep(0.01)
-    _tell(publisher)
+    _report(publisher)
     return 1 if publisher.close() else 0
 
 
-def _tell(publisher: Publisher) -> None:
+def _report(publisher: Publisher) -> None:
     status = publisher.status()
-    told = {"on_disk": status["accepted"], "at_broker": status["delivered"], **status["receipts"]}
-    sys.stdout.write(json.dumps(told) + "\n")
+    report = {"on_disk": status["accepted"], "at_broker": status["delivered"], **status["receipts"]}
+    sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
 
 

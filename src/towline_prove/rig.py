@@ -20,7 +20,7 @@ from towline_prove.processes import Role
 from towline_prove.proxy import FaultProxy
 from towline_prove.reader import Tail
 from towline_prove.referee import Arrival, judge
-from towline_prove.subject import BridgeRun, NotReady
+from towline_prove.subject import LINE, TOPIC, BridgeRun, NotReady, bridge_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,31 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LINE", "TOPIC", "Rig", "Trial", "dropped_by"]
 
-LINE = "telemetry"
-TOPIC = "telemetry"
 #: Spark's first batch on a busy machine takes its time.
 PATIENCE_S = 400.0
-
-_CONFIG = """\
-name = "prove"
-state_dir = "{state_dir}"
-
-[mqtt]
-brokers = ["mqtt://127.0.0.1:{mqtt}"]
-
-[kafka]
-bootstrap_servers = "127.0.0.1:{kafka}"
-settings = {{ {client} }}
-
-[[uplink]]
-name = "{line}"
-guarantee = "{guarantee}"
-
-[[uplink.route]]
-from = "telemetry/{{device}}/data"
-topic = "{topic}"
-key = "{{device}}"
-"""
 
 
 def dropped_by(broker: Mosquitto) -> int:
@@ -133,14 +110,14 @@ class Rig:
         self._stack.close()
 
     def _write_config(self) -> None:
-        text = _CONFIG.format(
-            state_dir=self.directory / "state",
-            mqtt=self.mosquitto.port if self._direct else self.mqtt_proxy.port,
-            kafka=self.kafka.port if self._direct else self.kafka_proxy.port,
-            client=", ".join(f'"{name}" = {value}' for name, value in self._client.items()),
-            line=LINE,
-            guarantee=self.guarantee,
-            topic=TOPIC,
+        settings = ", ".join(f'"{name}" = {value}' for name, value in self._client.items())
+        text = bridge_file(
+            self.directory / "state",
+            self.mosquitto.uri if self._direct else f"mqtt://127.0.0.1:{self.mqtt_proxy.port}",
+            self.bootstrap,
+            self.guarantee,
+            writer="prove",
+            more=f"settings = {{ {settings} }}",
         )
         self.bridge.config.write_text(text, encoding="utf-8")
 
@@ -155,8 +132,8 @@ class Rig:
         Raises:
             NotReady: It is not in time, or the bridge ended (TL-P01).
         """
-        wait_for(lambda: not self.bridge.running or self._state() == "online", timeout)
-        if self._state() != "online":
+        wait_for(lambda: not self.bridge.running or self.bridge.state == "online", timeout, 0.05)
+        if self.bridge.state != "online":
             raise NotReady("TL-P01", "bridge", "its gateway is not subscribed", f"See {self.bridge.log}.")
 
     def warm(self, messages: int = 200) -> None:
@@ -172,20 +149,20 @@ class Rig:
         if not account.ok:
             raise NotReady("TL-P01", "bridge", f"the first messages: {account.line()}", f"See {self.bridge.log}.")
 
-    def _state(self) -> str:
-        time.sleep(0.05)  # asking costs a call; leave the CPU to the one who is asked
-        return str((self.bridge.status() or {}).get("state"))
-
     def watermarks(self, timeout: float = 30.0) -> Watermarks | None:
         """What the gateway says now; None when it does not answer in time."""
-        found: list[dict[str, Any]] = []
+        status: dict[str, Any] = {}
 
-        def ask() -> bool:
-            status = self.bridge.status()
-            found.extend([status] if status else [])
-            return bool(found)
+        def answered() -> bool:
+            status.update(self.bridge.status() or {})
+            return bool(status)
 
-        return Watermarks.of(found[0]) if wait_for(ask, timeout) else None
+        return Watermarks.of(status) if wait_for(answered, timeout) else None
+
+    def nothing_waits(self) -> bool:
+        """Whether the gateway says that everything in its journal is committed."""
+        watermarks = self.watermarks(5)
+        return watermarks is not None and watermarks.waiting == 0
 
     def kill(self, role: Role) -> bool:
         """SIGKILL to whoever plays a role now, Kafka included; False when nobody does."""
@@ -275,19 +252,14 @@ class Trial:
             # The witness itself may be what is stuck; the note says how far it had read.
             self.notes.append(self._tail.reopen())
             wait_for(lambda: self.arrived() >= acked, seconds / 2)
-        wait_for(self._nothing_waits, 30)
+        wait_for(self._rig.nothing_waits, 30, 0.1)
         self.arrived(2.0)
         return self._judge()
-
-    def _nothing_waits(self) -> bool:
-        time.sleep(0.1)
-        marks = self._rig.watermarks(5)
-        return marks is not None and marks.waiting == 0
 
     def _judge(self) -> RunAccount:
         verdict = judge(read_history(self._parts[0].claims), self._arrivals)
         for part in self._parts[1:]:
             verdict.merge(judge(read_history(part.claims), self._arrivals))
         after = self._rig.watermarks()
-        marks = after.since(self._before) if after and self._before else after
-        return RunAccount(verdict, self._rig.guarantee, marks, self.notes)
+        added = after.since(self._before) if after and self._before else after
+        return RunAccount(verdict, self._rig.guarantee, added, self.notes)

@@ -158,20 +158,8 @@ class Soak:
 
 def start_load(plan: LoadPlan, claims: Path) -> subprocess.Popen[bytes]:
     """Publish from another process: the senders must not share our interpreter's lock."""
-    options = {
-        "--port": plan.port,
-        "--run": plan.run,
-        "--publishers": plan.publishers,
-        "--devices": plan.devices,
-        "--messages": plan.messages,
-        "--rate": plan.rate,
-        "--qos": plan.qos,
-        "--size": plan.size,
-        "--window": plan.window,
-        "--seconds": plan.seconds,
-    }
-    arguments = [str(word) for option in options.items() for word in option]
-    command = [sys.executable, "-m", "towline_prove", "load", str(claims), *arguments]
+    options = [f"--{name}={value}" for name, value in plan.public().items() if value is not None]
+    command = [sys.executable, "-m", "towline_prove", "load", str(claims), *options]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 

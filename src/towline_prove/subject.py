@@ -6,9 +6,9 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from towline.errors import GatewayError, TowlineError
 from towline.gateway.client import GatewayClient
@@ -16,7 +16,7 @@ from towline.gateway.endpoint import GatewayEndpoint
 from towline.journal import Journal
 from towline.schema import ROW_SCHEMA
 from towline_prove import processes
-from towline_prove.devstack.process import Process
+from towline_prove.devstack.process import Process, wait_for
 from towline_prove.processes import Role
 from towline_prove.referee import Arrival
 
@@ -26,37 +26,131 @@ if TYPE_CHECKING:
 
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["BridgeRun", "GatewayRun", "NotReady", "arrivals_in", "journal_arrivals"]
+__all__ = [
+    "LINE",
+    "TOPIC",
+    "BridgeRun",
+    "GatewayRun",
+    "NotReady",
+    "arrivals_in",
+    "bridge_file",
+    "journal_arrivals",
+    "last_line",
+]
 
+#: Name of the only line, and the Kafka topic that it fills.
+LINE: Final = "telemetry"
+TOPIC: Final = "telemetry"
 READY_S = 60.0
+#: Between two questions to a gateway, in seconds: each is a call.
+_PAUSE_S = 0.05
 #: Longest end of a killed process, in seconds: the kernel frees its memory first.
 _GONE_S = 10.0
+
+
+_CONFIG: Final = """\
+# Written by towline {writer}; towline check and towline run take it as it is.
+name = "{writer}"
+state_dir = "{state_dir}"
+
+[mqtt]
+brokers = ["{mqtt}"]
+
+[kafka]
+bootstrap_servers = "{kafka}"
+{more}
+
+[[uplink]]
+name = "{line}"
+guarantee = "{guarantee}"
+
+[[uplink.route]]
+from = "telemetry/{{device}}/data"
+topic = "{topic}"
+key = "{{device}}"
+"""
+
+
+def bridge_file(state_dir: Path, mqtt: str, kafka: str, guarantee: str, *, writer: str, more: str) -> str:
+    """A bridge file with one uplink.
+
+    Args:
+        state_dir: Of the bridge.
+        mqtt: URI of the broker.
+        kafka: Bootstrap servers.
+        guarantee: Of the line.
+        writer: Who writes it, and the name of the bridge.
+        more: A further line about Kafka.
+    """
+    parts = {"state_dir": state_dir, "mqtt": mqtt, "kafka": kafka, "guarantee": guarantee}
+    return _CONFIG.format(**parts, writer=writer, more=more, line=LINE, topic=TOPIC)
+
+
+def last_line(log: Path) -> str:
+    """The last words of a process, for an error message."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return lines[-1] if lines else "it said nothing"
 
 
 class NotReady(TowlineError):
     """What was started did not get as far as it should in time (TL-P01)."""
 
 
-def _wait(condition: Callable[[], bool], timeout: float) -> bool:
-    """Like `wait_for`, but asking costs a call: leave the CPU to the one who is asked."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def _as_is(command: Sequence[str]) -> list[str]:
     return list(command)
 
 
+class _Run(ABC):
+    """A process that is started, killed and started again; a context manager that kills what is left."""
+
+    child: subprocess.Popen[bytes] | None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.child is not None and self.child.poll() is None
+
+    @abstractmethod
+    def endpoint(self) -> GatewayEndpoint | None:
+        """Where its gateway listens; None while it does not."""
+
+    def status(self) -> dict[str, Any] | None:
+        """The account of its gateway; None while it does not answer."""
+        endpoint = self.endpoint()
+        if endpoint is None:
+            return None
+        with GatewayClient(endpoint.location) as client, contextlib.suppress(GatewayError):
+            return client.status(timeout_s=5)
+        return None
+
+    @property
+    def state(self) -> str:
+        """The state of its gateway, such as ``online``; empty while it does not answer."""
+        return str((self.status() or {}).get("state", ""))
+
+    @abstractmethod
+    def everyone(self) -> list[int]:
+        """The pids of all its processes, parents before children."""
+
+    def kill(self) -> None:
+        """SIGKILL to everyone, children before parents."""
+        if self.child is not None:
+            _kill(list(map(Process.of, self.everyone())))
+            self.child.wait(30)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
 @dataclass
-class GatewayRun:
-    """One gateway process, without Spark; a context manager that kills what is left.
+class GatewayRun(_Run):
+    """One gateway process, without Spark.
 
     Attributes:
-        settings: What it is told on its standard input.
+        settings: What it reads from its standard input.
         log: File for its output; default ``prove.log`` in the state directory, which is made for it.
     """
 
@@ -93,18 +187,13 @@ class GatewayRun:
         assert self.child is not None
         return next(iter(processes.named(self.child.pid, Role.GATEWAY)[::-1]), self.child.pid)
 
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended."""
-        return self.child is not None and self.child.poll() is None
-
     def ready(self, timeout: float = READY_S) -> Self:
         """Wait until it answers.
 
         Raises:
             NotReady: It ended, or did not answer in time.
         """
-        _wait(lambda: not self.running or self.status() is not None, timeout)
+        wait_for(lambda: not self.running or self.status() is not None, timeout, _PAUSE_S)
         if self.status() is None:
             raise NotReady("TL-P01", self.settings.name, "the gateway does not answer", "See its log.")
         return self
@@ -115,32 +204,23 @@ class GatewayRun:
         Raises:
             NotReady: It ended, or was not subscribed in time.
         """
-        if not (_wait(lambda: not self.running or self._state() == "online", timeout) and self.running):
+        if not (wait_for(lambda: not self.running or self.state == "online", timeout, _PAUSE_S) and self.running):
             raise NotReady("TL-P01", self.settings.name, "the gateway is not subscribed", "See its log.")
         return self
 
-    def _state(self) -> str:
-        return str((self.status() or {}).get("state"))
+    def endpoint(self) -> GatewayEndpoint | None:
+        """Where *this* process listens, and not the one before it."""
+        endpoint = GatewayEndpoint.read(self.settings.state_dir)
+        return endpoint if self.running and endpoint != self._before else None
 
     def client(self) -> GatewayClient | None:
-        """A connection to *this* process, when it listens."""
-        endpoint = GatewayEndpoint.read(self.settings.state_dir)
-        if endpoint is None or not self.running or endpoint == self._before:
-            return None
-        return GatewayClient(endpoint.location)
-
-    def status(self) -> dict[str, Any] | None:
-        """Its account; None while it does not answer."""
-        client = self.client()
-        if client is None:
-            return None
-        with client, contextlib.suppress(GatewayError):
-            return client.status(timeout_s=5)
-        return None
+        """A connection to this process; None while it does not listen."""
+        endpoint = self.endpoint()
+        return GatewayClient(endpoint.location) if endpoint is not None else None
 
     def until(self, journaled: int, timeout: float = READY_S) -> bool:
         """Wait for that many durable messages; False when it ended or time is up."""
-        return _wait(lambda: not self.running or self._journaled() >= journaled, timeout) and self.running
+        return wait_for(lambda: not self.running or self._journaled() >= journaled, timeout, _PAUSE_S) and self.running
 
     def _journaled(self) -> int:
         status = self.status()
@@ -153,29 +233,19 @@ class GatewayRun:
             return self.child.wait(timeout)
         return None
 
-    def kill(self) -> None:
-        """SIGKILL, to the gateway first and to whatever wraps it."""
-        if self.child is None:
-            return
-        for pid in processes.tree(self.child.pid)[::-1]:
-            processes.process(pid).send(signal.SIGKILL)
-        self.child.wait(30)
+    def everyone(self) -> list[int]:
+        """The gateway and whatever wraps it."""
+        return processes.tree(self.child.pid) if self.child is not None else []
 
     def stop(self, timeout: float = 30.0) -> int | None:
         """SIGTERM and wait; the exit code."""
-        processes.process(self.pid).send(signal.SIGTERM)
+        Process.of(self.pid).send(signal.SIGTERM)
         return self.wait(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
 
 
 @dataclass
-class BridgeRun:
-    """``towline run <config>`` and everything below it; a context manager that kills what is left.
+class BridgeRun(_Run):
+    """``towline run <config>`` and everything below it.
 
     Attributes:
         config: The bridge's TOML file.
@@ -202,17 +272,10 @@ class BridgeRun:
         self.starts += 1
         return self
 
-    @property
-    def running(self) -> bool:
-        """Whether the bridge process has not ended."""
-        return self.child is not None and self.child.poll() is None
-
     def gateway(self) -> Process | None:
         """The gateway that serves the line now, wherever in the tree it is."""
-        endpoint = GatewayEndpoint.read(self.state_dir)
-        if endpoint is None or endpoint.process.gone():
-            return None
-        return processes.process(endpoint.pid)
+        endpoint = self.endpoint()
+        return Process.of(endpoint.pid) if endpoint is not None else None
 
     def find(self, role: Role) -> Process | None:
         """The process that plays a role now; None while there is none."""
@@ -220,8 +283,8 @@ class BridgeRun:
         if role is Role.GATEWAY:
             return self.gateway()
         if role is Role.BRIDGE:
-            return processes.process(self.child.pid) if self.running else None
-        return next((processes.process(pid) for pid in processes.named(self.child.pid, role)), None)
+            return Process.of(self.child.pid) if self.running else None
+        return next((Process.of(pid) for pid in processes.named(self.child.pid, role)), None)
 
     def hit(self, role: Role, number: signal.Signals = signal.SIGKILL) -> bool:
         """Send a signal to a role, and wait for the end of one that is killed; False when nobody plays it now."""
@@ -237,14 +300,10 @@ class BridgeRun:
         self.start()
         return True
 
-    def status(self) -> dict[str, Any] | None:
-        """The account of the line's gateway; None while it does not answer."""
+    def endpoint(self) -> GatewayEndpoint | None:
+        """Where the line's gateway listens now; one of a gateway that is gone does not count."""
         endpoint = GatewayEndpoint.read(self.state_dir)
-        if endpoint is None or endpoint.process.gone():
-            return None
-        with GatewayClient(endpoint.location) as client, contextlib.suppress(GatewayError):
-            return client.status(timeout_s=5)
-        return None
+        return None if endpoint is None or endpoint.process.gone() else endpoint
 
     def everyone(self) -> list[int]:
         """All pids: the bridge, what it started, and the gateway even when it has another parent."""
@@ -258,25 +317,13 @@ class BridgeRun:
         """SIGTERM to the bridge and wait; the exit code, None when it had to be killed."""
         if self.child is None:
             return None
-        everyone = [processes.process(pid) for pid in self.everyone()]
+        everyone = [Process.of(pid) for pid in self.everyone()]
         self.child.terminate()
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.child.wait(timeout)
         _kill(everyone)
         return code
-
-    def kill(self) -> None:
-        """SIGKILL to everyone."""
-        if self.child is not None:
-            _kill([processes.process(pid) for pid in self.everyone()])
-            self.child.wait(30)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
 
 
 def _kill(everyone: list[Process]) -> None:

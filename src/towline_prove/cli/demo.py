@@ -71,7 +71,7 @@ def _kills(
 
     began = time.monotonic()
     with _Screen() as stage:
-        account = Demo(stage, guarantee, messages or 20_000, devices, rate or 1000, keep, kills).run()
+        account = Demo(stage, guarantee, messages or 20_000, rate or 1000, keep, devices, kills).run()
     _tell(account, devices, time.monotonic() - began)
     return account.ok
 

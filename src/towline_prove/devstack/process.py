@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from towline import processes
 
@@ -38,6 +38,11 @@ class Process:
 
     pid: int
     started: str
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """The process with this pid now; one that is gone is never alive."""
+        return cls(pid, identify(pid) or "gone")
 
     @property
     def alive(self) -> bool:
@@ -78,7 +83,7 @@ def spawn(command: Sequence[str | Path], output: Path) -> tuple[Child, Process]:
             stderr=log,
             start_new_session=True,
         )
-    return child, Process(child.pid, identify(child.pid) or "gone")
+    return child, Process.of(child.pid)
 
 
 def identify(pid: int) -> str | None:
@@ -96,13 +101,16 @@ def is_stopped(pid: int) -> bool:
     return fields is not None and fields[0] == "T"
 
 
-def wait_for(condition: Callable[[], bool], timeout: float) -> bool:
-    """Ask `condition` every `POLL_SECONDS` for up to `timeout` seconds; its last answer."""
+def wait_for(condition: Callable[[], bool], timeout: float, pause: float = POLL_SECONDS) -> bool:
+    """Ask `condition` every `pause` seconds for up to `timeout` seconds; its last answer.
+
+    A longer pause is for a question that costs something: it leaves the CPU to the process that is asked.
+    """
     end = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(POLL_SECONDS)
+        time.sleep(pause)
     return True
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline_prove import processes
+from towline_prove.devstack.process import Process
 from towline_prove.processes import Role, command_line, cpu_of, memory_of, named, role_of, tree
 from towline_prove.subject import BridgeRun
 
@@ -23,11 +24,11 @@ def test_our_own_process_is_the_root_of_its_tree() -> None:
         assert tree(os.getpid())[0] == os.getpid()
         assert command_line(child.pid).endswith("\0-c\0input()")
         assert memory_of(child.pid) > 1_000_000
-        assert processes.process(child.pid).alive
+        assert Process.of(child.pid).alive
     finally:
         child.communicate(b"\n", timeout=10)
     assert child.pid not in tree(os.getpid())
-    assert not processes.process(child.pid).alive
+    assert not Process.of(child.pid).alive
     assert memory_of(child.pid) == 0
     assert command_line(child.pid) == ""
 
