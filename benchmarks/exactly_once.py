@@ -185,23 +185,24 @@ def bench() -> Iterator[Bench]:
 
 def sinks(rounds: int, batches: int, shapes: Sequence[Shape] = SHAPES) -> None:
     """All subjects with all shapes of rows; ratios are those of the medians."""
-    with bench() as made:
+    with bench() as benchmark:
         for subject in (EXACTLY, OWN):  # a cold JVM makes the first figures three times what the others are
-            made.measure(subject, shapes[0], 2)
-        print(f"exactly once: rows from a Spark source, one partition, into Kafka {made.kafka.version}\n  {machine()}")
+            benchmark.measure(subject, shapes[0], 2)
+        version = benchmark.kafka.version
+        print(f"exactly once: rows from a Spark source, one partition, into Kafka {version}\n  {machine()}")
         for shape in shapes:
             print(f"\n  {shape.name}, {shape.rows:,} rows a batch, {batches} batches, {rounds} rounds; {_load()}")
-            found: dict[str, list[Outcome]] = {}
+            outcomes: dict[str, list[Outcome]] = {}
             for number in range(rounds):
                 subjects = [NOOP, EXACTLY, AT_LEAST, OWN, TUNED]
                 for subject in subjects[number:] + subjects[:number]:
-                    found.setdefault(subject, []).append(made.measure(subject, shape, batches))
-            report(found, shape)
+                    outcomes.setdefault(subject, []).append(benchmark.measure(subject, shape, batches))
+            report(outcomes, shape)
 
 
-def report(found: Mapping[str, list[Outcome]], shape: Shape) -> None:
+def report(outcomes: Mapping[str, list[Outcome]], shape: Shape) -> None:
     """One line a subject, its median run; then the ratios."""
-    middle = {subject: _median(runs) for subject, runs in found.items()}
+    middle = {subject: _median(runs) for subject, runs in outcomes.items()}
     for outcome in middle.values():
         print(outcome.line(), flush=True)
     aim = f"   (aim {shape.aim})" if shape.aim else ""

@@ -170,7 +170,7 @@ def run(count: int = 300_000, rounds: int = 2) -> None:
             ):
                 header(title, broker)
                 outcomes = _rounds(broker, directory, measure, size, rounds)
-                best = [max(found, key=lambda outcome: outcome.rate) for found in outcomes]
+                best = [max(runs, key=lambda outcome: outcome.rate) for runs in outcomes]
                 ratio = best[1].rate / best[0].rate
                 print(f"\n  ratio gateway : null subscriber   {ratio:.2f}   (aim {aim})")
                 print(f"  gateway CPU {best[1].micros('subject'):.2f} us a message, {_plus(best)} us more than null\n")
@@ -183,16 +183,16 @@ def _plus(best: list[Outcome]) -> str:
 def _rounds(
     broker: Mosquitto, directory: Path, measure: Callable[..., Outcome], count: int, rounds: int
 ) -> list[list[Outcome]]:
-    found: list[list[Outcome]] = [[], []]
+    outcomes: list[list[Outcome]] = [[], []]
     for number in range(rounds):
         subjects = (null(broker, directory, count), gateway(broker, directory / f"{measure.__name__}{number}"))
-        for results, opened in zip(found, subjects, strict=True):
+        for results, opened in zip(outcomes, subjects, strict=True):
             with opened as subject:
                 outcome = measure(subject, broker, directory, count)
             print(outcome.line(), flush=True)
             results.append(outcome)
             forget(broker, "null-subscriber" if subject.name.startswith("null") else "bench")
-    return found
+    return outcomes
 
 
 def forget(broker: Mosquitto, client_id: str) -> None:

@@ -132,12 +132,12 @@ def run(count: int = 300_000, rounds: int = 2, guarantees: Sequence[str] = ("exa
     """The rival and each guarantee in turn, and their ratios (the best of each)."""
     for number, guarantee in enumerate(guarantees):
         with tempfile.TemporaryDirectory(prefix="towline-bench-") as name:
-            _compare(Path(name), guarantee, count, rounds, told=number > 0)
+            _compare(Path(name), guarantee, count, rounds, explained=number > 0)
 
 
-def _compare(directory: Path, guarantee: str, count: int, rounds: int, *, told: bool) -> None:
+def _compare(directory: Path, guarantee: str, count: int, rounds: int, *, explained: bool) -> None:
     with Rig(directory / "rig", mosquitto=UNLIMITED, guarantee=guarantee, direct=True) as rig:
-        if not told:
+        if not explained:
             print(f"pipeline: backlog of {count:,} drained into Kafka {rig.kafka.version}\n  {machine()}")
             print(f"  Mosquitto {rig.mosquitto.version}, 150 B, QoS 2 for exactly_once, else 1, Spark warm\n")
         rig.kafka.create_topics({RIVAL_TOPIC: 2})
@@ -147,7 +147,7 @@ def _compare(directory: Path, guarantee: str, count: int, rounds: int, *, told: 
         forget(rig.mosquitto, "prove-telemetry")
         with paho(rig, directory, count // 3 * rounds) as pid:
             theirs = _rounds(lambda: paho_drain(rig, directory, pid, count // 3), rounds)
-    best, rival = (max(found, key=lambda outcome: outcome.rate) for found in (ours, theirs))
+    best, rival = (max(runs, key=lambda outcome: outcome.rate) for runs in (ours, theirs))
     cpu = {each.name: sum(each.micros(part) for part in each.own) for each in (best, rival)}
     print(f"\n  ratio towline {guarantee} : paho by hand, at least once   {best.rate / rival.rate:.1f}   (aim 12)")
     print(f"  CPU us a message: towline {cpu[best.name]:.1f}, paho by hand {cpu[rival.name]:.1f}")
@@ -155,8 +155,8 @@ def _compare(directory: Path, guarantee: str, count: int, rounds: int, *, told: 
 
 
 def _rounds(measure: Callable[[], Outcome], rounds: int) -> list[Outcome]:
-    found = []
+    outcomes = []
     for _ in range(rounds):
-        found.append(measure())
-        print(found[-1].line(), flush=True)
-    return found
+        outcomes.append(measure())
+        print(outcomes[-1].line(), flush=True)
+    return outcomes

@@ -98,16 +98,16 @@ class StubBroker:
 
     def _packets(self) -> list[Any]:
         view, at = memoryview(self._rest), 0
-        found: list[Any] = []
+        packets: list[Any] = []
         while at < len(view):
             try:
                 packet, used = mqtt5.read(view[at:])
             except IndexError:
                 break
             at += used
-            found.append(packet)
+            packets.append(packet)
         self._rest = bytes(view[at:])
-        return found
+        return packets
 
     def _take(self) -> None:
         data = self._receive()

@@ -46,7 +46,7 @@ _CRC_HEAD: Final = b"crc\0"
 
 
 @dataclass(slots=True)
-class _Known:
+class _Synced:
     """What this process has made durable of one checkpoint.
 
     Attributes:
@@ -59,7 +59,7 @@ class _Known:
 
 
 #: By directory; `Checkpoint` objects come and go with every batch, the process stays.
-_KNOWN: dict[str, _Known] = {}
+_SYNCED: dict[str, _Synced] = {}
 
 
 class Checkpoint:
@@ -216,7 +216,7 @@ class Checkpoint:
         try:
             self._sync(path)
         except OSError as error:
-            _KNOWN.pop(str(path), None)
+            _SYNCED.pop(str(path), None)
             raise _undurable(error, self._location) from error
 
     @property
@@ -283,19 +283,19 @@ class Checkpoint:
 
     def _sync(self, path: Path) -> None:
         metadata = _content(path / _METADATA)
-        known = _KNOWN.get(str(path))
-        if known is None or known.metadata != metadata:
+        synced = _SYNCED.get(str(path))
+        if synced is None or synced.metadata != metadata:
             _sync_place(path)
-            known = _Known(metadata)
-        self._sync_log(path / _OFFSETS, known)
-        if self.last_commit_batch() != known.upto.get(_COMMITS):
+            synced = _Synced(metadata)
+        self._sync_log(path / _OFFSETS, synced)
+        if self.last_commit_batch() != synced.upto.get(_COMMITS):
             self.sync_state()
-        self._sync_log(path / _COMMITS, known)
-        _KNOWN[str(path)] = known
+        self._sync_log(path / _COMMITS, synced)
+        _SYNCED[str(path)] = synced
 
-    def _sync_log(self, directory: Path, known: _Known) -> None:
+    def _sync_log(self, directory: Path, synced: _Synced) -> None:
         batches = self._batches(directory.name)
-        before = known.upto.get(directory.name)
+        before = synced.upto.get(directory.name)
         if not batches or batches[-1] == before:
             return
         if before is None:
@@ -306,7 +306,7 @@ class Checkpoint:
                 _sync_file(directory / str(batch))
                 _sync_file(_checksums(directory / str(batch)))
         files.sync_directory(directory)
-        known.upto[directory.name] = batches[-1]
+        synced.upto[directory.name] = batches[-1]
 
     def _torn(self, path: Path) -> list[Path]:
         """The entries to remove, newest first."""
@@ -441,7 +441,7 @@ def _has_entries(path: Path) -> bool:
 
 
 def _sync_file_system(path: Path) -> None:
-    """Make everything on the file system of a directory durable; tells errors since Linux 5.8 (syncfs(2))."""
+    """Make everything on the file system of a directory durable; reports errors since Linux 5.8 (syncfs(2))."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):

@@ -69,15 +69,15 @@ _R = TypeVar("_R")
 _LONGEST = 4000
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """A hint for an unknown word: the nearest known one, upper and lower case alike.
+def did_you_mean(word: str, choices: Iterable[str], otherwise: str | None = None) -> str:
+    """A hint for an unknown word: the nearest choice, upper and lower case alike.
 
     Args:
         word: What was written.
-        known: What may be written.
-        otherwise: The hint when nothing is near; the list of all that is known by default.
+        choices: What may be written.
+        otherwise: The hint when nothing is near; the list of all choices by default.
     """
-    names = {name.lower(): name for name in sorted(known)}
+    names = {name.lower(): name for name in sorted(choices)}
     near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
     if near:
         return f'Did you mean "{names[near[0]]}"?'
@@ -85,7 +85,7 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) 
 
 
 class TowlineError(Exception):
-    """One thing that went wrong, told for the person who has to act.
+    """One thing that went wrong, in words for the person who has to act.
 
     Args:
         code: A stable name such as ``TL-M07``; docs/errors.md has a paragraph for each.
@@ -132,7 +132,7 @@ class TakenOver(BrokerError):
 
 
 class SessionUnknown(BrokerError):
-    """Session Present 1 for a session the journal knows nothing of [MQTT-3.2.2-4]."""
+    """Session Present 1 for a session that is not in the journal [MQTT-3.2.2-4]."""
 
 
 class ProtocolViolation(BrokerError):
@@ -194,17 +194,17 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 
 def one_line(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """For what Spark calls: show it our own errors without frames and causes, as they tell their story themselves."""
+    """For what Spark calls: our own errors reach it without frames and causes, since their message says it all."""
 
     @functools.wraps(method)
     def bordered(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return method(*args, **kwargs)
         except TowlineError as error:
-            told = error
+            failure = error
         if _HIDE not in os.environ:
             os.environ[_HIDE] = "1"
-            weakref.finalize(told, os.environ.pop, _HIDE, None)  # an error that is caught hides no other
-        raise told.with_traceback(None) from None
+            weakref.finalize(failure, os.environ.pop, _HIDE, None)  # an error that is caught hides no other
+        raise failure.with_traceback(None) from None
 
     return bordered

@@ -90,7 +90,7 @@ def sync_directory(path: Path) -> None:
 
 
 def open_lock(path: Path) -> int:
-    """Open a file that processes lock, made where there is none, and return its descriptor.
+    """Open a file that processes lock, creating it if need be, and return its descriptor.
 
     Raises:
         OSError: The directory does not take it.
@@ -113,7 +113,7 @@ def locked(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait for the lock on a file, made where there is none, and hold it against other processes and threads.
+    """Wait for the lock on a file, created if need be, and hold it against other processes and threads.
 
     Raises:
         OSError: The directory does not take the file.

@@ -1,7 +1,7 @@
 """The logs of Towline's processes: files that a process and those it starts append to, and that stay small.
 
-Spark's JVM and its Python workers inherit the file, so it can't be renamed under them: it is copied aside and cut to
-nothing, where everybody goes on appending. A line written in between is lost, as with any rotation of this kind.
+Spark's JVM and its Python workers inherit the file, so it can't be renamed under them: its content is copied to another
+file, and then it is cut to nothing. A line written in between is lost, as with any rotation of this kind.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Final, TextIO
 
 __all__ = ["KEPT", "MOST_BYTES", "LogStream", "own_log", "trim"]
 
-#: A log that is larger is put aside. With two older ones it takes 30 MB at most.
+#: A larger log is copied to ``NAME.1`` and cut. With two older ones it takes 30 MB at most.
 MOST_BYTES: Final = 10 << 20
 #: Older logs beside it: ``NAME.1`` is the newest.
 KEPT: Final = 2
 
 
 def trim(log: Path, most: int = MOST_BYTES, kept: int = KEPT) -> None:
-    """Put a log aside that has grown too large; one that can't be, for want of room, stays as it is.
+    """Copy a log that has grown too large and cut it; one that can't be copied, for want of room, stays as it is.
 
     Args:
         log: Opened for appending by whoever writes it.
@@ -33,15 +33,15 @@ def trim(log: Path, most: int = MOST_BYTES, kept: int = KEPT) -> None:
     with contextlib.suppress(OSError):
         if log.stat().st_size <= most:
             return
-        aside = [log.with_name(f"{log.name}.{number}") for number in range(1, kept + 1)]
-        for newer, older in zip(aside[-2::-1], aside[:0:-1], strict=True):
+        kept_logs = [log.with_name(f"{log.name}.{number}") for number in range(1, kept + 1)]
+        for newer, older in zip(kept_logs[-2::-1], kept_logs[:0:-1], strict=True):
             if newer.exists():
                 newer.replace(older)
         try:
-            shutil.copyfile(log, aside[0])
-            aside[0].chmod(0o600)
+            shutil.copyfile(log, kept_logs[0])
+            kept_logs[0].chmod(0o600)
         except OSError:
-            aside[0].unlink(missing_ok=True)
+            kept_logs[0].unlink(missing_ok=True)
             raise
         os.truncate(log, 0)
 

@@ -1,4 +1,4 @@
-"""Processes known by pid and start time: a pid alone is used again for another process."""
+"""Processes identified by pid and start time: a pid alone is used again for another process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProcessMark:
         return cls(pid, started(pid) or 0, socket.gethostname())
 
     def gone(self) -> bool:
-        """Whether the process is known to have ended; a process of another host is never known."""
+        """Whether the process has certainly ended; of a process on another host nothing is certain."""
         return self.host == socket.gethostname() and started(self.pid) != self.started
 
 

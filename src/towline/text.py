@@ -1,4 +1,4 @@
-"""Text from outside, made fit to be printed.
+"""Text from outside, cleaned before it is printed.
 
 A device chooses its topics, properties and client id; a broker its reasons. Written to a terminal as they are, they
 could move the cursor, set the title or the clipboard (OSC 52), or forge a line of a log. So whatever is shown to a

@@ -51,7 +51,7 @@ class Watermarks:
 
 @dataclass(frozen=True, slots=True)
 class RunAccount:
-    """One run, told in one line and judged.
+    """One run and whether it kept its promise.
 
     Attributes:
         verdict: What the referee found.
@@ -67,28 +67,28 @@ class RunAccount:
 
     def problems(self) -> list[str]:
         """Everything that breaks the promise or does not add up; empty for a good run."""
-        found = []
+        problems = []
         if not self.verdict.ok(self.guarantee):
-            found.append(f"{self.guarantee} was not kept")
+            problems.append(f"{self.guarantee} was not kept")
         if not self.verdict.adds_up():
-            found.append("the referee's own sum does not add up")
+            problems.append("the referee's own sum does not add up")
         if self.gateway is not None:
-            found += self._gateway_problems(self.gateway)
-        return found
+            problems += self._gateway_problems(self.gateway)
+        return problems
 
     def _gateway_problems(self, gateway: Watermarks) -> list[str]:
-        found = []
+        problems = []
         if not gateway.ordered:
-            found.append(f"watermarks out of order: {gateway}")
+            problems.append(f"watermarks out of order: {gateway}")
         if gateway.waiting == 0 and self.verdict.copies < gateway.journaled and not self.verdict.lost:
-            found.append(
+            problems.append(
                 f"{gateway.journaled:,} journaled and committed, but only {self.verdict.copies:,} records found"
             )
         if gateway.journaled < self.verdict.delivered:
-            found.append(f"{self.verdict.delivered:,} delivered, but only {gateway.journaled:,} journaled")
+            problems.append(f"{self.verdict.delivered:,} delivered, but only {gateway.journaled:,} journaled")
         if not gateway.waiting and gateway.committed < self.verdict.acked - self.verdict.lost:
-            found.append(f"{self.verdict.acked:,} acknowledged to the senders, only {gateway.committed:,} committed")
-        return found
+            problems.append(f"{self.verdict.acked:,} acknowledged to the senders, only {gateway.committed:,} committed")
+        return problems
 
     @property
     def ok(self) -> bool:
@@ -98,10 +98,10 @@ class RunAccount:
     def line(self) -> str:
         """The account in one line."""
         gateway = self.gateway
-        told = ""
+        text = ""
         if gateway is not None:
-            told = f"   journaled {gateway.journaled:,}   committed {gateway.committed:,}   waiting {gateway.waiting:,}"
-        return self.verdict.line() + told
+            text = f"   journaled {gateway.journaled:,}   committed {gateway.committed:,}   waiting {gateway.waiting:,}"
+        return self.verdict.line() + text
 
     def as_json(self) -> dict[str, Any]:
         """Everything, ready for `json.dumps`."""

@@ -29,7 +29,7 @@ _RECORD = struct.Struct("<BxHIId")
 
 
 class SenderRecord(IntFlag):
-    """What a sender knows of one message; the values are the record kinds in the file."""
+    """What became of one message, as its sender saw it; the values are the record kinds in the file."""
 
     ATTEMPTED = 1
     ACKED = 2

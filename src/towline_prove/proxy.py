@@ -1,4 +1,4 @@
-"""A TCP proxy that can be told to forward, hang, refuse, or cut a connection in the middle of a packet.
+"""A TCP proxy that forwards, hangs, refuses, or cuts a connection in the middle of a packet.
 
 ``hang`` is not ``refuse``: a server that accepts and never answers is where peers lose data.
 """
@@ -104,7 +104,7 @@ class FaultProxy:
         self._tell(mode=Mode.HANG)
 
     def refuse(self) -> None:
-        """Close everything and let nobody in."""
+        """Close every connection and refuse new ones."""
         self._tell(mode=Mode.REFUSE)
 
     def cut(self) -> None:

@@ -82,12 +82,12 @@ class Tail:
 
     def _partitions(self, timeout: float) -> list[int]:
         try:
-            found = self._consumer.list_topics(self._topic, timeout=timeout).topics[self._topic]
+            description = self._consumer.list_topics(self._topic, timeout=timeout).topics[self._topic]
         except KafkaException as error:
             raise self._unreadable(error, "Is Kafka running?") from error
-        if found.error is not None:
-            raise self._unreadable(found.error, "Create the topic first.")
-        return sorted(found.partitions)
+        if description.error is not None:
+            raise self._unreadable(description.error, "Create the topic first.")
+        return sorted(description.partitions)
 
     def pull(self, seconds: float) -> list[Arrival]:
         """Read for at most this long, or up to the first moment with every partition at its end.
@@ -96,13 +96,13 @@ class Tail:
             KafkaError: Records were deleted before they were read (TL-K60).
         """
         deadline = time.monotonic() + seconds
-        found: list[Arrival] = []
+        arrivals: list[Arrival] = []
         self._ends = dict.fromkeys(self._ends, False)
         self._go_on()
         while not all(self._ends.values()) and (left := deadline - time.monotonic()) > 0:
             for message in self._consumer.consume(_CHUNK, timeout=min(left, 0.1)):
-                self._take(message, found)
-        return found
+                self._take(message, arrivals)
+        return arrivals
 
     def _go_on(self) -> None:
         """Read on where the client stopped; it stops too when a leader has just changed, and has all there is."""
@@ -122,22 +122,22 @@ class Tail:
         """Wait for one record and hand it out at once; None when there is none in time."""
         self._go_on()
         message = self._consumer.poll(seconds)
-        found: list[Arrival] = []
+        arrivals: list[Arrival] = []
         if message is not None:
-            self._take(message, found)
-        return found[0] if found else None
+            self._take(message, arrivals)
+        return arrivals[0] if arrivals else None
 
     @property
     def at_end(self) -> bool:
         """Whether the last `pull` reached the end of every partition."""
         return all(self._ends.values())
 
-    def _take(self, message: Any, found: list[Arrival]) -> None:
+    def _take(self, message: Any, arrivals: list[Arrival]) -> None:
         error = message.error()
         if error is None:
             self._ends[message.partition()] = False
             self._next[message.partition()] = message.offset() + 1
-            found.append(
+            arrivals.append(
                 Arrival(message.partition(), message.offset(), message.key(), message.value(), message.timestamp()[1])
             )
         elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the binding's public name for it
@@ -148,13 +148,13 @@ class Tail:
     def until(self, enough: Callable[[list[Arrival]], bool], *, seconds: float) -> list[Arrival]:
         """Read until the condition holds for everything found so far, or time is up."""
         deadline = time.monotonic() + seconds
-        found: list[Arrival] = []
+        arrivals: list[Arrival] = []
         while (left := deadline - time.monotonic()) > 0:
-            found += self.pull(min(left, 1.0))
-            if enough(found):
+            arrivals += self.pull(min(left, 1.0))
+            if enough(arrivals):
                 break
             time.sleep(0.05)
-        return found
+        return arrivals
 
     def reopen(self) -> str:
         """Read on with a new client, for one that may be stuck; says where that is, for the account's notes."""
@@ -182,12 +182,12 @@ def read_topic(
         return list(_kcat(bootstrap, topic, seconds))
     tail = Tail(bootstrap, topic)
     try:
-        found = tail.pull(seconds)
+        arrivals = tail.pull(seconds)
         if not tail.at_end:
             raise TowlineKafkaError(
                 "TL-K60", topic, f"its end was not reached in {seconds:g} s", "Is Kafka overloaded?"
             )
-        return found
+        return arrivals
     finally:
         tail.close()
 

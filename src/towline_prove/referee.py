@@ -21,12 +21,12 @@ from towline_prove.numbered import Numbered, decode
 
 __all__ = ["Arrival", "DeviceTally", "Story", "Verdict", "judge"]
 
-#: Offenders of one kind told one by one; all of them are counted.
+#: Offenders of one kind that get a story; all of them are counted.
 STORIES = 20
 
 
 class Arrival(NamedTuple):
-    """One record as an independent reader found it.
+    """One record as an independent reader read it.
 
     Attributes:
         partition: Kafka partition; 0 where the place has none.
@@ -173,11 +173,11 @@ class Verdict:
             (self.recovered, "recovered"),
             (self.refused, "refused by the broker"),
         ]
-        told = "".join(f"   {label} {count:,}" for count, label in extras if count)
+        rest = "".join(f"   {label} {count:,}" for count, label in extras if count)
         return (
             f"sent {self.attempted:,}   acknowledged {self.acked:,}   delivered {self.delivered:,}   "
             f"lost {self.lost:,}   doubled {self.doubled:,}   "
-            f"out of order {disordered} of {len(self.devices)} devices{told}"
+            f"out of order {disordered} of {len(self.devices)} devices{rest}"
         )
 
 
@@ -197,7 +197,7 @@ class _Judge:
         self.first_place: dict[tuple[int, int], tuple[int, int]] = {}
         self.highest: dict[str, tuple[int, int, int]] = {}
 
-    def tell(self, fault: str, message: Numbered | None, text: str) -> None:
+    def report(self, fault: str, message: Numbered | None, text: str) -> None:
         if sum(story.fault == fault for story in self.verdict.stories) < STORIES:
             publisher, number, device = (
                 (message.publisher, message.number, message.device) if message else (-1, -1, "?")
@@ -211,7 +211,9 @@ class _Judge:
         elif message is None or not self.claims.of(message.publisher, message.number):
             self.verdict.unexpected += 1
             sample = (arrival.value or b"")[:60]
-            self.tell("unexpected", message, f"partition {arrival.partition} offset {arrival.offset}, value {sample!r}")
+            self.report(
+                "unexpected", message, f"partition {arrival.partition} offset {arrival.offset}, value {sample!r}"
+            )
         else:
             self._count(message, arrival)
 
@@ -237,7 +239,7 @@ class _Judge:
         claim = self.claims.of(message.publisher, message.number)
         self.verdict.resent_doubled += bool(claim & SenderRecord.RESENT)
         first = self.first_place[message.publisher, message.number]
-        self.tell(
+        self.report(
             "doubled",
             message,
             f"first at partition {first[0]} offset {first[1]}, again at {place[0]} offset {place[1]}",
@@ -250,7 +252,7 @@ class _Judge:
             return
         self.verdict.late += 1
         tally.late += 1
-        self.tell(
+        self.report(
             "late",
             message,
             f"partition {place[0]} offset {place[1]}, "
@@ -269,7 +271,7 @@ class _Judge:
         for publisher, number, claim in self.absent():
             if claim & SenderRecord.ACKED:
                 verdict.lost += 1
-                self._tell_lost(publisher, number)
+                self._report_lost(publisher, number)
             else:
                 verdict.missing += 1
         verdict.attempted = self.claims.count(SenderRecord.ATTEMPTED)
@@ -286,11 +288,11 @@ class _Judge:
             for flag, seen in zip(flags, self.seen[publisher], strict=True)
         )
 
-    def _tell_lost(self, publisher: int, number: int) -> None:
+    def _report_lost(self, publisher: int, number: int) -> None:
         before = self._neighbour(publisher, number, -1)
         after = self._neighbour(publisher, number, +1)
         message = Numbered(self.claims.run, publisher, number, "", 0, 0)
-        self.tell(
+        self.report(
             "lost", message, f"acknowledged, not found; the publisher's nearest found: {before} before, {after} after"
         )
 
@@ -304,7 +306,7 @@ class _Judge:
 
 
 def judge(claims: Claims, arrivals: Iterable[Arrival]) -> Verdict:
-    """Compare what senders claim with what an independent reader found.
+    """Compare what senders claim with what an independent reader read.
 
     Args:
         claims: The senders' history.

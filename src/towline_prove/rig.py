@@ -165,14 +165,14 @@ class Rig:
         return watermarks is not None and watermarks.waiting == 0
 
     def kill(self, role: Role) -> bool:
-        """SIGKILL to whoever plays a role now, Kafka included; False when nobody does."""
+        """SIGKILL to the process that plays a role now, Kafka included; False when there is none."""
         if role is Role.KAFKA:
             self.kafka.kill()
             return True
         return self.bridge.hit(role, signal.SIGKILL)
 
     def revive(self, role: Role) -> bool:
-        """Start what no service manager would leave down; whether the role is played again."""
+        """Start what a service manager would start again; whether a process plays the role now."""
         if role is Role.KAFKA:
             self.kafka.restart()
             return True
@@ -249,7 +249,7 @@ class Trial:
         """Wait until everything acknowledged is in Kafka and committed at the gateway (or time is up), and judge."""
         acked = sum(read_history(part.claims).count(SenderRecord.ACKED) for part in self._parts)
         if not wait_for(lambda: self.arrived() >= acked, seconds / 2):
-            # The witness itself may be what is stuck; the note says how far it had read.
+            # The consumer that reads Kafka may itself be stuck; the note says how far it had read.
             self.notes.append(self._tail.reopen())
             wait_for(lambda: self.arrived() >= acked, seconds / 2)
         wait_for(self._rig.nothing_waits, 30, 0.1)

@@ -38,7 +38,7 @@ def share(publisher: int, publishers: int, messages: int) -> int:
 
 @dataclass(slots=True)
 class Answers:
-    """What one gulp of bytes from the broker said.
+    """What one chunk of bytes from the broker says.
 
     Attributes:
         acked: Numbers whose flow is complete.

@@ -72,7 +72,7 @@ class SoakRun:
     Attributes:
         role: Who was killed.
         run: Which run of that role, from 1.
-        at: How many messages had been sent at the kill; -1 when nobody could be killed.
+        at: How many messages had been sent at the kill; -1 when there was no process to kill.
         back: Seconds until the role was played again.
         seconds: The whole run.
         account: Its account.
@@ -94,16 +94,16 @@ class SoakRun:
         """One line of the table."""
         mark = "ok " if self.ok else "BAD"
         back = f"back after {self.back:4.1f} s" if self.back >= 0 else "NEVER BACK"
-        told = f"{mark} {self.role:<8} {self.run:>3}   killed at {self.at:>9,}   {back}   {self.account.line()}"
+        text = f"{mark} {self.role:<8} {self.run:>3}   killed at {self.at:>9,}   {back}   {self.account.line()}"
         problems = [*self.account.problems(), *map(str, self.account.verdict.stories)] if not self.ok else []
-        return "\n      ".join([told, *problems])
+        return "\n      ".join([text, *problems])
 
     def evidence(self, plan: SoakPlan) -> dict[str, Any]:
         """The record of this run, as one of `plan`."""
         asked = {"role": self.role, "run": self.run, "seed": plan.seed, "guarantee": plan.guarantee, "rate": plan.rate}
-        found = {"killed_at": self.at, "back_s": round(self.back, 1), **self.account.verdict.counts()}
-        told = {"problems": self.account.problems(), "notes": self.account.notes}
-        return evidence("soak", ok=self.ok, seconds=self.seconds, details={**asked, **found, **told})
+        counts = {"killed_at": self.at, "back_s": round(self.back, 1), **self.account.verdict.counts()}
+        remarks = {"problems": self.account.problems(), "notes": self.account.notes}
+        return evidence("soak", ok=self.ok, seconds=self.seconds, details={**asked, **counts, **remarks})
 
 
 @dataclass
@@ -164,7 +164,7 @@ def start_load(plan: LoadPlan, claims: Path) -> subprocess.Popen[bytes]:
 
 
 def _kill_at(rig: Rig, role: Role, claims: Path, moment: int) -> int:
-    """Wait for the moment and kill; how many messages had been sent then, -1 when nobody was there to be killed."""
+    """Wait for the moment and kill; how many messages had been sent then, -1 when there was no process to kill."""
     wait_for(lambda: claimed(claims) >= moment, PATIENCE_S)
     at = claimed(claims)
     if not wait_for(lambda: rig.kill(role), PATIENCE_S):
@@ -179,7 +179,7 @@ def claimed(claims: Path) -> int:
 
 
 def _await_back(rig: Rig, role: Role) -> float:
-    """Seconds until somebody plays the role again; -1 when nobody does in time."""
+    """Seconds until a process plays the role again; -1 when none does in time."""
     began = time.monotonic()
 
     def back() -> bool:

@@ -287,7 +287,7 @@ class BridgeRun(_Run):
         return next((Process.of(pid) for pid in processes.named(self.child.pid, role)), None)
 
     def hit(self, role: Role, number: signal.Signals = signal.SIGKILL) -> bool:
-        """Send a signal to a role, and wait for the end of one that is killed; False when nobody plays it now."""
+        """Send a signal to a role, and wait for the end of one that is killed; False when no process plays it now."""
         process = self.find(role)
         if process is None or not process.send(number):
             return False

@@ -43,9 +43,9 @@ class OnErlang(Server):
             SetupError: It is not on this machine (TL-S10).
         """
         root, pattern = cls.installed
-        found = sorted(Path(root).glob(pattern))
-        if found and shutil.which("erl"):
-            return found[-1].parent
+        programs = sorted(Path(root).glob(pattern))
+        if programs and shutil.which("erl"):
+            return programs[-1].parent
         advice = "Run `make test`, which installs it, or install Debian's package."
         raise SetupError("TL-S10", cls.name, "there is no such MQTT broker on this machine", advice)
 

@@ -162,7 +162,7 @@ _KINDS: Final = {
     **dict.fromkeys(("dup", "dup2", "dup3"), "_copied"),
     **dict.fromkeys(("rename", "renameat", "renameat2"), "_renamed"),
     **dict.fromkeys(("unlink", "unlinkat", "rmdir"), "_removed"),
-    **dict.fromkeys(("mkdir", "mkdirat"), "_made"),
+    **dict.fromkeys(("mkdir", "mkdirat"), "_created"),
     **dict.fromkeys(("link", "linkat"), "_linked"),
     **dict.fromkeys(("fsync", "fdatasync"), "_synced"),
     **dict.fromkeys(("sync", "syncfs"), "_synced_all"),
@@ -380,7 +380,7 @@ class DiskModel:
         if place is not None and place[1] in place[0].names:  # who has it open goes on writing to it
             place[0].change(call.ended, {place[1]: None})
 
-    def _made(self, call: Call) -> None:
+    def _created(self, call: Call) -> None:
         place = self._place(self._named(call)[0])
         if place is not None:
             place[0].change(call.ended, {place[1]: _Directory()})

@@ -171,7 +171,7 @@ class Call:
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths behind descriptors (``-y``), the answer's last."""
-        return tuple(_text(found) for found in _PATH.findall(self.arguments + self.answer))
+        return tuple(_text(path) for path in _PATH.findall(self.arguments + self.answer))
 
     @property
     def strings(self) -> tuple[bytes, ...]:
@@ -182,14 +182,14 @@ class Call:
         """
         if '"...' in self.arguments:
             raise ValueError(f"a call of {self.name} has more than {_MOST_BYTES} bytes, which the record does not hold")
-        return tuple(bytes.fromhex(found.replace("\\x", "")) for found in _STRING.findall(self.arguments))
+        return tuple(bytes.fromhex(text.replace("\\x", "")) for text in _STRING.findall(self.arguments))
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers among the arguments, descriptors with a path included."""
         return tuple(
-            int(found, 8 if re.match(r"0\d", found) else 0)
-            for found in _NUMBER.findall(_STRING.sub("", _PATH.sub("", self.arguments)))
+            int(number, 8 if re.match(r"0\d", number) else 0)
+            for number in _NUMBER.findall(_STRING.sub("", _PATH.sub("", self.arguments)))
         )
 
 

@@ -1,4 +1,4 @@
-"""The journal: rows that were received, durable on disk before anyone is told so. Knows nothing of MQTT or Spark."""
+"""The journal: rows that were received, durable on disk before they are acknowledged. Independent of MQTT and Spark."""
 
 from __future__ import annotations
 

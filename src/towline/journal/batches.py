@@ -104,16 +104,16 @@ class LastBatch:
 
 def job_of(writer: str) -> str:
     """The job a writer belongs to; "" for a writer that goes on for ever."""
-    found = _OF_A_JOB.fullmatch(writer)
-    return found[1] if found else ""
+    match = _OF_A_JOB.fullmatch(writer)
+    return match[1] if match else ""
 
 
 def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Ranges in order, those that touch made one."""
-    made: list[Range] = []
+    """Ranges in order; those that touch are joined."""
+    result: list[Range] = []
     for start, end in sorted(ranges):
-        if made and start <= made[-1][1]:
-            made[-1] = (made[-1][0], max(end, made[-1][1]))
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
         elif start < end:
-            made.append((start, end))
-    return tuple(made)
+            result.append((start, end))
+    return tuple(result)

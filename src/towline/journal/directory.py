@@ -22,7 +22,7 @@ _PATTERN = re.compile(r"(\d{20})-(\d{10})\.seg")
 
 
 class Name(NamedTuple):
-    """A segment's name. The sequence tells segments apart that begin at the same row, and shows holes."""
+    """A segment's name. The sequence distinguishes segments that begin at the same row, and shows holes."""
 
     sequence: int
     first: int
@@ -66,7 +66,7 @@ def _sync_above(directory: Path, disk: Disk) -> None:
 
 
 def segment_names(directory: Path) -> list[Name]:
-    """Return the names of the segments in the order in which they were made.
+    """Return the names of the segments in the order in which they were written.
 
     Raises:
         JournalError: TL-J09, a file has a segment's suffix, but not its form of name.

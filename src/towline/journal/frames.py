@@ -55,7 +55,7 @@ class Kind(enum.IntEnum):
     """What a frame holds. A number that is not here was written by a newer Towline."""
 
     SNAPSHOT = 1
-    """All that is known at the head of a segment; always its first frame, and only there."""
+    """The whole state at the head of a segment; always its first frame, and only there."""
     RECORDS = 2
     """`rows` rows from offset `first` on, as one Arrow record batch."""
     SESSION = 3
@@ -185,11 +185,11 @@ def _next_magic(memory: memoryview, at: int, limit: int) -> int:
     step = 1 << 16
     while at < limit:
         chunk = bytes(memory[at : min(at + step, limit)])
-        found = chunk.find(MAGIC)
-        while found >= 0 and found % 8:
-            found = chunk.find(MAGIC, found + 1)
-        if found >= 0:
-            return at + found
+        position = chunk.find(MAGIC)
+        while position >= 0 and position % 8:
+            position = chunk.find(MAGIC, position + 1)
+        if position >= 0:
+            return at + position
         at += step
     return limit
 

@@ -40,7 +40,7 @@ __all__ = ["Journal", "Limits"]
 
 
 class Journal:
-    """A durable list of rows with a watermark per consumer; `open` makes one.
+    """A durable list of rows with a watermark per consumer; `open` returns one.
 
     After `JournalFailed` the object is dead: every later call raises the same, and no file is synced again [I6].
 
@@ -115,7 +115,7 @@ class Journal:
         return self._store.end
 
     def incarnation_of(self, offset: int) -> str:
-        """The incarnation that wrote the row below `offset`; "" where none did, or it is not known any more."""
+        """The incarnation that wrote the row below `offset`; "" where there is none, or its row was removed."""
         end, segments = self._store.end, self._store.segments
         return origin_below(segments, offset) if max(segments[0].first, 1) <= offset <= end else ""
 
@@ -296,7 +296,7 @@ class Journal:
                 self._store.set_consumers({name: upto for name, upto in consumers.items() if name != consumer})
 
     def close(self) -> None:
-        """Write what only memory knows, and let the next one in. A second call does nothing.
+        """Write what is only in memory, and release the lock. A second call does nothing.
 
         Raises:
             JournalFailed: TL-J04, the last write failed; the directory is unlocked all the same.

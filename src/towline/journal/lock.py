@@ -28,7 +28,7 @@ _HELD: dict[tuple[int, int], int] = {}
 
 
 class Lock:
-    """The lock file of a journal directory, held from the moment it is made until `release`.
+    """The lock file of a journal directory, held until `release`.
 
     Args:
         directory: The journal's directory; it must exist.
@@ -90,10 +90,10 @@ class Lock:
             JournalFailed: TL-J11, it was removed or replaced: another process may own the directory.
         """
         try:
-            found, why = _file(self._path.stat()), "replaced"
+            identity, why = _file(self._path.stat()), "replaced"
         except OSError as error:
-            found, why = None, f"removed ({error.strerror})"
-        if found != self._file:
+            identity, why = None, f"removed ({error.strerror})"
+        if identity != self._file:
             raise JournalFailed(
                 "TL-J11",
                 str(self._path),
@@ -103,7 +103,7 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Let the next one in; a second call does nothing."""
+        """Let another process have it; a second call does nothing."""
         if self._descriptor >= 0:
             if self._file is not None:
                 _HELD.pop(self._file, None)
@@ -112,7 +112,7 @@ class Lock:
 
 
 def _file(stat: os.stat_result) -> tuple[int, int]:
-    """What tells one file from another; nobody gets the same while a descriptor is open."""
+    """What identifies a file; no other gets the same numbers while a descriptor is open."""
     return stat.st_dev, stat.st_ino
 
 

@@ -121,15 +121,15 @@ class Outbox:
         if job_of(batch.writer) and _OVER + job_of(batch.writer) in self.journal.notes:
             what = f"the job of {batch.writer} is over, this task comes too late"
             raise JournalError("TL-J17", str(self.journal.directory), what, "Nothing: the job has its result.")
-        found = self._last_batch(batch.writer)
-        if found is None or found.number < batch.number:
-            return Appended(0, self.journal.end, whole=False, already=False, newest=found.number if found else -1)
-        if found.number == batch.number and found.origin and batch.origin and found.origin != batch.origin:
+        stored = self._last_batch(batch.writer)
+        if stored is None or stored.number < batch.number:
+            return Appended(0, self.journal.end, whole=False, already=False, newest=stored.number if stored else -1)
+        if stored.number == batch.number and stored.origin and batch.origin and stored.origin != batch.origin:
             raise _another(self.journal.directory, batch)
-        whole = found.whole or found.number > batch.number
-        if found.held_back and not whole and found.attempt != batch.attempt:
-            return Appended(0, self.journal.end, whole=False, already=False, newest=found.number)
-        return Appended(found.rows, found.end, whole, already=True, newest=found.number)
+        whole = stored.whole or stored.number > batch.number
+        if stored.held_back and not whole and stored.attempt != batch.attempt:
+            return Appended(0, self.journal.end, whole=False, already=False, newest=stored.number)
+        return Appended(stored.rows, stored.end, whole, already=True, newest=stored.number)
 
     def _last_batch(self, writer: str) -> LastBatch | None:
         values = self.journal.notes.get(_BATCH + writer)
@@ -236,8 +236,8 @@ class Outbox:
         gone = [one for parts in ranges.values() for one in parts]
         if not gone:
             return
-        rows, known = self._dropped
-        kept = joined([*((s, e) for s, e in known if e > self.journal.first), *gone])
+        rows, dropped = self._dropped
+        kept = joined([*((s, e) for s, e in dropped if e > self.journal.first), *gone])
         notes: dict[str, Any] = {_DROPPED: [rows + sum(end - start for start, end in gone), kept]}
         for writer, parts in ranges.items():
             last = self._last_batch(writer)
@@ -270,7 +270,7 @@ class Outbox:
             self.journal.append(self.journal.no_rows, notes={**notes, _OVER + job: int(self._clock())})
 
     def _look(self) -> None:
-        """Let go what nobody asks for any more, once in a while."""
+        """Give up what no writer asked for in a while; now and then."""
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + _LOOK_S
@@ -321,7 +321,7 @@ class Outbox:
         return self._partial.following(max(cursor, self.done.watermark), self.journal.end)
 
     def settle(self) -> bool:
-        """Note as done what was given up since the last time; tell whether there was any."""
+        """Note as done what was given up since the last time; return whether there was any."""
         dropped = self._partial.take_dropped() if self._partial.pending else []
         with self._partial.lock:
             for start, end in dropped:
@@ -342,7 +342,7 @@ class Outbox:
 
     @property
     def flights(self) -> dict[int, Flight]:
-        """Packet ids in use, as the disk knows them, in the order of their rows."""
+        """Packet ids in use, as they are on disk, in the order of their rows."""
         in_order = sorted(self.in_flight.items(), key=lambda entry: entry[1][0])
         return {packet_id: Flight(*entry) for packet_id, entry in in_order if packet_id not in self._freed}
 

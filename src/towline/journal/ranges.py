@@ -52,15 +52,15 @@ class Ranges:
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """The ranges of numbers from `start` to `end` - 1 that are not in the set."""
-        found = []
+        gaps = []
         start = max(start, self.watermark)
         for begin, stop in zip(self._starts, self._ends, strict=True):
             if begin >= end:
                 break
             if begin > start:
-                found.append((start, begin))
+                gaps.append((start, begin))
             start = max(start, stop)
-        return [*found, (start, end)] if start < end else found
+        return [*gaps, (start, end)] if start < end else gaps
 
     def add(self, start: int, end: int | None = None) -> None:
         """Put in the numbers from `start` to `end` - 1; one number without an end."""

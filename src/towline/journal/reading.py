@@ -158,8 +158,8 @@ def offset_after_bytes(segments: Sequence[Segment], start: int, end: int, max_by
         position, header = segment.find(view, max(start, segment.first))
         byte = position + (max(start, segment.first) - header.first) * header.size // header.rows + budget
         if byte < len(view.memory):
-            found = segment.find_byte(view, byte) or (position, header)
-            return min(_row_at(*found, byte), end)
+            frame = segment.find_byte(view, byte) or (position, header)
+            return min(_row_at(*frame, byte), end)
         budget = byte - len(view.memory)
     return end
 

@@ -40,7 +40,7 @@ __all__ = ["RecoveredJournal", "Recovery", "recover"]
 
 @dataclass(frozen=True)
 class Recovery:
-    """What opening a journal found.
+    """What was on disk when a journal was opened.
 
     Attributes:
         segments: Files with rows.
@@ -178,7 +178,7 @@ def _chain(heads: list[_Head]) -> list[_Head]:
 
 
 def _joined(older: _Head, newer: _Head) -> bool:
-    """Tell whether no segment is missing between these two; refuse two that can't both be in order."""
+    """Return whether no segment is missing between these two; refuse two that can't belong together."""
     if older.snapshot.state.journal_id != newer.snapshot.state.journal_id:
         ids = f"{older.snapshot.state.journal_id}, the next one to {newer.snapshot.state.journal_id}"
         raise foreign(str(older.path), f"belongs to journal {ids}")

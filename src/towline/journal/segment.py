@@ -139,7 +139,7 @@ class Segment:
             raise damaged(self.path, f"is shorter than the {self.size:,} bytes that were durable") from error
 
     def index(self, view: View) -> Index:
-        """Return the index; that of a segment from an earlier run is made at its first use."""
+        """Return the index; that of a segment from an earlier run is built at its first use."""
         if self._index is None:
             index = Index()
             for position, header in self.records(view, 0):
@@ -180,12 +180,12 @@ class Segment:
 
     def find_byte(self, view: View, byte: int) -> tuple[int, Header] | None:
         """Return the last frame with rows that begins at or before this byte, or none."""
-        found = None
+        frame = None
         for position, header in self.records(view, self.index(view).before_position(byte)):
             if position > byte:
                 break
-            found = position, header
-        return found
+            frame = position, header
+        return frame
 
     def add(self, offset: int, position: int) -> None:
         """Note a frame that was just written, so that `find` is quick."""

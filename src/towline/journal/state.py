@@ -1,4 +1,4 @@
-"""What a journal knows besides its rows, and how each kind of frame changes it: a table, no disk."""
+"""What a journal holds besides its rows, and how each kind of frame changes it: a table, no disk."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class JournalState:
     #: names the opening that writes: 8 random hex digits, another for each, so that two journals that went on from the
     #: same copy differ [I14]; "" for a Towline that named none
     incarnation: str = ""
-    #: incarnation that wrote row `end - 1`; "" when there was none, or it is not known
+    #: incarnation that wrote row `end - 1`; "" when there was none, or it was never named
     newest: str = ""
 
     @property

@@ -131,7 +131,7 @@ class _Screen:
         self._console = Console()
         self._live: Live | None = None
         self._began = time.monotonic()
-        self._told = 0.0
+        self._reported_at = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -160,9 +160,9 @@ class _Screen:
                 self._live = Live(console=self._console, refresh_per_second=8, transient=False)
                 self._live.start()
             self._live.update(_row(moment, total, time.monotonic() - self._began))
-        elif time.monotonic() - self._told > 3:
-            self._told = time.monotonic()
-            sys.stdout.write(plain(f"  {_figures(moment, self._told - self._began)}\n"))
+        elif time.monotonic() - self._reported_at > 3:
+            self._reported_at = time.monotonic()
+            sys.stdout.write(plain(f"  {_figures(moment, self._reported_at - self._began)}\n"))
             sys.stdout.flush()
 
 

@@ -64,19 +64,19 @@ def down(directory: Directory = None) -> None:
 @app.command(epilog="Example:   towline devstack status --json")
 def status(directory: Directory = None, *, as_json: AsJson = False) -> None:
     """Show both brokers; the exit code is 0 when both run, else 1."""
-    found = Stack(directory).status()
+    servers = Stack(directory).status()
     if as_json:
-        typer.echo(json.dumps([asdict(server) for server in found]))
+        typer.echo(json.dumps([asdict(server) for server in servers]))
     else:
-        _show(found)
-    if any(server.state != "running" for server in found):
+        _show(servers)
+    if any(server.state != "running" for server in servers):
         raise typer.Exit(1)
 
 
 @app.command(epilog="Example:   towline devstack topics readings alarms --partitions 3")
 def topics(
     names: Annotated[list[str], typer.Argument(help="Topics of the Kafka", metavar="TOPIC...")],
-    partitions: Annotated[int, typer.Option(min=1, help="Of each topic that is made.")] = 1,
+    partitions: Annotated[int, typer.Option(min=1, help="Of each new topic.")] = 1,
     directory: Directory = None,
 ) -> None:
     """Make topics in the Kafka that runs; those that are there stay as they are."""
@@ -85,12 +85,12 @@ def topics(
     kafka = Stack(directory).kafka
     if not kafka.running:
         raise SetupError("TL-S17", f"kafka in {kafka.directory}", "does not run", "Start it: towline devstack up.")
-    made = create_topics(kafka.bootstrap, dict.fromkeys(names, partitions))
-    there = sorted(set(names) - set(made))
-    if made:
-        typer.echo(f"kafka: made {', '.join(made)} with {partitions} partition{'s' * (partitions > 1)} each")
-    if there:
-        typer.echo(f"kafka: {', '.join(there)} {'were' if len(there) > 1 else 'was'} there")
+    created = create_topics(kafka.bootstrap, dict.fromkeys(names, partitions))
+    existing = sorted(set(names) - set(created))
+    if created:
+        typer.echo(f"kafka: made {', '.join(created)} with {partitions} partition{'s' * (partitions > 1)} each")
+    if existing:
+        typer.echo(f"kafka: {', '.join(existing)} {'were' if len(existing) > 1 else 'was'} there")
 
 
 @app.command(epilog="Example:   towline devstack kill kafka")
@@ -101,7 +101,7 @@ def kill(name: Name, directory: Directory = None) -> None:
 
 @app.command(epilog="Example:   towline devstack pause mosquitto")
 def pause(name: Name, directory: Directory = None) -> None:
-    """SIGSTOP one broker: it answers nobody, and its connections stay open."""
+    """SIGSTOP one broker: it answers no client, and its connections stay open."""
     _do(name, directory, Server.pause, "paused; go on with: towline devstack resume")
 
 
@@ -125,11 +125,11 @@ def _do(name: str, directory: Path | None, verb: Callable[[Server], object], out
     typer.echo(f"{name} {outcome}{again}   ({time.monotonic() - begun:.1f} s)")
 
 
-def _show(found: list[ServerStatus]) -> None:
+def _show(servers: list[ServerStatus]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("broker", "state", "address", "pid", "directory"):
         table.add_column(column, overflow="fold")
-    for server in found:
+    for server in servers:
         pid = str(server.pid) if server.pid else "-"
         cells = (server.name, server.state, server.address or "-", pid, server.directory)
         table.add_row(*map(Text, cells))  # a str would be read as markup

@@ -239,10 +239,10 @@ class Kafka(Server):
 
 def _is_led(admin: AdminClient, topic: str) -> bool:
     try:
-        found = admin.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+        description = admin.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
     except KafkaException:
         return False
-    return bool(found.partitions) and all(partition.leader >= 0 for partition in found.partitions.values())
+    return bool(description.partitions) and all(partition.leader >= 0 for partition in description.partitions.values())
 
 
 def _cluster_id() -> str:

@@ -35,7 +35,7 @@ SEARCHED = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 class MosquittoTooOld(UserWarning):
-    """The Mosquitto found breaks promises by itself; whatever is measured on it says little about Towline."""
+    """This Mosquitto loses messages by itself; a run on it proves little about Towline."""
 
 
 class Installed(NamedTuple):
@@ -188,11 +188,11 @@ def find_mosquitto(binary: Path | None = None) -> Installed:
         SetupError: There is none, or it does not tell its version (TL-S10).
     """
     named = str(binary) if binary else os.environ.get("TOWLINE_MOSQUITTO", "mosquitto")
-    found = shutil.which(named, path=f"{os.environ.get('PATH', '')}:{SEARCHED}")
-    if found is None:
+    program = shutil.which(named, path=f"{os.environ.get('PATH', '')}:{SEARCHED}")
+    if program is None:
         advice = "Run `make setup`, or install Mosquitto 2.0.13 or newer."
         raise SetupError("TL-S10", named, "there is no such MQTT broker on this machine", advice)
-    return Installed(Path(found), _version_of(found))
+    return Installed(Path(program), _version_of(program))
 
 
 @cache

@@ -23,7 +23,7 @@ _random = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on now; somebody may take it before you do, so be ready to ask again."""
+    """A port on loopback that is free now; another process may take it first, so be ready to ask again."""
     candidates = _candidates()
     for _ in range(100):
         port = _random.choice(candidates)

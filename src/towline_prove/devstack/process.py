@@ -1,4 +1,4 @@
-"""Processes known by pid *and* start time, so that a recycled pid is never signalled.
+"""Processes identified by pid *and* start time, so that a recycled pid is never signalled.
 
 A pid alone is not a name: after the process ends the kernel hands the number out again. The pair of boot id and start
 time (/proc/<pid>/stat, field 22, clock ticks since boot) is one, and it survives in a file over our own restarts.

@@ -150,7 +150,7 @@ class Server(ABC):
         self._end(signal.SIGKILL, self.stop_seconds)
 
     def pause(self) -> None:
-        """SIGSTOP: it answers nobody, and its connections stay open.
+        """SIGSTOP: it answers no client, and its connections stay open.
 
         Raises:
             SetupError: It does not run (TL-S17).

@@ -73,8 +73,8 @@ class Stack:
         for server in self.servers:
             if server.name == name:
                 return server
-        known = ", ".join(server.name for server in self.servers)
-        raise ConfigError("TL-C71", name, "is no broker of the devstack", f"There are {known}.")
+        names = ", ".join(server.name for server in self.servers)
+        raise ConfigError("TL-C71", name, "is no broker of the devstack", f"There are {names}.")
 
     def __enter__(self) -> Self:
         return self.start()

@@ -90,8 +90,8 @@ def test_a_clean_end_leaves_no_session_to_wait_for_and_the_directory_formatted(h
 
 def test_topics_have_leaders_when_create_topics_returns(kafka: Kafka, topic: NewTopic) -> None:
     name = topic("led", partitions=3)
-    found = kafka._admin(kafka.port).list_topics(name, timeout=60).topics[name]
-    assert [partition.leader for partition in found.partitions.values()] == [1, 1, 1]
+    description = kafka._admin(kafka.port).list_topics(name, timeout=60).topics[name]
+    assert [partition.leader for partition in description.partitions.values()] == [1, 1, 1]
     send(kafka, name, b"x")
 
 

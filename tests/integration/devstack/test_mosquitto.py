@@ -254,9 +254,9 @@ def test_passwords(new_mosquitto: NewMosquitto, tmp_path: Path) -> None:
     subprocess.run(["mosquitto_passwd", "-c", "-b", passwords, "ann", "secret"], check=True, capture_output=True)
     broker = new_mosquitto(password_file=str(passwords))
     there = ["-h", "127.0.0.1", "-p", str(broker.port), "-t", "t", "-m", "m"]
-    known = subprocess.run(["mosquitto_pub", *there, "-u", "ann", "-P", "secret"], check=False)
+    accepted = subprocess.run(["mosquitto_pub", *there, "-u", "ann", "-P", "secret"], check=False)
     unknown = subprocess.run(["mosquitto_pub", *there], check=False, capture_output=True)
-    assert known.returncode == 0
+    assert accepted.returncode == 0
     assert unknown.returncode != 0
 
 

@@ -27,7 +27,7 @@ def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
     return new_mosquitto(max_queued_messages="0", max_inflight_messages="0", persistence="true")
 
 
-def told(verdict: Verdict) -> str:
+def report(verdict: Verdict) -> str:
     return "\n".join([verdict.line(), *map(str, verdict.stories)])
 
 
@@ -109,7 +109,7 @@ def test_a_broker_restart_is_survived_with_dup_resends(broker: Mosquitto, tmp_pa
     assert result.reconnects >= 8
     collector = Collector(broker.port)
     verdict = collector.collect(read_history(tmp_path / "claims"))
-    assert verdict.lost == verdict.late == verdict.unexpected == 0, told(verdict)
+    assert verdict.lost == verdict.late == verdict.unexpected == 0, report(verdict)
     assert verdict.attempted == 6000
 
 
@@ -130,7 +130,7 @@ def test_cut_connections_are_made_anew(broker: Mosquitto, tmp_path: Path) -> Non
     assert result.acked == 3000
     assert result.reconnects > 8
     verdict = collector.collect(read_history(tmp_path / "claims"))
-    assert verdict.lost == verdict.late == verdict.unexpected == 0, told(verdict)
+    assert verdict.lost == verdict.late == verdict.unexpected == 0, report(verdict)
 
 
 def test_a_killed_load_can_still_be_judged(broker: Mosquitto, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_killed_load_can_still_be_judged(broker: Mosquitto, tmp_path: Path) ->
     acked = history.count(SenderRecord.ACKED)
     assert 500 <= acked <= history.count(SenderRecord.ATTEMPTED) < 100_000
     verdict = collector.collect(history)
-    assert verdict.lost == 0, told(verdict)
+    assert verdict.lost == 0, report(verdict)
     assert verdict.unexpected == 0
 
 

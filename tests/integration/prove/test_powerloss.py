@@ -34,14 +34,14 @@ CONNECT, PUBACK, PUBREC, PUBCOMP = 1, 4, 5, 7
 class Moment:
     """What the broker has been told when a send begins, and what the worst disk would hold then."""
 
-    told: Counter[int]
+    sent: Counter[int]
     rows: int
     held: int
 
     @property
     def kept(self) -> bool:
         """[I2] [I3] A message is durable before its PUBACK or PUBREC, a release before its PUBCOMP."""
-        return self.told[PUBACK] + self.told[PUBREC] <= self.rows and self.told[PUBCOMP] <= self.rows - self.held
+        return self.sent[PUBACK] + self.sent[PUBREC] <= self.rows and self.sent[PUBCOMP] <= self.rows - self.held
 
 
 def packets(data: bytes) -> Iterator[int]:
@@ -61,7 +61,7 @@ def packets(data: bytes) -> Iterator[int]:
 
 def moments(root: Path, log: Path, place: Path) -> Iterator[Moment]:
     """Every send to the broker in a record, with the disk as of its beginning."""
-    disk, told, connection, waiting = DiskModel.empty(root), Counter[int](), "", list[Call]()
+    disk, sent, connection, waiting = DiskModel.empty(root), Counter[int](), "", list[Call]()
     for number, call in enumerate(recorded(log, root)):
         if call.name not in SENDS:
             waiting.append(call)
@@ -70,11 +70,11 @@ def moments(root: Path, log: Path, place: Path) -> Iterator[Moment]:
         if data[:1] == b"\x10" and b"MQTT" in data[:10]:
             connection = call.paths[0]
         if call.paths[:1] == (connection,):
-            told.update(packets(data))
+            sent.update(packets(data))
             for earlier in [earlier for earlier in waiting if earlier.ended < call.began]:
                 disk.apply(earlier)  # what ended while the send was under way came too late for it
                 waiting.remove(earlier)
-            yield Moment(told.copy(), *durable(disk, place / str(number)))
+            yield Moment(sent.copy(), *durable(disk, place / str(number)))
 
 
 def durable(disk: DiskModel, target: Path) -> tuple[int, int]:
@@ -119,8 +119,8 @@ def test_no_acknowledgement_leaves_before_its_data_would_survive(
 ) -> None:
     seen = list(moments(*run_recorded(new_mosquitto, tmp_path, qos), tmp_path))
     assert [moment for moment in seen if not moment.kept] == []
-    told, answer = seen[-1].told, PUBACK if qos == 1 else PUBREC
-    assert (told[answer], told[PUBCOMP]) == (MESSAGES, MESSAGES if qos == 2 else 0)
+    sent, answer = seen[-1].sent, PUBACK if qos == 1 else PUBREC
+    assert (sent[answer], sent[PUBCOMP]) == (MESSAGES, MESSAGES if qos == 2 else 0)
     assert len(seen) > 4, "one large gulp proves little about the order"
 
 

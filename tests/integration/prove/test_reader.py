@@ -29,18 +29,18 @@ def send(kafka: Kafka, topic: str, values: list[bytes | None], *, partition: int
     return producer
 
 
-def values(found: list[Arrival]) -> list[bytes | None]:
-    return [arrival.value for arrival in found]
+def values(arrivals: list[Arrival]) -> list[bytes | None]:
+    return [arrival.value for arrival in arrivals]
 
 
 def test_everything_is_read_per_partition_in_order(kafka: Kafka, topic: NewTopic) -> None:
     name = topic("read", 2)
     send(kafka, name, [b"%d" % number for number in range(500)])
     send(kafka, name, [b"other"], partition=1)
-    found = read_topic(kafka.bootstrap, name)
-    assert values([arrival for arrival in found if arrival.partition == 0]) == [b"%d" % n for n in range(500)]
-    assert [arrival.offset for arrival in found if arrival.partition == 0] == list(range(500))
-    assert values([arrival for arrival in found if arrival.partition == 1]) == [b"other"]
+    arrivals = read_topic(kafka.bootstrap, name)
+    assert values([arrival for arrival in arrivals if arrival.partition == 0]) == [b"%d" % n for n in range(500)]
+    assert [arrival.offset for arrival in arrivals if arrival.partition == 0] == list(range(500))
+    assert values([arrival for arrival in arrivals if arrival.partition == 1]) == [b"other"]
 
 
 def test_aborted_and_open_transactions_are_not_seen(kafka: Kafka, topic: NewTopic) -> None:
@@ -76,7 +76,7 @@ def test_a_partition_the_client_stopped_is_read_on_at_its_place(kafka: Kafka, to
     tail = two_read(kafka, name)
     stop(tail, name)
     send(kafka, name, [b"2", b"3"])
-    assert values(tail.until(lambda found: len(found) == 2, seconds=20)) == [b"2", b"3"]
+    assert values(tail.until(lambda arrivals: len(arrivals) == 2, seconds=20)) == [b"2", b"3"]
     stop(tail, name)
     send(kafka, name, [b"4", b"5", b"6"])
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
@@ -103,9 +103,9 @@ def test_a_tail_from_now_leaves_the_past_out(kafka: Kafka, topic: NewTopic) -> N
     assert tail.pull(20) == []
     assert tail.at_end
     send(kafka, name, [b"new", None])
-    assert values(tail.until(lambda found: len(found) == 2, seconds=20)) == [b"new", None]
+    assert values(tail.until(lambda arrived: len(arrived) == 2, seconds=20)) == [b"new", None]
     send(kafka, name, [b"next"])
-    arrival = next(found for _ in range(100) if (found := tail.next(0.2)))
+    arrival = next(arrived for _ in range(100) if (arrived := tail.next(0.2)))
     assert (arrival.value, arrival.key) == (b"next", b"key")
     tail.close()
 

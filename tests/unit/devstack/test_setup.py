@@ -88,8 +88,8 @@ def mosquitto(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *versions: tu
     """The step's outcome when the machine shows these versions one after the other."""
     shown = list(versions)
     monkeypatch.setattr(script, "mosquitto_version", lambda: shown.pop(0) if len(shown) > 1 else shown[0])
-    found: tuple[str, str] = script.mosquitto()
-    return found
+    outcome: tuple[str, str] = script.mosquitto()
+    return outcome
 
 
 def test_a_sound_mosquitto_is_left_alone(

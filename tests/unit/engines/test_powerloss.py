@@ -131,9 +131,9 @@ def files(root: Path) -> Files:
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
     (tmp_path / "root").mkdir()
-    made = Program(tmp_path / "root")
-    yield made
-    made.close()
+    traced = Program(tmp_path / "root")
+    yield traced
+    traced.close()
 
 
 def left(program: Program, disk: DiskModel | None = None) -> Files:

@@ -41,8 +41,8 @@ class Sending:
         """Send what may leave; return it."""
         sent: list[int] = []
         self.outbox.settle()
-        while found := self.outbox.following(self.cursor):
-            start, self.cursor = found
+        while following := self.outbox.following(self.cursor):
+            start, self.cursor = following
             for batch in self.outbox.read(start, self.cursor):
                 for number in batch.column("offset").to_pylist():
                     if start not in self.outbox.done:
@@ -90,11 +90,11 @@ def test_a_last_piece_without_rows_makes_a_batch_whole(tmp_path: Path) -> None:
     outbox.append(rows(0, 3), batch, whole=False)
     outbox.append(rows(10, 2))
     assert sending.turn() == [10, 11]
-    made = outbox.append(rows(0, 0), batch, start=3)
-    assert (made.rows, made.whole) == (3, True)
-    assert not outbox.reached(made.end)
+    appended = outbox.append(rows(0, 0), batch, start=3)
+    assert (appended.rows, appended.whole) == (3, True)
+    assert not outbox.reached(appended.end)
     assert sending.turn() == [0, 1, 2]
-    assert outbox.reached(made.end)
+    assert outbox.reached(appended.end)
     outbox.close()
 
 
@@ -206,9 +206,9 @@ def test_the_markers_of_a_job_that_nobody_ended_go_after_a_week(tmp_path: Path) 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=20))
 def test_ranges_are_joined(parts: list[tuple[int, int]]) -> None:
     ranges = [(start, start + length) for start, length in parts]
-    made = joined(ranges)
-    assert {n for s, e in made for n in range(s, e)} == {n for s, e in ranges for n in range(s, e)}
-    assert all(a[1] < b[0] for a, b in pairwise(made))
+    result = joined(ranges)
+    assert {n for s, e in result for n in range(s, e)} == {n for s, e in ranges for n in range(s, e)}
+    assert all(a[1] < b[0] for a, b in pairwise(result))
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=9), st.sets(st.integers(0, 50)))

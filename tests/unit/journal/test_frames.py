@@ -74,9 +74,9 @@ def test_frames_behind_bad_bytes_are_found(noise: bytes, into: int) -> None:
     second = encode(Kind.RECORDS, epoch=1, first=5, durable=16, rows=1, payload=b"y" * 500)
     lead = noise + bytes(-len(noise) % 8) + bytes(8)
     memory = memoryview(lead + bytes(joined(first, second)))
-    found = list(intact_after(memory, min(into, len(lead) - 8), len(memory)))
-    assert [position for position, _ in found] == [len(lead), len(lead) + first.size]
-    assert [header.durable for _, header in found] == [8, 16]
+    frames = list(intact_after(memory, min(into, len(lead) - 8), len(memory)))
+    assert [position for position, _ in frames] == [len(lead), len(lead) + first.size]
+    assert [header.durable for _, header in frames] == [8, 16]
 
 
 def test_a_frame_far_behind_is_found_across_the_steps_of_the_search() -> None:

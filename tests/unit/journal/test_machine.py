@@ -77,8 +77,8 @@ class Life(RuleBasedStateMachine):
     def commit(self, consumer: str, part: float) -> None:
         upto = round(self.end * part)
         self.journal.commit(consumer, upto)
-        known = self.committed.get(consumer, -1)
-        if max(upto, self.journal.first) > known:
+        before = self.committed.get(consumer, -1)
+        if max(upto, self.journal.first) > before:
             self.committed[consumer] = max(upto, self.first)
             self.flushed = dict(self.ledger)
 
@@ -97,8 +97,8 @@ class Life(RuleBasedStateMachine):
     @rule(start=st.floats(0, 1), max_bytes=st.integers(0, 20_000), max_rows=st.integers(1, 100))
     def locate(self, start: float, max_bytes: int, max_rows: int) -> None:
         begin = self.journal.first + round((self.end - self.journal.first) * start)
-        found = self.journal.locate(begin, max_bytes=max_bytes, max_rows=max_rows)
-        assert min(begin + 1, self.end) <= found <= min(begin + max_rows, self.end)
+        end = self.journal.locate(begin, max_bytes=max_bytes, max_rows=max_rows)
+        assert min(begin + 1, self.end) <= end <= min(begin + max_rows, self.end)
 
     @rule()
     def reopen(self) -> None:

@@ -206,13 +206,13 @@ class Life(RuleBasedStateMachine):
         crash(self.outbox.journal)
         before = dict(self.flights)
         self._open()
-        found = {n for n in range(self.end) if n in self.outbox.done}
-        assert self.sure <= found <= self.done | self.sure
+        done = {n for n in range(self.end) if n in self.outbox.done}
+        assert self.sure <= done <= self.done | self.sure
         # Whoever had a packet id and is not surely done still has it, under the same number and in the same phase.
         assert {i: f for i, f in self.outbox.flights.items() if f.number not in self.done} == before
         # What was in flight is still, under its id, or is done: else it would leave under a new id, doubled [I10].
-        assert self.flown <= found | {f.number for f in self.outbox.flights.values()}
-        self.done = found
+        assert self.flown <= done | {f.number for f in self.outbox.flights.values()}
+        self.done = done
         self.flights = dict(self.outbox.flights)
 
     @invariant()

@@ -11,7 +11,7 @@ TOP = 30
 NUMBERS = st.sets(st.integers(0, TOP - 1))
 
 
-def made(watermark: int, numbers: set[int]) -> tuple[Ranges, set[int]]:
+def ranges_of(watermark: int, numbers: set[int]) -> tuple[Ranges, set[int]]:
     ranges = Ranges(watermark)
     for number in numbers:
         ranges.add(number)
@@ -20,7 +20,7 @@ def made(watermark: int, numbers: set[int]) -> tuple[Ranges, set[int]]:
 
 @given(st.integers(0, TOP), NUMBERS, st.integers(0, TOP), st.integers(0, TOP))
 def test_what_is_missing_is_what_is_not_there(watermark: int, numbers: set[int], start: int, end: int) -> None:
-    ranges, model = made(watermark, numbers)
+    ranges, model = ranges_of(watermark, numbers)
     missing = ranges.missing(start, end)
     assert [n for s, e in missing for n in range(s, e)] == [n for n in range(start, end) if n not in model]
     assert all(s < e for s, e in missing)
@@ -29,7 +29,7 @@ def test_what_is_missing_is_what_is_not_there(watermark: int, numbers: set[int],
 
 @given(st.integers(0, TOP), NUMBERS, st.integers(0, TOP))
 def test_a_number_touches_where_it_makes_no_further_range(watermark: int, numbers: set[int], number: int) -> None:
-    ranges, _ = made(watermark, numbers)
+    ranges, _ = ranges_of(watermark, numbers)
     before = ranges.pieces
     touches = ranges.touches(number)
     ranges.add(number)

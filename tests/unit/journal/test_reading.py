@@ -21,7 +21,7 @@ SIZES = st.one_of(st.integers(0, 30), st.integers(0, 3000))
 FRAMES = st.lists(st.lists(SIZES, min_size=1, max_size=30), max_size=12)
 
 
-def made(first: int, sizes: list[int]) -> Any:
+def written(first: int, sizes: list[int]) -> Any:
     payloads = [first.to_bytes(2, "big") + bytes(size) for size in sizes]
     tags = [["tag"] * (size % 3) or None for size in sizes]
     return pa.record_batch([range(first, first + len(sizes)), payloads, tags], schema=SCHEMA)
@@ -30,7 +30,7 @@ def made(first: int, sizes: list[int]) -> Any:
 def frames_of(sizes: list[list[int]]) -> list[Any]:
     frames, first = [], 0
     for frame in sizes:
-        frames.append(made(first, frame))
+        frames.append(written(first, frame))
         first += len(frame)
     return frames
 
@@ -52,7 +52,7 @@ def test_batches_stay_within_both_bounds(sizes: list[list[int]], batch_rows: int
 
 @given(st.lists(SIZES, min_size=1, max_size=40), st.integers(1, 40), st.integers(100, 5000))
 def test_a_cut_takes_as_many_rows_as_fit(sizes: list[int], batch_rows: int, batch_bytes: int) -> None:
-    frame = made(0, sizes)
+    frame = written(0, sizes)
     slices = list(cut(frame, batch_rows, batch_bytes))
     check(slices, [frame], batch_rows, batch_bytes)
     at = 0
@@ -103,7 +103,7 @@ def test_ranges_by_bytes_go_on_and_end_at_a_frame_too_many(
 
 def test_a_large_frame_is_sliced_where_it_lies(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
-        journal.append(made(0, [100_000] * 50))
+        journal.append(written(0, [100_000] * 50))
         before = pa.total_allocated_bytes()
         batches = list(journal.read(0, 50, batch_bytes=300_000))
         assert pa.total_allocated_bytes() == before
@@ -115,7 +115,7 @@ def plant(journal: Journal, count: int, size: int) -> None:
     at = 0
     while at < count:
         group = min((1, 3, 50)[at % 3], count - at)
-        journal.append(made(at % 60_000, [size] * group))
+        journal.append(written(at % 60_000, [size] * group))
         at += group
 
 

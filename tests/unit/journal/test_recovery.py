@@ -16,11 +16,11 @@ from towline.journal.frames import Header, Kind, encode, intact_at
 
 def layout(path: Path) -> list[tuple[int, Header]]:
     """Return position and header of every frame of a segment."""
-    memory, position, found = memoryview(path.read_bytes()), 0, []
+    memory, position, frames = memoryview(path.read_bytes()), 0, []
     while header := intact_at(memory, position, len(memory)):
-        found.append((position, header))
+        frames.append((position, header))
         position += header.size
-    return found
+    return frames
 
 
 def abandoned(directory: Path, *, marks: bool = True) -> Path:
@@ -55,14 +55,14 @@ def put_back(files: dict[str, bytes], directory: Path) -> None:
 
 def test_the_last_segment_cut_at_every_byte(memory_path: Path) -> None:
     last = abandoned(memory_path / "whole")
-    content, found = last.read_bytes(), layout(last)
-    assert found[-1][0] + found[-1][1].size == len(content)
+    content, frames = last.read_bytes(), layout(last)
+    assert frames[-1][0] + frames[-1][1].size == len(content)
     files, copy = files_of(last.parent), memory_path / "cut"
     copy.mkdir()
     for size in range(len(content)):
         put_back(files, copy)
         (copy / last.name).write_bytes(content[:size])
-        whole = [header for position, header in found if position + header.size <= size]
+        whole = [header for position, header in frames if position + header.size <= size]
         good = sum(header.size for header in whole)
         if not whole:  # the snapshot was durable before the segment had a name
             with pytest.raises(JournalDamaged, match=r"snapshot.*TL-J05"):
@@ -95,32 +95,32 @@ def test_a_tail_of_zeros_or_noise_is_cut(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "torn")
 
 
-def expected_after_flip(found: list[tuple[int, Header]], position: int) -> tuple[int, bool]:
+def expected_after_flip(frames: list[tuple[int, Header]], position: int) -> tuple[int, bool]:
     """Return the frame a byte belongs to, and whether a later frame says that it was durable."""
-    at = max(number for number, (start, _) in enumerate(found) if start <= position)
-    return at, any(header.durable > found[at][0] for _, header in found[at + 1 :])
+    at = max(number for number, (start, _) in enumerate(frames) if start <= position)
+    return at, any(header.durable > frames[at][0] for _, header in frames[at + 1 :])
 
 
 def test_flipped_bits_of_the_last_segment(memory_path: Path) -> None:
     last = abandoned(memory_path)
-    content, found, files = last.read_bytes(), layout(last), files_of(memory_path)
+    content, frames, files = last.read_bytes(), layout(last), files_of(memory_path)
     tail = range(max(0, len(content) - 4096), len(content))
-    headers = [position + at for position, _ in found[2:5] for at in range(48)]
+    headers = [position + at for position, _ in frames[2:5] for at in range(48)]
     bits = {(position, position * 5 % 8) for position in tail[::2]}
     bits |= {(position, bit) for position in headers for bit in range(8)}
     for position, bit in sorted(bits):
         flipped = bytearray(content)
         flipped[position] ^= 1 << bit
         last.write_bytes(flipped)
-        at, durable = expected_after_flip(found, position)
+        at, durable = expected_after_flip(frames, position)
         if durable or at == 0:
             with pytest.raises(JournalError, match=rf"{last.name}.*\[TL-J0[59]\]"):
                 opened(memory_path)
             assert last.read_bytes() == flipped  # nothing was changed
             continue
         with opened(memory_path) as journal:
-            assert journal.recovery.cut_bytes == len(content) - found[at][0]
-            assert journal.end == found[at][1].first
+            assert journal.recovery.cut_bytes == len(content) - frames[at][0]
+            assert journal.end == frames[at][1].first
             if position % 64 == 0:
                 served(journal)
         put_back(files, memory_path)
@@ -133,7 +133,7 @@ def test_random_flips_in_sealed_segments_are_never_served(memory_path: Path) -> 
     journal.close()
     sealed = segments(memory_path / "whole")[:-1]
     assert len(sealed) >= 3
-    chance, told = random.Random(11), 0
+    chance, refused = random.Random(11), 0
     for _ in range(300):
         path = chance.choice(sealed)
         content = bytearray(path.read_bytes())
@@ -145,9 +145,9 @@ def test_random_flips_in_sealed_segments_are_never_served(memory_path: Path) -> 
             served(journal)
         assert caught.value.code in {"TL-J05", "TL-J09"}
         assert path.name in str(caught.value)
-        told += 1
+        refused += 1
         path.write_bytes(before)
-    assert told == 300
+    assert refused == 300
 
 
 def test_rows_before_the_damage_are_still_served(tmp_path: Path) -> None:
@@ -294,9 +294,9 @@ def test_marks_that_were_never_durable_may_be_cut_though_later_ones_are_whole(tm
         journal.commit("spark", upto)
     crash(journal)
     last = segments(tmp_path)[-1]
-    found = [(position, header) for position, header in layout(last) if header.kind == Kind.COMMITTED]
+    watermarks = [(position, header) for position, header in layout(last) if header.kind == Kind.COMMITTED]
     content = bytearray(last.read_bytes())
-    at, header = found[1]
+    at, header = watermarks[1]
     content[at : at + header.size] = bytes(header.size)  # the disk wrote the third mark, but not the second
     last.write_bytes(content)
     with opened(tmp_path) as journal:

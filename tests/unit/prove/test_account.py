@@ -11,12 +11,12 @@ from towline_prove.referee import DeviceTally, Story, Verdict
 
 
 def verdict(**changes: int) -> Verdict:
-    made = Verdict(
+    result = Verdict(
         attempted=100, acked=100, delivered=100, copies=100, devices={"d0": DeviceTally(100, partitions={1})}
     )
     for name, value in changes.items():
-        setattr(made, name, value)
-    return made
+        setattr(result, name, value)
+    return result
 
 
 def test_a_good_run() -> None:
@@ -55,13 +55,13 @@ def test_watermarks_are_taken_from_a_status() -> None:
 
 
 def test_the_account_is_json() -> None:
-    made = verdict()
-    made.stories.append(Story("late", 0, 1, "d0", "here"))
-    told = json.loads(json.dumps(RunAccount(made, gateway=Watermarks(100, 100, 100), notes=["killed"]).as_json()))
-    assert told["ok"] is True
-    assert told["gateway"]["journaled"] == 100
-    assert told["verdict"]["stories"] == ["late: publisher 0 number 1 (d0): here"]
-    assert told["notes"] == ["killed"]
+    judged = verdict()
+    judged.stories.append(Story("late", 0, 1, "d0", "here"))
+    content = json.loads(json.dumps(RunAccount(judged, gateway=Watermarks(100, 100, 100), notes=["killed"]).as_json()))
+    assert content["ok"] is True
+    assert content["gateway"]["journaled"] == 100
+    assert content["verdict"]["stories"] == ["late: publisher 0 number 1 (d0): here"]
+    assert content["notes"] == ["killed"]
 
 
 def test_watermarks_of_a_part_are_a_difference() -> None:

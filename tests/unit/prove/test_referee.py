@@ -14,13 +14,13 @@ from towline_prove.referee import Arrival, Verdict, judge
 
 
 def claims(attempted: int = 10, acked: int | None = None, resent: tuple[int, ...] = ()) -> Claims:
-    made = Claims(plan={"run": "r"})
-    made.add(Record(SenderRecord.ATTEMPTED, 0, 0, attempted, 0.0))
+    history = Claims(plan={"run": "r"})
+    history.add(Record(SenderRecord.ATTEMPTED, 0, 0, attempted, 0.0))
     if acked is None or acked:
-        made.add(Record(SenderRecord.ACKED, 0, 0, attempted if acked is None else acked, 0.0))
+        history.add(Record(SenderRecord.ACKED, 0, 0, attempted if acked is None else acked, 0.0))
     for number in resent:
-        made.add(Record(SenderRecord.RESENT, 0, number, 1, 0.0))
-    return made
+        history.add(Record(SenderRecord.RESENT, 0, number, 1, 0.0))
+    return history
 
 
 def arrivals(numbers: list[int], *, run: str = "r", partition: int = 0) -> list[Arrival]:
@@ -30,8 +30,8 @@ def arrivals(numbers: list[int], *, run: str = "r", partition: int = 0) -> list[
     ]
 
 
-def check(made: Claims, found: list[Arrival]) -> Verdict:
-    verdict = judge(made, found)
+def check(history: Claims, arrived: list[Arrival]) -> Verdict:
+    verdict = judge(history, arrived)
     assert verdict.adds_up()
     return verdict
 
@@ -90,8 +90,8 @@ def test_late_is_judged_per_device_on_first_copies() -> None:
 
 
 def test_a_device_in_two_partitions_is_out_of_order() -> None:
-    found = [*arrivals([0, 1, 2, 3, 4]), *arrivals([5, 6, 7, 8, 9], partition=1)]
-    verdict = check(claims(), found)
+    arrived = [*arrivals([0, 1, 2, 3, 4]), *arrivals([5, 6, 7, 8, 9], partition=1)]
+    verdict = check(claims(), arrived)
     assert verdict.split == 2
     assert not verdict.ok("at_least_once")
 
@@ -116,9 +116,9 @@ def test_other_runs_are_left_out() -> None:
 
 
 def test_a_refused_message_is_nobodys_claim() -> None:
-    made = claims(acked=0)
-    made.add(Record(SenderRecord.REFUSED, 0, 0, 10, 0.0))
-    verdict = check(made, arrivals([]))
+    history = claims(acked=0)
+    history.add(Record(SenderRecord.REFUSED, 0, 0, 10, 0.0))
+    verdict = check(history, arrivals([]))
     assert (verdict.lost, verdict.missing, verdict.refused) == (0, 10, 10)
 
 
@@ -144,9 +144,9 @@ def test_verdicts_on_two_parts_of_one_topic_add_up() -> None:
     second = Claims(plan={"run": "s"})
     second.add(Record(SenderRecord.ATTEMPTED, 0, 0, 10, 0.0))
     second.add(Record(SenderRecord.ACKED, 0, 0, 10, 0.0))
-    found = [*arrivals(list(range(10))), *arrivals([0, 1, 1, 2, 3], run="s"), *arrivals([5], run="stranger")]
-    verdict = judge(claims(), found)
-    verdict.merge(judge(second, found))
+    arrived = [*arrivals(list(range(10))), *arrivals([0, 1, 1, 2, 3], run="s"), *arrivals([5], run="stranger")]
+    verdict = judge(claims(), arrived)
+    verdict.merge(judge(second, arrived))
     assert verdict.adds_up()
     assert (verdict.attempted, verdict.delivered, verdict.lost, verdict.doubled) == (20, 14, 6, 1)
     assert verdict.foreign == 1

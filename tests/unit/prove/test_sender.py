@@ -28,17 +28,17 @@ def publishes(data: bytes) -> list[PublishPacket]:
     return [packet for packet in read_all(data) if isinstance(packet, PublishPacket)]
 
 
-def numbers(found: list[PublishPacket]) -> list[int]:
-    return [message.number for packet in found if (message := decode(packet.payload))]
+def numbers(packets: list[PublishPacket]) -> list[int]:
+    return [message.number for packet in packets if (message := decode(packet.payload))]
 
 
 def test_messages_go_round_the_devices_in_order() -> None:
     data, first, count = make(total=7).burst(100)
-    found = publishes(data)
+    packets = publishes(data)
     assert (first, count) == (0, 7)
-    assert numbers(found) == list(range(7))
-    assert [packet.topic for packet in found] == [f"t/d{n % 3}/x" for n in range(7)]
-    assert len({packet.packet_id for packet in found}) == 7
+    assert numbers(packets) == list(range(7))
+    assert [packet.topic for packet in packets] == [f"t/d{n % 3}/x" for n in range(7)]
+    assert len({packet.packet_id for packet in packets}) == 7
 
 
 @pytest.mark.parametrize(("publishers", "devices"), [(8, 50), (1, 1), (3, 3), (7, 100)])
