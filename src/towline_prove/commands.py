@@ -7,6 +7,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -109,8 +110,7 @@ def soak(
     """Kill -9 each role at random moments under load. Exit code 1 when a promise was broken."""
     plan = SoakPlan.quick() if quick else SoakPlan(runs=runs, messages=messages, rate=rate)
     plan = replace(plan, roles=_roles(roles), seed=seed, guarantee=guarantee)
-    with contextlib.ExitStack() as stack:
-        place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="towline-soak-")))
+    with _place(directory) as place:
         outcomes = Soak(plan, place, typer.echo).run()
     if record is not None:
         for outcome in outcomes:
@@ -138,9 +138,7 @@ def gateway_soak(
 ) -> None:
     """Kill -9 the gateway alone, many times, and count its journal. Exit code 1 when the promise was broken."""
     plan = GatewaySoakPlan(messages=messages, kills=kills, rate=rate, qos=qos, seed=seed)
-    with contextlib.ExitStack() as stack:
-        place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="towline-soak-")))
-        place.mkdir(parents=True, exist_ok=True)
+    with _place(directory) as place:
         began = time.monotonic()
         verdict = GatewaySoak(plan, place, typer.echo).run()
     ok = verdict.ok(plan.guarantee) and verdict.adds_up()
@@ -164,14 +162,24 @@ def large(
 ) -> None:
     """Send large messages while Kafka is away. Exit code 1 when a promise was broken or the gateway grew too large."""
     plan = LargePlan(messages=messages, size=size, guarantee=guarantee, away=away, how=how, seconds=seconds)
-    with contextlib.ExitStack() as stack:
-        place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="towline-large-")))
+    with _place(directory) as place:
         run = run_large(plan, place, typer.echo)
     if record is not None:
         write_evidence(evidence("large", ok=run.ok, seconds=run.seconds, details=run.as_json()), record)
     typer.echo(run.account.line())
     typer.echo(json.dumps(run.as_json()))
     raise typer.Exit(0 if run.ok else 1)
+
+
+@contextlib.contextmanager
+def _place(directory: Path | None) -> Iterator[Path]:
+    """The directory of a run; a temporary one where none is given."""
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="towline-prove-") as temporary:
+        yield Path(temporary)
 
 
 def _roles(text: str) -> tuple[Role, ...]:

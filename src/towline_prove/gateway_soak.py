@@ -19,7 +19,7 @@ from towline_prove.devstack.process import wait_for
 from towline_prove.history import SenderRecord, read_history
 from towline_prove.load import LoadPlan
 from towline_prove.referee import judge
-from towline_prove.soak import KEEP_ALL, claimed, start_load
+from towline_prove.soak import KEEP_ALL, sent_by, start_load
 from towline_prove.subject import GatewayRun, journal_arrivals
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ class GatewaySoak:
         chance = random.Random(self.plan.seed)  # noqa: S311 - moments, not secrets
         moments = sorted(chance.uniform(0.01, 0.95) for _ in range(self.plan.kills))
         for number, moment in enumerate(moments, start=1):
-            wait_for(lambda due=moment * self.plan.messages: claimed(claims) >= due, _PATIENCE_S)  # type: ignore[misc]
-            at = claimed(claims)
+            at = sent_by(claims, moment * self.plan.messages, _PATIENCE_S)
             run.kill()
             began = time.monotonic()
             run.start().online()

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from towline_prove.account import RunAccount
     from towline_prove.load import LoadPlan
-    from towline_prove.rig import Trial
 
-__all__ = ["EVERYBODY", "KEEP_ALL", "ROLES", "Soak", "SoakPlan", "SoakRun", "claimed", "start_load"]
+__all__ = ["EVERYBODY", "KEEP_ALL", "ROLES", "Soak", "SoakPlan", "SoakRun", "sent_by", "start_load"]
 
 ROLES = (Role.GATEWAY, Role.JVM, Role.DRIVER, Role.BRIDGE)
 #: Also Spark's Python workers, which hold the transactions, and Kafka itself.
@@ -152,7 +151,9 @@ class Soak:
                 load.wait(plan.seconds)
             finally:
                 load.kill()
-            account = _patiently(rig, trial)
+            account = trial.account()
+            if not rig.bridge.running:
+                trial.notes.append("the bridge has ended")
         return SoakRun(role, number, at, back, time.monotonic() - began, account)
 
 
@@ -165,32 +166,23 @@ def start_load(plan: LoadPlan, claims: Path) -> subprocess.Popen[bytes]:
 
 def _kill_at(rig: Rig, role: Role, claims: Path, moment: int) -> int:
     """Wait for the moment and kill; how many messages had been sent then, -1 when there was no process to kill."""
-    wait_for(lambda: claimed(claims) >= moment, PATIENCE_S)
-    at = claimed(claims)
+    at = sent_by(claims, moment, PATIENCE_S)
     if not wait_for(lambda: rig.kill(role), PATIENCE_S):
         return -1
     return at
 
 
-def claimed(claims: Path) -> int:
-    """How many messages the senders say they have sent by now."""
-    time.sleep(0.01)
-    return read_history(claims).count(SenderRecord.ATTEMPTED) if claims.exists() else 0
+def sent_by(claims: Path, moment: float, timeout: float) -> int:
+    """Wait until the senders claim to have sent so many messages, or time is up; how many they claim then."""
+
+    def sent() -> int:
+        return read_history(claims).count(SenderRecord.ATTEMPTED) if claims.exists() else 0
+
+    wait_for(lambda: sent() >= moment, timeout, 0.02)
+    return sent()
 
 
 def _await_back(rig: Rig, role: Role) -> float:
     """Seconds until a process plays the role again; -1 when none does in time."""
     began = time.monotonic()
-
-    def back() -> bool:
-        time.sleep(0.02)
-        return rig.revive(role)
-
-    return time.monotonic() - began if wait_for(back, PATIENCE_S) else -1.0
-
-
-def _patiently(rig: Rig, trial: Trial) -> RunAccount:
-    account = trial.account()
-    if not rig.bridge.running:
-        trial.notes.append("the bridge has ended")
-    return account
+    return time.monotonic() - began if wait_for(lambda: rig.revive(role), PATIENCE_S, 0.02) else -1.0
