@@ -91,9 +91,9 @@ class SoakRun:
 
     def line(self) -> str:
         """One line of the table."""
-        mark = "ok " if self.ok else "BAD"
+        sign = "ok " if self.ok else "BAD"
         back = f"back after {self.back:4.1f} s" if self.back >= 0 else "NEVER BACK"
-        text = f"{mark} {self.role:<8} {self.run:>3}   killed at {self.at:>9,}   {back}   {self.account.line()}"
+        text = f"{sign} {self.role:<8} {self.run:>3}   killed at {self.at:>9,}   {back}   {self.account.line()}"
         problems = [*self.account.problems(), *map(str, self.account.verdict.stories)] if not self.ok else []
         return "\n      ".join([text, *problems])
 

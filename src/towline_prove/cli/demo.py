@@ -104,11 +104,11 @@ def _tell(account: RunAccount, devices: int, seconds: float) -> None:
     )
     _say("", f"doubled {verdict.doubled:,} ({account.guarantee})   out of order {late} of {devices} devices")
     if account.gateway is not None:
-        marks = account.gateway
+        gateway = account.gateway
         _say(
             "",
-            f"received {marks.received:,} ≥ journaled {marks.journaled:,} ≥ committed {marks.committed:,}   "
-            f"waiting {marks.waiting:,}",
+            f"received {gateway.received:,} ≥ journaled {gateway.journaled:,} ≥ committed {gateway.committed:,}   "
+            f"waiting {gateway.waiting:,}",
         )
     for problem in account.problems():
         _say("✗ broken", problem)
@@ -120,8 +120,8 @@ def _tell(account: RunAccount, devices: int, seconds: float) -> None:
 
 
 def _say(title: str, text: str) -> None:
-    mark = "▸ " if title and not title.startswith("✗") else "  "
-    typer.echo(plain(f"{mark}{title:<18}{text}" if not title.startswith("✗") else f"{title:<20}{text}"))
+    sign = "▸ " if title and not title.startswith("✗") else "  "
+    typer.echo(plain(f"{sign}{title:<18}{text}" if not title.startswith("✗") else f"{title:<20}{text}"))
 
 
 class _Screen:

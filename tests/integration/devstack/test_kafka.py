@@ -69,7 +69,7 @@ def test_a_paused_kafka_answers_after_resume(hurt: Kafka) -> None:
     assert read(hurt, "paused") == [b"one"]
 
 
-def test_a_topic_is_made_by_a_kafka_that_takes_its_time(hurt: Kafka) -> None:
+def test_a_topic_is_created_by_a_kafka_that_takes_its_time(hurt: Kafka) -> None:
     hurt.pause()
     threading.Timer(ANSWER_SECONDS + 1, hurt.resume).start()
     hurt.create_topics({"slow": 1})

@@ -110,7 +110,7 @@ def test_an_old_mosquitto_is_replaced_from_backports(
     assert asked == [("mosquitto", "mosquitto-clients")]
 
 
-def test_without_backports_the_distributions_own_is_taken_and_the_reason_told(
+def test_without_backports_the_distributions_own_is_taken_with_the_reason(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, mended: list[tuple[str, ...]]
 ) -> None:
     monkeypatch.setattr(script, "install_from_backports", lambda *_: "no way there")

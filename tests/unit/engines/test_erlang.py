@@ -11,7 +11,7 @@ from towline.errors import SetupError
 
 
 @pytest.mark.parametrize("kind", [RabbitMQ, Ejabberd])
-def test_a_broker_that_is_not_here_is_told_with_the_way_to_it(
+def test_a_broker_that_is_not_here_is_an_error_that_says_how_to_get_it(
     kind: type[OnErlang], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(kind, "installed", (str(tmp_path), "*/x"))

@@ -207,7 +207,7 @@ def test_a_sync_that_never_returned_is_none(program: Program) -> None:
 
 
 @pytest.mark.parametrize("answer", ["0 (INJECTED)", "-1 EIO (Input/output error)", "?"])
-def test_a_sync_that_was_not_made_is_none(program: Program, answer: str) -> None:
+def test_a_failed_sync_is_none(program: Program, answer: str) -> None:
     fd = program.create("a")
     program.sync_directory("")
     program.write(fd, b"x")

@@ -223,9 +223,9 @@ def test_what_is_left_may_be_held_back(parts: list[tuple[int, int]], done: set[i
         assert partial.covers(noted.missing(0, 50)) == (not left)
 
 
-def test_a_marker_reads_back() -> None:
-    for marker in (LastBatch(1, 2, True, 3, "o"), LastBatch(4, 5, False, 6, "", "a", ((1, 2), (3, 6)), 7)):
-        assert LastBatch.from_json(marker.as_json()) == marker
+def test_the_newest_batch_reads_back() -> None:
+    for newest in (LastBatch(1, 2, True, 3, "o"), LastBatch(4, 5, False, 6, "", "a", ((1, 2), (3, 6)), 7)):
+        assert LastBatch.from_json(newest.as_json()) == newest
 
 
 @settings(max_examples=60, deadline=None)

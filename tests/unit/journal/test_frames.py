@@ -70,7 +70,7 @@ def test_a_header_alone_is_judged_by_its_sizes() -> None:
 
 @given(st.binary(max_size=400), st.integers(0, 7))
 def test_frames_behind_bad_bytes_are_found(noise: bytes, into: int) -> None:
-    first = encode(Kind.COMMITTED, epoch=1, first=5, durable=8, payload=b"mark")
+    first = encode(Kind.COMMITTED, epoch=1, first=5, durable=8, payload=b"watermark")
     second = encode(Kind.RECORDS, epoch=1, first=5, durable=16, rows=1, payload=b"y" * 500)
     lead = noise + bytes(-len(noise) % 8) + bytes(8)
     memory = memoryview(lead + bytes(joined(first, second)))

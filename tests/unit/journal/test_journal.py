@@ -139,7 +139,7 @@ def test_ranges_that_are_not_there_are_refused(tmp_path: Path) -> None:
             assert caught.value.code == "TL-J07"
 
 
-def test_a_reader_that_comes_too_late_is_told(tmp_path: Path) -> None:
+def test_a_reader_that_comes_too_late_gets_an_error(tmp_path: Path) -> None:
     with opened(tmp_path, SMALL) as journal:
         fill(journal, 200, group=20)
         late = journal.read(0, 200)
@@ -468,7 +468,7 @@ def test_readers_do_not_wait_for_the_disk(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_damage_under_a_reader_is_told(tmp_path: Path) -> None:
+def test_damage_under_a_reader_is_an_error(tmp_path: Path) -> None:
     with opened(tmp_path, SMALL) as journal:
         fill(journal, 300, group=10)
         path = segments(tmp_path)[2]

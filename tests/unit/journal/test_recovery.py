@@ -23,7 +23,7 @@ def layout(path: Path) -> list[tuple[int, Header]]:
     return frames
 
 
-def abandoned(directory: Path, *, marks: bool = True) -> Path:
+def abandoned(directory: Path, *, watermarks: bool = True) -> Path:
     """Make a journal with a sealed segment and a last one with every kind of frame; return the last one's path."""
     journal = opened(directory)
     fill(journal, 6, group=3)
@@ -32,7 +32,7 @@ def abandoned(directory: Path, *, marks: bool = True) -> Path:
     journal.count(received=3)
     fill(journal, 1)
     journal.set_session({"a": 1})
-    if marks:
+    if watermarks:
         journal.commit("spark", 2)
     fill(journal, 4, group=2)
     journal.count(received=4)
@@ -287,7 +287,7 @@ def test_a_segment_under_a_wrong_name_is_an_error(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_marks_that_were_never_durable_may_be_cut_though_later_ones_are_whole(tmp_path: Path) -> None:
+def test_watermarks_that_were_never_durable_may_be_cut_though_later_ones_are_whole(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     fill(journal, 5)
     for upto in (1, 2, 3):
@@ -297,7 +297,7 @@ def test_marks_that_were_never_durable_may_be_cut_though_later_ones_are_whole(tm
     watermarks = [(position, header) for position, header in layout(last) if header.kind == Kind.COMMITTED]
     content = bytearray(last.read_bytes())
     at, header = watermarks[1]
-    content[at : at + header.size] = bytes(header.size)  # the disk wrote the third mark, but not the second
+    content[at : at + header.size] = bytes(header.size)  # the disk wrote the third watermark, but not the second
     last.write_bytes(content)
     with opened(tmp_path) as journal:
         assert journal.end == 5

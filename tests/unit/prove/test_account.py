@@ -26,7 +26,7 @@ def test_a_good_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("marks", "problem"),
+    ("watermarks", "problem"),
     [
         (Watermarks(100, 101, 100), "out of order"),
         (Watermarks(100, 90, 100), "out of order"),
@@ -36,8 +36,8 @@ def test_a_good_run() -> None:
         (Watermarks(150, 150, 120), None),
     ],
 )
-def test_the_watermarks_must_agree(marks: Watermarks, problem: str | None) -> None:
-    problems = RunAccount(verdict(), gateway=marks).problems()
+def test_the_watermarks_must_agree(watermarks: Watermarks, problem: str | None) -> None:
+    problems = RunAccount(verdict(), gateway=watermarks).problems()
     assert any(problem in line for line in problems) if problem else not problems
 
 

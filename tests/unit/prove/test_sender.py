@@ -155,6 +155,6 @@ def test_packet_ids_wrap_round_and_skip_those_in_use() -> None:
     assert seen == set(range(1, 65_536)) - {held}
 
 
-def test_a_disconnect_of_the_server_is_told() -> None:
+def test_a_disconnect_of_the_server_is_reported() -> None:
     code = mqtt5.DisconnectReasonCode.SERVER_SHUTTING_DOWN
     assert make().feed(mqtt5.DisconnectPacket(reason_code=code).write()).closed == 0x8B
