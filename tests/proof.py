@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from towline_prove.evidence import evidence, write_evidence
+from towline_prove.evidence import evidence, revision, write_evidence
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Long tests are evidence: `--proof docs/proof/tests.jsonl` keeps a line for each that ran."""
     parser.addoption("--proof", type=Path, metavar="FILE", help="add a line of JSON to FILE for each long test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The code that is put to the proof is that of the beginning, whatever is committed meanwhile."""
+    if config.getoption("--proof") is not None:
+        revision()
 
 
 @pytest.hookimpl(wrapper=True)

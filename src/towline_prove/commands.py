@@ -16,7 +16,7 @@ import typer
 
 from towline.errors import ConfigError, TowlineError
 from towline_prove.account import RunAccount
-from towline_prove.evidence import evidence, write_evidence
+from towline_prove.evidence import evidence, revision, write_evidence
 from towline_prove.gateway_soak import GatewaySoak, GatewaySoakPlan
 from towline_prove.history import read_history
 from towline_prove.large import LargePlan, run_large
@@ -111,6 +111,7 @@ def soak(
     plan = SoakPlan.quick() if quick else SoakPlan(runs=runs, messages=messages, rate=rate)
     plan = replace(plan, roles=_roles(roles), seed=seed, guarantee=guarantee)
     with _place(directory) as place:
+        revision()
         outcomes = Soak(plan, place, typer.echo).run()
     if record is not None:
         for outcome in outcomes:
@@ -139,6 +140,7 @@ def gateway_soak(
     """Kill -9 the gateway alone, many times, and count its journal. Exit code 1 when the promise was broken."""
     plan = GatewaySoakPlan(messages=messages, kills=kills, rate=rate, qos=qos, seed=seed)
     with _place(directory) as place:
+        revision()
         began = time.monotonic()
         verdict = GatewaySoak(plan, place, typer.echo).run()
     ok = verdict.ok(plan.guarantee) and verdict.adds_up()
@@ -163,6 +165,7 @@ def large(
     """Send large messages while Kafka is away. Exit code 1 when a promise was broken or the gateway grew too large."""
     plan = LargePlan(messages=messages, size=size, guarantee=guarantee, away=away, how=how, seconds=seconds)
     with _place(directory) as place:
+        revision()
         run = run_large(plan, place, typer.echo)
     if record is not None:
         write_evidence(evidence("large", ok=run.ok, seconds=run.seconds, details=run.as_json()), record)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["evidence", "write_evidence"]
+__all__ = ["evidence", "revision", "write_evidence"]
 
 _TREE = Path(__file__).resolve().parents[2]
 
@@ -34,7 +35,7 @@ def evidence(program: str, *, ok: bool, seconds: float, details: Mapping[str, An
         "day": datetime.now(UTC).date().isoformat(),
         "ok": ok,
         "version": version("towline"),
-        "revision": _revision(),
+        "revision": revision(),
         "seconds": round(seconds, 1),
         **details,
     }
@@ -47,8 +48,12 @@ def write_evidence(record: Mapping[str, Any], file: Path) -> None:
         lines.write(json.dumps(record) + "\n")
 
 
-def _revision() -> str:
-    """The commit of the code, ``+`` behind it where files other than the records differ; empty outside a checkout."""
+@cache
+def revision() -> str:
+    """The commit of the code when this was first asked: ask before a run begins.
+
+    Behind it stands ``+`` where other files than the records differ; outside a checkout it is empty.
+    """
     commit = _git("rev-parse", "--short=10", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs/proof")
     return f"{commit}+" if changes else commit
