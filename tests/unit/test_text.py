@@ -19,7 +19,7 @@ from rich.console import Console
 from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
 from towline.bridge.config.sqlcheck import Findings
-from towline.bridge.deadletters import dlq
+from towline.bridge.deadletters import dlq, replay
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.screen import LiveScreen, PlainScreen
 from towline.bridge.runtime.state import BridgeState
@@ -139,12 +139,12 @@ def test_dlq_replay(
 ) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
-    done = dlq.Replay()
+    done = replay.Replay()
     done.mended[HOSTILE] = 1
     done.dead[HOSTILE] = 1
     shelf = SimpleNamespace(topic=HOSTILE, absent=True, nobodys=Counter([HOSTILE]))
     monkeypatch.setattr("towline.bridge.deadletters.dlq.shelves", lambda _: [shelf])
-    monkeypatch.setattr("towline.bridge.deadletters.dlq.replay", lambda *_, **__: done)
+    monkeypatch.setattr("towline.bridge.deadletters.replay.replay", lambda *_, **__: done)
     assert_harmless(ran(capsys, "dlq", "replay", str(file), *more)[1])
 
 

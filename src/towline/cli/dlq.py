@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from towline.bridge.config.model import Bridge
-    from towline.bridge.deadletters.dlq import DeadLetterTopic, Entry, Replay, Wanted
+    from towline.bridge.deadletters.dlq import DeadLetterTopic, Entry, Wanted
+    from towline.bridge.deadletters.replay import Replay
 
 __all__ = ["app"]
 
@@ -77,13 +78,14 @@ def replay(
     be mapped stay. Exit code 1 when some stayed.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.deadletters import dlq  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.deadletters import replay as replaying  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.deadletters.dlq import shelves  # noqa: PLC0415 - loaded when it is called
 
     bridge = load(file)
-    wanted, total = _wanted(bridge, line, reason, limit), dlq.Replay()
-    ledgers = dlq.shelves(bridge)
+    wanted, total = _wanted(bridge, line, reason, limit), replaying.Replay()
+    ledgers = shelves(bridge)
     for shelf in ledgers:
-        total.include(dlq.replay(shelf, wanted, _session(bridge), dry_run=dry_run))
+        total.include(replaying.replay(shelf, wanted, _session(bridge), dry_run=dry_run))
     found = {**_facts_of(total, dry_run=dry_run), **_besides(ledgers)}
     sys.stdout.write(json_text(found) if as_json else lines_text(_told(total, found, dry_run=dry_run)))
     if total.dead:

@@ -20,7 +20,7 @@ from tests.conftest import NewTopic
 from tests.integration.bridge.running import PATIENCE, in_kafka
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
-from towline.bridge.deadletters import dlq
+from towline.bridge.deadletters import dlq, replay
 from towline.bridge.deadletters.remap import Mapper
 from towline.errors import KafkaError
 from towline.kafka.deadletters import Letter, Reason, to_records
@@ -84,15 +84,15 @@ def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
     strange: list[str | bytes] = ["kcat", "-P", "-b", kafka.bootstrap, "-t", dead, "-p", "0", "-H", b"\xff=1"]
     subprocess.run(strange, input=b"somebody else's", check=True)
     (shelf,) = dlq.shelves(bridge)
-    dry = dlq.replay(shelf, dlq.Wanted(), no_spark, dry_run=True)
+    dry = replay.replay(shelf, dlq.Wanted(), no_spark, dry_run=True)
     assert dry.mended == {target: 3}
     assert values(kafka, target) == []
 
-    first = dlq.replay(shelf, dlq.Wanted(limit=1), no_spark)
+    first = replay.replay(shelf, dlq.Wanted(limit=1), no_spark)
     assert sum(first.mended.values()) == 1 or first.dead
-    rest = dlq.replay(shelf, dlq.Wanted(), no_spark)
+    rest = replay.replay(shelf, dlq.Wanted(), no_spark)
     assert rest.dead == {"no route takes its topic": 1}
-    again = dlq.replay(shelf, dlq.Wanted(), no_spark)
+    again = replay.replay(shelf, dlq.Wanted(), no_spark)
     assert (again.mended, again.dead) == ({}, {"no route takes its topic": 1})
     assert sorted(values(kafka, target)) == [b"m0", b"m2", b"m3"]
     assert [entry.letter.value for entry in shelf.entries(dlq.Wanted())] == [b"m1".ljust(10, b".")]
@@ -102,7 +102,7 @@ def test_only_what_is_meant_is_replayed(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0), letter(1, reason=Reason.UNROUTED)])
     (shelf,) = dlq.shelves(bridge)
-    made = dlq.replay(shelf, dlq.Wanted(line="line", reason="unrouted"), no_spark)
+    made = replay.replay(shelf, dlq.Wanted(line="line", reason="unrouted"), no_spark)
     assert made.mended == {target: 1}
     assert values(kafka, target) == [b"m1"]
     assert len(list(shelf.entries(dlq.Wanted()))) == 1
@@ -117,13 +117,14 @@ def test_a_replay_that_was_killed_is_done_over(kafka: Kafka, make: Make) -> None
         import os, sys
         from pathlib import Path
         from towline.bridge.config import file as config
-        from towline.bridge.deadletters import dlq
-        dlq._Writer._commit = lambda writer: (writer._producer.flush(20), os._exit(9))
+        from towline.bridge.deadletters import dlq, replay
+        from towline.kafka.transactions import Transactional
+        Transactional.commit = lambda producer: (producer.flush(20), os._exit(9))
         bridge = config.load(Path(sys.argv[1]))
-        dlq.replay(dlq.shelves(bridge)[0], dlq.Wanted(), None)
+        replay.replay(dlq.shelves(bridge)[0], dlq.Wanted(), None)
     """
     assert subprocess.run([sys.executable, "-c", code, str(bridge.file)], check=False).returncode == 9
-    assert dlq.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 2}
+    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 2}
     assert sorted(values(kafka, target)) == [b"m0", b"m1"]
 
 
@@ -132,27 +133,27 @@ def test_a_replay_that_was_overtaken_writes_nothing(kafka: Kafka, make: Make) ->
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0)])
     (shelf,), (others,) = dlq.shelves(bridge), dlq.shelves(bridge.model_copy(update={"name": "another"}))
-    slow = dlq._Writer(others)
+    slow = replay._Writer(others)
     waiting = list(shelf.entries(dlq.Wanted()))
-    assert dlq.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
+    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
     mappers = {"line": Mapper(bridge.uplinks[0], no_spark)}
     with pytest.raises(KafkaError, match=r"TL-B30"):
-        slow.write(dead, waiting, dlq._outcomes(shelf, mappers, waiting))
+        slow.write(dead, waiting, replay._outcomes(shelf, mappers, waiting))
     assert values(kafka, target) == [b"m0"]
 
 
 def test_two_replays_at_once_carry_each_letter_once(kafka: Kafka, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dlq, "CHUNK", 1)
+    monkeypatch.setattr(replay, "CHUNK", 1)
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(4)])
     (shelf,), (other,) = dlq.shelves(bridge), dlq.shelves(bridge)
     turns = [dlq.Wanted(limit=2)]
 
-    def overtaken(_: dlq.Replay) -> None:
+    def overtaken(_: replay.Replay) -> None:
         if turns:
-            assert dlq.replay(other, turns.pop(), no_spark).mended == {target: 2}
+            assert replay.replay(other, turns.pop(), no_spark).mended == {target: 2}
 
-    assert dlq.replay(shelf, dlq.Wanted(), no_spark, on_chunk=overtaken).mended == {target: 2}
+    assert replay.replay(shelf, dlq.Wanted(), no_spark, on_chunk=overtaken).mended == {target: 2}
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]
 
 
@@ -185,12 +186,12 @@ def test_marks_above_an_open_transaction_count(
     (shelf,) = dlq.shelves(bridge)
     waiting = list(shelf.entries(dlq.Wanted()))
     another(dead)
-    writer = dlq._Writer(shelf)
-    writer.write(dead, waiting, dlq._outcomes(shelf, {"line": Mapper(bridge.uplinks[0], no_spark)}, waiting))
+    writer = replay._Writer(shelf)
+    writer.write(dead, waiting, replay._outcomes(shelf, {"line": Mapper(bridge.uplinks[0], no_spark)}, waiting))
 
     monkeypatch.setattr(dlq, "_OTHERS_S", 1.0)
     with pytest.raises(KafkaError, match="TL-B31"):
-        dlq.replay(shelf, dlq.Wanted(), no_spark)
+        replay.replay(shelf, dlq.Wanted(), no_spark)
     assert values(kafka, target) == [b"m0"]
 
 
@@ -202,9 +203,9 @@ def test_the_transaction_of_another_writer_is_waited_for(
     (shelf,) = dlq.shelves(bridge)
     later = threading.Timer(2.0, another(dead).abort_transaction, (20,))
     later.start()
-    assert dlq.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
+    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
     later.join()
-    assert dlq.replay(shelf, dlq.Wanted(), no_spark).mended == {}
+    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {}
 
 
 def test_a_letter_within_a_letter_is_opened(kafka: Kafka, make: Make) -> None:
@@ -215,14 +216,14 @@ def test_a_letter_within_a_letter_is_opened(kafka: Kafka, make: Make) -> None:
     put(kafka.bootstrap, dead, [outer], limit=4096)
     (shelf,) = dlq.shelves(bridge)
     assert [entry.letter for entry in shelf.entries(dlq.Wanted())] == [inner]
-    assert dlq.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
+    assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
 
 
 def test_what_kafka_would_refuse_stays(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(0, size=2_000_000)], limit=900_000)
     (shelf,) = dlq.shelves(bridge)
-    made = dlq.replay(shelf, dlq.Wanted(), no_spark)
+    made = replay.replay(shelf, dlq.Wanted(), no_spark)
     assert sum(made.dead.values()) == 1
     assert "2,000" in next(iter(made.dead))
     assert values(kafka, target) == []

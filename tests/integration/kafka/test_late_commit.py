@@ -13,9 +13,11 @@ from tests.helpers import wait_until
 from tests.integration.bridge.test_dlq import put
 from tests.integration.kafka.holding import EndTxnHolder
 from tests.integration.kafka.writing import QUERY, account, committed, counted, exactly_once
-from towline.bridge.deadletters import dlq
+from towline.bridge.deadletters import dlq, replay
 from towline.bridge.deadletters.remap import RemapFate, Remapped
+from towline.kafka import transactions
 from towline.kafka.clientconfig import QUIET
+from towline.kafka.columns import Rows
 from towline.kafka.deadletters import Letter, Reason
 from towline.kafka.delivery import Task
 from towline.kafka.transactions import Transactional
@@ -112,19 +114,19 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
     put(kafka.bootstrap, "letters", letters)
     client = {"bootstrap.servers": kafka.bootstrap, "socket.timeout.ms": "1000"}
     ledger = dlq.DeadLetterTopic(client, "letters", {"line": SimpleNamespace(name="line")})  # type: ignore[dict-item]
-    monkeypatch.setattr(dlq, "mapper_of", lambda *_: SimpleNamespace(outcomes=lambda found: [*map(carried, found)]))
-    monkeypatch.setattr(dlq, "CHUNK", 1)
+    monkeypatch.setattr(replay, "mapper_of", lambda *_: SimpleNamespace(outcomes=lambda found: [*map(carried, found)]))
+    monkeypatch.setattr(replay, "CHUNK", 1)
     rearm(proxy)
-    produce = dlq._Writer._produce
+    write = transactions.Transactional.write
 
-    def late(self: dlq._Writer, record: tuple[Any, ...]) -> None:
-        produce(self, record)
+    def late(self: transactions.Transactional, rows: Rows) -> None:
+        write(self, rows)
         if proxy.held.is_set() and not proxy.answered.is_set():
-            self._producer.flush(10)
+            self.flush(10)
             release_in_the_middle(proxy)
 
-    monkeypatch.setattr(dlq._Writer, "_produce", late)
-    assert dlq.replay(ledger, dlq.Wanted(), lambda: None).mended == {"mended": 2}  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(transactions.Transactional, "write", late)
+    assert replay.replay(ledger, dlq.Wanted(), lambda: None).mended == {"mended": 2}  # type: ignore[arg-type,return-value]
     assert proxy.error_code in {INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
     assert committed(kafka, "mended") == [0, 1]
 

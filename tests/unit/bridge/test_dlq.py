@@ -11,7 +11,8 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.deadletters import dlq
-from towline.bridge.deadletters.dlq import MARK, _marked, _marks, _Record, _Settled, _to_the_ends, shelves
+from towline.bridge.deadletters.dlq import MARK, _marked, _Record, _Settled, _to_the_ends, shelves
+from towline.bridge.deadletters.replay import _marks
 from towline.bridge.lines.identity import Identity
 from towline.errors import KafkaError
 from towline.kafka.deadletters import Letter, Reason, from_record, to_record

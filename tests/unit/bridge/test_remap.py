@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
-from towline.bridge.deadletters.dlq import Entry, Wanted, _marks, shelves
+from towline.bridge.deadletters.dlq import Entry, Wanted, shelves
 from towline.bridge.deadletters.remap import Mapper, RemapFate, row_of
+from towline.bridge.deadletters.replay import _marks
 from towline.kafka.deadletters import Header, Letter, Reason
 
 if TYPE_CHECKING:

@@ -1,63 +1,45 @@
-"""Dead letters, read and carried on: each at most once, whatever happens in between.
+"""Dead-letter topics of a bridge: which dead letters wait in them.
 
-A dead-letter topic is its own ledger. Replaying writes, in one transaction, the mended records to their topics and a
-mark into the dead-letter topic that names the letters they came from; who replays later leaves those out. So the
-position needs no file, and can't be forgotten before the letters themselves are: both have one retention.
+A dead-letter topic is its own ledger. Whoever replays writes a mark into it that names the dead letters that were
+mended (`towline.bridge.deadletters.replay`); who replays later leaves those out. So the position needs no file, and
+can't be forgotten before the dead letters themselves are: both have one retention.
 
-Each transaction has a producer of its own, whose `init_transactions` comes before the marks are read [I9]: a replay
-that died is committed or aborted by then, one that still runs is fenced, and a commit request that arrives late is
-refused (KIP-890; `towline.kafka.transactions`). The marks are read up to the end of each partition, not to its last
-stable offset: one may lie above a transaction that another writer of the topic has open, where no reader sees it yet.
+The marks are read up to the end of each partition, not to its last stable offset: one may lie above a transaction that
+another writer of the topic has open, where no reader sees it yet.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
 import time
 from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import islice
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import confluent_kafka
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from towline.bridge.deadletters.remap import Mapper, RemapFate, Remapped, Returner, mapper_of
 from towline.bridge.lines.identity import Identity
 from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
-from towline.kafka.admin import client_config, topic_facts, watermarks
+from towline.kafka.admin import client_config, watermarks
 from towline.kafka.clientconfig import LEADER_ONLY, QUIET
 from towline.kafka.deadletters import PREFIX, Collector, Header, Letter, from_record
-from towline.kafka.reserved import reserved
-from towline.kafka.screening import RecordLimits, fault_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from towline.bridge.config.model import AnyLine, Bridge
 
-__all__ = ["DeadLetterTopic", "Entry", "Replay", "Wanted", "replay", "shelves"]
+__all__ = ["MARK", "DeadLetterTopic", "Entry", "Wanted", "shelves"]
 
 #: Header of a mark; its value is the JSON of one.
 MARK: Final = PREFIX + "replayed"
-#: Letters of one transaction.
-CHUNK: Final = 500
-#: Bytes of them at which it ends earlier: they and their records are kept in memory.
-_CHUNK_BYTES: Final = 16 * 1024 * 1024
 #: Seconds without a word from Kafka before reading is given up.
 _SILENCE_S: Final = 30.0
-#: Seconds for one transaction; the broker aborts it then by itself.
-_TRANSACTION_S: Final = 60.0
 #: Seconds that transactions of others are waited for: their usual time-out, and the broker's next look at it.
 _OTHERS_S: Final = 75.0
-#: librdkafka's default message.max.bytes.
-_CLIENT_MAX: Final = 1_000_000
 
 
 #: Not `message.headers()`: the interpreter calls a method that it has met often without a look at what comes back.
@@ -368,197 +350,3 @@ def _former(identity: Identity, bridge: str) -> Iterator[str]:
     yield base
     yield base.removeprefix(f"{bridge}.")
     yield from (f"{base}.{number}" for number in range(2, identity.generation))
-
-
-@dataclass(slots=True)
-class Replay:
-    """What a replay did, or would do.
-
-    Attributes:
-        mended: Letters whose record was written, by topic.
-        filtered: Letters that a ``where`` leaves out now.
-        dead: Letters that stay, by why.
-    """
-
-    mended: Counter[str] = field(default_factory=Counter)
-    filtered: int = 0
-    dead: Counter[str] = field(default_factory=Counter)
-
-    def add(self, outcome: Remapped) -> None:
-        """Count one letter."""
-        if outcome.fate is RemapFate.DEAD:
-            self.dead[outcome.why] += 1
-        elif outcome.record is None:
-            self.filtered += 1
-        else:
-            self.mended[outcome.record[0]] += 1
-
-    def include(self, other: Replay) -> None:
-        """Count what was done on another topic too."""
-        self.mended += other.mended
-        self.filtered += other.filtered
-        self.dead += other.dead
-
-
-def replay(
-    ledger: DeadLetterTopic,
-    wanted: Wanted,
-    spark: Callable[[], SparkSession],
-    *,
-    dry_run: bool = False,
-    on_chunk: Callable[[Replay], None] = lambda _: None,
-) -> Replay:
-    """Put the mended letters of a topic back on their way; each letter at most once, also over crashes.
-
-    Args:
-        ledger: The dead-letter topic.
-        wanted: Which letters.
-        spark: Makes a session, for routes with a ``where``.
-        dry_run: Write nothing.
-        on_chunk: Called after each transaction with what was done so far.
-
-    Raises:
-        KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: what was
-            not committed waits as before.
-    """
-    mappers = {line.name: mapper_of(line, spark) for line in ledger.lines.values()}
-    done = Replay()
-    entries = ledger.entries(wanted)
-    while chunk := _chunk(entries):
-        if dry_run:
-            outcomes = _outcomes(ledger, mappers, chunk)
-        else:
-            with contextlib.closing(_Writer(ledger)) as writer:
-                chunk = ledger.waiting(chunk)
-                outcomes = _outcomes(ledger, mappers, chunk)
-                writer.write(ledger.topic, chunk, outcomes)
-        for outcome in outcomes:
-            done.add(outcome)
-        on_chunk(done)
-    return done
-
-
-def _chunk(entries: Iterator[Entry]) -> list[Entry]:
-    """The next letters, as many as one transaction carries."""
-    made: list[Entry] = []
-    size = 0
-    for entry in islice(entries, CHUNK):
-        made.append(entry)
-        size += len(entry.letter.value or b"")
-        if size > _CHUNK_BYTES:
-            break
-    return made
-
-
-def _outcomes(ledger: DeadLetterTopic, mappers: Mapping[str, Mapper | Returner], chunk: list[Entry]) -> list[Remapped]:
-    """The fate of each letter, and whether Kafka takes what it becomes."""
-    found: dict[int, Remapped] = {}
-    for name, mapper in mappers.items():
-        mine = [i for i, entry in enumerate(chunk) if (line := ledger.line_of(entry.letter)) and line.name == name]
-        found |= dict(zip(mine, mapper.outcomes([chunk[i].letter for i in mine]), strict=True))
-    topics = {outcome.record[0] for outcome in found.values() if outcome.record}
-    most = int(ledger.client.get("message.max.bytes", _CLIENT_MAX))
-    taken = re.compile(reserved([ledger.topic]))
-    free = {topic for topic in topics if not taken.fullmatch(topic)}
-    limits = RecordLimits(
-        topic_facts(ledger.client, free), most, None, int(time.time() * 1000), lambda t: bool(taken.fullmatch(t))
-    )
-    return [_checked(found[i], limits) for i in range(len(chunk))]
-
-
-def _checked(outcome: Remapped, limits: RecordLimits) -> Remapped:
-    fault = fault_of(outcome.record, limits) if outcome.record else None
-    return outcome if fault is None else Remapped(RemapFate.DEAD, why=f"topic {outcome.record[0]}: {fault.detail}")  # type: ignore[index] # there is a record
-
-
-class _Writer:
-    """A transactional producer for one transaction; whoever starts later fences it."""
-
-    def __init__(self, ledger: DeadLetterTopic) -> None:
-        self._servers = _servers(ledger.client)
-        settings: dict[str, Any] = {
-            **client_config(ledger.client),
-            # Of the topic alone: bridges that share one may both take a letter for theirs.
-            "transactional.id": f"towline.dlq.{ledger.topic}",
-            "transaction.timeout.ms": int(_TRANSACTION_S * 1000),
-            "message.timeout.ms": int(_TRANSACTION_S * 1000),
-            "partitioner": "murmur2_random",  # a key's place, as the sink has it
-        }
-        self._producer = Producer(settings, logger=QUIET)
-        self._asked("to begin", lambda: self._producer.init_transactions(_TRANSACTION_S))
-
-    def write(self, topic: str, chunk: list[Entry], outcomes: list[Remapped]) -> None:
-        """One transaction: the records, and the marks of the letters they came from."""
-        settled = [entry for entry, outcome in zip(chunk, outcomes, strict=True) if outcome.fate is not RemapFate.DEAD]
-        if not settled:
-            return
-        self._asked("to begin", self._producer.begin_transaction)
-        try:
-            for outcome in outcomes:
-                if outcome.record is not None:
-                    self._produce(outcome.record)
-            for partition, mark in _marks(settled):
-                self._produce((topic, b"", None, partition, None, None, 0, [(MARK, mark)]))
-            self._commit()
-        except BaseException:
-            self._abort()
-            raise
-
-    def close(self) -> None:
-        """Let go of the producer; what was not committed is aborted by the broker."""
-        self._producer.purge()
-
-    def _produce(self, record: tuple[Any, ...]) -> None:
-        while True:
-            try:
-                self._asked("to write", lambda: self._producer.produce(*record))
-            except BufferError:
-                self._producer.poll(0.1)
-            else:
-                return
-
-    def _commit(self) -> None:
-        deadline = time.monotonic() + 2 * _TRANSACTION_S
-        while True:
-            try:
-                self._producer.commit_transaction(_TRANSACTION_S)
-            except confluent_kafka.KafkaException as error:
-                if error.args[0].retriable() and time.monotonic() < deadline:
-                    continue
-                raise self._failed("to commit", error) from None
-            else:
-                return
-
-    def _abort(self) -> None:
-        try:
-            self._producer.abort_transaction(10)
-        except (confluent_kafka.KafkaException, SystemError):
-            self._producer.purge()
-
-    def _asked(self, doing: str, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except (confluent_kafka.KafkaException, SystemError) as error:
-            raise self._failed(doing, error) from None
-
-    def _failed(self, doing: str, error: BaseException) -> KafkaError:
-        what = f"Kafka refused {doing} what was replayed: {faults.reason(error)}"
-        return KafkaError(
-            "TL-B30",
-            self._servers,
-            what,
-            "Run it again: what was replayed is left out then, the rest waits as before.",
-        )
-
-
-def _marks(entries: Iterable[Entry]) -> Iterator[tuple[int, bytes]]:
-    """Partition and mark, for each partition with letters that are settled."""
-    places = sorted((entry.partition, entry.offset) for entry in entries)
-    for partition, group in groupby(places, key=lambda place: place[0]):
-        ranges: list[list[int]] = []
-        for _, offset in group:
-            if ranges and ranges[-1][1] == offset - 1:
-                ranges[-1][1] = offset
-            else:
-                ranges.append([offset, offset])
-        yield partition, json.dumps({"v": 1, "offsets": ranges}, separators=(",", ":")).encode()

@@ -1,0 +1,204 @@
+"""Dead letters on their way again: each at most once, whatever happens in between.
+
+One transaction writes the mended records to their topics and, into the dead-letter topic, a mark that names the dead
+letters they came from (`towline.bridge.deadletters.dlq`).
+
+Each transaction has a producer of its own, whose `init_transactions` comes before the marks are read [I9]: a replay
+that died is committed or aborted by then, one that still runs is fenced, and a commit request that arrives late is
+refused (KIP-890; `towline.kafka.transactions`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Final
+
+from towline.bridge.deadletters.dlq import MARK, DeadLetterTopic, Entry, Wanted
+from towline.bridge.deadletters.remap import Mapper, RemapFate, Remapped, Returner, mapper_of
+from towline.errors import KafkaError
+from towline.kafka.admin import topic_facts
+from towline.kafka.columns import Rows
+from towline.kafka.options import SinkSettings
+from towline.kafka.reserved import reserved
+from towline.kafka.screening import RecordLimits, fault_of
+from towline.kafka.transactions import Indefinite, Transactional
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Replay", "replay"]
+
+#: Dead letters of one transaction.
+CHUNK: Final = 500
+#: Bytes of them at which it ends earlier: they and their records are kept in memory.
+_CHUNK_BYTES: Final = 16 * 1024 * 1024
+#: Seconds for one transaction; the broker aborts it then by itself.
+_TRANSACTION_S: Final = 60
+#: The lines' own says how long *their* transactions may take.
+_CLOCK: Final = "transaction.timeout.ms"
+#: librdkafka's default message.max.bytes.
+_CLIENT_MAX: Final = 1_000_000
+
+
+@dataclass(slots=True)
+class Replay:
+    """What a replay did, or would do.
+
+    Attributes:
+        mended: Letters whose record was written, by topic.
+        filtered: Letters that a ``where`` leaves out now.
+        dead: Letters that stay, by why.
+    """
+
+    mended: Counter[str] = field(default_factory=Counter)
+    filtered: int = 0
+    dead: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Remapped) -> None:
+        """Count one letter."""
+        if outcome.fate is RemapFate.DEAD:
+            self.dead[outcome.why] += 1
+        elif outcome.record is None:
+            self.filtered += 1
+        else:
+            self.mended[outcome.record[0]] += 1
+
+    def include(self, other: Replay) -> None:
+        """Count what was done on another topic too."""
+        self.mended += other.mended
+        self.filtered += other.filtered
+        self.dead += other.dead
+
+
+def replay(
+    ledger: DeadLetterTopic,
+    wanted: Wanted,
+    spark: Callable[[], SparkSession],
+    *,
+    dry_run: bool = False,
+    on_chunk: Callable[[Replay], None] = lambda _: None,
+) -> Replay:
+    """Put the mended letters of a topic back on their way; each letter at most once, also over crashes.
+
+    Args:
+        ledger: The dead-letter topic.
+        wanted: Which letters.
+        spark: Makes a session, for routes with a ``where``.
+        dry_run: Write nothing.
+        on_chunk: Called after each transaction with what was done so far.
+
+    Raises:
+        KafkaError: TL-K01; TL-B30 when a transaction failed, TL-B31 when another writer's stays open: what was
+            not committed waits as before.
+    """
+    mappers = {line.name: mapper_of(line, spark) for line in ledger.lines.values()}
+    done = Replay()
+    entries = ledger.entries(wanted)
+    while chunk := _chunk(entries):
+        if dry_run:
+            outcomes = _outcomes(ledger, mappers, chunk)
+        else:
+            with contextlib.closing(_Writer(ledger)) as writer:
+                chunk = ledger.waiting(chunk)
+                outcomes = _outcomes(ledger, mappers, chunk)
+                writer.write(ledger.topic, chunk, outcomes)
+        for outcome in outcomes:
+            done.add(outcome)
+        on_chunk(done)
+    return done
+
+
+def _chunk(entries: Iterator[Entry]) -> list[Entry]:
+    """The next letters, as many as one transaction carries."""
+    made: list[Entry] = []
+    size = 0
+    for entry in islice(entries, CHUNK):
+        made.append(entry)
+        size += len(entry.letter.value or b"")
+        if size > _CHUNK_BYTES:
+            break
+    return made
+
+
+def _outcomes(ledger: DeadLetterTopic, mappers: Mapping[str, Mapper | Returner], chunk: list[Entry]) -> list[Remapped]:
+    """The fate of each letter, and whether Kafka takes what it becomes."""
+    found: dict[int, Remapped] = {}
+    for name, mapper in mappers.items():
+        mine = [i for i, entry in enumerate(chunk) if (line := ledger.line_of(entry.letter)) and line.name == name]
+        found |= dict(zip(mine, mapper.outcomes([chunk[i].letter for i in mine]), strict=True))
+    topics = {outcome.record[0] for outcome in found.values() if outcome.record}
+    most = int(ledger.client.get("message.max.bytes", _CLIENT_MAX))
+    taken = re.compile(reserved([ledger.topic]))
+    free = {topic for topic in topics if not taken.fullmatch(topic)}
+    limits = RecordLimits(
+        topic_facts(ledger.client, free), most, None, int(time.time() * 1000), lambda t: bool(taken.fullmatch(t))
+    )
+    return [_checked(found[i], limits) for i in range(len(chunk))]
+
+
+def _checked(outcome: Remapped, limits: RecordLimits) -> Remapped:
+    fault = fault_of(outcome.record, limits) if outcome.record else None
+    return outcome if fault is None else Remapped(RemapFate.DEAD, why=f"topic {outcome.record[0]}: {fault.detail}")  # type: ignore[index] # there is a record
+
+
+class _Writer:
+    """A transactional producer for one transaction, the sink's own; whoever starts later fences it."""
+
+    def __init__(self, ledger: DeadLetterTopic) -> None:
+        client = {f"kafka.{name}": value for name, value in ledger.client.items() if name != _CLOCK}
+        settings = SinkSettings.parse({"deliveryTimeout": str(_TRANSACTION_S), **client})
+        # Of the topic alone: bridges that share one may both take a dead letter for theirs.
+        self._producer = Transactional(settings, f"towline.dlq.{ledger.topic}", {})
+        self._servers = settings.servers
+        with self._one_error():
+            self._producer.start()
+
+    def write(self, topic: str, chunk: list[Entry], outcomes: list[Remapped]) -> None:
+        """One transaction: the records, and the marks of the dead letters they came from.
+
+        Raises:
+            KafkaError: TL-B30, nothing of it counts, or nobody knows whether it does: the next replay finds out.
+        """
+        settled = [entry for entry, outcome in zip(chunk, outcomes, strict=True) if outcome.fate is not RemapFate.DEAD]
+        if not settled:
+            return
+        records = [outcome.record for outcome in outcomes if outcome.record is not None]
+        records += [(topic, b"", None, partition, None, None, 0, [(MARK, mark)]) for partition, mark in _marks(settled)]
+        with self._one_error():
+            self._producer.begin()
+            self._producer.write(Rows(len(records), 0, frozenset(), iter(records)))
+            self._producer.commit()
+
+    def close(self) -> None:
+        """Let go of the producer; what was not committed is aborted."""
+        self._producer.close()
+
+    @contextlib.contextmanager
+    def _one_error(self) -> Iterator[None]:
+        try:
+            yield
+        except (KafkaError, Indefinite) as problem:
+            error = problem.told if isinstance(problem, Indefinite) else problem
+            what = f"Kafka did not take what was replayed: {error.what}"
+            do = "Run it again: what was replayed is left out then, the rest waits as before."
+            raise KafkaError("TL-B30", self._servers, what, do) from None
+
+
+def _marks(entries: Iterable[Entry]) -> Iterator[tuple[int, bytes]]:
+    """Partition and mark, for each partition with letters that are settled."""
+    places = sorted((entry.partition, entry.offset) for entry in entries)
+    for partition, group in groupby(places, key=lambda place: place[0]):
+        ranges: list[list[int]] = []
+        for _, offset in group:
+            if ranges and ranges[-1][1] == offset - 1:
+                ranges[-1][1] = offset
+            else:
+                ranges.append([offset, offset])
+        yield partition, json.dumps({"v": 1, "offsets": ranges}, separators=(",", ":")).encode()
