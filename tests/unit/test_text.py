@@ -25,7 +25,7 @@ from towline.bridge.runtime.screen import LiveScreen, PlainScreen
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import KafkaError, TowlineError
 from towline.gateway.process import configure_logging
-from towline.kafka.deadletters import Letter, Reason
+from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.markers import Marker
 from towline.kafka.markerstore import MarkerStore
 from towline.publisher.log import Log
@@ -113,7 +113,7 @@ def test_dlq_show(
 ) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
-    letter = Letter(
+    letter = DeadLetter(
         Reason.TOPIC_ILLEGAL, HOSTILE, None, None, [("mqtt.topic", b"\x1b]52;c;eA==\x07\xff")], detail=HOSTILE
     )
     shelf = SimpleNamespace(

@@ -54,8 +54,8 @@ def show(
     ledgers = shelves(bridge)
     for shelf in ledgers:
         for entry in shelf.entries(_wanted(bridge, line, reason, None)):
-            owner = shelf.line_of(entry.letter)
-            counts[shelf.topic, owner.name if owner else "", entry.letter.reason.value] += 1
+            owner = shelf.line_of(entry.dead_letter)
+            counts[shelf.topic, owner.name if owner else "", entry.dead_letter.reason.value] += 1
             if len(first) < limit:
                 first.append(_facts(shelf.topic, owner.name if owner else "", entry))
     waiting = [{"topic": t, "line": n, "reason": r, "letters": c} for (t, n, r), c in sorted(counts.items())]
@@ -114,19 +114,19 @@ def _session(bridge: Bridge) -> Callable[[], SparkSession]:
 
 
 def _facts(topic: str, line: str, entry: Entry) -> dict[str, Any]:
-    letter = entry.letter
-    origin = next((value for name, value in letter.headers if name == "mqtt.topic"), None)
+    dead_letter = entry.dead_letter
+    origin = next((value for name, value in dead_letter.headers if name == "mqtt.topic"), None)
     return {
         "dead_letter_topic": topic,
         "partition": entry.partition,
         "offset": entry.offset,
         "at": entry.timestamp,
         "line": line,
-        "reason": letter.reason.value,
-        "detail": letter.detail,
-        "topic": letter.topic,
+        "reason": dead_letter.reason.value,
+        "detail": dead_letter.detail,
+        "topic": dead_letter.topic,
         "mqtt_topic": None if origin is None else origin.decode("utf-8", "replace"),
-        "bytes": len(letter.value or b""),
+        "bytes": len(dead_letter.value or b""),
     }
 
 

@@ -43,7 +43,7 @@ ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 #: Columns of the bridge's own: what a dead letter has to tell of the MQTT message beside its record's headers. Flat,
 #: because a struct a row doubles what a row costs (measured).
 #:   gateway   who received it
-#:   offset    its number there; null for a record that is a letter already
+#:   offset    its number there; null for a record that is a dead letter already
 #:   facts     how many of the record's headers are no part of the message, times two; one more if DUP was set
 #:   message   all its properties as headers, for records that have none of them; else null, or not there
 ORIGIN: Final[Mapping[str, str]] = MappingProxyType(

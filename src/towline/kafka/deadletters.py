@@ -1,7 +1,7 @@
 """Dead letters: how a record that can't be written where it belongs is kept, every byte of it, and read back.
 
-A letter that fits into one record keeps its key and value as they were, so any Kafka tool shows them; its headers are
-Towline's first and then the original ones, untouched and in their order::
+A dead letter that fits into one record keeps its key and value as they were, so any Kafka tool shows them; its headers
+are Towline's first and then the original ones, untouched and in their order::
 
     towline.dlq.reason      one of `Reason`
     towline.dlq.detail      Kafka's or our words, in one line
@@ -12,10 +12,10 @@ Towline's first and then the original ones, untouched and in their order::
     towline.dlq.headers     the last of ours: how many original ones follow
     (original headers)
 
-A letter too large for that becomes chunks: key, value and headers as one blob (`pack`), cut into pieces that fit. A
-chunk has the same headers, without the original ones (they are in the blob), and ``towline.dlq.chunk`` = ``ID I/N``
-(I from 1). All chunks of a letter are written in one transaction, with the letter's ID as key, so they stand in order
-in one partition. `Collector` puts them together.
+A dead letter too large for that becomes chunks: key, value and headers as one blob (`pack`), cut into pieces that fit.
+A chunk has the same headers, without the original ones (they are in the blob), and ``towline.dlq.chunk`` = ``ID I/N``
+(I from 1). All chunks of a dead letter are written in one transaction, with its ID as key, so they stand in order in
+one partition. `Collector` puts them together.
 
 Values of our headers are UTF-8 text, so Spark SQL can write them too. Pure: no Kafka here.
 """
@@ -34,8 +34,8 @@ __all__ = [
     "PREFIX",
     "Chunk",
     "Collector",
+    "DeadLetter",
     "Header",
-    "Letter",
     "Reason",
     "from_record",
     "to_record",
@@ -101,7 +101,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True)
-class Letter:
+class DeadLetter:
     """One record that could not be written, and why.
 
     Attributes:
@@ -129,48 +129,48 @@ class Letter:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk of a letter; `Collector` makes letters of them.
+    """A chunk of a dead letter; `Collector` makes dead letters of them.
 
     Attributes:
-        letter: The letter without key, value and headers.
-        id: Names the letter the chunk belongs to.
+        dead_letter: The dead letter without key, value and headers.
+        id: Names the dead letter the chunk belongs to.
         index: 1 for the first chunk.
-        count: Chunks of the letter.
+        count: Chunks of the dead letter.
         data: A part of the blob.
     """
 
-    letter: Letter
+    dead_letter: DeadLetter
     id: str
     index: int
     count: int
     data: bytes
 
 
-def to_record(letter: Letter) -> Record:
-    """The letter as one record: key and value as they were, our headers, then its own."""
-    ours = [*_ours(letter), (_COUNT, b"%d" % len(letter.headers))]
-    return letter.key, letter.value, [*ours, *letter.headers]
+def to_record(dead_letter: DeadLetter) -> Record:
+    """The dead letter as one record: key and value as they were, our headers, then its own."""
+    ours = [*_ours(dead_letter), (_COUNT, b"%d" % len(dead_letter.headers))]
+    return dead_letter.key, dead_letter.value, [*ours, *dead_letter.headers]
 
 
-def to_records(letter: Letter, limit: int) -> list[Record]:
-    """The letter as one record, or as chunks where one would be larger than ``limit``.
+def to_records(dead_letter: DeadLetter, limit: int) -> list[Record]:
+    """The dead letter as one record, or as chunks where one would be larger than ``limit``.
 
     Args:
-        letter: What to keep.
+        dead_letter: What to keep.
         limit: Most bytes of a record in the dead-letter topic: the smaller of its max.message.bytes and the client's.
 
     Raises:
         ValueError: ``limit`` leaves no room for a chunk beside the headers; nothing below 4,096 does for sure.
     """
-    whole = to_record(letter)
+    whole = to_record(dead_letter)
     if size(whole) <= limit:
         return [whole]
     name = uuid.uuid4().hex
-    ours = _ours(letter)
+    ours = _ours(dead_letter)
     room = limit - size((name.encode(), b"", [*ours, (_CHUNK, b"x" * 64)]))
     if room < 1:
         raise ValueError(f"{limit} bytes leave no room for a dead letter")
-    blob = pack(letter.key, letter.value, letter.headers)
+    blob = pack(dead_letter.key, dead_letter.value, dead_letter.headers)
     parts = [blob[start : start + room] for start in range(0, len(blob), room)]
     return [
         (name.encode(), part, [*ours, (_CHUNK, f"{name} {index}/{len(parts)}".encode())])
@@ -178,7 +178,7 @@ def to_records(letter: Letter, limit: int) -> list[Record]:
     ]
 
 
-def from_record(key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> Letter | Chunk:
+def from_record(key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> DeadLetter | Chunk:
     """Read a record of a dead-letter topic.
 
     Raises:
@@ -197,23 +197,23 @@ def from_record(key: bytes | None, value: bytes | None, headers: Iterable[Header
 
 @dataclass
 class Collector:
-    """Puts letters together from the records of one partition, in their order.
+    """Puts dead letters together from the records of one partition, in their order.
 
     Attributes:
-        waiting: Chunks of letters that are not complete, by id; empty at the end of a topic, since all chunks of a
-            letter are written in one transaction.
+        waiting: Chunks of dead letters that are not complete, by id; empty at the end of a topic, since all chunks of a
+            dead letter are written in one transaction.
     """
 
     waiting: dict[str, list[Chunk]] = field(default_factory=dict)
 
-    def add(self, key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> Letter | None:
-        """The letter this record completes; None while chunks are missing.
+    def add(self, key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> DeadLetter | None:
+        """The dead letter this record completes; None while chunks are missing.
 
         Raises:
             ValueError: As `from_record`, or chunks that do not fit together.
         """
         read = from_record(key, value, headers)
-        if isinstance(read, Letter):
+        if isinstance(read, DeadLetter):
             return read
         if read.index == 1:
             self.waiting[read.id] = []  # written again from the start: only the last attempt is whole
@@ -228,22 +228,22 @@ class Collector:
         return _joined(pieces)
 
 
-def _joined(pieces: Sequence[Chunk]) -> Letter:
+def _joined(pieces: Sequence[Chunk]) -> DeadLetter:
     key, value, headers = unpack(b"".join(piece.data for piece in pieces))
-    head = pieces[0].letter
-    return Letter(
+    head = pieces[0].dead_letter
+    return DeadLetter(
         head.reason, head.topic, key, value, headers, head.partition, head.timestamp, head.detail, head.source
     )
 
 
-def _ours(letter: Letter) -> list[Header]:
+def _ours(dead_letter: DeadLetter) -> list[Header]:
     text: dict[str, str | None] = {
-        _REASON: letter.reason.value,
-        _DETAIL: " ".join(letter.detail.split())[:_DETAIL_LIMIT],
-        _TOPIC: letter.topic if letter.topic is None else letter.topic[:_NAME_LIMIT],
-        _PARTITION: None if letter.partition is None else str(letter.partition),
-        _TIMESTAMP: None if letter.timestamp is None else str(letter.timestamp),
-        _SOURCE: letter.source,
+        _REASON: dead_letter.reason.value,
+        _DETAIL: " ".join(dead_letter.detail.split())[:_DETAIL_LIMIT],
+        _TOPIC: dead_letter.topic if dead_letter.topic is None else dead_letter.topic[:_NAME_LIMIT],
+        _PARTITION: None if dead_letter.partition is None else str(dead_letter.partition),
+        _TIMESTAMP: None if dead_letter.timestamp is None else str(dead_letter.timestamp),
+        _SOURCE: dead_letter.source,
     }
     return [(name, value.encode()) for name, value in text.items() if value is not None]
 
@@ -259,11 +259,11 @@ def _known(headers: Iterable[Header]) -> dict[str, str]:
     return ours
 
 
-def _letter(ours: dict[str, str], key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> Letter:
+def _letter(ours: dict[str, str], key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> DeadLetter:
     reason = ours.get(_REASON)
     if reason is None or reason not in set(Reason):
         raise ValueError(f'no dead letter: header "{_REASON}" is missing or unknown')
-    return Letter(
+    return DeadLetter(
         Reason(reason),
         ours.get(_TOPIC),
         key,
@@ -276,12 +276,12 @@ def _letter(ours: dict[str, str], key: bytes | None, value: bytes | None, header
     )
 
 
-def _piece(letter: Letter, chunk: str, data: bytes) -> Chunk:
+def _piece(dead_letter: DeadLetter, chunk: str, data: bytes) -> Chunk:
     name, _, place = chunk.partition(" ")
     index, _, count = place.partition("/")
     if not (name and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise ValueError(f'no dead letter: header "{_CHUNK}" is "{chunk}"')
-    return Chunk(letter, name, int(index), int(count), data)
+    return Chunk(dead_letter, name, int(index), int(count), data)
 
 
 def _number(ours: dict[str, str], name: str) -> int | None:

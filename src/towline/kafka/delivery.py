@@ -146,7 +146,7 @@ class AtLeastOnce(Delivery):
             raise faults.undelivered(
                 self.settings.servers, left + client.failures, rows, self.settings.timeout_s, client.first
             )
-        return Delivered(rows - screen.letters, size, dead_lettered=screen.letters)
+        return Delivered(rows - screen.dead_letters, size, dead_lettered=screen.dead_letters)
 
     def _converted(self, screen: RecordCheck, batch: Any) -> Rows:
         """A batch to be sent; with a dead-letter topic, looked at first."""

@@ -223,25 +223,29 @@ class ExactlyOnce(Delivery):
             converted = screen.rows(batch)
             producer.write(converted)
             rows, size = rows + converted.size, size + converted.bytes
-        marker = self._marker(work, before, rows, screen.letters, crc)
+        marker = self._marker(work, before, rows, screen.dead_letters, crc)
         if marker is not None:
             store = work.store(self.settings)
             producer.mark(store.topic, work.task.partition, store.key(work.task.partition), marker)
         producer.commit()
         producer.marker = marker
-        return Delivered(rows - screen.letters, size, dead_lettered=screen.letters)
+        return Delivered(rows - screen.dead_letters, size, dead_lettered=screen.dead_letters)
 
     def _crc(self, work: _Work) -> int | None:
         """The checksum of the rows where a replay is compared with it, taken before the transaction is open."""
         compared = self.settings.verifies(same_offsets=work.task.batch in self.origin.hashes)
         return work.spool.crc() if compared and work.claim is not None else None
 
-    def _marker(self, work: _Work, before: Marker | None, rows: int, letters: int, crc: int | None) -> Marker | None:
+    def _marker(
+        self, work: _Work, before: Marker | None, rows: int, dead_letters: int, crc: int | None
+    ) -> Marker | None:
         claim = work.claim
         if claim is None:
             return None
         offsets = self.origin.hashes.get(claim.batch)
-        marker = Marker(claim.batch, claim.parallelism, rows, crc, claim.writer, offsets, letters, rows, letters)
+        marker = Marker(
+            claim.batch, claim.parallelism, rows, crc, claim.writer, offsets, dead_letters, rows, dead_letters
+        )
         return marker if before is None else marker.following(before)
 
     def _refuse(self, task: Task) -> KafkaError:

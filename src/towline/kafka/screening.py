@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from towline.errors import KafkaError
 from towline.kafka import admin, faults
 from towline.kafka.columns import Rows
-from towline.kafka.deadletters import Letter, Reason, to_records
+from towline.kafka.deadletters import DeadLetter, Reason, to_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,7 +43,7 @@ _CLOCKS_MS: Final = 60_000
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 #: What a dead-letter topic takes if nobody says: Kafka's default max.message.bytes.
 _TOPIC_MAX: Final = 1_048_588
-#: Bytes that a part of a letter fits into for sure: its headers take some 7,000 at most.
+#: Bytes that a part of a dead letter fits into for sure: its headers take some 7,000 at most.
 _LEAST_ROOM: Final = 8192
 #: Compressed sizes are guessed with this much to spare.
 _SPARE: Final = 1.1
@@ -176,7 +176,7 @@ class RecordCheck:
         self._source = source
         self._limits = RecordLimits({}, 0, None, 0)
         #: Rows for the dead-letter topic that `rows` has handed out so far, wherever they were given up; only grows.
-        self.letters = 0
+        self.dead_letters = 0
 
     def fitting(self) -> dict[str, str]:
         """Settings of a producer whose batches fit into the topics: their limit is on the batch, not on the record."""
@@ -195,7 +195,7 @@ class RecordCheck:
 
         Raises:
             KafkaError: TL-K01 no answer; TL-K04, TL-K05 or TL-K06 for what can't be written; TL-K71, TL-K72 for a
-                dead-letter topic that does not keep every letter.
+                dead-letter topic that does not keep every dead letter.
         """
         named = set(more)
         for batch in batches:
@@ -214,7 +214,7 @@ class RecordCheck:
         if dead is None:
             return rows
         if self._columns.topic is None and dead in rows.topics:
-            self.letters += pc.sum(pc.equal(batch.column("topic"), dead)).as_py()
+            self.dead_letters += pc.sum(pc.equal(batch.column("topic"), dead)).as_py()
         if not self._suspicious(batch):
             return rows
         topics = rows.topics & set(self._limits.topics) | {dead}
@@ -295,10 +295,10 @@ class RecordCheck:
         if fault is None:
             return (record,)
         topic, value, key, partition = record[:4]
-        # A letter that Kafka would refuse as it is, as too large, was counted with the rows that name the topic.
-        self.letters += self._columns.topic is not None or topic != self._settings.dead_letter_topic
+        # A dead letter that Kafka would refuse as it is, as too large, was counted with the rows that name the topic.
+        self.dead_letters += self._columns.topic is not None or topic != self._settings.dead_letter_topic
         moment, headers = (record[6], record[7]) if len(record) > 4 else (0, None)
-        letter = Letter(
+        dead_letter = DeadLetter(
             fault.reason,
             topic,
             key,
@@ -310,8 +310,8 @@ class RecordCheck:
             self._source,
         )
         name = self._settings.dead_letter_topic
-        # The letter has the time of now: its own may be what was wrong, and would be refused again.
-        return [(name, v, k, -1, None, None, 0, h) for k, v, h in to_records(letter, self._room())]
+        # The dead letter has the time of now: its own may be what was wrong, and would be refused again.
+        return [(name, v, k, -1, None, None, 0, h) for k, v, h in to_records(dead_letter, self._room())]
 
     def _room(self) -> int:
         facts = self._limits.topics[self._settings.dead_letter_topic or ""]

@@ -22,7 +22,7 @@ _NAME: Final = "towline.letters"
 _KEPT: Final = 100
 
 
-def noted(checkpoint: Checkpoint, batch: int, letters: int) -> None:
+def noted(checkpoint: Checkpoint, batch: int, dead_letters: int) -> None:
     """Note the dead letters of a batch, before it is committed; a batch without any costs no write.
 
     Raises:
@@ -34,8 +34,8 @@ def noted(checkpoint: Checkpoint, batch: int, letters: int) -> None:
         what = f"the sum of dead letters can't be read ({error.strerror})"
         raise JournalError("TL-J20", str(error.filename), what, "The batch is run again when it can be.") from error
     before = [entry for entry in known if entry[0] < batch]
-    total = (before[-1][1] if before else 0) + letters
-    now = [*before, (batch, total)][-_KEPT:] if letters else before
+    total = (before[-1][1] if before else 0) + dead_letters
+    now = [*before, (batch, total)][-_KEPT:] if dead_letters else before
     if now != known:
         checkpoint.keep_note(_NAME, json.dumps({"v": 1, "sums": now}, separators=(",", ":")))
 

@@ -20,7 +20,7 @@ from tests.integration.gateway.test_outbox import KEEPING, Ear
 from tests.integration.kafka.reading import records
 from towline.bridge.runtime.status import collect
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.kafka.deadletters import Collector, Letter
+from towline.kafka.deadletters import Collector, DeadLetter
 from towline_prove.devstack import Kafka, Mosquitto
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -132,7 +132,7 @@ def settled(bridge: Running, sent: int, put: int) -> dict[str, Any]:
     return accounts
 
 
-def letters(kafka: Kafka, topic: str) -> list[Letter]:
+def letters(kafka: Kafka, topic: str) -> list[DeadLetter]:
     collector = Collector()
     letters = [collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, topic)]
     return [letter for letter in letters if letter is not None]

@@ -23,7 +23,7 @@ from towline.bridge.config.model import Bridge
 from towline.bridge.deadletters import dlq, replay
 from towline.bridge.deadletters.remap import Mapper
 from towline.errors import KafkaError
-from towline.kafka.deadletters import Letter, Reason, to_records
+from towline.kafka.deadletters import DeadLetter, Reason, to_records
 from towline_prove.devstack import Kafka
 
 Make = Callable[..., tuple[Bridge, str, str]]
@@ -33,7 +33,7 @@ def no_spark() -> NoReturn:
     raise AssertionError("no route has a where")
 
 
-def put(bootstrap: str, topic: str, letters: list[Letter], limit: int = 1_000_000) -> None:
+def put(bootstrap: str, topic: str, letters: list[DeadLetter], limit: int = 1_000_000) -> None:
     producer = Producer({"bootstrap.servers": bootstrap})
     for letter in letters:
         for key, value, headers in to_records(letter, limit):
@@ -41,11 +41,11 @@ def put(bootstrap: str, topic: str, letters: list[Letter], limit: int = 1_000_00
     assert producer.flush(20) == 0
 
 
-def letter(number: int, mqtt: str = "t/d/x", reason: Reason = Reason.TOPIC_ILLEGAL, size: int = 10) -> Letter:
+def letter(number: int, mqtt: str = "t/d/x", reason: Reason = Reason.TOPIC_ILLEGAL, size: int = 10) -> DeadLetter:
     value = f"m{number}".encode().ljust(size, b".")
     received = b"%d" % (time.time() * 1e6)  # what is older than a topic's retention would be gone at once
     headers = (("mqtt.topic", mqtt.encode()), ("mqtt.received-at", received))
-    return Letter(reason, None, None, value, headers, source="line")
+    return DeadLetter(reason, None, None, value, headers, source="line")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
     again = replay.replay(shelf, dlq.Wanted(), no_spark)
     assert (again.mended, again.dead) == ({}, {"no route takes its topic": 1})
     assert sorted(values(kafka, target)) == [b"m0", b"m2", b"m3"]
-    assert [entry.letter.value for entry in shelf.entries(dlq.Wanted())] == [b"m1".ljust(10, b".")]
+    assert [entry.dead_letter.value for entry in shelf.entries(dlq.Wanted())] == [b"m1".ljust(10, b".")]
 
 
 def test_only_what_is_meant_is_replayed(kafka: Kafka, make: Make) -> None:
@@ -212,10 +212,10 @@ def test_a_letter_within_a_letter_is_opened(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     inner = letter(0, size=9000)
     (record,) = to_records(inner, 1_000_000)
-    outer = Letter(Reason.TOO_LARGE, dead, record[0], record[1], record[2], source="tests.line")
+    outer = DeadLetter(Reason.TOO_LARGE, dead, record[0], record[1], record[2], source="tests.line")
     put(kafka.bootstrap, dead, [outer], limit=4096)
     (shelf,) = dlq.shelves(bridge)
-    assert [entry.letter for entry in shelf.entries(dlq.Wanted())] == [inner]
+    assert [entry.dead_letter for entry in shelf.entries(dlq.Wanted())] == [inner]
     assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {target: 1}
 
 

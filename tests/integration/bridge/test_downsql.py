@@ -21,7 +21,7 @@ from towline.bridge.uplink import sql
 from towline.delivery.outrows import message_of
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee
-from towline.kafka.deadletters import Letter, Reason, from_record
+from towline.kafka.deadletters import DeadLetter, Reason, from_record
 from towline.mqtt.message import OutboundMessage
 from towline.schema import MESSAGE_SCHEMA, SPARK_SCHEMA
 
@@ -132,11 +132,11 @@ def down(spark: SparkSession, how: DownlinkStatements, *records: tuple[Any, ...]
     return downsql.apply(spark.createDataFrame(records, RECORD), how, "c", "k").collect()
 
 
-def letter_of(row: Row) -> Letter:
+def letter_of(row: Row) -> DeadLetter:
     letter = row[DEAD_LETTER]
     headers = [(h.key, None if h.value is None else bytes(h.value)) for h in letter.headers]
     dead = from_record(letter.key and bytes(letter.key), letter.value and bytes(letter.value), headers)
-    assert isinstance(dead, Letter)
+    assert isinstance(dead, DeadLetter)
     return dead
 
 

@@ -21,7 +21,7 @@ from towline.guarantee import Guarantee
 from towline.kafka import screening
 from towline.kafka.admin import TopicFacts
 from towline.kafka.columns import Columns
-from towline.kafka.deadletters import Letter, Reason, from_record
+from towline.kafka.deadletters import DeadLetter, Reason, from_record
 from towline.kafka.options import SinkSettings
 from towline.kafka.screening import RecordCheck
 from towline.schema import SPARK_SCHEMA
@@ -297,7 +297,7 @@ def test_every_letter_has_all_that_a_route_may_name(spark: SparkSession, monkeyp
         screen.look([batch])
         for _, value, key, _, _, _, _, headers in screen.rows(batch).records:
             letter = from_record(key, value, headers)
-            assert isinstance(letter, Letter)
+            assert isinstance(letter, DeadLetter)
             row = row_of(letter)
             assert row is not None
             message = messages[row["offset"]]
@@ -305,7 +305,7 @@ def test_every_letter_has_all_that_a_route_may_name(spark: SparkSession, monkeyp
             reasons[letter.reason] += 1
     assert reasons.keys() == {Reason.UNROUTED, Reason.TOPIC_MISSING}
     assert min(reasons.values()) > 20
-    assert screen.letters == reasons.total()
+    assert screen.dead_letters == reasons.total()
 
 
 def test_a_condition_that_raises_costs_one_message_not_the_line(spark: SparkSession) -> None:

@@ -15,7 +15,7 @@ from tests.integration.kafka.reading import records
 from tests.integration.kafka.writing import QUERY, exactly_once
 from towline.errors import KafkaError
 from towline.kafka.columns import Columns
-from towline.kafka.deadletters import Collector, Letter, Reason
+from towline.kafka.deadletters import Collector, DeadLetter, Reason
 from towline.kafka.delivery import Task
 from towline.kafka.options import SinkSettings
 from towline.kafka.strategies import delivery_for
@@ -47,7 +47,7 @@ def rows(*cells: dict[str, Any]) -> Any:
     return pa.record_batch({name: pa.array([cell.get(name) for cell in cells], kind) for name, kind in ARROW.items()})
 
 
-def letters(kafka: Kafka, topic: str) -> list[Letter]:
+def letters(kafka: Kafka, topic: str) -> list[DeadLetter]:
     collector = Collector()
     found = [collector.add(m.key(), m.value(), m.headers()) for m in records(kafka.bootstrap, topic)]
     assert not collector.waiting

@@ -18,7 +18,7 @@ from towline.bridge.deadletters.remap import RemapFate, Remapped
 from towline.kafka import transactions
 from towline.kafka.clientconfig import QUIET
 from towline.kafka.columns import Rows
-from towline.kafka.deadletters import Letter, Reason
+from towline.kafka.deadletters import DeadLetter, Reason
 from towline.kafka.delivery import Task
 from towline.kafka.transactions import Transactional
 from towline_prove.devstack import Kafka
@@ -110,7 +110,7 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
 ) -> None:
     proxy, kafka = holder
     kafka.create_topics({"mended": 1, "letters": 1})
-    letters = [Letter(Reason.UNMAPPED, "mended", None, str(number).encode(), source="line") for number in (0, 1)]
+    letters = [DeadLetter(Reason.UNMAPPED, "mended", None, str(number).encode(), source="line") for number in (0, 1)]
     put(kafka.bootstrap, "letters", letters)
     client = {"bootstrap.servers": kafka.bootstrap, "socket.timeout.ms": "1000"}
     ledger = dlq.DeadLetterTopic(client, "letters", {"line": SimpleNamespace(name="line")})  # type: ignore[dict-item]
@@ -131,5 +131,5 @@ def test_a_late_commit_of_a_replay_does_not_end_its_next_transaction(
     assert committed(kafka, "mended") == [0, 1]
 
 
-def carried(letter: Letter) -> Remapped:
+def carried(letter: DeadLetter) -> Remapped:
     return Remapped(RemapFate.MENDED, ("mended", letter.value, None, -1, None, None, 0, []))

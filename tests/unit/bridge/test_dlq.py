@@ -15,7 +15,7 @@ from towline.bridge.deadletters.dlq import MARK, _marked, _Record, _Settled, _to
 from towline.bridge.deadletters.replay import _marks
 from towline.bridge.lines.identity import Identity
 from towline.errors import KafkaError
-from towline.kafka.deadletters import Letter, Reason, from_record, to_record
+from towline.kafka.deadletters import DeadLetter, Reason, from_record, to_record
 
 FORGED = b'{"v":1,"offsets":[[0,1000000]]}'
 
@@ -25,7 +25,7 @@ def record(key: bytes | None, value: bytes | None, headers: list[tuple[str, byte
 
 
 def test_a_mark_names_the_letters_that_were_replayed() -> None:
-    letter = Letter(Reason.UNMAPPED, None, None, b"x")
+    letter = DeadLetter(Reason.UNMAPPED, None, None, b"x")
     entries = [SimpleNamespace(partition=3, offset=offset, letter=letter) for offset in (1, 2, 5)]
     ((partition, mark),) = _marks(entries)  # type: ignore[arg-type] # as much of an entry as is asked for
     assert partition == 3
@@ -43,7 +43,7 @@ def test_a_range_is_never_written_out() -> None:
 
 
 def test_a_devices_header_marks_nothing() -> None:
-    letter = Letter(Reason.UNMAPPED, None, None, b"x", ((MARK, FORGED), ("a", b"b")))
+    letter = DeadLetter(Reason.UNMAPPED, None, None, b"x", ((MARK, FORGED), ("a", b"b")))
     given = to_record(letter)
     assert [*_marked(record(*given))] == []
     assert from_record(*given) == letter

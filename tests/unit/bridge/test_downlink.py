@@ -23,7 +23,7 @@ from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.screen import summary
 from towline.bridge.runtime.state import BridgeState
 from towline.errors import KafkaError
-from towline.kafka.deadletters import Letter, Reason
+from towline.kafka.deadletters import DeadLetter, Reason
 
 OUTBOX = {"accepted": 90, "delivered": 70, "expired": 2, "refused": 3}
 
@@ -129,7 +129,7 @@ def test_a_disk_without_room_for_a_batch_is_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_letter_goes_back_where_it_came_from() -> None:
-    letter = Letter(Reason.TOPIC_ABSENT, "commands", b"k", b"v", (("h", b"1"),), 3, 17, "why", "commands")
+    letter = DeadLetter(Reason.TOPIC_ABSENT, "commands", b"k", b"v", (("h", b"1"),), 3, 17, "why", "commands")
     (outcome,) = Returner().outcomes([letter])
     assert outcome.fate is RemapFate.MENDED
     assert outcome.record == ("commands", b"v", b"k", 3, None, None, 17, [("h", b"1")])

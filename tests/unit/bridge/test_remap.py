@@ -11,7 +11,7 @@ from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.deadletters.dlq import Entry, Wanted, shelves
 from towline.bridge.deadletters.remap import Mapper, RemapFate, row_of
 from towline.bridge.deadletters.replay import _marks
-from towline.kafka.deadletters import Header, Letter, Reason
+from towline.kafka.deadletters import DeadLetter, Header, Reason
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,8 +51,8 @@ def letter(
     reason: Reason = Reason.TOPIC_ILLEGAL,
     headers: tuple[Header, ...] = MQTT,
     topic: str | None = "x",
-) -> Letter:
-    return Letter(reason, topic, b"k", b"payload", headers, partition=9, timestamp=5, source="telemetry")
+) -> DeadLetter:
+    return DeadLetter(reason, topic, b"k", b"payload", headers, partition=9, timestamp=5, source="telemetry")
 
 
 def test_a_row_comes_back_as_it_was() -> None:
@@ -113,7 +113,7 @@ def test_letters_belong_to_the_line_that_signed_them(tmp_path: Path) -> None:
     assert shelf.topic == "plant-7.dead-letters"
     assert set(shelf.lines) == {"telemetry", "plant-7.telemetry"}
     assert shelf.line_of(letter()) is shelf.lines["telemetry"]
-    assert not shelf._chosen(Entry(0, 0, 0, Letter(Reason.UNROUTED, None, None, None, source="other")), Wanted())
+    assert not shelf._chosen(Entry(0, 0, 0, DeadLetter(Reason.UNROUTED, None, None, None, source="other")), Wanted())
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from towline.kafka.deadletters import (
     PREFIX,
     Chunk,
     Collector,
+    DeadLetter,
     Header,
-    Letter,
     Reason,
     from_record,
     pack,
@@ -27,7 +27,7 @@ payloads = st.one_of(st.none(), st.binary(max_size=20), st.binary(min_size=3000,
 original: st.SearchStrategy[list[Header]] = st.lists(st.tuples(names, st.one_of(st.none(), st.binary(max_size=20))))
 line = st.text(st.characters(categories=["L", "N"]), max_size=20)
 letters = st.builds(
-    Letter,
+    DeadLetter,
     reason=st.sampled_from(Reason),
     topic=st.one_of(st.none(), line),
     key=payloads,
@@ -41,7 +41,7 @@ letters = st.builds(
 
 
 @given(letters)
-def test_a_letter_comes_back_as_it_was_whatever_its_size(letter: Letter) -> None:
+def test_a_letter_comes_back_as_it_was_whatever_its_size(letter: DeadLetter) -> None:
     collector = Collector()
     written = to_records(letter, LIMIT)
     assert all(size(record) <= LIMIT for record in written)
@@ -52,7 +52,7 @@ def test_a_letter_comes_back_as_it_was_whatever_its_size(letter: Letter) -> None
 
 
 def test_a_letter_that_fits_is_readable_by_any_tool() -> None:
-    letter = Letter(Reason.PARTITION, "t", b"k", b"v", (("a", b"1"), ("a", None)), 7, 1000, "no\npartition 7", "s")
+    letter = DeadLetter(Reason.PARTITION, "t", b"k", b"v", (("a", b"1"), ("a", None)), 7, 1000, "no\npartition 7", "s")
     assert to_record(letter) == (
         b"k",
         b"v",
@@ -71,7 +71,7 @@ def test_a_letter_that_fits_is_readable_by_any_tool() -> None:
 
 
 def test_chunks_share_a_key_so_that_they_share_a_partition() -> None:
-    written = to_records(Letter(Reason.TOO_LARGE, "t", b"k", b"x" * 10_000), LIMIT)
+    written = to_records(DeadLetter(Reason.TOO_LARGE, "t", b"k", b"x" * 10_000), LIMIT)
     assert len(written) > 2
     assert len({key for key, _, _ in written}) == 1
     pieces = [from_record(*record) for record in written]
@@ -79,7 +79,7 @@ def test_chunks_share_a_key_so_that_they_share_a_partition() -> None:
 
 
 def test_a_letter_written_again_counts_from_its_first_chunk() -> None:
-    letter = Letter(Reason.TOO_LARGE, "t", None, b"x" * 10_000)
+    letter = DeadLetter(Reason.TOO_LARGE, "t", None, b"x" * 10_000)
     written = to_records(letter, LIMIT)
     collector = Collector()
     for record in (written[0], *written[:-1]):
@@ -88,7 +88,7 @@ def test_a_letter_written_again_counts_from_its_first_chunk() -> None:
 
 
 def test_a_missing_chunk_is_told() -> None:
-    first, _, third, *_ = to_records(Letter(Reason.TOO_LARGE, "t", None, b"x" * 20_000), LIMIT)
+    first, _, third, *_ = to_records(DeadLetter(Reason.TOO_LARGE, "t", None, b"x" * 20_000), LIMIT)
     collector = Collector()
     collector.add(*first)
     with pytest.raises(ValueError, match=r"chunk 3 .* does not follow chunk 1"):
@@ -114,7 +114,7 @@ def test_other_records_are_no_letters(headers: list[Header] | None) -> None:
 
 def test_a_limit_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="no room"):
-        to_records(Letter(Reason.TOO_LARGE, "t", b"", b"x" * 1000), 300)
+        to_records(DeadLetter(Reason.TOO_LARGE, "t", b"", b"x" * 1000), 300)
 
 
 def test_a_blob_cut_anywhere_is_noticed_or_shorter() -> None:
@@ -139,7 +139,7 @@ def test_a_number_that_kafka_has_no_room_for_is_no_letter(name: str, value: byte
 def test_chunks_without_a_beginning_are_not_kept() -> None:
     """Retention took the first of them away."""
     collector = Collector()
-    _, *rest = to_records(Letter(Reason.TOO_LARGE, "t", b"k", b"v" * 20_000), 4096)
+    _, *rest = to_records(DeadLetter(Reason.TOO_LARGE, "t", b"k", b"v" * 20_000), 4096)
     for record in rest:
         with pytest.raises(ValueError, match="does not follow"):
             collector.add(*record)

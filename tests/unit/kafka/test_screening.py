@@ -15,7 +15,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import screening
 from towline.kafka.admin import TopicFacts
 from towline.kafka.columns import ACCEPTED, Columns
-from towline.kafka.deadletters import Collector, Letter, Reason, from_record
+from towline.kafka.deadletters import Collector, DeadLetter, Reason, from_record
 from towline.kafka.delivery import Task
 from towline.kafka.options import SinkSettings
 from towline.kafka.screening import RecordCheck, RecordLimits, fault_of
@@ -123,11 +123,11 @@ def test_a_bad_record_becomes_a_letter_and_the_others_go_on() -> None:
     sent = list(rows.records)
     assert [r[0] for r in sent] == ["t", "dlq", "t"]
     assert rows.topics == {"t", "dlq"}
-    assert looked.letters == 1
+    assert looked.dead_letters == 1
     _, value, key, partition, _, _, moment, written = sent[1]
     assert (partition, moment) == (-1, 0)
     letter = from_record(key, value, written)
-    assert isinstance(letter, Letter)
+    assert isinstance(letter, DeadLetter)
     assert (letter.reason, letter.topic, letter.key, letter.value) == (
         Reason.TOPIC_MISSING,
         "nowhere",
@@ -162,7 +162,7 @@ def test_rows_that_were_given_up_before_are_counted_too() -> None:
         looked.look([batch])
         assert looked._suspicious(batch) is suspicious
         list(looked.rows(batch).records)
-        assert looked.letters == 1
+        assert looked.dead_letters == 1
 
 
 def test_a_batch_without_fault_is_not_read_twice() -> None:
@@ -255,7 +255,7 @@ def test_columns_never_pass_what_a_record_would_not(rows: list[tuple[Any, ...]])
     bad = [record for record in records if fault_of(record, looked._limits)]
     assert not bad or looked._suspicious(batch)
     sent = list(looked.rows(batch).records)
-    assert looked.letters == len(bad)
+    assert looked.dead_letters == len(bad)
     assert [record for record in sent if record[0] != "dlq"] == [record for record in records if record not in bad]
     assert all(fault_of(record, looked._limits) is None for record in sent)
     collector = Collector()

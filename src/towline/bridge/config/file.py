@@ -227,21 +227,21 @@ class Reader:
         read = [_READERS[kind](self._tables, surroundings, index, table).line() for kind, index, table in places]
         lines = [line for line in read if line is not None]
         self._twice(places, lines)
-        letters = tuple(sorted({line.dead_letter_topic for line in lines if line.dead_letter_topic}))
+        dead_letters = tuple(sorted({line.dead_letter_topic for line in lines if line.dead_letter_topic}))
         for (kind, index, _), line in zip(places, read, strict=True):
             if line is not None:
-                self._reserved((kind, index), line, letters)
+                self._reserved((kind, index), line, dead_letters)
                 if isinstance(line, DownLine):
                     self._circles((kind, index), line, surroundings.bridge, lines)
-        named = {"dead_letter_topics": letters}
+        named = {"dead_letter_topics": dead_letters}
         return tuple(line.model_copy(update=named) if isinstance(line, Line) else line for line in lines)
 
-    def _reserved(self, path: KeyPath, line: Line | DownLine, letters: Sequence[str]) -> None:
+    def _reserved(self, path: KeyPath, line: Line | DownLine, dead_letters: Sequence[str]) -> None:
         """Topics of the file hold no markers and are not internal to Kafka; what a route writes is no dead letter."""
         named: list[tuple[KeyPath, str | None, str]] = [(("dead_letter_topic",), line.dead_letter_topic, reserved())]
         for number, section in enumerate(line.sections if isinstance(line, Line) else ()):
-            named.append((("route", number, "topic"), section.topic, reserved(letters)))
-            named.append((("route", number, "fallback_topic"), section.fallback_topic, reserved(letters)))
+            named.append((("route", number, "topic"), section.topic, reserved(dead_letters)))
+            named.append((("route", number, "fallback_topic"), section.fallback_topic, reserved(dead_letters)))
         for key, name, taken in named:
             if name is not None and re.fullmatch(taken, name):
                 what = f'"{name}" is reserved: markers, dead letters, or Kafka\'s own'

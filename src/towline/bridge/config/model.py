@@ -278,7 +278,7 @@ class DownLine(AnyLine):
 
     @property
     def control_characters(self) -> Literal["send", "dead_letter"]:
-        """What becomes of a record whose text a broker may refuse; without a place for letters it is sent."""
+        """What becomes of a record whose text a broker may refuse; without a place for dead letters it is sent."""
         return self.section.control_characters or ("dead_letter" if self.dead_letter_topic else "send")
 
     @property

@@ -27,7 +27,7 @@ from towline.errors import ConfigError, KafkaError
 from towline.kafka import faults
 from towline.kafka.admin import client_config, watermarks
 from towline.kafka.clientconfig import LEADER_ONLY, QUIET
-from towline.kafka.deadletters import PREFIX, Collector, Header, Letter, from_record
+from towline.kafka.deadletters import PREFIX, Collector, DeadLetter, Header, from_record
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
@@ -73,24 +73,24 @@ class _Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A letter and its place.
+    """A dead letter and its place.
 
     Attributes:
         partition: Of the dead-letter topic.
-        offset: Of its last record there; names the letter for ever.
+        offset: Of its last record there; names the dead letter for ever.
         timestamp: When it was written, ms since 1970.
-        letter: What could not be delivered.
+        dead letter: What could not be delivered.
     """
 
     partition: int
     offset: int
     timestamp: int
-    letter: Letter
+    dead_letter: DeadLetter
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which letters are meant.
+    """Which dead letters are meant.
 
     Attributes:
         line: Of this line; None for all lines of the bridge.
@@ -104,7 +104,7 @@ class Wanted:
 
 
 class _Settled:
-    """Places of letters that were replayed, as ranges: whoever writes to the topic may name any number of them."""
+    """Places of dead letters that were replayed, as ranges: whoever writes to the topic may name any number of them."""
 
     def __init__(self) -> None:
         self._ranges: dict[int, list[tuple[int, int]]] = {}
@@ -147,7 +147,7 @@ class DeadLetterTopic:
     _known: dict[int, int] = field(default_factory=dict, init=False)
 
     def entries(self, wanted: Wanted) -> Iterator[Entry]:
-        """The letters that wait, in the order of each partition; those replayed before are left out.
+        """The dead letters that wait, in the order of each partition; those replayed before are left out.
 
         What comes later than the first one is asked for is left out too: a line that runs may give up again what a
         replay gives back. A topic that is not there, as before the first start, has none.
@@ -178,18 +178,18 @@ class DeadLetterTopic:
             self._replayed.add(record)
         self._known = ends
 
-    def line_of(self, letter: Letter) -> AnyLine | None:
-        """The line that signed a letter; None for one of another bridge."""
-        return self.lines.get(letter.source)
+    def line_of(self, dead_letter: DeadLetter) -> AnyLine | None:
+        """The line that signed a dead letter; None for one of another bridge."""
+        return self.lines.get(dead_letter.source)
 
     def _chosen(self, entry: Entry, wanted: Wanted) -> bool:
         if (entry.partition, entry.offset) in self._replayed:
             return False
-        line = self.line_of(entry.letter)
+        line = self.line_of(entry.dead_letter)
         if line is None:
-            self.nobodys[entry.letter.source] += 1
+            self.nobodys[entry.dead_letter.source] += 1
             return False
-        return wanted.line in (None, line.name) and wanted.reason in (None, entry.letter.reason.value)
+        return wanted.line in (None, line.name) and wanted.reason in (None, entry.dead_letter.reason.value)
 
     def _letters(self) -> Iterator[Entry]:
         collectors: dict[int, Collector] = {}
@@ -198,11 +198,11 @@ class DeadLetterTopic:
                 continue
             collector = collectors.setdefault(record.partition, Collector())
             try:
-                letter = collector.add(record.key, record.value, record.headers)
+                dead_letter = collector.add(record.key, record.value, record.headers)
             except ValueError:
                 continue  # somebody else's record: none of ours to carry on
-            if letter is not None:
-                yield Entry(record.partition, record.offset, record.timestamp, _innermost(letter, self.topic))
+            if dead_letter is not None:
+                yield Entry(record.partition, record.offset, record.timestamp, _innermost(dead_letter, self.topic))
 
     def _ends(self, isolation: str = "read_committed") -> dict[int, int]:
         """The end of each partition by its leader: at or above it, and not before, everything has been read."""
@@ -237,7 +237,7 @@ class DeadLetterTopic:
     def _consumer(self, isolation: str = "read_committed") -> Any:
         settings: dict[str, Any] = {
             **client_config(self.client),
-            **LEADER_ONLY,  # a mark that is not read yet would have its letters replayed again
+            **LEADER_ONLY,  # a mark that is not read yet would have its dead letters replayed again
             "group.id": f"towline.dlq.{self.topic}",  # the client demands one; nothing is ever committed to it
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",  # what retention takes away meanwhile must not hide what follows
@@ -286,7 +286,7 @@ def _to_the_ends(
 def _mark_of(record: _Record) -> bytes | None:
     """The value of a mark, None for other records: a mark has nothing but its header.
 
-    A letter has headers of ours before its own, so a device's property of that name marks nothing [I13].
+    A dead letter has headers of ours before its own, so a device's property of that name marks nothing [I13].
     """
     match list(record.headers):
         case [(name, value)] if name == MARK and not record.key and not record.value:
@@ -295,7 +295,7 @@ def _mark_of(record: _Record) -> bytes | None:
 
 
 def _marked(record: _Record) -> list[tuple[int, int]]:
-    """First and last offset of the letters a mark names, all before it; none if the record is no mark of ours."""
+    """First and last offset of the dead letters a mark names, all before it; none if the record is no mark of ours."""
     value = _mark_of(record)
     try:
         named = [] if value is None else json.loads(value)["offsets"]
@@ -305,17 +305,17 @@ def _marked(record: _Record) -> list[tuple[int, int]]:
     return [(first, last) for first, last in ranges if type(first) is type(last) is int and first <= last]
 
 
-def _innermost(letter: Letter, topic: str) -> Letter:
-    """A letter that was itself too large for one record was put into a letter about the dead-letter topic."""
-    while letter.topic == topic:
+def _innermost(dead_letter: DeadLetter, topic: str) -> DeadLetter:
+    """A dead letter that was itself too large for one record was put into a dead letter about the dead-letter topic."""
+    while dead_letter.topic == topic:
         try:
-            inner = from_record(letter.key, letter.value, letter.headers)
+            inner = from_record(dead_letter.key, dead_letter.value, dead_letter.headers)
         except ValueError:
-            return letter
-        if not isinstance(inner, Letter):
-            return letter
-        letter = inner
-    return letter
+            return dead_letter
+        if not isinstance(inner, DeadLetter):
+            return dead_letter
+        dead_letter = inner
+    return dead_letter
 
 
 def _servers(client: Mapping[str, str]) -> str:

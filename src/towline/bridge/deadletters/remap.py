@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import Line
 from towline.bridge.config.routes import USER_PREFIX, Route, first_match
-from towline.kafka.deadletters import Letter, Reason
+from towline.kafka.deadletters import DeadLetter, Reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ _INDEX: Final = "__index"
 #: Largest numbers of the columns; what is larger was not written by a gateway.
 _QOS, _EXPIRY, _SUBSCRIPTION, _MOMENT, _OFFSET = 2, 0xFFFFFFFF, 268_435_455, 1 << 57, (1 << 63) - 1
 _DECIMAL: Final = re.compile(rb"[0-9]{1,19}")
-#: What a letter lacks that Kafka refused in a version before: who received the message, and its number.
+#: What a dead letter lacks that Kafka refused in a version before: who received the message, and its number.
 _PLACE: Final = frozenset({"mqtt.gateway", "mqtt.offset"})
 _PLACE_IN_SQL: Final = re.compile(r"\b(gateway|offset)\b", re.IGNORECASE)
 #: Letters that are not the message: no route can make of them what it was.
@@ -52,7 +52,7 @@ class RemapFate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Remapped:
-    """The fate of one letter.
+    """The fate of one dead letter.
 
     Attributes:
         fate: What it becomes.
@@ -65,9 +65,9 @@ class Remapped:
     why: str = ""
 
 
-def row_of(letter: Letter) -> dict[str, Any] | None:
-    """The row of the source a letter came from; None if it did not come from MQTT, or its properties were not kept."""
-    headers = [(name, value) for name, value in letter.headers if name.startswith("mqtt.")]
+def row_of(dead_letter: DeadLetter) -> dict[str, Any] | None:
+    """The source's row that a dead letter was; None if it is not from MQTT, or its properties were not kept."""
+    headers = [(name, value) for name, value in dead_letter.headers if name.startswith("mqtt.")]
     known: Mapping[str, bytes | None] = dict(reversed(headers))
     topic = _text(known.get("mqtt.topic"))
     if topic is None:
@@ -80,7 +80,7 @@ def row_of(letter: Letter) -> dict[str, Any] | None:
     form = _text(known.get("mqtt.payload-format"))
     return {
         "topic": topic,
-        "payload": letter.value,
+        "payload": dead_letter.value,
         "qos": _number(known.get("mqtt.qos"), _QOS),
         "retain": known.get("mqtt.retain") == b"true",
         "duplicate": known.get("mqtt.duplicate") == b"true",
@@ -112,20 +112,20 @@ def _number(value: bytes | None, most: int) -> int | None:
 
 
 def mapper_of(line: AnyLine, spark: Callable[[], SparkSession]) -> Mapper | Returner:
-    """What carries on the letters of a line."""
+    """What carries on the dead letters of a line."""
     return Mapper(line, spark) if isinstance(line, Line) else Returner()
 
 
 class Returner:
-    """Puts the letters of a downlink back where they came from: the line takes them from Kafka once more."""
+    """Puts the dead letters of a downlink back where they came from: the line takes them from Kafka once more."""
 
-    def outcomes(self, letters: Sequence[Letter]) -> list[Remapped]:
+    def outcomes(self, dead_letters: Sequence[DeadLetter]) -> list[Remapped]:
         """The fate of each, in order."""
-        return [_as_it_was(letter) for letter in letters]
+        return [_as_it_was(dead_letter) for dead_letter in dead_letters]
 
 
 class Mapper:
-    """Maps the letters of one line.
+    """Maps the dead letters of one line.
 
     Args:
         line: Its routes.
@@ -136,26 +136,26 @@ class Mapper:
         self._routes = line.routes
         self._spark = spark
 
-    def outcomes(self, letters: Sequence[Letter]) -> list[Remapped]:
+    def outcomes(self, dead_letters: Sequence[DeadLetter]) -> list[Remapped]:
         """The fate of each, in order."""
-        rows = [None if letter.reason in _NOT_WHOLE else row_of(letter) for letter in letters]
+        rows = [None if dead_letter.reason in _NOT_WHOLE else row_of(dead_letter) for dead_letter in dead_letters]
         taken = [None if row is None else first_match(self._routes, row["topic"]) for row in rows]
         for index, (row, route) in enumerate(zip(rows, taken, strict=True)):
             if row is not None and route is not None and _lacks(row, self._routes[route]):
                 rows[index] = None  # it goes as it was mapped then
         wanted = self._conditions(rows, taken)
         return [
-            self._outcome(letter, row, route, wanted=wanted.get(index, True))
-            for index, (letter, row, route) in enumerate(zip(letters, rows, taken, strict=True))
+            self._outcome(dead_letter, row, route, wanted=wanted.get(index, True))
+            for index, (dead_letter, row, route) in enumerate(zip(dead_letters, rows, taken, strict=True))
         ]
 
     def _outcome(
-        self, letter: Letter, row: Mapping[str, Any] | None, taken: int | None, *, wanted: bool | None
+        self, dead_letter: DeadLetter, row: Mapping[str, Any] | None, taken: int | None, *, wanted: bool | None
     ) -> Remapped:
-        if letter.reason in _NOT_WHOLE:
-            return Remapped(RemapFate.DEAD, why=_NOT_WHOLE[letter.reason])
+        if dead_letter.reason in _NOT_WHOLE:
+            return Remapped(RemapFate.DEAD, why=_NOT_WHOLE[dead_letter.reason])
         if row is None:
-            return _as_it_was(letter)
+            return _as_it_was(dead_letter)
         if taken is None:
             return Remapped(RemapFate.DEAD, why="no route takes its topic")
         route = self._routes[taken]
@@ -174,7 +174,7 @@ class Mapper:
 
 
 def _lacks(row: Mapping[str, Any], route: Route) -> bool:
-    """Whether a route names what the letter does not say."""
+    """Whether a route names what the dead letter does not say."""
     templates = [made for made in (route.topic, route.key, *(made for _, made in route.headers)) if made is not None]
     named = any(_PLACE.intersection(made.fields) for made in templates)
     return row["offset"] is None and (named or bool(_PLACE_IN_SQL.search(route.where or "")))
@@ -194,14 +194,17 @@ def _mapped(route: Route, row: Mapping[str, Any]) -> Remapped:
     )
 
 
-def _as_it_was(letter: Letter) -> Remapped:
+def _as_it_was(dead_letter: DeadLetter) -> Remapped:
     """A record that was mapped well and could not be written; what was wrong with it is left to Kafka."""
-    if letter.topic is None:
+    if dead_letter.topic is None:
         return Remapped(RemapFate.DEAD, why="it names no topic")
-    partition = -1 if letter.partition is None or letter.reason is Reason.PARTITION else letter.partition
-    moment = 0 if letter.timestamp is None or letter.reason is Reason.TIMESTAMP else letter.timestamp
-    headers = list(letter.headers) or None
-    return Remapped(RemapFate.MENDED, (letter.topic, letter.value, letter.key, partition, None, None, moment, headers))
+    partition = -1 if dead_letter.partition is None or dead_letter.reason is Reason.PARTITION else dead_letter.partition
+    moment = 0 if dead_letter.timestamp is None or dead_letter.reason is Reason.TIMESTAMP else dead_letter.timestamp
+    headers = list(dead_letter.headers) or None
+    return Remapped(
+        RemapFate.MENDED,
+        (dead_letter.topic, dead_letter.value, dead_letter.key, partition, None, None, moment, headers),
+    )
 
 
 def _asked(spark: SparkSession, route: Route, rows: Mapping[int, dict[str, Any]]) -> dict[int, bool | None]:

@@ -1,7 +1,7 @@
 """Dead letters on their way again: each at most once, whatever happens in between.
 
 One transaction writes the mended records to their topics and, into the dead-letter topic, a mark that names the dead
-letters they came from (`towline.bridge.deadletters.dlq`).
+dead letters they came from (`towline.bridge.deadletters.dlq`).
 
 Each transaction has a producer of its own, whose `init_transactions` comes before the marks are read [I9]: a replay
 that died is committed or aborted by then, one that still runs is fenced, and a commit request that arrives late is
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Replay", "replay"]
 
-#: Dead letters of one transaction.
+#: Dead dead letters of one transaction.
 CHUNK: Final = 500
 #: Bytes of them at which it ends earlier: they and their records are kept in memory.
 _CHUNK_BYTES: Final = 16 * 1024 * 1024
@@ -62,7 +62,7 @@ class Replay:
     dead: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Remapped) -> None:
-        """Count one letter."""
+        """Count one dead letter."""
         if outcome.fate is RemapFate.DEAD:
             self.dead[outcome.why] += 1
         elif outcome.record is None:
@@ -85,11 +85,11 @@ def replay(
     dry_run: bool = False,
     on_chunk: Callable[[Replay], None] = lambda _: None,
 ) -> Replay:
-    """Put the mended letters of a topic back on their way; each letter at most once, also over crashes.
+    """Put the mended dead letters of a topic back on their way; each dead letter at most once, also over crashes.
 
     Args:
         ledger: The dead-letter topic.
-        wanted: Which letters.
+        wanted: Which dead letters.
         spark: Makes a session, for routes with a ``where``.
         dry_run: Write nothing.
         on_chunk: Called after each transaction with what was done so far.
@@ -116,23 +116,23 @@ def replay(
 
 
 def _chunk(entries: Iterator[Entry]) -> list[Entry]:
-    """The next letters, as many as one transaction carries."""
+    """The next dead letters, as many as one transaction carries."""
     made: list[Entry] = []
     size = 0
     for entry in islice(entries, CHUNK):
         made.append(entry)
-        size += len(entry.letter.value or b"")
+        size += len(entry.dead_letter.value or b"")
         if size > _CHUNK_BYTES:
             break
     return made
 
 
 def _outcomes(ledger: DeadLetterTopic, mappers: Mapping[str, Mapper | Returner], chunk: list[Entry]) -> list[Remapped]:
-    """The fate of each letter, and whether Kafka takes what it becomes."""
+    """The fate of each dead letter, and whether Kafka takes what it becomes."""
     found: dict[int, Remapped] = {}
     for name, mapper in mappers.items():
-        mine = [i for i, entry in enumerate(chunk) if (line := ledger.line_of(entry.letter)) and line.name == name]
-        found |= dict(zip(mine, mapper.outcomes([chunk[i].letter for i in mine]), strict=True))
+        mine = [i for i, entry in enumerate(chunk) if (line := ledger.line_of(entry.dead_letter)) and line.name == name]
+        found |= dict(zip(mine, mapper.outcomes([chunk[i].dead_letter for i in mine]), strict=True))
     topics = {outcome.record[0] for outcome in found.values() if outcome.record}
     most = int(ledger.client.get("message.max.bytes", _CLIENT_MAX))
     taken = re.compile(reserved([ledger.topic]))
@@ -192,7 +192,7 @@ class _Writer:
 
 
 def _marks(entries: Iterable[Entry]) -> Iterator[tuple[int, bytes]]:
-    """Partition and mark, for each partition with letters that are settled."""
+    """Partition and mark, for each partition with dead letters that are settled."""
     places = sorted((entry.partition, entry.offset) for entry in entries)
     for partition, group in groupby(places, key=lambda place: place[0]):
         ranges: list[list[int]] = []

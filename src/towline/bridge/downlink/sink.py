@@ -4,7 +4,7 @@ The rows of a part are sorted by where they stand in Kafka: a batch that is run 
 same order, because the outbox remembers how many of them it has [I10].
 
 Spark gives a query one sink, and a dead letter has to be in Kafka before the batch that left it out is committed. So
-this sink hands the rows to ``format("mqtt")`` and the letters to ``format("kafka_transactional")``, each with its own
+this sink hands the rows to ``format("mqtt")`` and the dead letters to ``format("kafka_transactional")``, each with its
 way of not writing a batch twice: the outbox remembers the batch, Kafka the marker [I9, I10]. A crash in between repeats
 the batch, and each side leaves out what it has.
 """
@@ -101,7 +101,7 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
         self._kafka = kafka
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> DownlinkWritten:
-        """Bring the rows of a partition to the outbox, then its letters to Kafka.
+        """Bring the rows of a partition to the outbox, then its dead letters to Kafka.
 
         Meanwhile they are kept where they can be read twice and in any order, on disk where they are large.
         """
@@ -128,7 +128,7 @@ class DownlinkWriter(DataSourceStreamArrowWriter):
 def sorted_out(
     batches: Sequence[pa.RecordBatch], most: int = BATCH_BYTES
 ) -> tuple[Iterator[pa.RecordBatch], Iterator[pa.RecordBatch]]:
-    """The rows for MQTT and the letters, each in the order of Kafka's topics, partitions and offsets.
+    """The rows for MQTT and the dead letters, each in the order of Kafka's topics, partitions and offsets.
 
     Args:
         batches: All of them.

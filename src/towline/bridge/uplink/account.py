@@ -67,11 +67,11 @@ class UplinkCounts(LineCounts):
                 ``letters`` (of all its batches up to this one).
         """
         counted = self._batch(report)
-        if (letters := report.get("letters")) is None:
+        if (dead_letters := report.get("letters")) is None:
             return counted
         query = str(report["query"])
         before = counted.told if query == counted.query else 0
-        total = max(before, int(letters))
+        total = max(before, int(dead_letters))
         return replace(counted, query=query, told=total, dead_lettered=counted.dead_lettered + total - before)
 
     def _batch(self, report: Mapping[str, Any]) -> Self:

@@ -96,7 +96,7 @@ class UplinkQuery(LineQuery[Line]):
         )
 
     def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """One report on all batches that are done: offsets say how many rows they had, the sink knows its letters."""
+        """One report on all batches that are done: offsets say their rows, the sink knows its dead letters."""
         del spark, counts
         line = self.line
         identity, evidence = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)

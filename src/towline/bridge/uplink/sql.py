@@ -347,7 +347,7 @@ def _with_dead_letters(
 
 
 def _origin(routes: Sequence[Route]) -> dict[str, str]:
-    """What the sink needs to make a letter of a record that Kafka would refuse: the columns of `ORIGIN`."""
+    """What the sink needs to make a dead letter of a record that Kafka would refuse: the columns of `ORIGIN`."""
     own = _switch(routes, lambda route: str(2 * len(route.headers)), "0")
     none = f"CAST(NULL AS {HEADER_TYPE})"
     message = _switch(routes, lambda route: none if route.properties else _property_headers(), none)
