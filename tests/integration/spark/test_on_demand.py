@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.helpers import wait_until
-from tests.integration.spark.test_source import LONG, Collected, begun, failure, until
+from tests.integration.spark.collecting import Collected
+from tests.integration.spark.test_source import LONG, begun, failure, until
 from towline.errors import SessionUnknown
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.spark.source import MqttDataSource

@@ -23,6 +23,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import towline
 from tests.helpers import wait_until
+from tests.integration.spark.collecting import Collected
 from tests.unit.gateway.serving import Served, rows, served
 from towline.schema import ROW_SCHEMA
 
@@ -34,27 +35,6 @@ LONG = 150
 pytestmark = pytest.mark.timeout(400)
 
 Start = Callable[..., StreamingQuery]
-
-
-class Collected:
-    """The batches of a foreachBatch sink, as Arrow tables by batch id; fails at the batches it is told to."""
-
-    def __init__(self, *failing: int) -> None:
-        self.tables: dict[int, pa.Table] = {}
-        self._failing = set(failing)
-
-    def __call__(self, frame: DataFrame, batch: int) -> None:
-        self.tables[batch] = frame.orderBy("offset").toArrow()
-        if batch in self._failing:
-            raise RuntimeError("the sink fails")
-
-    @property
-    def offsets(self) -> list[int]:
-        return [offset for _, table in sorted(self.tables.items()) for offset in table.column("offset").to_pylist()]
-
-    @property
-    def sizes(self) -> list[int]:
-        return [table.num_rows for _, table in sorted(self.tables.items()) if table.num_rows]
 
 
 def load(spark: SparkSession, server: Served, **options: object) -> DataFrame:

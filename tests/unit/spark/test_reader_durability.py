@@ -1,0 +1,265 @@
+"""What a reader may have cut, and which copies of a journal it recognises."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.unit.gateway.serving import Served, served
+from tests.unit.spark.reading import ALL, offset, table
+from towline.errors import Fenced, JournalError
+from towline.gateway.client import GatewayClient
+from towline.spark.link import GatewayPlace
+from towline.spark.reader import MqttStreamReader, ReadPlan
+
+# -- power loss ------------------------------------------------------------------------------------------------------
+
+
+class Query:
+    """What Spark does around a reader: a batch's entries in the checkpoint."""
+
+    def __init__(self, stream: MqttStreamReader, path: Path) -> None:
+        self.stream = stream
+        self.path = path
+        self.at = stream.initialOffset()
+        self._batch = 0
+        (path / "offsets").mkdir(parents=True)
+        (path / "commits").mkdir()
+
+    def batch(self) -> None:
+        """Plan and finish the next batch; `latestOffset` has not been called with its end yet."""
+        self.at = self.stream.latestOffset(self.at, ALL)
+        self.write("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(self.at)}')
+        self.write("commits", 'v1\n{"nextBatchWatermarkMs":0}')
+        self._batch += 1
+
+    def write(self, log: str, text: str) -> None:
+        (self.path / log / str(self._batch)).write_text(text)
+
+
+@pytest.fixture
+def query(plan: ReadPlan, tmp_path: Path) -> Iterator[Query]:
+    stream = MqttStreamReader(replace(plan, checkpoint=f"file:{tmp_path / 'ck'}"))
+    yield Query(stream, tmp_path / "ck")
+    stream.stop()
+
+
+def test_with_its_checkpoint_known_the_inbox_is_cut_at_once(server: Served, query: Query) -> None:
+    for end in (10, 20):
+        server.add(10)
+        query.batch()
+        query.stream.latestOffset(query.at, ALL)
+        assert server.journal.consumers["default"] == end
+
+
+def test_the_commit_log_is_durable_before_the_inbox_is_cut(
+    server: Served, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add(10)
+    query.batch()
+    seen: dict[str, int] = {}
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        seen[name.split(".")[1] if name.endswith(".towline") else name] = server.journal.consumers["default"]
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    query.stream.latestOffset(query.at, ALL)
+    assert {name: seen[name] for name in ("0", "commits", "offsets", "ck")} == dict.fromkeys(
+        ("0", "commits", "offsets", "ck"), 0
+    )
+    assert server.journal.consumers["default"] == 10
+
+
+def test_at_most_once_a_batch_is_remembered_before_it_is_read(
+    server: Served, plan: ReadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forgotten by a power failure it would be planned anew, and what is in Kafka would come twice."""
+    stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "ck"), at_most_once=True))
+    query = Query(stream, tmp_path / "ck")
+    server.add(10)
+    start, end = query.at, stream.latestOffset(query.at, ALL)
+    query.write("offsets", f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(end)}')
+    seen: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        seen.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert len(stream.partitions(start, end)) == 1
+    assert {"offsets", "ck"} <= set(seen)
+    stream.stop()
+
+
+def test_a_checkpoint_that_can_not_be_synced_ends_the_query_and_cuts_nothing(
+    server: Served, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.add(10)
+    query.batch()
+
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", broken)
+        with pytest.raises(JournalError, match=r"Input/output error.*TL-J20"):
+            query.stream.latestOffset(query.at, ALL)
+    assert server.journal.consumers["default"] == 0
+
+
+@pytest.mark.parametrize("why", ["unknown", "of another query", "not there"])
+def test_without_its_checkpoint_the_cut_waits_for_a_sync_of_the_machine(
+    server: Served, plan: ReadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    location = {"unknown": "", "of another query": str(tmp_path / "other"), "not there": "file:/not/there"}[why]
+    go, asked = threading.Event(), threading.Event()
+
+    def sync() -> None:
+        asked.set()
+        go.wait(60)
+
+    monkeypatch.setattr(os, "sync", sync)
+    stream = MqttStreamReader(replace(plan, checkpoint=location))
+    Query(stream, tmp_path / "other").batch()
+    server.add(10)
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    try:
+        stream.latestOffset(at, ALL)
+        assert asked.wait(60)
+        stream.latestOffset(at, ALL)
+        assert server.journal.consumers["default"] == 0
+        go.set()
+        # the sync that ran may have been asked for the offset before this one
+        wait_until(lambda: stream.latestOffset(at, ALL) and server.journal.consumers["default"] == 10)
+    finally:
+        go.set()
+        stream.stop()
+
+
+def test_nothing_waits_for_ever_on_an_idle_line(server: Served, plan: ReadPlan) -> None:
+    """No checkpoint known, a long poll: the cut comes with one of the next calls, and they come soon."""
+    stream = MqttStreamReader(replace(plan, poll_s=30.0))
+    server.add(10)
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    assert stream.latestOffset(at, ALL) is at
+
+    def idle() -> None:
+        while offset(stream.latestOffset(at, ALL)) == 10:
+            pass
+
+    spark = threading.Thread(target=idle)
+    spark.start()
+    wait_until(lambda: server.journal.consumers["default"] == 10)
+    server.add(1)
+    spark.join(60)
+    assert not spark.is_alive()
+    stream.stop()
+
+
+def test_the_last_call_of_available_now_cuts(server: Served, stream: MqttStreamReader) -> None:
+    server.add(10)
+    stream.prepareForTriggerAvailableNow()
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    stream.latestOffset(at, ALL)
+    assert server.journal.consumers["default"] == 10
+
+
+# -- restored copies [I14] -------------------------------------------------------------------------------------------
+
+
+def restored(state: Path, copied_at: int) -> dict[str, Any]:
+    """A state directory whose journal was read to row 20, and then replaced by a copy from before; where the query is.
+
+    The copy has gone on in two openings, and is longer than ever.
+    """
+    with served(state) as server:
+        server.add(copied_at)
+    shutil.copytree(state / "inbox", state / "older")
+    with served(state) as server:
+        server.add(20 - copied_at)
+        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(state), ""), "default", poll_s=0.05))
+        at = stream.latestOffset(stream.initialOffset(), ALL)
+        wait_until(lambda: stream.latestOffset(at, ALL) and server.journal.consumers["default"] == 20)
+        stream.stop()
+    shutil.rmtree(state / "inbox")
+    (state / "older").rename(state / "inbox")
+    for _ in range(2):
+        with served(state) as server:
+            server.add(15)
+    assert offset(at) == 20
+    return at
+
+
+@pytest.mark.parametrize("copied_at", [0, 5, 19])
+def test_a_copy_that_has_gone_on_is_neither_read_nor_cut(tmp_path: Path, copied_at: int) -> None:
+    """The same journal, and longer than the checkpoint: only the incarnation tells that its rows are others."""
+    at = restored(tmp_path / "state", copied_at)
+    with served(tmp_path / "state") as server:
+        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "state"), ""), "default", poll_s=0.05))
+        with pytest.raises(Fenced, match=r"an older copy that has gone on.*newest state directory, or .*TL-G26"):
+            stream.latestOffset(at, ALL)
+        before = copy.deepcopy(at)
+        before["gateways"]["plant"] |= {"offset": 0, "incarnation": ""}
+        with pytest.raises(Fenced, match="TL-G26"):
+            table(stream, before, at)
+        here = at["gateways"]["plant"]
+        with GatewayClient(server.location) as client, pytest.raises(Fenced, match="TL-G26"):
+            client.commit("default", 20, journal=here["journal"], incarnation=here["incarnation"])
+        assert server.journal.consumers["default"] == 0
+        assert server.journal.first == 0
+        stream.stop()
+
+
+def test_a_copy_that_has_all_the_query_read_goes_on(tmp_path: Path) -> None:
+    at = restored(tmp_path / "state", 20)
+    with served(tmp_path / "state") as server:
+        stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "state"), ""), "default", poll_s=0.05))
+        assert table(stream, at, stream.latestOffset(at, ALL)).num_rows == 30
+        stream.stop()
+        assert server.journal.end == 50
+
+
+def test_an_offset_from_before_incarnations_is_upgraded_by_the_next(server: Served, stream: MqttStreamReader) -> None:
+    server.add(10)
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    del at["gateways"]["plant"]["incarnation"]
+    assert stream.latestOffset(at, ALL) is at
+    server.add(1)
+    assert stream.latestOffset(at, ALL)["gateways"]["plant"] == {
+        "journal": server.journal.journal_id,
+        "offset": 11,
+        "incarnation": server.journal.incarnation,
+    }
+
+
+def test_a_query_that_begins_names_the_opening_it_begins_at(server: Served, plan: ReadPlan) -> None:
+    server.add(10)
+    for starting, incarnation in ((0, None), (5, server.journal.incarnation), ("latest", server.journal.incarnation)):
+        made = MqttStreamReader(replace(plan, starting=starting))
+        assert made.initialOffset()["gateways"]["plant"].get("incarnation") == incarnation
+        made.stop()
+
+
+def test_a_query_that_ends_at_what_is_there_names_what_it_came_to(server: Served, stream: MqttStreamReader) -> None:
+    server.add(10)
+    stream.prepareForTriggerAvailableNow()
+    at = stream.initialOffset()
+    server.add(10)
+    end = stream.latestOffset(at, ALL)
+    assert (offset(end), end["gateways"]["plant"]["incarnation"]) == (10, server.journal.incarnation)
+    assert stream.latestOffset(end, ALL) is end

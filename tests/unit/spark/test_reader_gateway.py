@@ -1,0 +1,241 @@
+"""Readers of a gateway that goes and comes, and the processes they live in."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.helpers import wait_until
+from tests.unit.gateway.serving import Served, mark, served
+from tests.unit.spark.reading import ALL, offset, table
+from towline.errors import Fenced, GatewayUnreachable
+from towline.gateway.client import GatewayClient
+from towline.spark import link, reader
+from towline.spark.link import GatewayPlace, driver_pid, patiently
+from towline.spark.reader import MqttStreamReader, ReadPlan, Slice
+
+# -- the gateway goes and comes --------------------------------------------------------------------------------------
+
+
+def test_a_stream_survives_a_restart_of_its_gateway(tmp_path: Path) -> None:
+    plan = ReadPlan(GatewayPlace(str(tmp_path), ""), "default", poll_s=0.05)
+    stream = MqttStreamReader(plan)
+    with served(tmp_path) as first:
+        first.add(10)
+        at = stream.latestOffset(stream.initialOffset(), ALL)
+    with served(tmp_path) as second:
+        second.add(5)
+        end = stream.latestOffset(at, ALL)
+        assert offset(end) == 15
+        assert table(stream, at, end).num_rows == 5
+        wait_until(lambda: stream.latestOffset(at, ALL) and second.journal.consumers["default"] == 10)
+        stream.stop()
+
+
+def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path: Path) -> None:
+    """The channel connects again by itself: only the epoch tells a restart from a takeover."""
+    stream = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path), ""), "default", poll_s=0.05))
+    with served(tmp_path):
+        at = stream.latestOffset(stream.initialOffset(), ALL)
+    with served(tmp_path) as second:
+        client = stream._hold._client
+        assert client is not None
+
+        def connected() -> bool:
+            try:
+                return bool(client.status())
+            except GatewayUnreachable:
+                return False
+
+        wait_until(connected)
+        second.add(1)
+        assert offset(stream.latestOffset(at, ALL)) == 1
+        stream.stop()
+
+
+def test_a_reader_that_was_taken_over_stops(server: Served, stream: MqttStreamReader) -> None:
+    at = stream.initialOffset()
+    with GatewayClient(server.location) as newer:
+        newer.open("default")
+        with pytest.raises(Fenced, match="TL-G07"):
+            stream.latestOffset(at, ALL)
+
+
+def test_a_second_query_is_refused(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "TAKEOVER_S", 0.1)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        server.service._leases.open("default", mark(other.pid))
+        with pytest.raises(Fenced, match=f"pid {other.pid} .* TL-G03|TL-G03"):
+            stream.getDefaultReadLimit()
+        other.kill()
+
+
+def test_rows_go_on_where_a_dying_gateway_left_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = GatewayPlace(str(tmp_path), "")
+    with served(tmp_path) as server:
+        for _ in range(5):
+            server.add(10)
+        whole = GatewayClient.read
+        calls = []
+
+        def broken(client: GatewayClient, journal: str, start: int, end: int, **more: str) -> Iterator[pa.RecordBatch]:
+            calls.append(start)
+            for batch in whole(client, journal, start, end, **more):
+                yield batch.slice(0, 7)
+                if len(calls) < 3:
+                    raise GatewayUnreachable("TL-G01", "plant", "gone")
+                yield batch.slice(7)
+
+        monkeypatch.setattr(GatewayClient, "read", broken)
+        got = pa.Table.from_batches(place.rows(server.journal.journal_id, 0, 50))
+    assert calls == [0, 7, 14]
+    assert got.column("offset").to_pylist() == list(range(50))
+
+
+def test_no_gateway_in_a_directory_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(GatewayUnreachable) as caught:
+        GatewayPlace(str(tmp_path), "").connect()
+    assert str(caught.value) == (
+        f"{tmp_path}: no gateway runs in this state directory. Start it, or give the options broker, subscribe and "
+        "stateDir instead of gateway.   [TL-G01]"
+    )
+
+
+def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_PAUSE_S", 0.001)
+    tries = []
+
+    def call() -> None:
+        tries.append(1)
+        raise GatewayUnreachable("TL-G01", "x", "gone")
+
+    with pytest.raises(GatewayUnreachable):
+        patiently(call, patience_s=0.02)
+    assert len(tries) > 1
+
+
+def test_other_errors_need_no_patience() -> None:
+    def call() -> None:
+        raise Fenced("TL-G04", "x", "other")
+
+    with pytest.raises(Fenced):
+        patiently(call, patience_s=60)
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+def test_an_unconnected_reader_travels_and_is_small(plan: ReadPlan) -> None:
+    text = pickle.dumps(MqttStreamReader(plan))
+    assert len(text) < 1000
+    assert isinstance(pickle.loads(text), MqttStreamReader)  # noqa: S301 - our own bytes
+
+
+def test_unpickling_a_reader_loads_no_pydantic(plan: ReadPlan, tmp_path: Path) -> None:
+    (tmp_path / "reader").write_bytes(pickle.dumps(MqttStreamReader(plan)))
+    program = (
+        f"import pickle, sys; pickle.load(open({str(tmp_path / 'reader')!r}, 'rb'))\n"
+        "print([m for m in ('pyarrow._flight', 'pydantic') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_driver_is_the_nearest_java(tmp_path: Path) -> None:
+    """A process named java starts a daemon that starts us: the first is the one whose end ends the gateway."""
+    java = tmp_path / "java"
+    java.symlink_to("/bin/sh")
+    program = "from towline.spark.link import driver_pid; print(driver_pid())"
+    script = f'echo $$; sh -c \'"{sys.executable}" -c "{program}"; :\'; :'
+    out = subprocess.run([str(java), "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    shell, found = out.stdout.split()
+    assert found == shell
+
+
+def test_without_a_jvm_the_driver_is_the_parent() -> None:
+    assert driver_pid() == os.getppid()
+
+
+def test_sigterm_is_ours_only_in_sparks_runner(stream: MqttStreamReader) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    stream.initialOffset()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+RUNNER = """
+import sys
+from towline.spark import reader
+from towline.spark.link import GatewayPlace
+
+reader._RUNNER = "runner"
+made = reader.MqttStreamReader(reader.ReadPlan(GatewayPlace({state_dir!r}, ""), "default", poll_s=30))
+at = made.initialOffset()
+try:
+    try:
+        {work}
+    finally:
+        made.stop()
+except BaseException:
+    raise BrokenPipeError  # Spark's runner reports to the JVM, which has closed the socket
+"""
+
+
+def runner(server: Served, place: Path, work: str) -> subprocess.Popen[bytes]:
+    """The module of the runner is imitated by name."""
+    place.mkdir()
+    (place / "runner.py").write_text(RUNNER.format(state_dir=str(server.state_dir), work=work))
+    return subprocess.Popen([sys.executable, "-m", "runner"], cwd=place, stderr=subprocess.PIPE)
+
+
+def test_sigterm_ends_the_runner_through_stop(server: Served, tmp_path: Path) -> None:
+    """Two signals come, as from Spark; the lease is given back once and nothing is printed."""
+    child = runner(server, tmp_path / "fake", "while True: at = made.latestOffset(at, reader.ReadAllAvailable())")
+    try:
+        wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
+        child.terminate()
+        child.terminate()
+        _, err = child.communicate(timeout=60)
+        assert (child.returncode, err) == (0, b"")
+        assert server.service._leases._held == {}
+    finally:
+        child.kill()
+
+
+def test_a_runner_whose_jvm_is_gone_ends_without_a_word(server: Served, tmp_path: Path) -> None:
+    child = runner(server, tmp_path / "fake", "raise EOFError  # the runner reads the next call")
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (0, b"")
+    assert server.service._leases._held == {}
+
+
+def test_an_error_of_the_reader_goes_to_spark(server: Served, tmp_path: Path) -> None:
+    child = runner(server, tmp_path / "fake", "made.partitions({}, {})")
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert b"BrokenPipeError" in err
+
+
+def test_readers_of_many_threads_get_along(server: Served, plan: ReadPlan) -> None:
+    for _ in range(10):
+        server.add(1000)
+    counts: list[int] = []
+
+    def count() -> None:
+        part = Slice(server.journal.journal_id, 0, 10_000)
+        counts.append(sum(batch.num_rows for batch in MqttStreamReader(plan).read(part)))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert counts == [10_000] * 4
