@@ -12,28 +12,21 @@ done, in order; whoever drives it does that and feeds the outcome back as the ne
    with one, and no SUBSCRIBE leaves before `Stored` says so: what it brings may have the same ids.
 
 The halves are in `towline.mqtt.inbound` and `towline.mqtt.outbound`, what is known of the subscriptions in
-`towline.mqtt.subscriptions`; here is the connection.
+`towline.mqtt.subscriptions`, fields and invariants in `towline.mqtt.machine`; here are the events of a connection.
 Transitions are two tables: `_PACKETS` (connection state × packet type → method) and `_EVENTS` (event type → method).
 What is not in the first is a protocol error (0x82).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from enum import Enum
-from functools import partial
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import mqtt5
 from mqtt5 import (
     AuthPacket,
-    AuthReasonCode,
     ConnAckPacket,
-    ConnectPacket,
     DisconnectPacket,
-    DisconnectReasonCode,
     PingReqPacket,
     PingRespPacket,
     PubRelPacket,
@@ -41,15 +34,13 @@ from mqtt5 import (
     UnsubAckPacket,
 )
 
-from towline.errors import BrokerError, ProtocolViolation, Refused, SessionUnknown, Unreachable
-from towline.mqtt.codec import AnswerRun, Packet, PublishRun, encode
+from towline.errors import Refused, SessionUnknown, Unreachable
+from towline.mqtt.codec import AnswerRun, PublishRun
 from towline.mqtt.events import (
     Action,
-    Authenticator,
     Close,
     Event,
     Filter,
-    Held,
     Lost,
     Malformed,
     Online,
@@ -57,10 +48,8 @@ from towline.mqtt.events import (
     Publish,
     PublishMany,
     Received,
-    Remember,
     Resumed,
     Send,
-    SessionConfig,
     SessionLost,
     SessionRecord,
     Settled,
@@ -70,39 +59,27 @@ from towline.mqtt.events import (
     Tick,
     Written,
 )
-from towline.mqtt.inbound import AliasError, Inbound
-from towline.mqtt.outbound import Answer, Outbound, Unexpected
+from towline.mqtt.handshake import Unasked, connect_packet, forgetful, too_narrow
+from towline.mqtt.inbound import AliasError
+from towline.mqtt.liveness import PONG_WITHIN
+from towline.mqtt.machine import Machine, SessionState
+from towline.mqtt.outbound import Answer, Unexpected
 from towline.mqtt.reasons import BLAMING, ID_IN_USE
 from towline.mqtt.refusals import connection_ended, connection_refused, subscription_refused
-from towline.mqtt.rules import check_config, connack_problem, unsupported
-from towline.mqtt.subscriptions import Request, Subscribe, Subscriptions, SubscriptionStep, Unsubscribe
+from towline.mqtt.rules import connack_problem, unsupported
+from towline.mqtt.subscriptions import Request, Subscribe, SubscriptionStep, Unsubscribe
 
 __all__ = ["Session", "SessionState"]
-
-
-class SessionState(Enum):
-    """Where the connection stands."""
-
-    OFFLINE = "offline"
-    CONNECTING = "connecting"  # CONNECT sent, no CONNACK yet
-    SUBSCRIBING = "subscribing"  # CONNACK seen, a SUBACK or UNSUBACK is missing; messages may already come
-    ONLINE = "online"
 
 
 #: Servers that a record names: where brokers point to others, new ones may come for ever.
 _MOST_SERVERS: Final = 100
 #: Packet ids tried for a SUBSCRIBE: a broker that calls more of them in use says so of any.
 _MOST_IDS_IN_USE: Final = 16
-#: PUBACK, PUBREC, PUBREL and PUBCOMP in their short form.
-_SMALLEST_ANSWER: Final = 4
 _PINGREQ: Final = PingReqPacket().write()
-#: Share of the keep alive after which we send PINGREQ when nothing else went out: early enough for a slow link.
-_PING_AFTER: Final = 0.75
-#: A silent peer is found within 1.5 × keep alive: 0.75 until the PINGREQ and as much for its answer.
-_PONG_WITHIN: Final = 0.75
 
 
-class Session:
+class Session(Machine):
     """One client identity towards one broker, across its connections.
 
     Args:
@@ -114,56 +91,6 @@ class Session:
     Raises:
         ConfigError: The protocol version can't say what the configuration wants (TL-C50).
     """
-
-    def __init__(
-        self,
-        config: SessionConfig,
-        record: SessionRecord | None = None,
-        next_number: int = 0,
-        held: Mapping[int, Held] | None = None,
-    ) -> None:
-        check_config(config)
-        self.config = config
-        self.state = SessionState.OFFLINE
-        #: As last given to `Remember`.
-        self.record = record
-        #: The server's limits of this connection, None before CONNACK.
-        self.server: ConnAckPacket | None = None
-        self._encode: Callable[[Packet], bytes] = partial(encode, version=config.protocol)
-        self.inbound = Inbound(
-            next_number,
-            held,
-            receive_maximum=config.receive_maximum,
-            topic_alias_maximum=config.topic_alias_maximum,
-            reasons=config.protocol == 5,
-        )
-        aliases = config.topic_aliases if config.protocol == 5 else 0
-        self.outbound = Outbound(self._encode, aliases, durable=config.durable_ids, exactly=config.exactly_once)
-        filters = config.filters
-        if config.protocol < 5:
-            filters = tuple(replace(f, retain_handling=0) for f in filters)
-        self.subscriptions = Subscriptions(filters, record.subscriptions if record else {})
-        #: Packet id of each SUBSCRIBE or UNSUBSCRIBE without an answer → what it asked for.
-        self._requests: dict[int, Request] = {}
-        #: The last connection was ended by the broker, for a reason that may be something we sent.
-        self.cut = False
-        #: Only to see whether the broker answers this version: the connection ends at CONNACK.
-        self.probing = False
-        self._known_before = record is not None
-        #: The server of this connection, whether what we remember is of another one, and whether it may be.
-        self._at, self._elsewhere, self._perhaps_elsewhere = "", False, False
-        #: Ticket of the `Deliver` that frees the packet ids of a lost session; None when that is durable.
-        self._freeing: int | None = None
-        #: A CONNECT has left and no CONNACK has come.
-        self._unanswered = False
-        self._discarding = False
-        #: Times the broker called the packet id of a SUBSCRIBE in use, on this connection.
-        self._ids_in_use = 0
-        self._suspended = False
-        #: When the connection was opened, or the broker last sent something.
-        self._heard_at = 0.0
-        self._sent_at = 0.0
-        self._ping_at: float | None = None
 
     # -- for the driver --
 
@@ -177,7 +104,7 @@ class Session:
         actions: list[Action] = []
         _EVENTS[type(event)](self, event, now, actions)
         if any(type(action) is Send for action in actions):
-            self._sent_at = now
+            self._liveness.sent(now)
         return actions
 
     @property
@@ -185,50 +112,21 @@ class Session:
         """The broker may send nothing more, or sends against the rules: do not read."""
         return self.inbound.unacknowledged >= self.config.receive_maximum
 
-    @property
-    def keep_alive_s(self) -> int:
-        """Seconds in force: the shorter of ours and the server's; 0 where neither has one.
-
-        The server's value is the one that must be kept [MQTT-3.2.2-21], and a PINGREQ may leave at any time: a server
-        that waits longer than we want to, or for ever (0), does not make us blind for a line that is dead.
-        """
-        given = self.server.server_keep_alive if self.server else None
-        return min(filter(None, (self.config.keep_alive_s, given)), default=0)
-
     def deadline(self) -> float | None:
         """When `Tick` is due on the clock of `handle`, None for never."""
         if self.state is SessionState.OFFLINE:
             return None
-        times = [self._answer_due] if self._owes_answer else []
+        times = [self._liveness.answer_due] if self._owes_answer else []
         if self.keep_alive_s and self.state is not SessionState.CONNECTING:
             # Also while an answer is missing: a packet that takes long to arrive must not silence us [MQTT-3.1.2-22].
-            times += [self._sent_at + self.keep_alive_s * _PING_AFTER, self._pong_due]
+            times += [self._liveness.ping_due(self.keep_alive_s), self._liveness.pong_due(self.keep_alive_s)]
         return min(times, default=None)
-
-    @property
-    def _answer_due(self) -> float:
-        return self._heard_at + self.config.connect_timeout_s
-
-    @property
-    def _pong_due(self) -> float:
-        if self._ping_at is None or self._suspended:
-            return math.inf
-        return self._ping_at + self.keep_alive_s * _PONG_WITHIN
 
     @property
     def _owes_answer(self) -> bool:
         """The broker has to say something now: CONNACK, or SUBACK unless it is us who do not read."""
-        waiting = self._suspended or self._freeing is not None
+        waiting = self._liveness.suspended or self._freeing is not None
         return self.state is SessionState.CONNECTING or (self.state is SessionState.SUBSCRIBING and not waiting)
-
-    def validate(self) -> None:
-        """Assert every invariant; for tests."""
-        self.inbound.validate()
-        self.outbound.validate()
-        assert self.state is not SessionState.OFFLINE or not self.inbound.unacknowledged
-        assert set(self._requests) == self.outbound.reserved
-        assert self.state is not SessionState.ONLINE or not self._requests
-        assert self.record is None or self.record.subscriptions == self.subscriptions.known
 
     # -- events --
 
@@ -240,47 +138,25 @@ class Session:
         # An older record has no name. The one server there is may have got another one: then its packet ids still hold.
         self._perhaps_elsewhere = bool(event.server) and event.server != last and bool(last or not event.alone)
         self._elsewhere = self._perhaps_elsewhere and bool(last) and not event.alone
-        self._heard_at = now
+        self._liveness.opened(now)
         self._ids_in_use = 0
-        self._suspended = False
         if self.record is None:
             # Durable before CONNECT leaves: after a crash here the broker may hold a session that is ours.
             self._remember(SessionRecord(self.config.client_id), actions)
         self.subscriptions.step(SubscriptionStep.CONNECT)
         self._remember_subscriptions(actions)
-        method = self.config.authenticator
-        if method is None:
-            self._send(self._connect_packet(None), actions)
-        elif (first := self._authenticated(method.start, actions)) is not None:
-            self._send(self._connect_packet(first), actions)
-
-    def _connect_packet(self, first: bytes | None) -> ConnectPacket:
-        config, method = self.config, self.config.authenticator
+        try:
+            first = self._authentication.start()
+        except Refused as error:
+            self._close(error, actions, fatal=True)
+            return
         self._unanswered = True
-        # Clean Start 0 always, also the first time: Mosquitto saves only sessions whose last CONNECT had it.
-        clean = self._discarding or config.clean_start
-        if config.protocol < 5:  # one flag says both: no session at the start, none after the end
-            clean = clean or config.session_expiry_s == 0
-        return ConnectPacket(
-            config.client_id,
-            username=config.username,
-            password=config.password,
-            clean_start=clean,
-            will=config.will,
-            keep_alive=config.keep_alive_s,
-            session_expiry_interval=0 if self._discarding else config.session_expiry_s,
-            authentication_method=method.method if method else None,
-            authentication_data=first,
-            request_problem_info=config.problem_information,
-            receive_max=config.receive_maximum,
-            topic_alias_max=config.topic_alias_maximum,
-        )
+        self._send(connect_packet(self.config, first, discarding=self._discarding), actions)
 
     def _on_received(self, event: Received, now: float, actions: list[Action]) -> None:
         if event.items or self.state is not SessionState.CONNECTING:  # a CONNACK byte by byte is none
-            self._heard_at = now
-        if self._ping_at is not None:
-            self._ping_at = now  # a peer that sends is alive, however long its packet takes
+            self._liveness.heard(now)
+        self._liveness.lives(now)
         for item in event.items:
             handler = _PACKETS.get((self.state, type(item)))
             if handler is None or (self.config.protocol < 5 and type(item) in _ONLY_5):
@@ -310,7 +186,7 @@ class Session:
         if self._freeing is not None and event.ticket >= self._freeing:
             self._freeing = None
             if self.state is SessionState.SUBSCRIBING:
-                self._heard_at = now  # the time for the answer to SUBSCRIBE begins here
+                self._liveness.heard(now)  # the time for the answer to SUBSCRIBE begins here
                 self._take_up(now, actions)
 
     def _on_publish(self, event: Publish, now: float, actions: list[Action]) -> None:
@@ -323,33 +199,29 @@ class Session:
         actions += self.outbound.actions(now)
 
     def _on_suspended(self, _event: Suspended, _now: float, _actions: list[Action]) -> None:
-        self._suspended = True
+        self._liveness.suspended = True
 
     def _on_resumed(self, _event: Resumed, now: float, _actions: list[Action]) -> None:
-        self._suspended = False
-        self._heard_at = now  # what is awaited may lie in what was not read
-        if self._ping_at is not None:
-            self._ping_at = now
+        self._liveness.resumed(now)
 
     def _on_written(self, _event: Written, now: float, _actions: list[Action]) -> None:
-        if self._ping_at is not None:
-            self._ping_at = now
+        self._liveness.lives(now)
 
     def _on_tick(self, _event: Tick, now: float, actions: list[Action]) -> None:
         deadline = self.deadline()
         if deadline is None or now < deadline:
             return
         where = self.config.where
-        if self._owes_answer and now >= self._answer_due:
+        if self._owes_answer and now >= self._liveness.answer_due:
             within, unanswered = f"within {self.config.connect_timeout_s:g} s", self.state is SessionState.CONNECTING
             what = f"no {'CONNACK' if unanswered else 'answer to SUBSCRIBE'} {within}"
             self._go_offline()
             actions.append(Close(Unreachable("TL-M03", where, what, "Trying again."), unanswered=unanswered))
-        elif now >= self._pong_due:
-            what = f"no answer to PINGREQ within {self.keep_alive_s * _PONG_WITHIN:g} s"
+        elif now >= self._liveness.pong_due(self.keep_alive_s):
+            what = f"no answer to PINGREQ within {self.keep_alive_s * PONG_WITHIN:g} s"
             self._close(Unreachable("TL-M04", where, what, "The connection is made anew."), actions)
         else:
-            self._ping_at = now if self._ping_at is None else self._ping_at
+            self._liveness.pinged(now)
             actions.append(Send(_PINGREQ))
 
     def _on_malformed(self, event: Malformed, _now: float, actions: list[Action]) -> None:
@@ -387,20 +259,17 @@ class Session:
         if problem:
             self._violation(problem, 0x82, actions)
             return
-        method, proof = self.config.authenticator, packet.authentication_data or b""
-        if method and self._authenticated(lambda: _finish(method, proof), actions) is None:
+        try:
+            self._authentication.finish(packet.authentication_data or b"")
+        except Refused as error:
+            self._close(error, actions, fatal=True)
             return
-        if packet.max_packet_size is not None and packet.max_packet_size < _SMALLEST_ANSWER:
-            what = (
-                f"the broker takes packets of {packet.max_packet_size} bytes, an acknowledgement has 4 [MQTT-3.2.2-15]"
-            )
-            self._close(
-                Refused("TL-M16", self.config.where, what, "Raise its maximum packet size."), actions, fatal=True
-            )
+        if narrow := too_narrow(packet, self.config.where):
+            self._close(narrow, actions, fatal=True)
             return
         self.server = packet
         self.state = SessionState.SUBSCRIBING
-        self._ping_at = None
+        self._liveness.answered()
         if self.probing:
             self._send(DisconnectPacket(), actions)
             self._go_offline()
@@ -409,26 +278,12 @@ class Session:
             self._discarding = False
             self._send(DisconnectPacket(), actions)
             self._close(None, actions, again_at_once=True)
-        elif self.config.durable and packet.session_expiry_interval == 0 and self.config.session_expiry_s:
-            what = "the broker keeps no session (Session Expiry Interval 0), so at least once can't hold"
-            self._close(Refused("TL-M12", self.config.where, what, "Allow persistent sessions."), actions, fatal=True)
+        elif refused := forgetful(packet, self.config):
+            self._close(refused, actions, fatal=True)
         elif self._present and not self._known_before:
             self._meet_unknown_session(now, actions)
         else:
             self._enter_session(now, actions)
-
-    @property
-    def resumed(self) -> bool:
-        """Whether the broker kept the session that we remember; a session at another server is not that one."""
-        return self._present and not self._elsewhere
-
-    @property
-    def _present(self) -> bool:
-        """Whether the broker has a session of ours. MQTT 3.1 does not say: then what we remember counts."""
-        assert self.server is not None
-        if self.config.protocol == 3:
-            return self.record is not None and self.record.established
-        return self.server.session_present
 
     def _meet_unknown_session(self, now: float, actions: list[Action]) -> None:
         choice = self.config.unknown_session
@@ -458,18 +313,6 @@ class Session:
         if self._freeing is None:
             self._take_up(now, actions)
 
-    @property
-    def _lost_here(self) -> bool:
-        """Whether this server had a session of ours and has none now; one we were never at has lost nothing.
-
-        Nor has one of which nothing was wanted: brokers may keep no session without subscriptions.
-        """
-        record = self.record
-        if record is None or not record.established or self._present:
-            return False
-        held = record.subscriptions or self.inbound.held or self.outbound.unfinished_qos_2
-        return bool(held) and (not self._elsewhere or self._at in record.servers)
-
     def _take_up(self, now: float, actions: list[Action]) -> None:
         """Go on with a session whose packet ids are known, on disk too: subscribe, and send what waits."""
         assert self.server is not None
@@ -487,32 +330,12 @@ class Session:
         self._ask_all(requests, actions)
 
     def _on_auth(self, packet: AuthPacket, _now: float, actions: list[Action]) -> None:
-        method = self.config.authenticator
-        if method is None or packet.authentication_method != method.method:
-            self._violation("sent AUTH for a method we did not ask for [MQTT-4.12.0-5, -6]", 0x82, actions)
-        elif packet.reason_code != AuthReasonCode.CONTINUE_AUTHENTICATION:
-            self._violation("sent AUTH with a reason other than 0x18 [MQTT-4.12.0-2]", 0x82, actions)
-        else:
-            challenge = packet.authentication_data or b""
-            data = self._authenticated(lambda: method.challenge(challenge), actions)
-            if data is not None:
-                carry_on = AuthReasonCode.CONTINUE_AUTHENTICATION
-                self._send(
-                    AuthPacket(reason_code=carry_on, authentication_method=method.method, authentication_data=data),
-                    actions,
-                )
-
-    def _authenticated(self, step: Callable[[], bytes], actions: list[Action]) -> bytes | None:
-        """Do a step of the authenticator; None when it failed and the connection is ended."""
         try:
-            return step()
-        except Exception as error:  # noqa: BLE001  # whatever it is, it ends this attempt and nothing else
-            reason = f": {error}" if isinstance(error, ValueError) else f" ({type(error).__name__})"
-        method = self.config.authenticator
-        what = f"authentication with {method.method if method else 'nothing'} failed{reason}"
-        advice = "Check the credentials, and that this is the right broker."
-        self._close(Refused("TL-M28", self.config.where, what, advice), actions, fatal=True)
-        return None
+            self._send(self._authentication.answer(packet), actions)
+        except Unasked as error:
+            self._violation(str(error), 0x82, actions)
+        except Refused as error:
+            self._close(error, actions, fatal=True)
 
     # -- subscribing --
 
@@ -610,7 +433,7 @@ class Session:
             self._violation(str(error), 0x82, actions)
 
     def _on_pingresp(self, _packet: PingRespPacket, _now: float, _actions: list[Action]) -> None:
-        self._ping_at = None
+        self._liveness.answered()
 
     def _on_disconnect(self, packet: DisconnectPacket, _now: float, actions: list[Action]) -> None:
         if packet.session_expiry_interval is not None:
@@ -619,56 +442,6 @@ class Session:
         self.cut = int(packet.reason_code) in BLAMING
         self._go_offline()
         actions.append(connection_ended(packet, self.config.client_id, self.config.where))
-
-    # -- helpers --
-
-    def _send(self, packet: Packet, actions: list[Action]) -> None:
-        actions.append(Send(self._encode(packet)))
-
-    def _send_bytes(self, data: bytes, actions: list[Action]) -> None:
-        if data:
-            actions.append(Send(data))
-
-    def _remember(self, record: SessionRecord | None, actions: list[Action]) -> None:
-        if record != self.record:
-            self.record = record
-            actions.append(Remember(record))
-
-    def _remember_subscriptions(self, actions: list[Action]) -> None:
-        assert self.record is not None
-        self._remember(replace(self.record, subscriptions=self.subscriptions.known), actions)
-
-    def _violation(self, what: str, reason: int, actions: list[Action]) -> None:
-        if self.config.protocol == 5:  # 3.x knows no reasons: the connection just ends [MQTT-4.8.0-1 of 3.1.1]
-            self._send(DisconnectPacket(reason_code=DisconnectReasonCode(reason)), actions)
-        self._close(ProtocolViolation(self.config.where, f"the broker {what}", reason=reason), actions)
-
-    def _close(
-        self,
-        error: BrokerError | None,
-        actions: list[Action],
-        *,
-        fatal: bool = False,
-        again_at_once: bool = False,
-    ) -> None:
-        self._go_offline()
-        actions.append(Close(error, fatal, again_at_once))
-
-    def _go_offline(self) -> None:
-        if self._unanswered:
-            self._unanswered, self._known_before = False, True  # the session it may have made is ours
-        self.state = SessionState.OFFLINE
-        self.server = None
-        self._ping_at = None
-        self._requests.clear()
-        # Packet ids owed name nothing after the connection: the broker sends again what we have not acknowledged.
-        self.inbound.disconnect()
-        self.outbound.disconnected()
-
-
-def _finish(method: Authenticator, proof: bytes) -> bytes:
-    method.finish(proof)
-    return b""
 
 
 _Handler: TypeAlias = Callable[..., None]

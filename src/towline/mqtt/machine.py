@@ -1,0 +1,181 @@
+"""What a session knows between two events, and what it can ask for: fields, invariants, actions. No event is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import Enum
+from functools import partial
+
+from mqtt5 import ConnAckPacket, DisconnectPacket, DisconnectReasonCode
+
+from towline.errors import BrokerError, ProtocolViolation
+from towline.mqtt.codec import Packet, encode
+from towline.mqtt.events import Action, Close, Held, Remember, Send, SessionConfig, SessionRecord
+from towline.mqtt.handshake import Authentication
+from towline.mqtt.inbound import Inbound
+from towline.mqtt.liveness import Liveness
+from towline.mqtt.outbound import Outbound
+from towline.mqtt.rules import check_config
+from towline.mqtt.subscriptions import Request, Subscriptions
+
+__all__ = ["Machine", "SessionState"]
+
+
+class SessionState(Enum):
+    """Where the connection stands."""
+
+    OFFLINE = "offline"
+    CONNECTING = "connecting"  # CONNECT sent, no CONNACK yet
+    SUBSCRIBING = "subscribing"  # CONNACK seen, a SUBACK or UNSUBACK is missing; messages may already come
+    ONLINE = "online"
+
+
+class Machine:
+    """The state of a `towline.mqtt.session.Session`, which adds the events.
+
+    Args:
+        config: What does not change.
+        record: The durable record of the broker's session, None on a new journal.
+        next_number: Number of the next message received: the end of the journal.
+        held: QoS 2 packet ids the journal holds.
+
+    Raises:
+        ConfigError: The protocol version can't say what the configuration wants (TL-C50).
+    """
+
+    def __init__(
+        self,
+        config: SessionConfig,
+        record: SessionRecord | None = None,
+        next_number: int = 0,
+        held: Mapping[int, Held] | None = None,
+    ) -> None:
+        check_config(config)
+        self.config = config
+        self.state = SessionState.OFFLINE
+        #: As last given to `Remember`.
+        self.record = record
+        #: The server's limits of this connection, None before CONNACK.
+        self.server: ConnAckPacket | None = None
+        self._encode: Callable[[Packet], bytes] = partial(encode, version=config.protocol)
+        self.inbound = Inbound(
+            next_number,
+            held,
+            receive_maximum=config.receive_maximum,
+            topic_alias_maximum=config.topic_alias_maximum,
+            reasons=config.protocol == 5,
+        )
+        aliases = config.topic_aliases if config.protocol == 5 else 0
+        self.outbound = Outbound(self._encode, aliases, durable=config.durable_ids, exactly=config.exactly_once)
+        filters = config.filters
+        if config.protocol < 5:
+            filters = tuple(replace(f, retain_handling=0) for f in filters)
+        self.subscriptions = Subscriptions(filters, record.subscriptions if record else {})
+        #: Packet id of each SUBSCRIBE or UNSUBSCRIBE without an answer → what it asked for.
+        self._requests: dict[int, Request] = {}
+        #: The last connection was ended by the broker, for a reason that may be something we sent.
+        self.cut = False
+        #: Only to see whether the broker answers this version: the connection ends at CONNACK.
+        self.probing = False
+        self._known_before = record is not None
+        #: The server of this connection, whether what we remember is of another one, and whether it may be.
+        self._at, self._elsewhere, self._perhaps_elsewhere = "", False, False
+        #: Ticket of the `Deliver` that frees the packet ids of a lost session; None when that is durable.
+        self._freeing: int | None = None
+        #: A CONNECT has left and no CONNACK has come.
+        self._unanswered = False
+        self._discarding = False
+        #: Times the broker called the packet id of a SUBSCRIBE in use, on this connection.
+        self._ids_in_use = 0
+        self._liveness = Liveness(config.connect_timeout_s)
+        self._authentication = Authentication(config.authenticator, config.where)
+
+    @property
+    def keep_alive_s(self) -> int:
+        """Seconds in force: the shorter of ours and the server's; 0 where neither has one.
+
+        The server's value is the one that must be kept [MQTT-3.2.2-21], and a PINGREQ may leave at any time: a server
+        that waits longer than we want to, or for ever (0), does not make us blind for a line that is dead.
+        """
+        given = self.server.server_keep_alive if self.server else None
+        return min(filter(None, (self.config.keep_alive_s, given)), default=0)
+
+    def validate(self) -> None:
+        """Assert every invariant; for tests."""
+        self.inbound.validate()
+        self.outbound.validate()
+        assert self.state is not SessionState.OFFLINE or not self.inbound.unacknowledged
+        assert set(self._requests) == self.outbound.reserved
+        assert self.state is not SessionState.ONLINE or not self._requests
+        assert self.record is None or self.record.subscriptions == self.subscriptions.known
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the broker kept the session that we remember; a session at another server is not that one."""
+        return self._present and not self._elsewhere
+
+    @property
+    def _present(self) -> bool:
+        """Whether the broker has a session of ours. MQTT 3.1 does not say: then what we remember counts."""
+        assert self.server is not None
+        if self.config.protocol == 3:
+            return self.record is not None and self.record.established
+        return self.server.session_present
+
+    @property
+    def _lost_here(self) -> bool:
+        """Whether this server had a session of ours and has none now; one we were never at has lost nothing.
+
+        Nor has one of which nothing was wanted: brokers may keep no session without subscriptions.
+        """
+        record = self.record
+        if record is None or not record.established or self._present:
+            return False
+        held = record.subscriptions or self.inbound.held or self.outbound.unfinished_qos_2
+        return bool(held) and (not self._elsewhere or self._at in record.servers)
+
+    # -- what it can ask for --
+
+    def _send(self, packet: Packet, actions: list[Action]) -> None:
+        actions.append(Send(self._encode(packet)))
+
+    def _send_bytes(self, data: bytes, actions: list[Action]) -> None:
+        if data:
+            actions.append(Send(data))
+
+    def _remember(self, record: SessionRecord | None, actions: list[Action]) -> None:
+        if record != self.record:
+            self.record = record
+            actions.append(Remember(record))
+
+    def _remember_subscriptions(self, actions: list[Action]) -> None:
+        assert self.record is not None
+        self._remember(replace(self.record, subscriptions=self.subscriptions.known), actions)
+
+    def _violation(self, what: str, reason: int, actions: list[Action]) -> None:
+        if self.config.protocol == 5:  # 3.x knows no reasons: the connection just ends [MQTT-4.8.0-1 of 3.1.1]
+            self._send(DisconnectPacket(reason_code=DisconnectReasonCode(reason)), actions)
+        self._close(ProtocolViolation(self.config.where, f"the broker {what}", reason=reason), actions)
+
+    def _close(
+        self,
+        error: BrokerError | None,
+        actions: list[Action],
+        *,
+        fatal: bool = False,
+        again_at_once: bool = False,
+    ) -> None:
+        self._go_offline()
+        actions.append(Close(error, fatal, again_at_once))
+
+    def _go_offline(self) -> None:
+        if self._unanswered:
+            self._unanswered, self._known_before = False, True  # the session it may have made is ours
+        self.state = SessionState.OFFLINE
+        self.server = None
+        self._liveness.ended()
+        self._requests.clear()
+        # Packet ids owed name nothing after the connection: the broker sends again what we have not acknowledged.
+        self.inbound.disconnect()
+        self.outbound.disconnected()

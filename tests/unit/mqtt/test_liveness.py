@@ -1,0 +1,64 @@
+"""When a PINGREQ is due and a silence is too long, on a clock of numbers."""
+
+from __future__ import annotations
+
+import math
+
+from towline.mqtt.liveness import Liveness
+
+
+def opened() -> Liveness:
+    liveness = Liveness(10.0)
+    liveness.opened(100.0)
+    liveness.sent(100.0)
+    return liveness
+
+
+def test_an_answer_is_owed_from_the_opening_or_the_last_word_on() -> None:
+    liveness = opened()
+    assert liveness.answer_due == 110.0
+    liveness.heard(105.0)
+    assert liveness.answer_due == 115.0
+
+
+def test_a_pingreq_is_due_three_quarters_of_the_keep_alive_after_what_left() -> None:
+    liveness = opened()
+    assert liveness.ping_due(60) == 145.0
+    liveness.sent(120.0)
+    assert liveness.ping_due(60) == 165.0
+
+
+def test_without_a_pingreq_no_answer_to_it_is_late() -> None:
+    liveness = opened()
+    assert liveness.pong_due(60) == math.inf
+    liveness.lives(130.0)
+    assert liveness.pong_due(60) == math.inf
+
+
+def test_a_pingresp_has_as_long_again_and_a_sign_of_life_more() -> None:
+    liveness = opened()
+    liveness.pinged(145.0)
+    liveness.pinged(150.0)  # the second asks for nothing more
+    assert liveness.pong_due(60) == 190.0
+    liveness.lives(160.0)
+    assert liveness.pong_due(60) == 205.0
+    liveness.answered()
+    assert liveness.pong_due(60) == math.inf
+
+
+def test_while_we_do_not_read_nothing_is_late() -> None:
+    liveness = opened()
+    liveness.pinged(145.0)
+    liveness.suspended = True
+    assert liveness.pong_due(60) == math.inf
+    liveness.resumed(500.0)
+    assert (liveness.pong_due(60), liveness.answer_due) == (545.0, 510.0)
+
+
+def test_a_connection_leaves_nothing_behind() -> None:
+    liveness = opened()
+    liveness.pinged(145.0)
+    liveness.suspended = True
+    liveness.ended()
+    liveness.opened(200.0)
+    assert (liveness.pong_due(60), liveness.suspended, liveness.answer_due) == (math.inf, False, 210.0)
