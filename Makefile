@@ -5,7 +5,8 @@ PYTHON ?= python3
 GUARANTEE ?= at_least_once
 BIN := .venv/bin
 TESTS ?= tests
-WORKERS ?= 2
+# More than the cores: a test on real brokers waits for two thirds of its time.
+WORKERS ?= 3
 MINUTES ?= 10
 STEPS ?= 10000000
 ROLES ?= gateway,jvm,driver,bridge,worker,kafka
