@@ -38,10 +38,6 @@ class Liveness:
         self.suspended = False
         self._heard_at = now
 
-    def ended(self) -> None:
-        """The connection is gone."""
-        self._ping_at = None
-
     def sent(self, now: float) -> None:
         """Something left."""
         self._sent_at = now
@@ -66,7 +62,7 @@ class Liveness:
         self._ping_at = now if self._ping_at is None else self._ping_at
 
     def answered(self) -> None:
-        """PINGRESP came, or no PINGREQ is out on this connection."""
+        """Nothing is out any more: PINGRESP came, or the connection begins or ends."""
         self._ping_at = None
 
     @property

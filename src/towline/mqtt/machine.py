@@ -32,17 +32,7 @@ class SessionState(Enum):
 
 
 class Machine:
-    """The state of a `towline.mqtt.session.Session`, which adds the events.
-
-    Args:
-        config: What does not change.
-        record: The durable record of the broker's session, None on a new journal.
-        next_number: Number of the next message received: the end of the journal.
-        held: QoS 2 packet ids the journal holds.
-
-    Raises:
-        ConfigError: The protocol version can't say what the configuration wants (TL-C50).
-    """
+    """The state of a `towline.mqtt.session.Session`, which says what it is made of and adds the events."""
 
     def __init__(
         self,
@@ -174,7 +164,7 @@ class Machine:
             self._unanswered, self._known_before = False, True  # the session it may have made is ours
         self.state = SessionState.OFFLINE
         self.server = None
-        self._liveness.ended()
+        self._liveness.answered()
         self._requests.clear()
         # Packet ids owed name nothing after the connection: the broker sends again what we have not acknowledged.
         self.inbound.disconnect()

@@ -59,6 +59,6 @@ def test_a_connection_leaves_nothing_behind() -> None:
     liveness = opened()
     liveness.pinged(145.0)
     liveness.suspended = True
-    liveness.ended()
+    liveness.answered()
     liveness.opened(200.0)
     assert (liveness.pong_due(60), liveness.suspended, liveness.answer_due) == (math.inf, False, 210.0)
