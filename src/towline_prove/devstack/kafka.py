@@ -59,6 +59,8 @@ DEFAULTS = {
     "num.io.threads": "4",
     "background.threads": "2",
     "log.cleaner.dedupe.buffer.size": "16777216",
+    # Kafka deletes by the time a record carries, and a device may say that it is years back.
+    "log.retention.ms": "-1",
     # A typing error in a topic's name must not become a topic.
     "auto.create.topics.enable": "false",
 }

@@ -12,17 +12,21 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.conftest import NewTopic
+from tests.helpers import wait_until
 from towline.errors import KafkaError, SetupError
 from towline_prove.devstack import Kafka
 from towline_prove.devstack.kafka import ANSWER_SECONDS
 
 pytestmark = pytest.mark.kafka
 
+YEARS_AGO = 1_577_836_800_000  # 2020-01-01, in ms
 
-def send(broker: Kafka, topic: str, *values: bytes) -> None:
+
+def send(broker: Kafka, topic: str, *values: bytes, at: int = 0) -> None:
+    """`at` is the records' time in ms since 1970; 0 is now."""
     producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all", "log_level": 0})
     for value in values:
-        producer.produce(topic, value)
+        producer.produce(topic, value, timestamp=at)
     assert producer.flush(30) == 0
 
 
@@ -31,10 +35,9 @@ def read(broker: Kafka, topic: str) -> list[bytes | None]:
         {"bootstrap.servers": broker.bootstrap, "group.id": "check", "enable.auto.commit": False, "log_level": 0}
     )
     try:
-        start = TopicPartition(topic, 0, 0)
-        _, end = consumer.get_watermark_offsets(start, timeout=60)
-        consumer.assign([start])
-        return [message.value() for message in consumer.consume(end, 20)] if end else []
+        low, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=60)
+        consumer.assign([TopicPartition(topic, 0, low)])
+        return [message.value() for message in consumer.consume(end - low, 20)] if end > low else []
     finally:
         consumer.close()
 
@@ -42,7 +45,8 @@ def read(broker: Kafka, topic: str) -> list[bytes | None]:
 @pytest.fixture(scope="module")
 def hurt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """One for all that a Kafka bears: each test leaves it running."""
-    with Kafka(tmp_path_factory.mktemp("hurt")) as broker:
+    often = {"log.initial.task.delay.ms": "100", "log.retention.check.interval.ms": "200"}  # 30 s and 5 min by itself
+    with Kafka(tmp_path_factory.mktemp("hurt"), settings=often) as broker:
         yield broker
 
 
@@ -86,6 +90,16 @@ def test_a_clean_end_leaves_no_session_to_wait_for_and_the_directory_formatted(h
     hurt.kill()
     assert hurt._was_killed()
     hurt.start()
+
+
+def test_a_record_is_not_deleted_because_its_time_is_years_back(hurt: Kafka) -> None:
+    """Retention goes by the time that the producer gave, which a test or a device may have from anywhere."""
+    hurt.create_topics({"old-kept": 1})
+    hurt.create_topics({"old-deleted": 1}, {"retention.ms": "1000"})
+    for topic in ("old-kept", "old-deleted"):
+        send(hurt, topic, b"one", at=YEARS_AGO)
+    wait_until(lambda: not read(hurt, "old-deleted"), 60, "Kafka has looked for what is too old")
+    assert read(hurt, "old-kept") == [b"one"]
 
 
 def test_topics_have_leaders_when_create_topics_returns(kafka: Kafka, topic: NewTopic) -> None:
