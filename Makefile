@@ -5,8 +5,8 @@ PYTHON ?= python3
 GUARANTEE ?= at_least_once
 BIN := .venv/bin
 TESTS ?= tests
-# More than the cores: a test on real brokers waits for two thirds of its time.
-WORKERS ?= 3
+# More than the cores: a test on real brokers waits for half of its time and more.
+WORKERS ?= 4
 MINUTES ?= 10
 STEPS ?= 10000000
 ROLES ?= gateway,jvm,driver,bridge,worker,kafka
@@ -18,7 +18,7 @@ SPREAD := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench soak fuzz clean
+.PHONY: help setup demo test check lint bench soak fuzz clean style unit everything
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -30,7 +30,8 @@ setup: ## what this machine needs: .venv, Java, Maven, Mosquitto, Kafka's jars; 
 demo: setup ## real brokers, a bridge, 20,000 messages, two kill -9, and the account
 	@$(BIN)/towline demo --guarantee $(GUARANTEE)
 
-lint: setup
+# What needs `setup` and does not make it, so that style and tests can run beside each other.
+style:
 	@failed=0; \
 	$(BIN)/ruff check --quiet || failed=1; \
 	said=$$($(BIN)/ruff format --check 2>&1) || { echo "$$said"; failed=1; }; \
@@ -38,12 +39,21 @@ lint: setup
 	said=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$said"; failed=1; }; \
 	exit $$failed
 
-check: lint ## style, types, import order and the tests that need no broker; under 90 seconds
+unit:
 	@$(BIN)/pytest -q $(SPREAD) tests/unit
 
-test: lint ## everything: check, then the tests on real brokers; make soak has those that take minutes each
-	@$(PYTHON) scripts/setup.py tests
+everything:
 	@$(BIN)/pytest -q $(SPREAD) $(TESTS)
+
+lint: setup
+	@$(MAKE) --no-print-directory style
+
+check: setup ## style, types, import order and the tests that need no broker; under 90 seconds
+	@$(MAKE) --no-print-directory --jobs 2 style unit
+
+test: setup ## check, and the tests on real brokers; make soak has those that take minutes each
+	@$(PYTHON) scripts/setup.py tests
+	@$(MAKE) --no-print-directory --jobs 2 style everything
 
 bench: setup ## the benchmarks, with their ratios
 	@$(BIN)/python -m benchmarks

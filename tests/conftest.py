@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import re
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -59,7 +60,9 @@ hypothesis.settings.load_profile("towline")
 
 
 def pytest_configure() -> None:
-    """Every Spark that a test starts, itself or through a bridge, starts quickly."""
+    """Every Spark that a test starts, itself or through a bridge, starts quickly; and Ctrl-C ends what tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a script's job &; all that is started here would have it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # it has its environment from the one that started it
     with contextlib.suppress(SetupError):  # no Java: the tests that need it say so
