@@ -1,6 +1,7 @@
 """Archives of the classes a JVM loads (class data sharing, JEP 350): each later start is some seconds shorter.
 
-An archive belongs to one build of Java and to one class path; with another it is ignored.
+An archive belongs to one build of Java and to the very files of one class path, by their sizes and times. Java ignores
+it, without a word, beside any other.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from towline.spark.java import describe_java
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["QUIET_JVM", "archive_once", "java_build", "recording", "sharing"]
+__all__ = ["QUIET_JVM", "archive_for", "archive_once", "recording", "sharing"]
 
 QUIET_JVM: Final = [
     "-Xshare:auto",
@@ -29,13 +30,24 @@ QUIET_JVM: Final = [
 ]
 
 
-def java_build(java: Path) -> str:
-    """Twelve hex digits that name a build of Java, for the name of an archive."""
-    return hashlib.sha256(describe_java(str(java)).encode()).hexdigest()[:12]
+def archive_for(java: Path, jars: Path, stem: Path) -> Path:
+    """Where the archive for a build of Java and a directory of jars is; jars that were installed anew have another.
+
+    Args:
+        java: The program.
+        jars: The directory.
+        stem: What its name begins with, and where: ``STEM-JAVA-JARS.jsa``.
+    """
+    files = sorted((jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in jars.glob("*.jar"))
+    return stem.with_name(f"{stem.name}-{_digest(describe_java(str(java)))}-{_digest(repr(files))}.jsa")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def archive_once(archive: Path, run: Callable[[Path], None]) -> None:
-    """Make an archive if there is none; of several processes one does it, and the others wait.
+    """Make an archive if there is none, and remove those of other jars; of several processes one does it.
 
     Args:
         archive: Where it is to be; the directory exists.
@@ -51,6 +63,15 @@ def archive_once(archive: Path, run: Callable[[Path], None]) -> None:
             run(draft)
             if draft.exists():
                 draft.rename(archive)
+                _remove_others(archive)
+
+
+def _remove_others(archive: Path) -> None:
+    """The archives of the same build of Java for jars that are there no more: one has up to 160 MB."""
+    same_java = archive.stem.rpartition("-")[0]
+    for other in archive.parent.glob(f"{same_java}-*.jsa"):
+        if other != archive:
+            other.unlink(missing_ok=True)
 
 
 def recording(draft: Path) -> str:

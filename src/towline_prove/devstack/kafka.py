@@ -17,7 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from towline.errors import KafkaError, SetupError
 from towline.spark.java import find_java, resolve_jars
-from towline_prove.devstack.classes import QUIET_JVM, archive_once, java_build, recording, sharing
+from towline_prove.devstack.classes import QUIET_JVM, archive_for, archive_once, recording, sharing
 from towline_prove.devstack.ports import LOOPBACK
 from towline_prove.devstack.process import wait_for
 from towline_prove.devstack.server import Server
@@ -107,12 +107,8 @@ def prepare_kafka() -> Path:
         SetupError: As `Kafka.start`.
     """
     java, jars = find_java(), kafka_jars()
-    archive_once(_class_archive(java, jars), _trial)
+    archive_once(archive_for(java, jars, jars), _trial)
     return jars
-
-
-def _class_archive(java: Path, jars: Path) -> Path:
-    return jars.with_name(f"{jars.name}-{java_build(java)}.jsa")
 
 
 def _trial(draft: Path) -> None:
@@ -183,7 +179,7 @@ class Kafka(Server):
         java, jars = find_java(), kafka_jars()
         properties = self.directory / "server.properties"
         properties.write_text(self._properties(*ports), encoding="utf-8")
-        run: list[str | Path] = [java, *sharing(_class_archive(java, jars)), "-cp", f"{jars}/*"]
+        run: list[str | Path] = [java, *sharing(archive_for(java, jars, jars)), "-cp", f"{jars}/*"]
         if not self._is_formatted():
             self._format([*run, *FORMAT_JVM], properties)
         return [*run, *BROKER_JVM, *self._more_jvm, "kafka.Kafka", properties]

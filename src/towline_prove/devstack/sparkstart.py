@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from towline.errors import SetupError
 from towline.spark.home import light_home, sweep
 from towline.spark.java import find_java
-from towline_prove.devstack.classes import QUIET_JVM, archive_once, java_build, recording, sharing
+from towline_prove.devstack.classes import QUIET_JVM, archive_for, archive_once, recording, sharing
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -69,7 +69,7 @@ spark.stop()
 
 
 def prepare_spark() -> Path | None:
-    """Make the archive of Spark's classes (160 MB, some 40 s) if this Python environment has none for this Java.
+    """Make the archive of Spark's classes (160 MB, some 40 s) if there is none for this Java and these jars.
 
     Returns:
         The archive; another Java ignores it. None where `light_home` has none.
@@ -104,7 +104,7 @@ def start_quickly(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def _archive(home: Path) -> Path:
-    return home / f"classes-{java_build(find_java())}.jsa"
+    return archive_for(find_java(), home / "jars", home / "classes")
 
 
 def _trial(home: Path, draft: Path) -> None:
