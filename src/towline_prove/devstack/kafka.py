@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -75,11 +77,13 @@ BROKER_JVM = [
     *QUIET_JVM,
     "-Xms256m",
     "-Xmx512m",
-    "-XX:+UseG1GC",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
 ]
+
+#: Kafka's own start script (kafka-run-class.sh) has this variable for the compiler and the garbage collector.
+PERFORMANCE = "KAFKA_JVM_PERFORMANCE_OPTS"
 
 # librdkafka reports every refused connection while the broker is not up yet: said to nobody.
 _unheard = logging.Logger("towline_prove.devstack.kafka", level=logging.CRITICAL + 1)  # noqa: LOG001  kept out of the tree
@@ -182,7 +186,8 @@ class Kafka(Server):
         run: list[str | Path] = [java, *sharing(archive_for(java, jars, jars)), "-cp", f"{jars}/*"]
         if not self._is_formatted():
             self._format([*run, *FORMAT_JVM], properties)
-        return [*run, *BROKER_JVM, *self._more_jvm, "kafka.Kafka", properties]
+        tuning = shlex.split(os.environ.get(PERFORMANCE, "-XX:+UseG1GC"))
+        return [*run, *BROKER_JVM, *tuning, *self._more_jvm, "kafka.Kafka", properties]
 
     def _properties(self, port: int, controller_port: int) -> str:
         listeners = f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}"

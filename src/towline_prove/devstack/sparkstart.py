@@ -19,6 +19,7 @@ from towline.errors import SetupError
 from towline.spark.home import light_home, sweep
 from towline.spark.java import find_java
 from towline_prove.devstack.classes import QUIET_JVM, archive_for, archive_once, recording, sharing
+from towline_prove.devstack.kafka import PERFORMANCE
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -87,10 +88,11 @@ def prepare_spark() -> Path | None:
 
 
 def start_quickly(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let every Spark with a local master that is started with this environment start quickly, and run less quickly.
+    """Let every local Spark and every Kafka that is started with this environment start quickly, and run less quickly.
 
     Args:
-        environment: Gets ``SPARK_HOME`` and ``SPARK_SUBMIT_OPTS``; what the latter holds already stays, and wins.
+        environment: Gets ``SPARK_HOME`` and ``SPARK_SUBMIT_OPTS``; what the latter holds already stays, and wins. And
+            ``KAFKA_JVM_PERFORMANCE_OPTS``, where there is none.
 
     Raises:
         SetupError: There is no Java (TL-S14).
@@ -100,6 +102,7 @@ def start_quickly(environment: MutableMapping[str, str] = os.environ) -> None:
     if home is not None:
         environment["SPARK_HOME"] = str(home)
         options += sharing(_archive(home))
+    environment.setdefault(PERFORMANCE, shlex.join(_QUICK))
     environment[_VARIABLE] = " ".join([shlex.join(options), environment.get(_VARIABLE, "")]).strip()
 
 

@@ -35,3 +35,13 @@ def test_without_an_archive_none_is_named() -> None:
     start_quickly(environment)
     assert "-XX:+UseSerialGC" in environment["SPARK_SUBMIT_OPTS"]
     assert "SharedArchiveFile" not in environment["SPARK_SUBMIT_OPTS"]
+
+
+@pytest.mark.usefixtures("archive")
+def test_what_the_user_says_of_kafka_stays() -> None:
+    environment: dict[str, str] = {}
+    start_quickly(environment)
+    assert environment["KAFKA_JVM_PERFORMANCE_OPTS"] == "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    environment = {"KAFKA_JVM_PERFORMANCE_OPTS": "-XX:+UseZGC"}
+    start_quickly(environment)
+    assert environment["KAFKA_JVM_PERFORMANCE_OPTS"] == "-XX:+UseZGC"
