@@ -39,8 +39,9 @@ MOSQUITTO_IN_FLIGHT = 20
 
 
 def write(bridge: Running, broker: Mosquitto, kafka: Kafka, lines: str) -> None:
+    # A name of the test's own: the Kafka that it shares with others has their markers.
     bridge.file.write_text(f"""
-name = "tests"
+name = "{bridge.directory.parent.name}"
 state_dir = "state"
 mqtt = {{ brokers = "{broker.uri}" }}
 kafka = {{ bootstrap_servers = "{kafka.bootstrap}", create_topics = {{ partitions = 1 }} }}

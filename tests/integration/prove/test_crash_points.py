@@ -10,14 +10,11 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.conftest import NewMosquitto
-from tests.engines.crash import CrashBench
+from tests.engines.crash import LEAST_POINTS, CrashBench
 from tests.engines.strace import Injection
 from towline_prove.devstack import Mosquitto
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.usefixtures("ptrace")]
-
-#: Fewer points than these mean that the calls have other names now, and nothing was proved.
-LEAST = {"fsync": 3, "fdatasync": 4, "writev": 5, "sendto": 4}
 
 
 #: Messages and chunks: a larger run has more points of the same kinds, more chunks at the same places in the code.
@@ -81,7 +78,7 @@ def test_no_crash_point_loses_anything(
     record_property("points", len(points) - 1)
     bad = [str(point) for point in points if not point.ok]
     assert not bad, "\n".join(bad)
-    assert sum(point.fired for point in points) >= LEAST.get(case.call, 1)
+    assert sum(point.fired for point in points) >= LEAST_POINTS[case.call]
     assert not points[-1].fired, "the enumeration did not reach its end"
 
 
