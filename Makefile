@@ -58,10 +58,10 @@ test: setup ## check, and the tests on real brokers; make soak has those that ta
 bench: setup ## the benchmarks, with their ratios
 	@$(BIN)/python -m benchmarks
 
-soak: setup ## hours: kill -9 of every process at random moments, and all long tests; each run a line in docs/proof
+soak: setup ## two hours: kill -9 of every process at random moments, and all long tests; each run a line in docs/proof
 	@$(PYTHON) scripts/setup.py tests
 	@failed=0; \
-	$(BIN)/pytest -q -m long --proof docs/proof/tests.jsonl $(TESTS) || failed=1; \
+	$(BIN)/pytest -q --numprocesses 3 -m long --proof docs/proof/tests.jsonl $(TESTS) || failed=1; \
 	for guarantee in at_least_once exactly_once; do \
 		$(BIN)/python -m towline_prove soak --roles $(ROLES) --guarantee $$guarantee --record docs/proof/soak.jsonl \
 			|| failed=1; \

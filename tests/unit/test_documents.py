@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 from towline.cli import COMMANDS
+from towline.guarantee import Guarantee
 from towline.kafka.options import NAMES as SINK_OPTIONS
 from towline.spark.options import OPTIONS as SOURCE_OPTIONS
 
@@ -59,6 +61,22 @@ def test_the_readmes_bridge_file_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text(text)
     assert load(file).lines[0].name == "telemetry"
+
+
+def test_the_readme_claims_of_the_recorded_runs_what_stands_there() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    claim = re.search(
+        r"revision `(\w+)`\), (\d+) kills .*?: ([\d,]+) messages, lost 0; doubled 0 with `exactly_once`, ([\d,]+) with",
+        readme,
+    )
+    assert claim
+    lines = map(json.loads, (ROOT / "docs" / "proof" / "soak.jsonl").read_text().splitlines())
+    runs = [line for line in lines if line["revision"] == claim[1]]
+    doubled = {promise: sum(run["doubled"] for run in runs if run["guarantee"] == promise) for promise in Guarantee}
+    assert (len(runs), sum(run["acked"] for run in runs)) == (int(claim[2]), int(claim[3].replace(",", "")))
+    assert sum(run["lost"] + run["late"] for run in runs) == 0
+    assert doubled[Guarantee.EXACTLY_ONCE] == 0
+    assert doubled[Guarantee.AT_LEAST_ONCE] == int(claim[4].replace(",", ""))
 
 
 def test_nothing_names_this_machine() -> None:
