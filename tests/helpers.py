@@ -33,20 +33,22 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T | None], timeout: float = 60.0, what: str = "") -> T:
-    """The first true answer of `condition`, asked every 10 ms for up to `timeout` seconds.
+    """The first true answer of `condition`, asked every 10 ms for up to `timeout` seconds; less often where it is slow.
 
     Raises:
         AssertionError: There was none; it tells `what` was awaited and the last answer.
     """
     end = time.monotonic() + timeout
     while True:
+        asked = time.monotonic()
         answer = condition()
         if answer:
             return answer
-        if time.monotonic() > end:
+        now = time.monotonic()
+        if now > end:
             awaited = what or getattr(condition, "__name__", "the condition")
             raise AssertionError(f"waited {timeout:g} s for {awaited}; the last answer was {answer!r}")
-        time.sleep(0.01)
+        time.sleep(min(0.1, max(0.01, 10 * (now - asked))))  # what is awaited needs the machine too
 
 
 def wait_while_it_moves(condition: Callable[[], T | None], state: Callable[[], object], standstill: float) -> T:
