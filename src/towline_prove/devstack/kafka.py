@@ -6,7 +6,6 @@ import base64
 import logging
 import os
 import secrets
-import shlex
 import shutil
 import socket
 import subprocess
@@ -82,7 +81,7 @@ BROKER_JVM = [
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
 ]
 
-#: Kafka's own start script (kafka-run-class.sh) has this variable for the compiler and the garbage collector.
+#: Options for compiler and garbage collector; Kafka's own start script (kafka-run-class.sh) splits them at spaces, too.
 PERFORMANCE = "KAFKA_JVM_PERFORMANCE_OPTS"
 
 # librdkafka reports every refused connection while the broker is not up yet: said to nobody.
@@ -186,7 +185,7 @@ class Kafka(Server):
         run: list[str | Path] = [java, *sharing(archive_for(java, jars, jars)), "-cp", f"{jars}/*"]
         if not self._is_formatted():
             self._format([*run, *FORMAT_JVM], properties)
-        tuning = shlex.split(os.environ.get(PERFORMANCE, "-XX:+UseG1GC"))
+        tuning = os.environ.get(PERFORMANCE, "-XX:+UseG1GC").split()
         return [*run, *BROKER_JVM, *tuning, *self._more_jvm, "kafka.Kafka", properties]
 
     def _properties(self, port: int, controller_port: int) -> str:

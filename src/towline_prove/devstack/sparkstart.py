@@ -102,7 +102,7 @@ def start_quickly(environment: MutableMapping[str, str] = os.environ) -> None:
     if home is not None:
         environment["SPARK_HOME"] = str(home)
         options += sharing(_archive(home))
-    environment.setdefault(PERFORMANCE, shlex.join(_QUICK))
+    environment.setdefault(PERFORMANCE, " ".join(_QUICK))
     environment[_VARIABLE] = " ".join([shlex.join(options), environment.get(_VARIABLE, "")]).strip()
 
 

@@ -16,7 +16,7 @@ from tests.conftest import NewTopic
 from tests.helpers import wait_until
 from towline.errors import KafkaError, SetupError
 from towline_prove.devstack import Kafka
-from towline_prove.devstack.kafka import ANSWER_SECONDS
+from towline_prove.devstack.kafka import ANSWER_SECONDS, PERFORMANCE
 
 pytestmark = pytest.mark.kafka
 
@@ -113,6 +113,13 @@ def test_a_record_is_not_deleted_because_its_time_is_years_back(hurt: Kafka) -> 
         send(hurt, topic, b"one", at=YEARS_AGO)
     wait_until(lambda: begin(hurt, "old-deleted") == 1, 60, "Kafka has looked for what is too old")
     assert read(hurt, "old-kept") == [b"one"]
+
+
+def test_options_that_java_does_not_know_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split at spaces, as Kafka's own start script does; so a lone quotation mark is Java's to refuse."""
+    monkeypatch.setenv(PERFORMANCE, "-XX:+UseSerialGC -XX:+No'Such")
+    with pytest.raises(SetupError, match=r"Unrecognized VM option 'No'Such'.*TL-S12"), Kafka(tmp_path):
+        pass
 
 
 def test_topics_have_leaders_when_create_topics_returns(kafka: Kafka, topic: NewTopic) -> None:
