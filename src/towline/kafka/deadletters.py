@@ -92,6 +92,8 @@ class Reason(StrEnum):
     UNROUTED = "unrouted"
     #: A route takes it, but its key, topic or headers can't be made.
     UNMAPPED = "unmapped"
+    #: The line's configuration refuses it, and says why.
+    REJECTED = "rejected"
     #: The MQTT packet was larger than the gateway's max_packet_bytes: only facts were kept.
     PACKET_TOO_LARGE = "packet_too_large"
     #: The MQTT message has more properties than the gateway decodes: its packet was kept as it came.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 from towline.bridge.config.downlink import DownlinkSection
 from towline.bridge.config.model import RouteSection
 from towline.bridge.downlink import sql as downsql
-from towline.bridge.downlink.sql import DEAD_LETTER, PLACE, DownlinkStatements
+from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, PLACE, DownlinkStatements
 from towline.bridge.lines.sql import DeadLetterTarget
 from towline.bridge.uplink import sql
 from towline.delivery.outrows import message_of
@@ -186,6 +187,59 @@ def test_text_that_is_said_in_sql_is_looked_at_too(spark: SparkSession, said: st
     assert "UTF-8" in letter_of(bad).detail
     assert (fine[DEAD_LETTER], fine[said]) == (None, "a/ü")
     assert (none[DEAD_LETTER] is None) is (said != "topic")
+
+
+NOTICE_OF: dict[str, Any] = {
+    "topic": {"sql": "IF(key = 'mute', NULL, concat('answers.', topic))"},
+    "key": "{key}",
+    "payload": {"sql": "to_json(named_struct('error', fault))"},
+    "headers": {"id": "{header.id}", "status": {"sql": "'400'"}},
+    "copy_headers": ["keep*", "exact"],
+    "where": "exists(headers, h -> h.key = 'id')",
+}
+
+
+def test_what_a_line_refuses_is_a_dead_letter_and_kafka_is_told(spark: SparkSession) -> None:
+    how = way(
+        topic="a/{key}",
+        properties="mqtt",
+        reject="CASE key WHEN 'bad' THEN 'no such device' WHEN 'odd' THEN raise_error('odd') END",
+        failure_notice=NOTICE_OF,
+    )
+    headers = [("keeper", b"\xff"), ("exact", None), ("id", b"7"), ("exactly", b"")]
+    records = [
+        record(key, headers=headers, offset=at) for at, key in enumerate([b"ok", b"bad", b"odd", b"+", b"mute+"])
+    ]
+    records += [record(b"mute", headers=headers), record(b"bad")]
+    told, refused = "the SQL of reject raised an error on this record", "no such device"
+    topic = "MQTT takes no such topic: empty, no UTF-8, longer than 65,535 bytes, with +, # or U+0000"
+    rows = down(spark, how, *records)
+    faults = [row[DEAD_LETTER] and (letter_of(row).reason, letter_of(row).detail) for row in rows]
+    assert faults == [
+        None,
+        (Reason.REJECTED, refused),
+        (Reason.UNMAPPED, told),
+        (Reason.TOPIC_ILLEGAL, topic),
+        (Reason.TOPIC_ILLEGAL, topic),
+        None,
+        (Reason.REJECTED, refused),
+    ]
+    notices = [row[NOTICE] for row in rows]
+    assert [notice and (notice.topic, bytes(notice.key), json.loads(bytes(notice.value))) for notice in notices] == [
+        None,
+        ("answers.t", b"bad", {"error": refused}),
+        ("answers.t", b"odd", {"error": told}),
+        ("answers.t", b"+", {"error": topic}),
+        ("answers.t", b"mute+", {"error": topic}),
+        None,
+        None,
+    ]
+    assert [(h.key, h.value and bytes(h.value)) for h in notices[1].headers] == [
+        ("id", b"7"),
+        ("status", b"400"),
+        ("keeper", b"\xff"),
+        ("exact", None),
+    ]
 
 
 CONTROL = ["\x01", "a\tb", "\n", "\x1f", "\x7f", "\x85", "\x9f", "\ufdd0", "\uffff", "\U0001fffe", "\U0010ffff"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from towline.bridge.config.model import RouteSection
 from towline.bridge.config.routes import Route, first_match
-from towline.bridge.deadletters.remap import row_of
+from towline.bridge.deadletters.remap import Mapper, row_of
 from towline.bridge.lines.sql import DeadLetterTarget, literal
 from towline.bridge.uplink.sql import COUNTS, KEPT, SAME, Repeats, apply, expressions
 from towline.guarantee import Guarantee
@@ -314,6 +316,72 @@ def test_a_condition_that_raises_costs_one_message_not_the_line(spark: SparkSess
     )
     rows = letters(spark, routes, message("a", payload=b"1"), message("a", payload=b"2"), message("a", payload=b""))
     assert [(row.topic, letter and str(letter.reason)) for row, letter in rows] == [("dead", "unmapped"), ("t", None)]
+
+
+# -- fields, and what a line refuses ---------------------------------------------------------------------------------
+
+BODY = {
+    "body": "CAST(payload AS STRING)",
+    "id": "get_json_object(body, '$.id')",
+    "parts": "split(id, '-') -- an array is no text, and may be asked by what comes after it",
+    "site": "get(parts, 0)",
+    "loud": f"IF(site = 'boom', {SQL_ERROR}, upper(site))",
+}
+PICKED: dict[str, Any] = {
+    "from": "p/{x}",
+    "topic": "p.{site}",
+    "key": "{id}",
+    "headers": {"site": "{site}", "loud": "{loud}", "none": "{mqtt.user.none}", "x": "{x}"},
+    "properties": "none",
+    "fields": BODY,
+    "where": "size(parts) > 1",
+    "reject": f"CASE WHEN site = 'evil' THEN concat('no site ', site) WHEN site = 'odd' THEN {SQL_ERROR} END",
+}
+
+
+def test_fields_name_what_the_payload_says_and_reject_says_no(spark: SparkSession) -> None:
+    routes = compiled({**PICKED, "missing_headers": "omit"}, {"from": "#", "topic": "other", "key": "{mqtt.topic}"})
+    ids = ["a-1", "evil-1", "odd-1", "boom-2", "alone", "b-2"]
+    sent = [message("p/q", payload=f'{{"id": "{one}"}}'.encode()) for one in ids]
+    rows = letters(spark, routes, *sent, message("z", payload=b"no json"))
+    assert [(row.topic, letter and (str(letter.reason), letter.detail)) for row, letter in rows] == [
+        ("p.a", None),
+        ("dead", ("rejected", "no site evil")),
+        ("dead", ("unmapped", "the SQL of where or reject raised an error on this message")),
+        ("p.boom", None),
+        ("p.b", None),
+        ("other", None),
+    ]
+    kept = [(bytes(row.key), [(h.key, bytes(h.value)) for h in row.headers]) for row, letter in rows if not letter]
+    assert kept[0] == (b"a-1", [("site", b"a"), ("loud", b"A"), ("x", b"q")])
+    assert kept[1] == (b"boom-2", [("site", b"boom"), ("x", b"q")])
+    again = Mapper(line_of(routes), lambda: spark).outcomes([letter for _, letter in rows if letter is not None])
+    assert [one.why for one in again] == ["it is refused: no site evil", "its reject raises an error"]
+    mended = (replace(routes[0], reject=None), routes[1])
+    (one, _) = Mapper(line_of(mended), lambda: spark).outcomes([letter for _, letter in rows if letter is not None])
+    assert one.record is not None
+    assert (one.record[0], one.record[2]) == ("p.evil", b"evil-1")
+    assert one.record[7] == [("site", b"evil"), ("loud", b"EVIL"), ("x", b"q")]
+
+
+def test_what_is_refused_stops_a_line_that_has_nowhere_to_put_it(spark: SparkSession) -> None:
+    one = message("p/q", payload=b'{"id": "evil-1"}')
+    frame = spark.createDataFrame([tuple(one[c] for c in COLUMNS)], SPARK_SCHEMA)
+    with pytest.raises(Exception, match=r"reject: no site evil\. The line stops .* dead_letter_topic\.   \[TL-B33\]"):
+        apply(frame, compiled(PICKED), "c").collect()
+
+
+def test_a_header_that_kafka_refuses_keeps_what_the_message_had(spark: SparkSession) -> None:
+    """The sink counts a record's own headers off its end; with those left out there are fewer."""
+    one = message("p/q", payload=b'{"id": "boom-1"}')
+    frame = spark.createDataFrame([tuple(one[c] for c in COLUMNS)], SPARK_SCHEMA)
+    routes = compiled({**PICKED, "missing_headers": "omit", "properties": "all"})
+    (row,) = apply(frame, routes, "c", dead_letters=DeadLetterTarget("dead", "line")).collect()
+    assert [h.key for h in row.headers][-row.towline_facts // 2 :] == ["site", "x"]
+
+
+def line_of(routes: tuple[Route, ...]) -> Any:
+    return SimpleNamespace(routes=routes)
 
 
 # -- stubs -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.downlink.query import DownlinkQuery
 from towline.bridge.downlink.sink import sorted_out
 from towline.bridge.downlink.spill import Spill
-from towline.bridge.downlink.sql import DEAD_LETTER, PLACE
+from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, PLACE
 from towline.bridge.runtime import status
 from towline.bridge.runtime.failures import reason
 from towline.bridge.runtime.screen import summary
@@ -90,6 +90,12 @@ def test_rows_and_letters_come_in_the_order_of_kafka() -> None:
     assert [row for part in rows for row in part.to_pylist()] == [{"topic": "a"}, {"topic": "c"}, {"topic": "d"}]
     assert [part.to_pylist() for part in letters] == [[{"key": b"k", "value": b"v"}]]
     assert [list(part) for part in sorted_out([])] == [[], []]
+    notice = pa.array([None, {"key": b"n", "value": b""}, None, None], kind)
+    twice = records.append_column(NOTICE, notice)
+    again = twice.slice(1, 1).set_column(2, PLACE, pa.array([{"topic": "z", "partition": 0, "offset": 0}], where))
+    rows, letters = sorted_out([again, twice])
+    assert [row for part in rows for row in part.to_pylist()] == [{"topic": "a"}, {"topic": "c"}, {"topic": "d"}]
+    assert [row["key"] for part in letters for row in part.to_pylist()] == [b"k", b"n", b"k", b"n"]
 
 
 @settings(deadline=None)  # files

@@ -80,6 +80,23 @@ def test_right_sql_passes_and_what_differs_each_time_is_told(tmp_path: Path) -> 
     assert out.count("another value each time") == 2
 
 
+def test_fields_reject_and_notices_are_judged_with_the_names_they_may_use(tmp_path: Path) -> None:
+    fields = 'fields = { body = "CAST(payload AS STRING)", id = "get_json_object(body, \'$.id\')" }'
+    route = f'{ROUTE}{fields}\nkey = "{{id}}"\n'
+    notice = '[downlink.failure_notice]\ntopic = "answers"\npayload = { sql = "concat(fault, CAST(key AS STRING))" }\n'
+    good = f"{route}where = \"id IS NOT NULL\"\nreject = \"IF(body = '', 'empty', NULL)\"\n"
+    down = f'{DOWNLINK}dead_letter_topic = "dead"\nreject = "IF(key IS NULL, \'no key\', NULL)"\n{notice}'
+    assert checked(GOOD + good + down, tmp_path)[::2] == (0, "")
+    bad = good.replace("get_json_object(body", "get_jason_object(boddy").replace("CAST(payload", "CAST(paylod")
+    code, out, err = checked(GOOD + bad + down.replace("concat(fault", "concat(falt"), tmp_path)
+    assert (code, out) == (2, "")
+    lines = [line.replace("bridge.toml:", "") for line in err.splitlines()]
+    assert lines[0].startswith('20  uplink "telemetry" route 2: fields.body: A column, variable, or function parameter')
+    assert "downlink" in lines[1]
+    assert "failure_notice.payload: A column, variable, or function parameter with name `falt`" in lines[1]
+    assert len(lines) == 2, "what is made of a mistake is not another one"
+
+
 def test_without_java_the_plan_says_that_sql_was_not_looked_at(tmp_path: Path) -> None:
     code, out, err = checked(GOOD + 'where = "lenght(payload) > 0"\n', tmp_path, PATH=str(tmp_path))
     assert (code, err) == (0, "")

@@ -17,7 +17,7 @@ from towline.bridge.config.routes import HEADERS, USER_PREFIX, Template, kafka_n
 from towline.bridge.config.section import NAME, Section
 from towline.guarantee import Guarantee
 
-__all__ = ["FIELDS", "OURS", "DownlinkSection", "KafkaPattern", "Spoken", "Sql", "template_of"]
+__all__ = ["FIELDS", "OURS", "DownlinkSection", "FailureNotice", "KafkaPattern", "Spoken", "Sql", "template_of"]
 
 #: Fields of a record, and the column behind each; ``key`` and ``value`` are UTF-8 text or missing.
 FIELDS: Final = {
@@ -53,13 +53,44 @@ class Sql(Section):
         return value
 
 
+Spoken: TypeAlias = str | Sql
+
+
+class FailureNotice(Section):
+    """What Kafka is told of a record that MQTT can't carry, beside its dead letter: one more record.
+
+    Its SQL may name ``fault``, why the record can't go, beside the columns of Spark's Kafka source.
+
+    Attributes:
+        topic: Where it goes; no notice where that is null.
+        key: None for no key.
+        payload: None for an empty one.
+        headers: In order; one whose value is null is left out.
+        copy_headers: Names of the record's headers that come along, as they are; ``name*`` for all that begin so.
+        where: Spark SQL; of records for which it is not true nothing is told.
+        allowed_topics: Topics that are made with the others where missing ones are created.
+    """
+
+    topic: Spoken
+    key: Spoken | None = None
+    payload: Spoken | None = None
+    headers: dict[str, Spoken] = Field(default_factory=dict)
+    copy_headers: tuple[str, ...] = ()
+    where: str | None = None
+    allowed_topics: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _words(self) -> FailureNotice:
+        for text in (self.topic, self.key, self.payload, *self.headers.values()):
+            if isinstance(text, str):
+                template_of(text)
+        return self
+
+
 class KafkaPattern(Section):
     """Topics by a regular expression, as Spark's ``subscribePattern`` takes it (java.util.regex)."""
 
     pattern: str = Field(min_length=1)
-
-
-Spoken: TypeAlias = str | Sql
 
 
 def _field_problem(name: str) -> str:
@@ -103,6 +134,8 @@ class DownlinkSection(Section):
         properties: Which headers travel: ``all`` (those of MQTT as what they are, the others as user properties),
             ``mqtt`` (only those of MQTT), ``none``.
         where: Spark SQL; records for which it is not true are left out and counted.
+        reject: Spark SQL that says why a record is refused, null where it is not; what is refused is a dead letter.
+        failure_notice: What Kafka is told of each dead letter, beside it.
         transform: ``package.module:function``, a deterministic function from DataFrame to DataFrame that keeps the
             columns.
         confirm: When a batch counts as written: on disk in the outbox, or at the broker.
@@ -130,6 +163,8 @@ class DownlinkSection(Section):
     payload: Spoken | None = None
     properties: Literal["all", "mqtt", "none"] = "all"
     where: str | None = None
+    reject: str | None = None
+    failure_notice: FailureNotice | None = None
     transform: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     confirm: Literal["outbox", "broker"] = "outbox"
     dead_letter_topic: str | Literal[False] | None = None
@@ -157,8 +192,10 @@ class DownlinkSection(Section):
     def _words(self) -> DownlinkSection:
         for _, text in self.templates():
             template_of(text)
-        if self.where is not None and not self.where.strip():
-            raise ValueError("where is empty; give a condition in Spark SQL, or remove it")
+        for name, said in (("where", self.where), ("reject", self.reject)):
+            if said is not None and not said.strip():
+                what = "a condition" if name == "where" else "an expression"
+                raise ValueError(f"{name} is empty; give {what} in Spark SQL, or remove it")
         return self
 
     def templates(self) -> Iterator[tuple[str, str]]:

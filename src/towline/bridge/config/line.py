@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -12,16 +12,27 @@ from pydantic import BaseModel, ValidationError
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import CHECKPOINT, Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
 from towline.bridge.config.places import KeyPath
-from towline.bridge.config.routes import Pattern, Route, Template, allowed, kafka_name_problem, subscriptions
+from towline.bridge.config.routes import (
+    FIELD_NAME,
+    Pattern,
+    Route,
+    Template,
+    allowed,
+    kafka_name_problem,
+    subscriptions,
+)
 from towline.bridge.config.tables import Surroundings, Tables
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.guarantee import Guarantee, conf_problem, policy, sharing_problem
+from towline.schema import EVENT_TIME, ROW_SCHEMA
 
 __all__ = ["DownlinkReader", "LineReader"]
 
 _BATCH_BYTES = "max_bytes_per_trigger"
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
 _UNITS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
+#: Names no field may have: columns of the source and of the record.
+_COLUMNS = frozenset(("key", "value", "headers", "timestamp", EVENT_TIME, *ROW_SCHEMA.names))
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound=BaseModel)
 
@@ -245,6 +256,9 @@ class DownlinkReader(TableReader):
         self._spark(guarantee)
         self._qos(section)
         dead_letters = self._dead_letters(section.dead_letter_topic)
+        if section.failure_notice is not None and dead_letters is None:
+            what = "failure_notice tells of dead letters, and the line has none"
+            self._note("TL-C79", "failure_notice", what, "Give the line a dead_letter_topic.")
         if gateway is None or gateway.outbox is None:
             return None
         outbox = gateway.outbox.model_copy(update={"checkpoint": str(gateway.state_dir / CHECKPOINT)})
@@ -286,7 +300,9 @@ class _RouteReader:
     def route(self, section: RouteSection) -> Route | None:
         """The route, or None with its mistakes noted."""
         captures = self._captures(section.from_)
+        self._fields(section, captures or ())
         if captures is not None:
+            captures = (*captures, *section.fields)
             for key, text in self._templates(section):
                 self._attempt("TL-C66", key, partial(Template.parse, text, captures))
             if dedupe := section.dedupe or self._dedupe:
@@ -334,9 +350,22 @@ class _RouteReader:
             do = f"Raise it, or give a dedupe key, which allows QoS {table.least_qos_keyed}."
         self._note("TL-C12", ("qos",), f"{what}the route subscribes with qos = {section.qos}", do)
 
+    def _fields(self, section: RouteSection, captures: Sequence[str]) -> None:
+        """A field is a column for what comes after it, so it has a name of its own."""
+        for name in section.fields:
+            taken = name in _COLUMNS or name in captures
+            if taken or not re.match(FIELD_NAME, name):
+                what = f'the field "{name}" has a name that ' + ("is taken" if taken else "SQL could not say")
+                do = "Name it with small letters, digits and _, and as no column of the source and no wildcard."
+                self._note("TL-C66", ("fields", name), what, do)
+
     def _where(self, section: RouteSection) -> None:
-        if section.where is not None and not section.where.strip():
-            self._note("TL-C69", ("where",), "where is empty", "Give a condition in Spark SQL, or remove it.")
+        said: list[tuple[KeyPath, str | None]] = [(("where",), section.where), (("reject",), section.reject)]
+        said += [(("fields", name), text) for name, text in section.fields.items()]
+        for key, text in said:
+            if text is not None and not text.strip():
+                what = "a condition" if key == ("where",) else "an expression"
+                self._note("TL-C69", key, f"{key[-1]} is empty", f"Give {what} in Spark SQL, or remove it.")
 
     def _headers(self, section: RouteSection) -> None:
         for name in section.headers:

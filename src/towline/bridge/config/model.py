@@ -143,6 +143,9 @@ class RouteSection(Section):
     fallback_topic: str | None = None
     properties: Literal["all", "none"] = "all"
     key_required: bool = False
+    fields: dict[str, str] = Field(default_factory=dict)
+    reject: str | None = None
+    missing_headers: Literal["null", "omit"] = "null"
     dedupe: Dedupe | None = None
 
     def compile(
@@ -159,19 +162,23 @@ class RouteSection(Section):
             ValueError: As `Pattern.parse` and `Template.parse` say.
         """
         pattern = Pattern.parse(self.from_)
+        names = (*pattern.names, *self.fields)
         dedupe = self.dedupe or dedupe
         return Route(
             pattern=pattern,
             qos=policy(guarantee).qos if self.qos is None else self.qos,
-            topic=Template.parse(self.topic, pattern.names),
-            key=None if self.key is None else Template.parse(self.key, pattern.names),
-            headers=tuple((name, Template.parse(text, pattern.names)) for name, text in self.headers.items()),
+            topic=Template.parse(self.topic, names),
+            key=None if self.key is None else Template.parse(self.key, names),
+            headers=tuple((name, Template.parse(text, names)) for name, text in self.headers.items()),
             where=self.where,
             allowed_topics=self.allowed_topics,
             fallback_topic=self.fallback_topic,
             properties=self.properties == "all",
             key_required=self.key_required,
-            dedupe=None if dedupe is None else dedupe.compile(pattern.names),
+            fields=tuple(self.fields.items()),
+            reject=self.reject,
+            omit_missing=self.missing_headers == "omit",
+            dedupe=None if dedupe is None else dedupe.compile(names),
             dead_letter_topics=dead_letter_topics,
         )
 
@@ -277,6 +284,12 @@ class DownLine(AnyLine):
         return tuple(sorted({*self.section.topics, *([self.dead_letter_topic] if self.dead_letter_topic else [])}))
 
     @property
+    def listed_topics(self) -> frozenset[str]:
+        """Kafka topics of failure notices, as far as they are named."""
+        notice = self.section.failure_notice
+        return frozenset(notice.allowed_topics if notice else ()) - {""}
+
+    @property
     def control_characters(self) -> Literal["send", "dead_letter"]:
         """What becomes of a record whose text a broker may refuse; without a place for dead letters it is sent."""
         return self.section.control_characters or ("dead_letter" if self.dead_letter_topic else "send")
@@ -319,7 +332,7 @@ class Bridge(Section):
     @property
     def topics(self) -> tuple[str, ...]:
         """Kafka topics that must be there, and where topics are created those that a list names too, sorted."""
-        listed = (line.listed_topics for line in self.uplinks if self.kafka.create_topics)
+        listed = (line.listed_topics for line in self.lines if self.kafka.create_topics)
         return tuple(sorted({name for line in self.lines for name in line.fixed_topics}.union(*listed)))
 
     @property

@@ -5,7 +5,9 @@ The rules, which `towline.bridge.uplink.sql` compiles for Spark and `Route.recor
 - The first route whose filter matches takes the message, like the arms of a switch; so a message makes at most one
   record and the account adds up [I11].
 - The route's ``where`` decides afterwards: false or null means *filtered*, and no later route is asked.
-- A template with a field the message does not have gives null: no key, a header without value, no topic.
+- A template with a field the message does not have gives null: no key, no topic, a header without value (or none).
+- ``fields`` give templates more names, each by Spark SQL over the message and the fields before it; ``reject`` says in
+  SQL why a message is refused, null where it is not. Both are Spark's to evaluate; here they are given.
 - A topic name that holds captured text must be a legal Kafka name, an allowed one and not reserved, else the message
   goes to the route's fallback topic (design section 10: a device never names a topic outside the allowed list).
 """
@@ -24,6 +26,7 @@ from towline.mqtt.rules import filter_problem
 
 __all__ = [
     "FIELDS",
+    "FIELD_NAME",
     "HEADERS",
     "Pattern",
     "Route",
@@ -48,6 +51,8 @@ FIELDS = {
     "mqtt.offset": "offset",
 }
 USER_PREFIX = "mqtt.user."
+#: Names of a route's own fields.
+FIELD_NAME = r"^[a-z][a-z0-9_]*$"
 
 #: Kafka header → what it carries. The first two are always there, the others when the message has them; user properties
 #: keep their order and repetition [MQTT-3.3.2-18]. DUP and topic aliases belong to one hop, not to the message.
@@ -281,6 +286,10 @@ class Route:
             stops the line where there are none.
         properties: Whether the MQTT properties travel as headers (`HEADERS`).
         key_required: Whether a message that gives no key is a dead letter.
+        fields: Names that templates and SQL may use beside those of the message, and the Spark SQL of each, in order;
+            it may name the columns of the source and the fields before it.
+        reject: Spark SQL that says why a message is refused, null where it is not; what is refused is a dead letter.
+        omit_missing: Whether a header whose template gives null is left out, rather than be there without value.
         dedupe: What names a message for ever, as a template or as SQL; None to keep repeats.
         dead_letter_topics: Of all lines of the bridge; no message may name one.
     """
@@ -295,8 +304,19 @@ class Route:
     fallback_topic: str | None = None
     properties: bool = True
     key_required: bool = False
+    fields: tuple[tuple[str, str], ...] = ()
+    reject: str | None = None
+    omit_missing: bool = False
     dedupe: Template | str | None = None
     dead_letter_topics: tuple[str, ...] = ()
+
+    @property
+    def said_fields(self) -> tuple[str, ...]:
+        """Those of its own fields that its templates name."""
+        dedupe = self.dedupe if isinstance(self.dedupe, Template) else None
+        templates = [self.topic, self.key, dedupe, *(text for _, text in self.headers)]
+        named = {name for template in templates if template is not None for name in template.fields}
+        return tuple(name for name, _ in self.fields if name in named)
 
     @property
     def reserved(self) -> str | None:
@@ -322,16 +342,18 @@ class Route:
         return free and kafka_name_problem(name) is None and name.startswith(self.topic.parts[0])
 
     def record(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What a matching row becomes, ``where`` aside; None if it does not match.
+        """What a matching row becomes, ``where`` and ``reject`` aside; None if it does not match.
 
-        ``topic`` is None where neither the template nor a fallback gives one.
+        The row has the values of the route's own fields beside the columns of the source. ``topic`` is None where
+        neither the template nor a fallback gives one.
         """
         captures = self.pattern.match(row["topic"])
         if captures is None:
             return None
-        values = {**_message_fields(row), **captures}
+        values = {**_message_fields(row), **captures, **{name: _text(row[name]) for name in self.said_fields}}
         key = self.key.render(values) if self.key else None
-        own = [(name, _bytes(template.render(values))) for name, template in self.headers]
+        texts = [(name, template.render(values)) for name, template in self.headers]
+        own = [(name, _bytes(text)) for name, text in texts if text is not None or not self.omit_missing]
         return {
             "topic": self.topic_for(values) or self.fallback_topic,
             "key": _bytes(key),

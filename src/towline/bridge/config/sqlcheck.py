@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.bridge.config.downlink import Sql
+from towline.bridge.config.downlink import FailureNotice, Sql
 from towline.bridge.config.file import hide_references
 from towline.bridge.config.mistakes import ConfigMistakes, Mistakes
 from towline.bridge.config.places import KeyPath, Places
@@ -38,6 +38,8 @@ KAFKA_SCHEMA: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
 )
+#: In place of a type, where every type will do.
+ANY: Final = "*"
 #: What the bridge's session sets of Spark SQL; `towline.bridge.runtime.driver.session` says why.
 SESSION_SQL: Final = {"spark.sql.ansi.enabled": "false", "spark.sql.session.timeZone": "UTC"}
 
@@ -72,9 +74,10 @@ class SqlExpression:
         subject: The table, for a message.
         sql: As written.
         schema: Columns it may name, as DDL.
-        kind: Type it is cast to; "" for a condition.
+        kind: Type it is cast to; "" for a condition, `ANY` for a field, which has the type it has.
         sure: Whether all names it may use are known without a session.
         repeats: What may go wrong where it gives another value the second time; "" for nothing.
+        fields: Names it may use beside those of the schema, each with its SQL, in order.
     """
 
     line: str
@@ -85,6 +88,7 @@ class SqlExpression:
     kind: str
     sure: bool
     repeats: str = ""
+    fields: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -120,17 +124,24 @@ def _up(line: Line, path: KeyPath, *, sure: bool) -> Iterator[SqlExpression]:
     apart = "a message could then be in Kafka twice, or not at all" if strict and line.parallelism > 1 else ""
     twice = "a repeat would not be recognised"
 
-    def key(dedupe: Dedupe | None, here: KeyPath, about: str) -> Iterator[SqlExpression]:
+    def key(
+        dedupe: Dedupe | None, here: KeyPath, about: str, fields: tuple[tuple[str, str], ...] = ()
+    ) -> Iterator[SqlExpression]:
         if dedupe is not None and "{" not in dedupe.key:
             place = (*here, "dedupe", "key")
-            yield SqlExpression(line.name, place, about, dedupe.key, SPARK_SCHEMA, "STRING", sure, twice)
+            yield SqlExpression(line.name, place, about, dedupe.key, SPARK_SCHEMA, "STRING", sure, twice, fields)
 
     yield from key(line.dedupe, path, subject)
     for number, section in enumerate(line.sections):
         here, about = (*path, "route", number), f"{subject} route {number + 1}"
-        if section.where is not None:
-            yield SqlExpression(line.name, (*here, "where"), about, section.where, SPARK_SCHEMA, "", sure, apart)
-        yield from key(section.dedupe, here, about)
+        fields = tuple(section.fields.items())
+        for index, (name, text) in enumerate(fields):
+            place = (*here, "fields", name)
+            yield SqlExpression(line.name, place, about, text, SPARK_SCHEMA, ANY, sure, apart, fields[:index])
+        for name, said, kind in (("where", section.where, ""), ("reject", section.reject, "STRING")):
+            if said is not None:
+                yield SqlExpression(line.name, (*here, name), about, said, SPARK_SCHEMA, kind, sure, apart, fields)
+        yield from key(section.dedupe, here, about, fields)
 
 
 def _down(line: DownLine, path: KeyPath, *, sure: bool) -> Iterator[SqlExpression]:
@@ -140,9 +151,24 @@ def _down(line: DownLine, path: KeyPath, *, sure: bool) -> Iterator[SqlExpressio
     moved = "a record of a batch that a crash interrupted could be sent twice, or not at all"
     if section.where is not None:
         yield SqlExpression(line.name, (*path, "where"), subject, section.where, KAFKA_SCHEMA, "", sure, moved)
+    if section.reject is not None:
+        yield SqlExpression(line.name, (*path, "reject"), subject, section.reject, KAFKA_SCHEMA, "STRING", sure, moved)
+    if section.failure_notice is not None:
+        yield from _notice(line.name, section.failure_notice, (*path, "failure_notice"), subject, sure=sure)
     for key, kind in _DOWN.items():
         if isinstance(value := getattr(section, key), Sql):
             yield SqlExpression(line.name, (*path, key, "sql"), subject, value.sql, KAFKA_SCHEMA, kind, sure, moved)
+
+
+def _notice(line: str, notice: FailureNotice, path: KeyPath, subject: str, *, sure: bool) -> Iterator[SqlExpression]:
+    schema = f"{KAFKA_SCHEMA}, fault string"
+    if notice.where is not None:
+        yield SqlExpression(line, (*path, "where"), subject, notice.where, schema, "", sure)
+    said: list[tuple[KeyPath, Any]] = [((key,), getattr(notice, key)) for key in ("topic", "key", "payload")]
+    said += [(("headers", name), value) for name, value in notice.headers.items()]
+    for key, value in said:
+        if isinstance(value, Sql):
+            yield SqlExpression(line, (*path, *key, "sql"), subject, value.sql, schema, "BINARY", sure)
 
 
 class _Catalyst:
@@ -155,6 +181,8 @@ class _Catalyst:
 
     def __init__(self, jvm: Any, conf: Mapping[str, object]) -> None:
         self._scala = jvm.scala
+        self._seq = jvm.org.apache.spark.api.python.PythonUtils
+        self._java = jvm.java
         self._sql = jvm.org.apache.spark.sql
         self._catalyst = catalyst = self._sql.catalyst
         settings = self._sql.internal.SQLConf.get()
@@ -191,11 +219,13 @@ class _Catalyst:
         raise ConfigError("TL-C74", "", what, did_you_mean(unknown, names, "Correct it."))
 
     def _analyzed(self, parsed: Any, one: SqlExpression) -> bool:
-        if one.kind:
+        if one.kind == ANY:
+            parsed = self._catalyst.expressions.IsNotNull(parsed)
+        elif one.kind:
             kind = self._parser.parseDataType(one.kind)
             expressions = self._catalyst.expressions
             parsed = expressions.IsNotNull(expressions.Cast(parsed, kind, self._none))
-        filtered = self._catalyst.plans.logical.Filter(parsed, self._relation(one.schema))
+        filtered = self._catalyst.plans.logical.Filter(parsed, self._with_fields(self._relation(one.schema), one))
         plan = self._analyzer.executeAndCheck(filtered, self._catalyst.QueryPlanningTracker(self._none))
         return bool(plan.deterministic())
 
@@ -205,6 +235,15 @@ class _Catalyst:
         )
         nothing = _object(self._scala.collection.immutable, "Nil")
         return self._catalyst.plans.logical.LocalRelation(attributes, nothing, False, self._none)
+
+    def _with_fields(self, relation: Any, one: SqlExpression) -> Any:
+        """The relation with a column more for each field."""
+        for name, text in one.fields:
+            columns = self._java.util.ArrayList()
+            for expression in ("*", f"(\n{self._variables.substitute(text)}\n) AS {name}"):
+                columns.add(self._parser.parseExpression(expression))
+            relation = self._catalyst.plans.logical.Project(self._seq.toSeq(columns), relation)
+        return relation
 
     def _unknown(self, node: Any) -> Iterator[str]:
         """Functions below an expression that Spark does not have; a catalog without functions could not say which."""
@@ -258,12 +297,16 @@ def judge(bridge: Bridge, jvm: Any, shown: Path | None = None) -> tuple[dict[str
     catalyst = _Catalyst(jvm, {**SESSION_SQL, **own})
     wrong: dict[str, Mistakes] = {}
     warnings: list[str] = []
+    fields_wrong: set[KeyPath] = set()
     file = _File(bridge.file, shown or bridge.file)
     for one in expressions:
+        if any((*one.path[:4], "fields", name) in fields_wrong for name, _ in one.fields):
+            continue  # what is made of a mistake is not another one
         try:
             if not catalyst.deterministic(one) and one.repeats:
                 warnings.append(f'line "{one.line}": {_key(one)} gives another value each time: {one.repeats}.')
         except ConfigError as error:
+            fields_wrong.add(one.path)
             wrong.setdefault(one.line, file.mistakes()).add(
                 error.code, file.path(one), one.subject, f"{_key(one)}: {error.what}", error.do
             )

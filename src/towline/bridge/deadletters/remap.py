@@ -32,6 +32,8 @@ _DECIMAL: Final = re.compile(rb"[0-9]{1,19}")
 #: What a dead letter lacks that Kafka refused in a version before: who received the message, and its number.
 _PLACE: Final = frozenset({"mqtt.gateway", "mqtt.offset"})
 _PLACE_IN_SQL: Final = re.compile(r"\b(gateway|offset)\b", re.IGNORECASE)
+#: The answers of a route without SQL.
+_WANTED: Final[Mapping[str, Any]] = {"wanted": True, "refusal": {"why": None}}
 #: Letters that are not the message: no route can make of them what it was.
 _NOT_WHOLE: Final = {
     Reason.PACKET_TOO_LARGE: "too large for the gateway's max_packet_bytes; its publisher has to send it again",
@@ -143,14 +145,14 @@ class Mapper:
         for index, (row, route) in enumerate(zip(rows, taken, strict=True)):
             if row is not None and route is not None and _lacks(row, self._routes[route]):
                 rows[index] = None  # it goes as it was mapped then
-        wanted = self._conditions(rows, taken)
+        answers = self._answers(rows, taken)
         return [
-            self._outcome(dead_letter, row, route, wanted=wanted.get(index, True))
+            self._outcome(dead_letter, row, route, answers.get(index, _WANTED))
             for index, (dead_letter, row, route) in enumerate(zip(dead_letters, rows, taken, strict=True))
         ]
 
     def _outcome(
-        self, dead_letter: DeadLetter, row: Mapping[str, Any] | None, taken: int | None, *, wanted: bool | None
+        self, dead_letter: DeadLetter, row: Mapping[str, Any] | None, taken: int | None, answer: Mapping[str, Any]
     ) -> Remapped:
         if dead_letter.reason in _NOT_WHOLE:
             return Remapped(RemapFate.DEAD, why=_NOT_WHOLE[dead_letter.reason])
@@ -159,16 +161,16 @@ class Mapper:
         if taken is None:
             return Remapped(RemapFate.DEAD, why="no route takes its topic")
         route = self._routes[taken]
-        if wanted is None:
-            return Remapped(RemapFate.DEAD, why="its where raises an error")
-        return _mapped(route, row) if wanted else Remapped(RemapFate.FILTERED)
+        return _judged(answer) or _mapped(route, {**row, **{name: answer.get(name) for name in route.said_fields}})
 
-    def _conditions(self, rows: Sequence[dict[str, Any] | None], taken: Sequence[int | None]) -> dict[int, bool | None]:
-        """By index what the ``where`` of its route says of a row; None where it raises."""
-        found: dict[int, bool | None] = {}
+    def _answers(
+        self, rows: Sequence[dict[str, Any] | None], taken: Sequence[int | None]
+    ) -> dict[int, Mapping[str, Any]]:
+        """By index what the SQL of its route says of a row: its fields, ``wanted`` and ``refusal``."""
+        found: dict[int, Mapping[str, Any]] = {}
         for number, route in enumerate(self._routes):
             mine = {index: row for index, row in enumerate(rows) if taken[index] == number and row is not None}
-            if route.where is not None and mine:
+            if mine and (route.where is not None or route.reject is not None or route.fields):
                 found |= _asked(self._spark(), route, mine)
         return found
 
@@ -178,6 +180,16 @@ def _lacks(row: Mapping[str, Any], route: Route) -> bool:
     templates = [made for made in (route.topic, route.key, *(made for _, made in route.headers)) if made is not None]
     named = any(_PLACE.intersection(made.fields) for made in templates)
     return row["offset"] is None and (named or bool(_PLACE_IN_SQL.search(route.where or "")))
+
+
+def _judged(answer: Mapping[str, Any]) -> Remapped | None:
+    """What ``where`` and ``reject`` make of a row; None where they let it pass."""
+    wanted, refusal = answer["wanted"], answer["refusal"]
+    if wanted is None or (wanted and refusal is None):
+        return Remapped(RemapFate.DEAD, why=f"its {'where' if wanted is None else 'reject'} raises an error")
+    if not wanted:
+        return Remapped(RemapFate.FILTERED)
+    return Remapped(RemapFate.DEAD, why=f"it is refused: {refusal['why']}") if refusal["why"] is not None else None
 
 
 def _mapped(route: Route, row: Mapping[str, Any]) -> Remapped:
@@ -207,14 +219,18 @@ def _as_it_was(dead_letter: DeadLetter) -> Remapped:
     )
 
 
-def _asked(spark: SparkSession, route: Route, rows: Mapping[int, dict[str, Any]]) -> dict[int, bool | None]:
+def _asked(spark: SparkSession, route: Route, rows: Mapping[int, dict[str, Any]]) -> dict[int, Mapping[str, Any]]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom, and only where it is needed
 
-    from towline.bridge.lines.sql import condition, tried  # noqa: PLC0415 - see above
+    from towline.bridge.lines.sql import condition, refusal, tried  # noqa: PLC0415 - see above
     from towline.schema import SPARK_SCHEMA  # noqa: PLC0415 - see above
 
     names = list(next(iter(rows.values())))
     made = [(index, *(row[name] for name in names)) for index, row in rows.items()]
     frame = spark.createDataFrame(made, f"{_INDEX} long, {SPARK_SCHEMA}")
-    asked = frame.select(_INDEX, tried(F.expr(condition(route.where))).alias("wanted"))
-    return {row[_INDEX]: row["wanted"] for row in asked.collect()}
+    for name, text in route.fields:
+        frame = frame.withColumn(name, tried(F.expr(text)))
+    wanted, refused = tried(F.expr(condition(route.where))), tried(F.expr(refusal(route.reject)))
+    fields = (F.col(name).cast("string").alias(name) for name in route.said_fields)
+    asked = frame.select(_INDEX, wanted.alias("wanted"), refused.alias("refusal"), *fields)
+    return {row[_INDEX]: row.asDict() for row in asked.collect()}

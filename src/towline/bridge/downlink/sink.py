@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from towline.bridge.downlink.spill import Spill
-from towline.bridge.downlink.sql import DEAD_LETTER, PLACE
+from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, PLACE
 from towline.errors import ConfigError
 from towline.journal.reading import BATCH_BYTES, RowSlice, combined
 from towline.spark.kafka_sink import KafkaTransactional
@@ -73,7 +73,7 @@ class DownlinkSink(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DownlinkWriter:  # noqa: N802, FBT001 - Spark's signature
         """Bind both sides; what they raise, this raises."""
-        rows = StructType([field for field in schema.fields if field.name not in (DEAD_LETTER, PLACE)])
+        rows = StructType([field for field in schema.fields if field.name not in (DEAD_LETTER, NOTICE, PLACE)])
         kafka = None
         if DEAD_LETTER in schema.names:
             dead_letters = schema[DEAD_LETTER].dataType
@@ -144,15 +144,19 @@ def _rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Those for MQTT."""
     if DEAD_LETTER not in batch.schema.names:
         return batch
-    column, rows = batch.column(DEAD_LETTER), batch.drop_columns([DEAD_LETTER])
+    column = batch.column(DEAD_LETTER)
+    rows = batch.drop_columns([name for name in (DEAD_LETTER, NOTICE) if name in batch.schema.names])
     return rows if column.null_count == batch.num_rows else rows.filter(pc.is_null(column))
 
 
 def _dead_letters(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """The dead letters; None where there are none."""
+    """The dead letters, each followed by its notice; None where there are none."""
     column = batch.column(DEAD_LETTER) if DEAD_LETTER in batch.schema.names else None
     if column is None or column.null_count == batch.num_rows:
         return None
+    if NOTICE in batch.schema.names:
+        both = pa.concat_arrays([column, batch.column(NOTICE)])
+        column = both.take(pa.array(i + n for i in range(batch.num_rows) for n in (0, batch.num_rows)))
     return pa.RecordBatch.from_struct_array(column.filter(pc.is_valid(column)))
 
 

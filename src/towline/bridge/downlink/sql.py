@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from towline.bridge.config.downlink import FIELDS, OURS, DownlinkSection, Spoken, Sql, template_of
+from towline.bridge.config.downlink import FIELDS, OURS, DownlinkSection, FailureNotice, Spoken, Sql, template_of
 from towline.bridge.config.routes import USER_PREFIX
 from towline.bridge.lines.sql import (
     HEADER_TYPE,
@@ -21,6 +21,7 @@ from towline.bridge.lines.sql import (
     header,
     literal,
     observed,
+    refusal,
     template,
     tried,
 )
@@ -30,15 +31,17 @@ from towline.kafka.deadletters import PREFIX, Reason
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation
 
-__all__ = ["COLUMNS", "COUNTS", "DEAD_LETTER", "KEPT", "PLACE", "apply", "columns", "packet_size"]
+__all__ = ["COLUMNS", "COUNTS", "DEAD_LETTER", "KEPT", "NOTICE", "PLACE", "apply", "columns", "packet_size"]
 
 #: Columns of Spark's Kafka source; a transform has to keep them.
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 #: The column with what goes to the dead-letter topic, null for a row that goes to MQTT.
 DEAD_LETTER: Final = "__letter"
+#: The column with what Kafka is told of a dead letter; of the same type, and null without one.
+NOTICE: Final = "__notice"
 #: The column with the place of a record in Kafka.
 PLACE: Final = "__place"
-_WHERE, _FAULT = "__where", "__fault"
+_WHERE, _REJECT, _FAULT = "__where", "__reject", "__fault"
 #: Longest text or binary property, and longest topic [MQTT 5 section 1.5.4].
 _LONGEST: Final = 65535
 #: Longest Message Expiry Interval, in seconds [MQTT 5 section 3.3.2.3.3].
@@ -211,7 +214,16 @@ def _not_text(section: DownlinkSection) -> str:
 
 
 def _faults(section: DownlinkSection, qos: int, limit: int) -> list[tuple[str, Reason, str]]:
-    """Why a record can't go: condition, reason and words, the first that holds counts."""
+    """Why a record can't go: condition, reason and words in SQL, the first that holds counts."""
+    plain = [(test, reason, literal(words)) for test, reason, words in _impossible(section, qos, limit)]
+    if section.reject is None:
+        return plain
+    unsaid = (f"{_REJECT} IS NULL", Reason.UNMAPPED, literal("the SQL of reject raised an error on this record"))
+    return [plain[0], unsaid, (f"{_REJECT}.why IS NOT NULL", Reason.REJECTED, f"{_REJECT}.why"), *plain[1:]]
+
+
+def _impossible(section: DownlinkSection, qos: int, limit: int) -> list[tuple[str, Reason, str]]:
+    """What MQTT can't carry, and first what the line could not judge."""
     users = (
         f"coalesce(exists(__user_properties, p -> {_bad_text('p.key')} OR {_bad_text('p.value')}), false) "
         f"OR {_bad_text('__content_type')} OR octet_length(__correlation_data) > {_LONGEST}"
@@ -259,7 +271,7 @@ def _dead_letter(section: DownlinkSection, dead_letters: DeadLetterTarget, qos: 
     faults = _faults(section, qos, limit)
     ours = {
         "reason": f"CASE {_FAULT} {' '.join(f'WHEN {i} THEN {literal(r)}' for i, (_, r, _) in enumerate(faults))} END",
-        "detail": f"CASE {_FAULT} {' '.join(f'WHEN {i} THEN {literal(w)}' for i, (_, _, w) in enumerate(faults))} END",
+        "detail": _fault_words(section, qos, limit),
         "topic": "topic",
         "partition": "CAST(partition AS STRING)",
         "timestamp": "CAST(unix_millis(timestamp) AS STRING)",
@@ -268,17 +280,44 @@ def _dead_letter(section: DownlinkSection, dead_letters: DeadLetterTarget, qos: 
     }
     first = ", ".join(header(literal(PREFIX + name), value) for name, value in ours.items())
     joined = f"CAST(concat(array({first}), coalesce(headers, {NO_HEADERS})) AS {HEADER_TYPE})"
-    fields = {"topic": literal(dead_letters.topic), "key": "key", "value": "value", "headers": joined}
-    record = ", ".join(f"'{name}', {value}" for name, value in fields.items())
-    return f"CASE WHEN {_FAULT} IS NOT NULL THEN named_struct({record}) END"
+    return f"CASE WHEN {_FAULT} IS NOT NULL THEN {_record(literal(dead_letters.topic), 'key', 'value', joined)} END"
+
+
+def _record(topic: str, key: str, value: str, headers: str) -> str:
+    """A record for Kafka."""
+    return f"named_struct('topic', {topic}, 'key', {key}, 'value', {value}, 'headers', {headers})"
+
+
+def _fault_words(section: DownlinkSection, qos: int, limit: int) -> str:
+    """Why a record can't go, for a person."""
+    cases = (f"WHEN {i} THEN {words}" for i, (_, _, words) in enumerate(_faults(section, qos, limit)))
+    return f"CASE {_FAULT} {' '.join(cases)} END"
+
+
+def _notice(notice: FailureNotice) -> str:
+    """What Kafka is told of a dead letter; null where nothing is."""
+    topic, key = _spoken(notice.topic), "NULL" if notice.key is None else _spoken(notice.key)
+    value = "X''" if notice.payload is None else _spoken(notice.payload)
+    own = (
+        f"CASE WHEN {text} IS NOT NULL THEN {header(literal(name), text)} END"
+        for name, text in ((name, _spoken(said)) for name, said in notice.headers.items())
+    )
+    copied = [
+        f"startswith(h.key, {literal(name[:-1])})" if name.endswith("*") else f"h.key = {literal(name)}"
+        for name in notice.copy_headers
+    ]
+    more = f"coalesce(filter(headers, h -> {' OR '.join(copied)}), {NO_HEADERS})" if copied else NO_HEADERS
+    headers = f"CAST(concat(array_compact(array({', '.join(own)})), {more}) AS {HEADER_TYPE})"
+    record = _record(topic, f"CAST({key} AS BINARY)", f"CAST({value} AS BINARY)", headers)
+    return f"CASE WHEN fault IS NOT NULL AND {condition(notice.where)} AND {topic} IS NOT NULL THEN {record} END"
 
 
 def _raised(section: DownlinkSection, qos: int, limit: int, name: str) -> str:
     """The topic, or the end of a line that has nowhere to keep a record."""
-    words = " ".join(f"WHEN {i} THEN {literal(text)}" for i, (_, _, text) in enumerate(_faults(section, qos, limit)))
+    words = _fault_words(section, qos, limit)
     place = "topic, '/', partition, ' offset ', offset"
     do = ". The line stops there rather than lose it. Give it a dead_letter_topic.   [TL-B05]"
-    sentence = f"concat({literal(f'line {name}: record ')}, {place}, ': ', CASE {_FAULT} {words} END, {literal(do)})"
+    sentence = f"concat({literal(f'line {name}: record ')}, {place}, ': ', {words}, {literal(do)})"
     return f"CASE WHEN {_FAULT} IS NULL THEN __topic ELSE raise_error({sentence}) END"
 
 
@@ -329,13 +368,17 @@ def apply(
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
     section = way.section
+    # Analysed on its own first: half a condition must not be completed by what stands around it.
     if section.where is not None:
-        # Analysed on its own first: half a condition must not be completed by what stands around it.
         frame.where(F.expr(section.where))
+    if section.reject is not None:
+        frame.select(F.expr(section.reject))
     frame = observed(frame.select(*COLUMNS), counter, COUNTS)
     if transform is not None:
         frame = _transformed(frame, transform, way)
     frame = frame.withColumn(_WHERE, tried(F.expr(condition(section.where))))
+    if section.reject is not None:
+        frame = frame.withColumn(_REJECT, tried(F.expr(refusal(section.reject))))
     values = columns(section)
     frame = frame.withColumns({_own(name): tried(F.expr(value)) for name, value in values.items()})
     frame = frame.withColumn(_FAULT, F.expr(_fault(section, way.qos, way.limit)))
@@ -349,6 +392,10 @@ def apply(
         final["topic"] = _raised(section, way.qos, way.limit, way.name)
     else:
         final[DEAD_LETTER] = _dead_letter(section, way.dead_letters, way.qos, way.limit)
+        if section.failure_notice is not None:
+            frame = frame.withColumn("fault", F.expr(_fault_words(section, way.qos, way.limit)))
+            frame = frame.withColumn(NOTICE, tried(F.expr(_notice(section.failure_notice))))
+            final[NOTICE] = NOTICE
     return frame.select(*(F.expr(value).alias(name) for name, value in final.items()))
 
 

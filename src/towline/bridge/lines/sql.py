@@ -26,6 +26,7 @@ __all__ = [
     "header",
     "literal",
     "observed",
+    "refusal",
     "template",
     "tried",
 ]
@@ -84,6 +85,12 @@ def header(name: str, value: str) -> str:
 def condition(where: str | None) -> str:
     """The user's condition on lines of its own, so that a comment at its end ends there; false for null."""
     return "true" if where is None else f"coalesce((\n{where}\n), false)"
+
+
+def refusal(reject: str | None) -> str:
+    """Why a row is refused, in a struct: that is null only where finding it out raises (see `tried`)."""
+    why = NO_TEXT if reject is None else f"CAST((\n{reject}\n) AS STRING)"
+    return f"named_struct('why', {why})"
 
 
 def observed(frame: DataFrame, counter: str | Observation, counts: Mapping[str, str]) -> DataFrame:

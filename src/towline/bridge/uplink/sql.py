@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from towline.bridge.config.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, USER_PREFIX, Route, Template
@@ -23,6 +24,7 @@ from towline.bridge.lines.sql import (
     header,
     literal,
     observed,
+    refusal,
     template,
     tried,
 )
@@ -46,15 +48,20 @@ __all__ = [
 ]
 
 #: Names of the working columns; a source column never begins with two underscores.
-LEVELS, ROUTE, WHERE, KEEP, NAME, TOPIC, REASON = (
+LEVELS, ROUTE, WHERE, REJECT, KEEP, NAME, TOPIC, REASON = (
     "__levels",
     "__route",
     "__where",
+    "__reject",
     "__keep",
     "__name",
     "__topic",
     "__reason",
 )
+#: Why a message is refused; the struct around it is null where finding that out raised an error.
+REFUSAL = f"{REJECT}.why"
+#: Columns of the result; all others are working columns, or a route's fields.
+RECORD = frozenset(("topic", "key", "value", "headers", "timestamp", *ORIGIN))
 #: The packet of a message that was not taken in whole, as it came; null where it was too large to be kept.
 PACKET = "__packet"
 #: Whether a row is the stub of such a message (`towline.mqtt.stubs`): no payload of MQTT is null. Devices can't make
@@ -107,14 +114,16 @@ def _level(position: int) -> str:
     return f"get({LEVELS}, {position})"
 
 
-def _text(parsed: Template, pattern: Pattern) -> str:
+def _text(parsed: Template, route: Route) -> str:
     """The text of a template as a SQL string, null when a field is."""
-    return template(parsed, lambda name: _field(name, pattern))
+    return template(parsed, lambda name: _field(name, route))
 
 
-def _field(name: str, pattern: Pattern) -> str:
-    if name in pattern.names:
-        return _level(pattern.names[name])
+def _field(name: str, route: Route) -> str:
+    if name in route.pattern.names:
+        return _level(route.pattern.names[name])
+    if name in route.said_fields:
+        return f"CAST({name} AS STRING)"
     if name in FIELDS:
         return f"CAST({FIELDS[name]} AS STRING)"
     key = literal(name.removeprefix(USER_PREFIX))
@@ -200,17 +209,25 @@ def _property_headers() -> str:
     return f"CASE WHEN {' OR '.join(_RARE)} THEN {full} ELSE array({', '.join([*_ALWAYS, _RECEIVED])}) END"
 
 
+def _own_headers(route: Route) -> str:
+    """The headers that the route names, as an array."""
+    texts = [(literal(name), _text(text, route)) for name, text in route.headers]
+    if not route.omit_missing:
+        return f"array({', '.join(header(name, text) for name, text in texts)})"
+    some = (f"CASE WHEN {text} IS NOT NULL THEN {header(name, text)} END" for name, text in texts)
+    return f"array_compact(array({', '.join(some)}))"
+
+
 def _headers(route: Route) -> str:
-    own = [header(literal(name), _text(text, route.pattern)) for name, text in route.headers]
     parts = [_property_headers()] if route.properties else []
-    parts += [f"array({', '.join(own)})"] if own else []
+    parts += [_own_headers(route)] if route.headers else []
     if not parts:
         return f"CAST(NULL AS {HEADER_TYPE})"
     return f"CAST({concatenated(parts)} AS {HEADER_TYPE})"
 
 
 def _key(route: Route) -> str:
-    return "CAST(NULL AS BINARY)" if route.key is None else f"CAST({_text(route.key, route.pattern)} AS BINARY)"
+    return "CAST(NULL AS BINARY)" if route.key is None else f"CAST({_text(route.key, route)} AS BINARY)"
 
 
 def _fallback(route: Route) -> str:
@@ -230,18 +247,28 @@ def _not_whole() -> str:
     return f"CASE WHEN {reason} = '{Reason.TOO_MANY_PROPERTIES}' THEN {reason} ELSE '{Reason.PACKET_TOO_LARGE}' END"
 
 
-def _no_place(topic: str) -> str:
-    """The topic, or the end of a line that has nowhere to put a stub: as a record it would be a tombstone."""
+def _no_place(topic: str, *, refusing: bool) -> str:
+    """The topic, or the end of a line that has nowhere to put a refused message, or a stub, which were a tombstone."""
     sentence = (
         "a message was not taken in whole, see towline-reason and max_packet_bytes"
         ". The line stops there rather than lose it. Give the line a dead_letter_topic.   [TL-B29]"
     )
-    return f"CASE WHEN {STUB} THEN raise_error({literal(sentence)}) ELSE {topic} END"
+    refused = (
+        f"concat('reject: ', {REFUSAL}, '. The line stops there rather than "
+        "lose it. Give the line a dead_letter_topic.   [TL-B33]')"
+    )
+    case = f"WHEN {REFUSAL} IS NOT NULL THEN raise_error({refused}) " if refusing else ""
+    return f"CASE WHEN {STUB} THEN raise_error({literal(sentence)}) {case}ELSE {topic} END"
 
 
 def _unmappable(route: Route, repeats: Repeats | None) -> str:
     """Why a message of this route can't go where it belongs, null if it can."""
     cases = [f"WHEN {WHERE} IS NULL THEN '{Reason.UNMAPPED}'"] if route.where is not None else []
+    if route.reject is not None:
+        cases += [
+            f"WHEN {REJECT} IS NULL THEN '{Reason.UNMAPPED}'",
+            f"WHEN {REFUSAL} IS NOT NULL THEN '{Reason.REJECTED}'",
+        ]
     if route.topic.constant is None and route.fallback_topic is None:
         cases += [
             f"WHEN {NAME} IS NULL THEN '{Reason.TOPIC_ABSENT}'",
@@ -260,7 +287,7 @@ def _unmappable(route: Route, repeats: Repeats | None) -> str:
 
 #: What a person reads in ``towline.dlq.detail``.
 _DETAILS = {
-    Reason.UNMAPPED: "the condition where raised an error on this message",
+    Reason.UNMAPPED: "the SQL of where or reject raised an error on this message",
     Reason.UNROUTED: "no route takes this topic",
     Reason.TOPIC_ABSENT: "the message lacks what the name of the Kafka topic is made of",
     Reason.TOPIC_NOT_ALLOWED: "the name of the Kafka topic is not among allowed_topics",
@@ -272,7 +299,7 @@ _DETAILS = {
 }
 
 
-def _dead_letter_headers(dead_letters: DeadLetterTarget) -> str:
+def _dead_letter_headers(dead_letters: DeadLetterTarget, refusing: str) -> str:
     """The headers of a dead letter (`towline.kafka.deadletters`): ours, then every property and where it came from.
 
     All in one lambda: Spark interprets that, so the rare case does not swell the generated code of the usual one.
@@ -280,7 +307,7 @@ def _dead_letter_headers(dead_letters: DeadLetterTarget) -> str:
     details = " ".join(f"WHEN '{reason}' THEN {literal(text)}" for reason, text in _DETAILS.items())
     ours = {
         "reason": REASON,
-        "detail": f"CASE {REASON} {details} END",
+        "detail": f"CASE {REASON} {details} {refusing}END",
         "topic": NAME,
         "timestamp": "CAST(unix_millis(received_at) AS STRING)",
         "source": literal(dead_letters.source),
@@ -311,16 +338,19 @@ def expressions(
         repeats: How repeats are dropped; None to keep them.
     """
     cases = " ".join(f"WHEN {matches(route.pattern)} THEN {i}" for i, route in enumerate(routes))
+    refusing = any(route.reject is not None for route in routes)
     columns = {
         LEVELS: "split(topic, '/')",
         ROUTE: f"CASE {cases} END",
+        **_fields(routes),
         WHERE: _switch(routes, _wanted, "false"),
+        **({REJECT: _switch(routes, _refused, "NULL")} if refusing else {}),
         KEEP: f"{ROUTE} IS NOT NULL AND coalesce({WHERE}, false)",
-        NAME: _switch(routes, lambda route: _text(route.topic, route.pattern), NO_TEXT),
+        NAME: _switch(routes, lambda route: _text(route.topic, route), NO_TEXT),
         TOPIC: _switch(routes, _topic, NO_TEXT),
         **(_sameness(routes) if repeats else {}),
         REASON: NO_TEXT,
-        "topic": _no_place(f"coalesce({TOPIC}, {_switch(routes, _fallback, NO_TEXT)})"),
+        "topic": _no_place(f"coalesce({TOPIC}, {_switch(routes, _fallback, NO_TEXT)})", refusing=refusing),
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
         "value": f"coalesce(payload, {PACKET}, X'')",
         "headers": _switch(routes, _headers, f"CAST(NULL AS {HEADER_TYPE})"),
@@ -337,18 +367,24 @@ def _with_dead_letters(
         routes, lambda route: NO_TEXT if route.fallback_topic is None else literal(route.fallback_topic), NO_TEXT
     )
     dead = f"{REASON} IS NOT NULL"
+    refusing = f"WHEN '{Reason.REJECTED}' THEN {REFUSAL} " if REJECT in columns else ""
     return columns | {
         REASON: f"CASE WHEN {STUB} THEN {_not_whole()} WHEN {ROUTE} IS NULL THEN '{Reason.UNROUTED}' ELSE {reason} END",
         "topic": f"CASE WHEN {dead} THEN {literal(dead_letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
-        "headers": f"CASE WHEN {dead} THEN {_dead_letter_headers(dead_letters)} ELSE {columns['headers']} END",
+        "headers": f"CASE WHEN {dead} THEN {_dead_letter_headers(dead_letters, refusing)} "
+        f"ELSE {columns['headers']} END",
         **_origin(routes),
     }
 
 
 def _origin(routes: Sequence[Route]) -> dict[str, str]:
     """What the sink needs to make a dead letter of a record that Kafka would refuse: the columns of `ORIGIN`."""
-    own = _switch(routes, lambda route: str(2 * len(route.headers)), "0")
+    own = _switch(
+        routes,
+        lambda route: f"2 * size({_own_headers(route)})" if route.omit_missing else str(2 * len(route.headers)),
+        "0",
+    )
     none = f"CAST(NULL AS {HEADER_TYPE})"
     message = _switch(routes, lambda route: none if route.properties else _property_headers(), none)
     values = (
@@ -375,16 +411,43 @@ def _sameness(routes: Sequence[Route]) -> dict[str, str]:
 def _dedupe_key(route: Route) -> str:
     if route.dedupe is None:
         return NO_TEXT
-    if isinstance(route.dedupe, Template):
-        key = _text(route.dedupe, route.pattern)
-    else:
-        key = f"CAST((\n{route.dedupe}\n) AS STRING)"
+    said = route.dedupe
+    key = _text(said, route) if isinstance(said, Template) else f"CAST((\n{said}\n) AS STRING)"
     return f"CASE WHEN {ROUTE} IS NOT NULL AND NOT {STUB} THEN {key} END"
 
 
 def _wanted(route: Route) -> str:
     """The condition, which no stub is asked."""
     return "true" if route.where is None else f"{STUB} OR {condition(route.where)}"
+
+
+def _refused(route: Route) -> str:
+    """Why a message is refused, which no stub is asked."""
+    return f"IF({STUB}, {refusal(None)}, {refusal(route.reject)})"
+
+
+def _fields(routes: Sequence[Route]) -> dict[str, str]:
+    """The fields that routes give to messages, in an order in which each finds those before it."""
+    names = dict.fromkeys(name for route in routes for name, _ in route.fields)
+    return {name: _switch(routes, partial(_field_sql, name), "NULL") for name in names}
+
+
+def _field_sql(name: str, route: Route) -> str:
+    sql = dict(route.fields).get(name)
+    return "NULL" if sql is None else f"IF({STUB}, NULL, (\n{sql}\n))"
+
+
+def _analysed(frame: DataFrame, route: Route) -> None:
+    """What the user says in SQL, each on its own: half a condition must not be completed by what stands around it."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `apply`
+
+    for name, text in route.fields:
+        frame = frame.withColumn(name, F.expr(text))
+    if route.where is not None:
+        frame.where(F.expr(route.where))
+    for asked in (route.reject, route.dedupe):
+        if isinstance(asked, str):
+            frame.select(F.expr(asked))
 
 
 def apply(
@@ -414,25 +477,23 @@ def apply(
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
     for route in routes:
-        if route.where is not None:
-            # Analysed on its own first: half a condition must not be completed by what stands around it.
-            frame.where(F.expr(route.where))
-        if isinstance(route.dedupe, str):
-            frame.select(F.expr(route.dedupe))
+        _analysed(frame, route)
     sql = expressions(routes, dead_letters, repeats)
     packet = F.when(F.expr(STUB), F.col("correlation_data"))
     frame = frame.withColumn(PACKET, packet).withColumn(
         "correlation_data", F.expr(f"IF({STUB}, NULL, correlation_data)")
     )
-    for name in [name for name in sql if name.startswith("__")]:
+    own = {name for route in routes for name, _ in route.fields}
+    risky = own | {WHERE, REJECT, SAME[1]} if dead_letters else frozenset()
+    for name in [name for name in sql if name not in RECORD]:
         column = F.expr(sql[name])
-        frame = frame.withColumn(name, tried(column) if dead_letters and name in (WHERE, SAME[1]) else column)
+        frame = frame.withColumn(name, tried(column) if name in risky else column)
     frame = observed(frame, counter, COUNTS)
     frame = frame.where(f"{KEEP} OR {REASON} IS NOT NULL")
     if repeats is not None:
         frame = frame.withWatermark(EVENT_TIME, repeats.within).dropDuplicatesWithinWatermark(list(SAME))
     if kept is not None:
         frame = observed(frame, kept, KEPT)
-    columns = [name for name in sql if not name.startswith("__")]
+    columns = [name for name in sql if name in RECORD]
     result = frame.select(*(F.expr(sql[name]).alias(name) for name in columns))
     return result.repartition(parallelism, "key") if parallelism > 1 else result.coalesce(1)
