@@ -8,7 +8,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from towline.errors import GatewayError, TowlineError
 from towline.gateway.client import GatewayClient
@@ -32,6 +32,7 @@ __all__ = [
     "BridgeRun",
     "GatewayRun",
     "NotReady",
+    "Started",
     "arrivals_in",
     "bridge_file",
     "journal_arrivals",
@@ -100,10 +101,26 @@ def _as_is(command: Sequence[str]) -> list[str]:
     return list(command)
 
 
+class Started(Protocol):
+    """What a run asks of the process that it has started; `subprocess.Popen` is one."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not ended in time.
+        """
+
+
 class _Run(ABC):
     """A process that is started, killed and started again; a context manager that kills what is left."""
 
-    child: subprocess.Popen[bytes] | None
+    child: Started | None
 
     @property
     def running(self) -> bool:
@@ -156,7 +173,7 @@ class GatewayRun(_Run):
 
     settings: GatewaySettings
     log: Path | None = None
-    child: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    child: Started | None = field(default=None, init=False)
     _before: GatewayEndpoint | None = field(default=None, init=False)
 
     def start(self, wrap: Callable[[Sequence[str]], list[str]] = _as_is) -> Self:
@@ -165,21 +182,26 @@ class GatewayRun(_Run):
         Args:
             wrap: Changes the command line, such as `tests.engines.strace.wrapped`.
         """
-        self._before = GatewayEndpoint.read(self.settings.state_dir)  # left by a killed one
+        self.begins()
         if self.log is None:
             self.settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.log or self.settings.state_dir / "prove.log").open("ab") as log:
-            self.child = subprocess.Popen(
+            child = subprocess.Popen(
                 wrap([sys.executable, "-m", "towline.gateway"]),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        assert self.child.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self.child.stdin as pipe:
+        self.child = child
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
             pipe.write(self.settings.model_dump_json().encode())
         return self
+
+    def begins(self) -> None:
+        """A process is about to be started: what is there already is of one before it."""
+        self._before = GatewayEndpoint.read(self.settings.state_dir)  # left by a killed one
 
     @property
     def pid(self) -> int:

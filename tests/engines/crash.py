@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
+from tests.engines.forked import ForkedGateway
 from tests.engines.powerloss import DiskModel
 from tests.engines.strace import Injection, fired, recording, wrapped
 from towline.gateway.settings import GatewaySettings
@@ -30,7 +31,7 @@ from towline_prove.referee import Arrival, judge
 from towline_prove.subject import GatewayRun, NotReady, arrivals_in, journal_arrivals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.engines.powerloss import Survives
@@ -152,8 +153,8 @@ class CrashBench:
         log = directory / "strace"
         settings = self._settings(directory)
         disk = DiskModel.of(_disk(directory))
-        with GatewayRun(settings, log=directory / "gateway.log") as run:
-            run.start(lambda command: self._hurt(command, injection, log))
+        with ForkedGateway(settings, log=directory / "gateway.log") as run:
+            run.fork(lambda pid: self._hurt(pid, injection, log))
             listening = _ready(run)
             if listening:
                 self._publish(directory)
@@ -168,10 +169,10 @@ class CrashBench:
         verdict, recovery = self._judge(settings, directory)
         return Point(injection, _fired(injection, log, code), code, verdict, recovery, problem, self._guarantee)
 
-    def _hurt(self, command: Sequence[str], injection: Injection, log: Path) -> list[str]:
+    def _hurt(self, pid: int, injection: Injection, log: Path) -> list[str]:
         if self._power is None:
-            return wrapped(command, injection, log)
-        return recording(command, log, injection=injection, unsynced=self._unsynced)
+            return wrapped(pid, injection, log)
+        return recording(pid, log, injection=injection, unsynced=self._unsynced)
 
     def _settings(self, directory: Path) -> GatewaySettings:
         _disk(directory).mkdir()
@@ -203,8 +204,8 @@ class CrashBench:
 
     def _recover(self, settings: GatewaySettings, directory: Path, *, published: bool) -> str:
         """Start again without the fault, take in the rest, end; returns what went wrong."""
-        with GatewayRun(settings, log=directory / "gateway.log") as run:
-            run.start()
+        with ForkedGateway(settings, log=directory / "gateway.log") as run:
+            run.fork()
             ready = _ready(run)
             if not published:
                 self._publish(directory)

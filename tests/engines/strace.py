@@ -93,9 +93,9 @@ def _traced(log: Path, *, quick: bool) -> list[str]:
     Args:
         log: Where the calls go.
         quick: Stop at the named calls only, by a filter in the kernel. Injected *signals* never come then (measured,
-            strace 6.1), injected errors do.
+            strace 6.1), injected errors do; and there is no filter for a process that runs already.
     """
-    return [_strace(), "-f", *(["--seccomp-bpf"] if quick else []), "-qq", "-o", str(log)]
+    return [_strace(), "-f", *(["--seccomp-bpf"] if quick else []), "--quiet=exit,personality", "-o", str(log)]
 
 
 def can_trace() -> bool:
@@ -109,13 +109,19 @@ def can_trace() -> bool:
         return False
 
 
-def wrapped(command: Sequence[str], injection: Injection, log: Path) -> list[str]:
-    """The command under strace with the fault armed; the calls seen go to `log`.
+def _target(target: Sequence[str] | int) -> list[str]:
+    """A command to start, or a process to attach to."""
+    return ["-p", str(target)] if isinstance(target, int) else ["--", *target]
+
+
+def wrapped(target: Sequence[str] | int, injection: Injection, log: Path) -> list[str]:
+    """The command, or the process with this pid, under strace with the fault armed; the calls seen go to `log`.
 
     Raises:
         SetupError: strace is missing (TL-S61).
     """
-    return [*_traced(log, quick=injection.fault != "KILL"), *injection.arguments(), "--", *command]
+    quick = injection.fault != "KILL" and not isinstance(target, int)
+    return [*_traced(log, quick=quick), *injection.arguments(), *_target(target)]
 
 
 def counting(command: Sequence[str], calls: Sequence[str], log: Path, paths: Sequence[Path] = ()) -> list[str]:
@@ -211,17 +217,17 @@ def _hexed(path: Path) -> str:
 
 
 def recording(
-    command: Sequence[str],
+    target: Sequence[str] | int,
     log: Path,
     *,
     injection: Injection | None = None,
     unsynced: bool = False,
     seeks: bool = True,
 ) -> list[str]:
-    """The command under strace, all it does to files and tells its peers written down; read it with `recorded`.
+    """The target under strace, all it does to files and tells its peers written down; read it with `recorded`.
 
     Args:
-        command: The command; every process it starts is followed.
+        target: The command, or the pid of a process; every process it starts is followed.
         log: The record.
         injection: A fault to arm as well.
         unsynced: Answer every sync with success and make none: what a program without syncs would do to its files.
@@ -231,7 +237,7 @@ def recording(
     Raises:
         SetupError: strace is missing (TL-S61).
     """
-    quick = injection is None or injection.fault != "KILL"
+    quick = (injection is None or injection.fault != "KILL") and not isinstance(target, int)
     calls = {*FILE_CALLS, *SENDS, *([injection.call] if injection else [])} - (set() if seeks else {"lseek", "mmap"})
     faults = [part for part in injection.arguments() if part.startswith("inject=")] if injection else []
     faults += ["inject=fsync,fdatasync,sync,syncfs:retval=0"] if unsynced else []
@@ -239,7 +245,7 @@ def recording(
         *_traced(log, quick=quick),
         *("-y", "-xx", "-s", str(_MOST_BYTES), "-e", f"trace={','.join(sorted(calls))}", "-e", "signal=none"),
         *(argument for fault in faults for argument in ("-e", fault)),
-        *("--", *command),
+        *_target(target),
     ]
 
 

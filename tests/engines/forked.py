@@ -1,0 +1,105 @@
+"""A gateway forked from a process that has imported it: for the hundreds of starts of a crash bench.
+
+Python and the imports take ten times the CPU of all that such a gateway does, and as much again under strace. What
+they do is of no interest there: strace is attached when they are done, before the gateway does anything.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from towline_prove.devstack.process import is_stopped, wait_for
+from towline_prove.subject import GatewayRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.context import ForkServerProcess
+    from pathlib import Path
+    from typing import Self
+
+__all__ = ["ForkedGateway"]
+
+_START_S = 60.0
+
+_forkserver = multiprocessing.get_context("forkserver")
+_forkserver.set_forkserver_preload(["__main__", "towline.gateway.__main__"])
+
+
+class ForkedGateway(GatewayRun):
+    """A gateway process as `python -m towline.gateway` is one; `fork` in place of `start`."""
+
+    def fork(self, tracer: Callable[[int], list[str]] | None = None) -> Self:
+        """Start the process; do not wait for it.
+
+        Args:
+            tracer: The command that attaches itself to a pid and says so, such as `tests.engines.strace.wrapped`.
+        """
+        assert self.log is not None
+        self.begins()
+        process = _forkserver.Process(
+            target=_run, args=(self.settings.model_dump_json().encode(), self.log, tracer is not None)
+        )
+        process.start()
+        self.child = _Child(process, None if tracer is None else _attached(process, tracer, self.log))
+        return self
+
+
+class _Child:
+    """What a `GatewayRun` asks of a process that it has started; when it has ended, its tracer has too.
+
+    Args:
+        process: The gateway.
+        tracer: What is attached to it, and ends with it.
+    """
+
+    def __init__(self, process: ForkServerProcess, tracer: subprocess.Popen[bytes] | None) -> None:
+        assert process.pid is not None
+        self.pid = process.pid
+        self._process = process
+        self._tracer = tracer
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired("a forked gateway", timeout)
+        if self._tracer is not None:
+            self._tracer.wait(_START_S)
+        return code
+
+
+def _attached(process: ForkServerProcess, tracer: Callable[[int], list[str]], log: Path) -> subprocess.Popen[bytes]:
+    """Attach to a process that has stopped itself, and let it go on."""
+    pid = process.pid
+    assert pid is not None
+    assert wait_for(lambda: is_stopped(pid), _START_S), f"{pid} has not stopped itself"
+    said = log.with_suffix(".tracer")
+    with said.open("wb") as file:
+        tracing = subprocess.Popen(tracer(pid), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    assert wait_for(lambda: b" attached" in said.read_bytes(), _START_S), said.read_text()
+    os.kill(pid, signal.SIGCONT)
+    return tracing
+
+
+def _run(settings: bytes, log: Path, traced: bool) -> None:
+    """In the new process."""
+    from towline.gateway.__main__ import main  # noqa: PLC0415 - long imported here, and by nobody who forks
+
+    os.setsid()
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdin = io.TextIOWrapper(io.BytesIO(settings))
+    if traced:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    sys.exit(main())
