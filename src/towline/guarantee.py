@@ -5,11 +5,11 @@ The source, the sinks, the bridge, ``towline check`` and the page docs/guarantee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 __all__ = [
     "POLICIES",
@@ -17,17 +17,21 @@ __all__ = [
     "Guarantee",
     "Policy",
     "conf_problem",
-    "low_subscription",
     "policy",
+    "qos_problem",
     "sharing_problem",
 ]
 
 
 class Guarantee(StrEnum):
-    """The promise of a line, as Kafka's delivery semantics use the words (design section 4)."""
+    """The promise of a line, as Kafka's delivery semantics use the words (design section 4).
+
+    ``by_qos`` is two of them on one line: at most once for a message of QoS 0, at least once for one of QoS 1.
+    """
 
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"
+    BY_QOS = "by_qos"
     EXACTLY_ONCE = "exactly_once"
 
 
@@ -37,14 +41,6 @@ class AckAfter(StrEnum):
     RECEIVED = "received"
     JOURNAL = "journal"
     KAFKA = "kafka"
-
-
-class _Subscribed(Protocol):
-    @property
-    def qos(self) -> int: ...
-
-
-_SubscribedT = TypeVar("_SubscribedT", bound=_Subscribed)
 
 
 class _Connected(Protocol):
@@ -68,9 +64,11 @@ class Policy:
         qos: QoS to subscribe with where none is written.
         least_qos: A subscription with less is refused.
         least_qos_keyed: The same on a line that drops repeats by a key.
+        most_qos: A subscription with more is refused: it would promise more than the line keeps.
         persistent: Whether the broker must keep the session [MQTT-3.1.2-4, -5].
         acks: When the broker may be answered; the first is taken where none is written, others are refused.
-        serves_again: Whether the source serves the batch that a crash interrupted; else it serves it empty.
+        once_below: Of a batch that a crash interrupted, rows with a QoS below this one are not served again: 0 for
+            all rows again, 3 for none.
         replay: The same in words.
         transactions: Whether records and marker are one transaction [I9].
         isolation: ``isolation.level`` of the way back: what is aborted was never said, whatever may be lost.
@@ -86,9 +84,10 @@ class Policy:
     qos: int
     least_qos: int
     least_qos_keyed: int
+    most_qos: int
     persistent: bool
     acks: tuple[AckAfter, ...]
-    serves_again: bool
+    once_below: int
     replay: str
     transactions: bool
     isolation: str
@@ -105,11 +104,26 @@ class Policy:
         """QoS of what is published on the way back where none is written."""
         return self.publish_levels[0]
 
+    @property
+    def serves_again(self) -> bool:
+        """Whether the source serves rows of the batch that a crash interrupted; else it serves it empty."""
+        return self.once_below <= _HIGHEST_QOS
 
+    @property
+    def gives_up(self) -> bool:
+        """Whether rows of such a batch are left out, and counted as given up."""
+        return self.once_below > 0
+
+
+_HIGHEST_QOS: Final = 2
 #: A second attempt of a task would fence the first; another number of partitions on a replay would be another batch.
 _REPEATABLE: Final = MappingProxyType(
     {"spark.speculation": "false", "spark.sql.adaptive.streaming.stateless.enabled": "false"}
 )
+
+#: A second attempt beside the first would mix up the order of a device's two classes; a stage that is run again would
+#: hand over rows a second time without saying so: its tasks count their attempts anew.
+_ATTEMPTED_ONCE: Final = MappingProxyType({"spark.speculation": "false", "spark.stage.maxConsecutiveAttempts": "1"})
 
 #: Idempotent, acknowledged by all in-sync replicas, sent again until the delivery timeout.
 _ACKNOWLEDGED: Final = MappingProxyType({"acks": "all", "enable.idempotence": "true"})
@@ -130,9 +144,10 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             qos=0,
             least_qos=0,
             least_qos_keyed=0,
+            most_qos=_HIGHEST_QOS,
             persistent=False,
             acks=(AckAfter.RECEIVED,),
-            serves_again=False,
+            once_below=_HIGHEST_QOS + 1,
             replay="served empty",
             transactions=False,
             isolation="read_committed",
@@ -148,9 +163,10 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             qos=1,
             least_qos=1,
             least_qos_keyed=1,
+            most_qos=_HIGHEST_QOS,
             persistent=True,
             acks=(AckAfter.JOURNAL, AckAfter.KAFKA),
-            serves_again=True,
+            once_below=0,
             replay="served again, the same rows in the same order",
             transactions=False,
             isolation="read_committed",
@@ -162,13 +178,33 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             lost="no, from the broker's hand-over on, as long as the state directory is kept",
             doubled="yes: after a crash or a retry, and what a publisher sends again",
         ),
+        Guarantee.BY_QOS: Policy(
+            qos=1,
+            least_qos=0,
+            least_qos_keyed=0,
+            most_qos=1,
+            persistent=True,
+            acks=(AckAfter.JOURNAL, AckAfter.KAFKA),
+            once_below=1,
+            replay="served again without its rows of QoS 0",
+            transactions=False,
+            isolation="read_committed",
+            publish_levels=(1, 0),
+            spark=_ATTEMPTED_ONCE,
+            kafka=_ACKNOWLEDGED,
+            kafka_accepts=_IDEMPOTENT,
+            kafka_timeout_s=60.0,
+            lost="QoS 0: yes, what is on the way when a process or a broker fails; QoS 1: no, as at_least_once",
+            doubled="QoS 0: no; QoS 1: yes, as at_least_once",
+        ),
         Guarantee.EXACTLY_ONCE: Policy(
             qos=2,
             least_qos=2,
             least_qos_keyed=1,
+            most_qos=_HIGHEST_QOS,
             persistent=True,
             acks=(AckAfter.JOURNAL,),
-            serves_again=True,
+            once_below=0,
             replay="served again, and skipped if the marker says that Kafka has it",
             transactions=True,
             isolation="read_committed",
@@ -191,13 +227,25 @@ def policy(guarantee: Guarantee | str) -> Policy:
     return POLICIES[Guarantee(guarantee)]
 
 
-def low_subscription(
-    guarantee: Guarantee, subscriptions: Iterable[_SubscribedT], *, keyed: bool = False
-) -> _SubscribedT | None:
-    """The first subscription whose QoS is too low for the promise; ``keyed`` if repeats are dropped by a key."""
+def qos_problem(guarantee: Guarantee, qos: int, *, keyed: bool = False) -> tuple[str, str] | None:
+    """Why a subscription with this QoS does not fit the promise, and what to do; None where it does.
+
+    Args:
+        guarantee: The promise.
+        qos: Of the subscription.
+        keyed: Whether repeats are dropped by a key.
+    """
     table = POLICIES[guarantee]
     least = table.least_qos_keyed if keyed else table.least_qos
-    return next((one for one in subscriptions if one.qos < least), None)
+    if qos > table.most_qos:
+        what = f"guarantee {guarantee} takes QoS 0 and 1: QoS 2 would be at least once"
+        return what, "Lower it to 1, or take exactly_once on a line of its own."
+    if qos >= least:
+        return None
+    what = f"guarantee {guarantee} needs QoS {' or '.join(map(str, range(least, _HIGHEST_QOS + 1)))}"
+    if table.least_qos_keyed <= qos:
+        return what, f"Raise it, or give a dedupe key, which allows QoS {qos}."
+    return what, "Raise it, or take guarantee by_qos, which carries QoS 0 at most once."
 
 
 def sharing_problem(settings: _Connected, publish_qos: int | None = None) -> tuple[str, str] | None:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from towline.delivery.receipts.payload import PREFIX
-from towline.guarantee import AckAfter, Guarantee, low_subscription, policy
+from towline.guarantee import AckAfter, Guarantee, policy, qos_problem
 from towline.journal import Limits
 from towline.mqtt.events import Filter
 from towline.mqtt.rules import filter_problem
@@ -252,10 +252,11 @@ class GatewaySettings(_Model):
                 )
             if self.acks is AckAfter.RECEIVED:
                 raise ValueError(f"guarantee {self.guarantee} needs ack_after journal or kafka, not received")
-            if low := low_subscription(self.guarantee, self.subscriptions, keyed=True):
-                raise ValueError(
-                    f'guarantee {self.guarantee} needs QoS 1, "{low.pattern}" is subscribed with QoS {low.qos}'
-                )
+            for one in self.subscriptions:
+                if problem := qos_problem(self.guarantee, one.qos, keyed=True):
+                    what, do = problem
+                    hint = f"{do[0].lower()}{do[1:-1]}"
+                    raise ValueError(f'{what}, "{one.pattern}" is subscribed with QoS {one.qos}; {hint}')
         return self
 
     @model_validator(mode="after")
@@ -273,8 +274,10 @@ class GatewaySettings(_Model):
     def _receipted(self) -> Self:
         if self.receipts is None:
             return self
-        if self.guarantee is Guarantee.AT_MOST_ONCE:
-            raise ValueError("receipts need guarantee at_least_once or exactly_once: at_most_once gives messages up")
+        if policy(self.guarantee).gives_up:
+            raise ValueError(
+                f"receipts need guarantee at_least_once or exactly_once: {self.guarantee} gives messages up"
+            )
         if self.protocol != "5":
             raise ValueError('receipts need protocol "5": marks are user properties')
         shared = [s.pattern for s in self.subscriptions if s.pattern.startswith("$share/")]

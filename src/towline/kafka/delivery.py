@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from towline.kafka.columns import Columns, Rows
     from towline.kafka.options import SinkSettings
 
-__all__ = ["AtLeastOnce", "AtMostOnce", "Delivered", "Delivery", "Task"]
+__all__ = ["AtLeastOnce", "AtMostOnce", "ByQos", "Delivered", "Delivery", "Task"]
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,20 @@ class AtLeastOnce(Delivery):
             return self.columns.rows(batch)
         screen.look([batch])
         return screen.rows(batch)
+
+
+class ByQos(AtLeastOnce):
+    """As at least once, by one producer for both classes, and no task is run twice.
+
+    A second attempt can't know which rows of QoS 0 the first has handed to Kafka. The batch fails, and when Spark plans
+    it again the source leaves them out, in one place and counted.
+    """
+
+    def deliver(self, task: Task, batches: Iterable[Any]) -> Delivered:
+        """Write and wait; TL-K28 for a second attempt, else as `AtLeastOnce`."""
+        if task.attempt > 0:
+            raise faults.repeated(self.settings.servers, task.attempt)
+        return super().deliver(task, batches)
 
 
 class AtMostOnce(Delivery):

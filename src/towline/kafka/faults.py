@@ -23,6 +23,7 @@ __all__ = [
     "missing",
     "reason",
     "refused",
+    "repeated",
     "unanswered",
     "undelivered",
     "unfit",
@@ -147,6 +148,18 @@ def unanswered(servers: str, seconds: float, why: str) -> KafkaError:
         why: The client's word.
     """
     return KafkaError("TL-K01", servers, _silent(seconds, why), f"Is it up and reachable? {KEPT}")
+
+
+def repeated(servers: str, attempt: int) -> KafkaError:
+    """TL-K28: a task is run again, and nobody can say which rows of QoS 0 Kafka was handed before.
+
+    Args:
+        servers: The bootstrap servers.
+        attempt: Which one this is, 0 for the first.
+    """
+    what = f"attempt {attempt + 1} of a task might write rows of QoS 0 a second time, which guarantee by_qos never does"
+    do = "Start the query again: the batch then comes without them. spark.task.maxFailures=1 saves the other attempts."
+    return KafkaError("TL-K28", servers, what, do)
 
 
 def unreachable(servers: str, seconds: float, why: str) -> KafkaError:

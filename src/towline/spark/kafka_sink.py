@@ -15,10 +15,11 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, KafkaError, one_line
+from towline.guarantee import policy
 from towline.kafka import guard
 from towline.kafka.clientconfig import insecurities
 from towline.kafka.columns import Columns
-from towline.kafka.delivery import Delivered, Task
+from towline.kafka.delivery import ByQos, Delivered, Task
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.strategies import delivery_for
@@ -88,7 +89,7 @@ class KafkaTransactional(DataSource):
         """Bind the columns of a stream; complete mode appends, as in Spark's Kafka sink.
 
         Spark calls this on the driver before the tasks of every batch. The checkpoint is synced here, but for
-        at_least_once: a batch that is in Kafka must not be forgotten by Spark.
+        at_least_once: a batch of which something must not come twice must not be forgotten by Spark.
 
         Raises:
             ConfigError: TL-C48 for columns.
@@ -96,7 +97,7 @@ class KafkaTransactional(DataSource):
             KafkaError: TL-K04 for a topic that is not there; TL-K10, TL-K11, as `guard.look` says.
         """
         location = self.options.get("checkpointlocation", "")
-        if self._settings.guarantee == "at_most_once":
+        if policy(self._settings.guarantee).gives_up:
             Checkpoint(location).sync()
         if self._settings.guarantee != "exactly_once" or not location:
             return StreamWriter(self._delivery(schema), location)
@@ -157,7 +158,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             KafkaError: The rows are not safely in Kafka; TL-K08 if Spark does not say which batch this is.
         """
         task = Task(*streaming_task(_out_of_place))
-        if isinstance(self._delivery, ExactlyOnce):
+        if isinstance(self._delivery, ExactlyOnce | ByQos):
             _refuse_speculation()
         return _write(self._delivery, iterator, task)
 
@@ -222,7 +223,7 @@ def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> Ka
 
 def _refuse_speculation() -> None:
     if speculates():
-        what = "spark.speculation is on: two attempts of one task would fence each other for ever"
+        what = "spark.speculation is on: two attempts of one task would write beside each other"
         raise KafkaError("TL-K25", FORMAT, what, "Set spark.speculation=false for this application.")
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from towline import options as read
 from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings
-from towline.guarantee import Guarantee, low_subscription, policy
+from towline.guarantee import Guarantee, policy, qos_problem
 from towline.options import Format, Given, Option
 from towline.spark import gateway_options as gateway
 from towline.spark.gateway_options import WHERE, at_least_one
@@ -34,9 +34,10 @@ class SourceOptions:
         state_dir: Directory whose running gateway is used.
         location: Flight location of a running gateway, when it was given as such.
         consumer: Name under which rows are committed.
-        guarantee: The promise (`towline.guarantee`); ``at_most_once`` serves replayed batches empty.
+        guarantee: The promise (`towline.guarantee`); it says which rows of a repeated batch are served again.
         max_rows: Most rows of a micro-batch.
         max_bytes: Most bytes of a micro-batch, as the rows lie in the journal; more by one frame at most.
+        repeated_below: Rows below this offset may have been served before, to a query with another checkpoint.
         starting: ``committed``, ``earliest``, ``latest`` or an offset: where a new checkpoint begins; None for
             ``committed`` in a stream and ``earliest`` in a batch read.
         ending: Offset after the last one, batch reads only; None for all there is.
@@ -52,6 +53,7 @@ class SourceOptions:
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     max_rows: int = DEFAULT_MAX_ROWS
     max_bytes: int = DEFAULT_MAX_BYTES
+    repeated_below: int = 0
     starting: str | int | None = None
     ending: int | None = None
     poll_ms: int = 5_000
@@ -81,6 +83,7 @@ _READING: Final = (
     Option("guarantee", read.promise, "guarantee"),
     Option("maxMessagesPerTrigger", lambda text: at_least_one(read.whole()(text)), "max_rows"),
     Option("maxBytesPerTrigger", lambda text: at_least_one(read.size(text)), "max_bytes"),
+    Option("repeatedBelow", read.whole(), "repeated_below"),
     Option("startingOffset", _starting, "starting"),
     Option("endingOffset", read.whole(), "ending"),
     Option("pollMs", _poll, "poll_ms"),
@@ -153,14 +156,15 @@ def _settings(given: Given, guarantee: Guarantee) -> GatewaySettings:
 
 
 def _check_promise(settings: GatewaySettings) -> None:
-    """Refuse what is valid by itself and yet less than the guarantee needs (`towline.guarantee`)."""
+    """Refuse what is valid by itself and yet less than the guarantee needs without a key (`qos_problem`)."""
     guarantee, table = settings.guarantee, policy(settings.guarantee)
     if settings.acks not in table.acks:
         what = f"guarantee {guarantee} acknowledges after {' or '.join(table.acks)}, not {settings.acks}"
         raise ConfigError("TL-C12", f'{WHERE} option "ackAfter"', what, "Leave it out.")
-    if low := low_subscription(guarantee, settings.subscriptions):
-        what = f'guarantee {guarantee} needs QoS {table.least_qos}, "{low.pattern}" is subscribed with QoS {low.qos}'
-        do = "Raise it, or take at_least_once and drop repeats by a key of your own."
-        raise ConfigError("TL-C12", f'{WHERE} option "subscribe"', what, do)
+    for one in settings.subscriptions:
+        if problem := qos_problem(guarantee, one.qos):
+            what = f'{problem[0]}, "{one.pattern}" is subscribed with QoS {one.qos}'
+            do = "Raise it, or take at_least_once and drop repeats by a key of your own."
+            raise ConfigError("TL-C12", f'{WHERE} option "subscribe"', what, do)
     if guarantee is Guarantee.EXACTLY_ONCE:
         gateway.check_sharing(settings)

@@ -28,10 +28,10 @@ from pyspark.sql.streaming.datasource import (
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, one_line
-from towline.schema import EVENT_TIME, TIMED_SCHEMA
 from towline.spark.cut import Cut
 from towline.spark.link import PATIENCE_S, GatewayPlace, patiently
 from towline.spark.offsets import Position
+from towline.spark.served import timed, unrepeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,6 +53,8 @@ SETTLE_S = 0.25
 #: How long a new reader waits for the one before it to end, in seconds: a stopped query's process needs a moment.
 TAKEOVER_S = 5.0
 
+_HIGHEST_QOS = 2
+
 _LOG = logging.getLogger("towline.spark")
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
@@ -64,7 +66,8 @@ class ReadPlan:
     Attributes:
         place: Where the gateway is.
         consumer: Name under which rows are committed.
-        at_most_once: Serve a replayed batch empty.
+        once_below: Rows with a QoS below this one are never served twice (`towline.guarantee.Policy.once_below`).
+        repeated_below: Rows below this offset may have been served before, to a query with another checkpoint.
         max_rows: Most rows of a micro-batch.
         max_bytes: Most bytes of a micro-batch; both limits hold, where both are there.
         starting: ``committed``, ``earliest``, ``latest``, an offset, or None for the default of the kind of read.
@@ -77,7 +80,8 @@ class ReadPlan:
 
     place: GatewayPlace
     consumer: str
-    at_most_once: bool = False
+    once_below: int = 0
+    repeated_below: int = 0
     max_rows: int | None = None
     max_bytes: int | None = None
     starting: str | int | None = None
@@ -89,10 +93,19 @@ class ReadPlan:
 
 
 class Slice(InputPartition):
-    """The rows ``start`` to ``end`` - 1 of one journal, and the query's watermark: all that a worker is told."""
+    """The rows ``start`` to ``end`` - 1 of one journal, and the query's watermark: all that a worker is told.
+
+    ``fresh`` is where rows begin that nobody was served before; what is never served twice is left out below it.
+    """
 
     def __init__(
-        self, journal: str, start: int, end: int, incarnation: str = "", watermark_ms: int | None = None
+        self,
+        journal: str,
+        start: int,
+        end: int,
+        incarnation: str = "",
+        watermark_ms: int | None = None,
+        fresh: int = 0,
     ) -> None:
         super().__init__((journal, start, end))
         self.journal = journal
@@ -100,6 +113,7 @@ class Slice(InputPartition):
         self.end = end
         self.incarnation = incarnation
         self.watermark_ms = watermark_ms
+        self.fresh = fresh
 
 
 class _Hold:
@@ -290,18 +304,20 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One slice a batch; an empty one for a tick, so that a worker is used.
 
-        The first call after a crash is for the interrupted batch, before any `latestOffset`. It is served again, or
-        empty for ``at_most_once``, where it must not be forgotten that it was begun, not by a power failure either.
+        The first call after a crash is for the interrupted batch, before any `latestOffset`. It is served again, but
+        for what is never served twice. Where there is such a thing, it must not be forgotten that a batch was begun,
+        not by a power failure either.
         """
-        here, there = Position.parse(start), Position.parse(end)
-        if here == there or (self._plan.at_most_once and not self._planned):
+        plan, here, there = self._plan, Position.parse(start), Position.parse(end)
+        if here == there or (plan.once_below > _HIGHEST_QOS and not self._planned):
             return []
         for place in (here, there):
             _same(place, self._opened())
-        if self._plan.at_most_once:
+        if plan.once_below:
             self._cut.remember(there)
-        watermark = self._watermark(there) if self._plan.event_time else None
-        return [Slice(there.journal, here.offset, there.offset, there.incarnation, watermark)]
+        fresh = plan.repeated_below if self._planned else there.offset
+        watermark = self._watermark(there) if plan.event_time else None
+        return [Slice(there.journal, here.offset, there.offset, there.incarnation, watermark, fresh)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: ``start`` of the next `latestOffset` says the same earlier and for the last batch too [I5]."""
@@ -315,15 +331,19 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- in the workers ----------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a slice, the same ones each time [I4].
+        """Yield the rows of a slice, the same ones each time [I4], but for those that are never served twice.
 
-        With ``at_most_once`` a repeated task gets none: the first attempt may have passed rows on.
+        For them a repeated task is as a repeated batch: the first attempt may have passed rows on.
         """
         assert isinstance(partition, Slice)
-        if self._plan.at_most_once and _attempt() > 0:
+        plan = self._plan
+        fresh = partition.end if plan.once_below and _attempt() > 0 else partition.fresh
+        if plan.once_below > _HIGHEST_QOS and fresh >= partition.end:
             return iter(())
-        rows = self._plan.place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
-        return rows if partition.watermark_ms is None else _timed(rows, partition.watermark_ms)
+        rows = plan.place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
+        if plan.once_below and fresh > partition.start:
+            rows = unrepeated(rows, plan.once_below, fresh)
+        return rows if partition.watermark_ms is None else timed(rows, partition.watermark_ms)
 
     # -- helpers -----------------------------------------------------------------------------------------------
 
@@ -396,17 +416,6 @@ class MqttBatchReader(DataSourceReader):
         """Yield the rows of the range."""
         assert isinstance(partition, Slice)
         return self._plan.place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
-
-
-def _timed(rows: Iterator[pa.RecordBatch], watermark_ms: int) -> Iterator[pa.RecordBatch]:
-    """Rows with their event time: a row is late at or before the watermark (`WatermarkSupport`), and none is."""
-    import pyarrow as pa  # noqa: PLC0415 - workers only
-    import pyarrow.compute as pc  # noqa: PLC0415 - see above
-
-    kind, earliest = TIMED_SCHEMA.field(EVENT_TIME).type, (watermark_ms + 1) * 1000
-    for batch in rows:
-        times = pc.max_element_wise(batch.column("received_at").cast(pa.int64()), earliest)
-        yield pa.RecordBatch.from_arrays([*batch.columns, times.cast(kind)], schema=TIMED_SCHEMA)
 
 
 def _check(plan: ReadPlan, *, streaming: bool) -> None:

@@ -108,7 +108,8 @@ def _plan(options: SourceOptions) -> ReadPlan:
     return ReadPlan(
         place=GatewayPlace(str(options.state_dir or ""), options.location or "", settings),
         consumer=options.consumer,
-        at_most_once=not policy(options.guarantee).serves_again,
+        once_below=policy(options.guarantee).once_below,
+        repeated_below=options.repeated_below,
         max_rows=options.max_rows,
         max_bytes=options.max_bytes,
         starting=options.starting,

@@ -11,9 +11,8 @@ import pytest
 from tests.unit.bridge.test_config import changed, read
 from towline.bridge.config.plan import plan_of, render
 from towline.gateway.settings import GatewaySettings
-from towline.guarantee import POLICIES, Guarantee, conf_problem, low_subscription, policy
+from towline.guarantee import POLICIES, Guarantee, conf_problem, policy, qos_problem
 from towline.kafka.options import SinkSettings
-from towline.mqtt.events import Filter
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,10 +51,26 @@ def test_the_sink_takes_what_the_table_sets(guarantee: Guarantee) -> None:
 
 
 def test_a_low_qos_needs_a_key() -> None:
-    low = [Filter("a", qos=2), Filter("b", qos=1)]
-    assert low_subscription(Guarantee.EXACTLY_ONCE, low) == low[1]
-    assert low_subscription(Guarantee.EXACTLY_ONCE, low, keyed=True) is None
-    assert low_subscription(Guarantee.AT_LEAST_ONCE, low) is None
+    assert qos_problem(Guarantee.EXACTLY_ONCE, 1) == (
+        "guarantee exactly_once needs QoS 2",
+        "Raise it, or give a dedupe key, which allows QoS 1.",
+    )
+    assert qos_problem(Guarantee.EXACTLY_ONCE, 1, keyed=True) is None
+    assert qos_problem(Guarantee.AT_LEAST_ONCE, 1) is None
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.EXACTLY_ONCE])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_qos_0_is_led_to_the_promise_that_takes_it(guarantee: Guarantee, keyed: bool) -> None:
+    problem = qos_problem(guarantee, 0, keyed=keyed)
+    assert problem is not None
+    assert "by_qos" in problem[1]
+    assert qos_problem(Guarantee.BY_QOS, 0, keyed=keyed) is None
+
+
+def test_qos_2_is_not_taken_where_it_would_be_less() -> None:
+    assert [qos_problem(Guarantee.BY_QOS, qos) is None for qos in (0, 1, 2)] == [True, True, False]
+    assert [qos_problem(Guarantee.AT_MOST_ONCE, qos) for qos in (0, 1, 2)] == [None] * 3
 
 
 @pytest.mark.parametrize("value", [True, "true", "TRUE "])

@@ -204,11 +204,21 @@ MISTAKES = [
     ),
     (
         {"guarantee": "often"},
-        'option "guarantee" = "often": it is at_most_once, at_least_once or exactly_once.   [TL-C21]',
+        'option "guarantee" = "often": it is at_most_once, at_least_once, by_qos or exactly_once.   [TL-C21]',
     ),
     (
         {"subscribe": "a:0"},
-        'guarantee at_least_once needs QoS 1, "a" is subscribed with QoS 0.   [TL-C12]',
+        (
+            'guarantee at_least_once needs QoS 1 or 2, "a" is subscribed with QoS 0; raise it, or take guarantee '
+            "by_qos, which carries QoS 0 at most once.   [TL-C12]"
+        ),
+    ),
+    (
+        {"subscribe": "a:2", "guarantee": "by_qos"},
+        (
+            'guarantee by_qos takes QoS 0 and 1: QoS 2 would be at least once, "a" is subscribed with QoS 2; '
+            "lower it to 1, or take exactly_once on a line of its own.   [TL-C12]"
+        ),
     ),
     (
         {"ackAfter": "received"},

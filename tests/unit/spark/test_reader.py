@@ -219,7 +219,7 @@ def test_at_most_once_serves_the_interrupted_batch_empty(
     start = stream.initialOffset()
     end = stream.latestOffset(start, ReadMaxRows(10))
     stream.stop()
-    again = MqttStreamReader(replace(plan, at_most_once=True))
+    again = MqttStreamReader(replace(plan, once_below=3))
     assert again.partitions(start, end) == []
     later = again.latestOffset(end, ReadMaxRows(10))
     assert table(again, end, later).column("offset").to_pylist() == list(range(10, 20))
@@ -230,7 +230,7 @@ def test_at_most_once_serves_a_repeated_task_nothing(
     server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.add(5)
-    once = MqttStreamReader(replace(plan, at_most_once=True))
+    once = MqttStreamReader(replace(plan, once_below=3))
     part = Slice(server.journal.journal_id, 0, 5)
     assert sum(batch.num_rows for batch in once.read(part)) == 5
     monkeypatch.setattr(reader, "_attempt", lambda: 1)

@@ -84,11 +84,12 @@ def test_the_commit_log_is_durable_before_the_inbox_is_cut(
     assert server.journal.consumers["default"] == 10
 
 
-def test_at_most_once_a_batch_is_remembered_before_it_is_read(
-    server: Served, plan: ReadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("once_below", [1, 3])
+def test_what_is_served_once_is_remembered_before_it_is_read(
+    server: Served, plan: ReadPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once_below: int
 ) -> None:
     """Forgotten by a power failure it would be planned anew, and what is in Kafka would come twice."""
-    stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "ck"), at_most_once=True))
+    stream = MqttStreamReader(replace(plan, checkpoint=str(tmp_path / "ck"), once_below=once_below))
     query = Query(stream, tmp_path / "ck")
     server.add(10)
     start, end = query.at, stream.latestOffset(query.at, ALL)

@@ -23,7 +23,7 @@ from towline.bridge.config.routes import (
 )
 from towline.bridge.config.tables import Surroundings, Tables
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
-from towline.guarantee import Guarantee, conf_problem, policy, sharing_problem
+from towline.guarantee import Guarantee, conf_problem, policy, qos_problem, sharing_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA
 
 __all__ = ["DownlinkReader", "LineReader"]
@@ -339,16 +339,11 @@ class _RouteReader:
         return templates + [(("headers", name), text) for name, text in section.headers.items()]
 
     def _qos(self, section: RouteSection) -> None:
-        table = policy(self._guarantee)
         keyed = (section.dedupe or self._dedupe) is not None
-        least = table.least_qos_keyed if keyed else table.least_qos
-        if section.qos is None or section.qos >= least:
+        if section.qos is None or (problem := qos_problem(self._guarantee, section.qos, keyed=keyed)) is None:
             return
-        what = f"guarantee {self._guarantee} needs QoS {' or '.join(map(str, range(least, 3)))}, "
-        do = "Raise it, or take guarantee at_most_once."
-        if table.least_qos_keyed < table.least_qos:
-            do = f"Raise it, or give a dedupe key, which allows QoS {table.least_qos_keyed}."
-        self._note("TL-C12", ("qos",), f"{what}the route subscribes with qos = {section.qos}", do)
+        what, do = problem
+        self._note("TL-C12", ("qos",), f"{what}, the route subscribes with qos = {section.qos}", do)
 
     def _fields(self, section: RouteSection, captures: Sequence[str]) -> None:
         """A field is a column for what comes after it, so it has a name of its own."""

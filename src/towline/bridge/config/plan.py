@@ -19,28 +19,37 @@ __all__ = ["overlapping", "plan_of", "render", "warnings"]
 _COST_UP: Final = {
     Guarantee.AT_MOST_ONCE: "nothing is waited for, and losses are counted where they can be seen",
     Guarantee.AT_LEAST_ONCE: "an fdatasync before each acknowledgement; records are visible at once",
+    Guarantee.BY_QOS: "an fdatasync before each acknowledgement, and one a batch; records are visible at once",
     Guarantee.EXACTLY_ONCE: "a transaction a batch: records are visible when it is committed",
 }
 _COST_DOWN: Final = {
     Guarantee.AT_MOST_ONCE: "an fdatasync a batch; nothing is waited for at the broker",
     Guarantee.AT_LEAST_ONCE: "an fdatasync a batch",
+    Guarantee.BY_QOS: "an fdatasync a batch",
     Guarantee.EXACTLY_ONCE: "an fdatasync a batch and a chunk (packet ids); two more packets a message (QoS 2)",
 }
 _LOST_DOWN: Final = {
     Guarantee.AT_MOST_ONCE: "yes: what is on the way when a process or a broker fails",
     Guarantee.AT_LEAST_ONCE: "no, from Kafka to the broker, as long as the state directory is kept",
+    Guarantee.BY_QOS: "QoS 0: yes, what is on the way when a connection or a process fails; QoS 1: no",
     Guarantee.EXACTLY_ONCE: "no, from Kafka to the broker, as long as the state directory is kept",
 }
 _DOUBLED_DOWN: Final = {
     Guarantee.AT_MOST_ONCE: "no",
     Guarantee.AT_LEAST_ONCE: "yes: what was not acknowledged when a connection or a process failed",
+    Guarantee.BY_QOS: "QoS 0: no; QoS 1: yes, what was not acknowledged when a connection or a process failed",
     Guarantee.EXACTLY_ONCE: "no, for a subscriber with QoS 2",
 }
-#: What no switch can give; first what only exactly_once has to say.
-_LIMITS_UP_ONCE: Final = (
-    "a consumer without isolation.level=read_committed sees aborted records too",
-    "a message that its publisher sends twice as two messages is two messages",
-)
+#: What no switch can give; first what a single promise has to say.
+_LIMITS_UP_OF: Final = {
+    Guarantee.EXACTLY_ONCE: (
+        "a consumer without isolation.level=read_committed sees aborted records too",
+        "a message that its publisher sends twice as two messages is two messages",
+    ),
+    Guarantee.BY_QOS: (
+        "of a batch that a crash, a stop or a refusal of Kafka interrupted the messages of QoS 0 are given up",
+    ),
+}
 _LIMITS_UP: Final = (
     "a broker that loses its store loses what only it held",
     "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka",
@@ -163,7 +172,7 @@ def _uplink_cost(line: Line) -> str:
 
 
 def _uplink_limits(line: Line) -> list[str]:
-    limits = list(_LIMITS_UP_ONCE if line.guarantee is Guarantee.EXACTLY_ONCE else ())
+    limits = list(_LIMITS_UP_OF.get(line.guarantee, ()))
     if line.within:
         limits.append(
             f"repeats are dropped for {line.within} at least, and longer while nothing else comes: "

@@ -20,9 +20,11 @@ from towline.errors import ConfigError
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine, Bridge
 
-__all__ = ["IDENTITY_FILE", "Identity", "settle", "sinks"]
+__all__ = ["IDENTITY_FILE", "UNKNOWN", "Identity", "settle", "sinks"]
 
 IDENTITY_FILE: Final = "identity.json"
+#: Of `Identity.handed`.
+UNKNOWN: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Identity:
         guarantee: Its promise when it ran last; "" from a Towline that did not say.
         split: Digest of what the rows of a batch are made of, where that has several transactions; else "".
         brokers: Where its MQTT session may be.
+        handed: Offset below which rows may have been handed to Kafka before its checkpoint began; `UNKNOWN` until the
+            gateway says how many there are.
     """
 
     line: str
@@ -60,6 +64,7 @@ class Identity:
     guarantee: str = ""
     split: str = ""
     brokers: tuple[str, ...] = ()
+    handed: int = 0
 
     @classmethod
     def new(cls, bridge: str, line: str) -> Identity:
@@ -91,6 +96,7 @@ class Identity:
                 str(values.get("guarantee", "")),
                 str(values.get("split", "")),
                 tuple(map(str, values.get("brokers", ()))),
+                int(values.get("handed", 0)),
             )
         except FileNotFoundError:
             return None

@@ -92,7 +92,7 @@ class LineQuery(ABC, Generic[LineT]):
             "batch": progress["batchId"],
             "rows": progress.get("numInputRows", 0),
             "millis": progress.get("durationMs", {}),
-            "gives_up": not policy(self.line.guarantee).serves_again,
+            "gives_up": policy(self.line.guarantee).gives_up,
             "observed": _observed(progress),
         }
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from towline.bridge.config.model import Line
 from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
-from towline.bridge.lines.identity import Identity, sinks
+from towline.bridge.lines.identity import UNKNOWN, Identity, sinks
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES, is_other
 from towline.gateway.remembered import UNFIT
@@ -307,6 +307,7 @@ def refused(line: AnyLine, file: Path, error: TowlineError) -> TowlineError | No
 _COST: Final = {
     "at_most_once": "what waits on disk is given up",
     "at_least_once": "what the last batch held may come twice",
+    "by_qos": "what the last batch held may come twice, but for QoS 0, of which it is given up",
     "exactly_once": "what the last batch held may come twice, this once",
 }
 #: The account of another journal knows nothing of what was carried meanwhile.
@@ -342,6 +343,7 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     incarnation = old.done_incarnation if again else old.incarnation
     taken = sinks(line.gateway.state_dir)
     fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation, taken)
+    fresh = replace(fresh, handed=UNKNOWN if old.planned is None else old.planned_end)
     if line.checkpoint.exists():
         line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
         _remove_oldest(line.checkpoint)

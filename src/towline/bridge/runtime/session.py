@@ -13,6 +13,7 @@ import towline
 from towline.bridge.config import sqlcheck
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.runtime.surroundings import short_sockets
+from towline.guarantee import policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +74,7 @@ def _settings(bridge: Bridge) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         **sqlcheck.SESSION_SQL,
         "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
+        **{name: value for line in bridge.lines for name, value in policy(line.guarantee).spark.items()},
         **(_STATEFUL if any(line.within for line in bridge.uplinks) else {}),
         **({"spark.jars": ",".join(map(str, own.kafka_jars))} if own.kafka_jars else {}),
         **{name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in own.conf.items()},

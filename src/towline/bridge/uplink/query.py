@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import Line
@@ -9,7 +10,7 @@ from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
-from towline.bridge.uplink.recovery import gather, starting
+from towline.bridge.uplink.recovery import gather, handed_out, starting
 from towline.bridge.uplink.sql import Repeats, apply
 from towline.checkpoint import Checkpoint
 from towline.guarantee import Guarantee, policy
@@ -36,7 +37,11 @@ class UplinkQuery(LineQuery[Line]):
         line, identity = self.line, self._identity()
         evidence = gather(line, CONSUMER, identity)
         identity = examine(line, self.bridge.file, identity, evidence, self._set_markers)
-        rows = self.source(spark, starting(line, identity, evidence))
+        handed = handed_out(identity, evidence)
+        if handed != identity.handed:
+            identity = replace(identity, handed=handed)
+            identity.save(line.gateway.state_dir)  # the next start finds a checkpoint, and asks for the same
+        rows = self.source(spark, starting(line, identity, evidence), handed)
         writer = (
             self.records(rows, identity)
             .writeStream.format("kafka_transactional")
@@ -61,12 +66,13 @@ class UplinkQuery(LineQuery[Line]):
         """
         set_markers(SinkSettings.parse(self._sink_options(identity)), identity.sink, batch)
 
-    def source(self, spark: SparkSession, begin: str) -> DataFrame:
+    def source(self, spark: SparkSession, begin: str, handed: int = 0) -> DataFrame:
         """The rows that the line's gateway gives.
 
         Args:
             spark: The session.
             begin: Where a query without a checkpoint begins, as the source's option ``startingOffset``.
+            handed: Offset below which rows may have been handed to Kafka before, as its option ``repeatedBelow``.
         """
         line = self.line
         return (
@@ -77,6 +83,7 @@ class UplinkQuery(LineQuery[Line]):
             .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
             .option("maxBytesPerTrigger", line.max_bytes_per_trigger)
             .option("startingOffset", begin)
+            .option("repeatedBelow", handed)
             .option("checkpointLocation", str(line.checkpoint))
             .option("eventTime", str(line.within is not None).lower())
             .load()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from towline.bridge.lines.evidence import Evidence, answer_of, read_checkpoint, status_of
+from towline.bridge.lines.identity import UNKNOWN
 from towline.gateway.belonging import is_other
 from towline.guarantee import policy
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Line
     from towline.bridge.lines.identity import Identity
 
-__all__ = ["gather", "starting"]
+__all__ = ["gather", "handed_out", "starting"]
 
 
 def gather(line: Line, consumer: str, identity: Identity) -> Evidence:
@@ -39,8 +40,24 @@ def gather(line: Line, consumer: str, identity: Identity) -> Evidence:
 
 def starting(line: Line, identity: Identity, seen: Evidence) -> str:
     """The offset where a query without a checkpoint begins, as the source's option ``startingOffset``."""
-    same = not is_other(identity.incarnation, seen.written_by, identity.start, seen.first)
-    if same and identity.journal == seen.gateway_journal and 0 <= identity.start <= seen.tip:
+    if _continues(identity, seen):
         return str(max(identity.start, seen.committed))
     # A line that begins again may have written the uncommitted rows already, and at_most_once doubles nothing.
     return "committed" if policy(line.guarantee).serves_again or identity.generation == 1 else "latest"
+
+
+def handed_out(identity: Identity, seen: Evidence) -> int:
+    """Offset below which rows may have been handed to Kafka before the query's checkpoint began; 0 for none.
+
+    Where the former checkpoint does not say it, because it is gone, an older copy, or of another journal: all there is.
+    """
+    if identity.handed == 0 or seen.planned is not None:
+        return max(0, identity.handed)
+    known = identity.handed != UNKNOWN and _continues(identity, seen) and seen.committed <= identity.handed
+    return identity.handed if known else seen.tip
+
+
+def _continues(identity: Identity, seen: Evidence) -> bool:
+    """Whether the gateway's journal is the one in which the line is to begin."""
+    same = not is_other(identity.incarnation, seen.written_by, identity.start, seen.first)
+    return same and identity.journal == seen.gateway_journal and 0 <= identity.start <= seen.tip
