@@ -75,7 +75,7 @@ def test_progress_of_sparks_kafka_source_is_reported(tmp_path: Path) -> None:
 
 
 def test_rows_and_letters_come_in_the_order_of_kafka() -> None:
-    kind = pa.struct([("key", pa.binary()), ("value", pa.binary())])
+    kind = pa.struct([("key", pa.binary()), pa.field("value", pa.binary(), nullable=False)])
     where = pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
     places = [("t", 1, 3), ("t", 0, 9), ("s", 7, 8), ("t", 0, 10)]
     records = pa.RecordBatch.from_arrays(
@@ -90,7 +90,8 @@ def test_rows_and_letters_come_in_the_order_of_kafka() -> None:
     assert [row for part in rows for row in part.to_pylist()] == [{"topic": "a"}, {"topic": "c"}, {"topic": "d"}]
     assert [part.to_pylist() for part in letters] == [[{"key": b"k", "value": b"v"}]]
     assert [list(part) for part in sorted_out([])] == [[], []]
-    notice = pa.array([None, {"key": b"n", "value": b""}, None, None], kind)
+    told = pa.struct([("key", pa.binary()), pa.field("value", pa.binary())])
+    notice = pa.array([None, {"key": b"n", "value": b""}, None, None], told)
     twice = records.append_column(NOTICE, notice)
     again = twice.slice(1, 1).set_column(2, PLACE, pa.array([{"topic": "z", "partition": 0, "offset": 0}], where))
     rows, letters = sorted_out([again, twice])

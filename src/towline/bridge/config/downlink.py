@@ -8,12 +8,13 @@ columns of Spark's Kafka source. What is not said comes from the record's header
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import partial
 from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from towline.bridge.config.routes import HEADERS, USER_PREFIX, Template, kafka_name_problem
+from towline.bridge.config.routes import FIELD_NAME, HEADERS, USER_PREFIX, Template, kafka_name_problem
 from towline.bridge.config.section import NAME, Section
 from towline.guarantee import Guarantee
 
@@ -32,6 +33,10 @@ OURS: Final = (
     "mqtt.gateway",
     "mqtt.offset",
     "mqtt.duplicate",
+)
+#: Names no field may have: columns of Spark's Kafka source and of the sink.
+_COLUMNS: Final = frozenset(
+    ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers", "fault")
 )
 _KNOWN: Final = "known are {key}, {value}, {value.JSON.PATH}, {header.NAME}, " + ", ".join(f"{{{n}}}" for n in FIELDS)
 
@@ -79,12 +84,10 @@ class FailureNotice(Section):
     where: str | None = None
     allowed_topics: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _words(self) -> FailureNotice:
-        for text in (self.topic, self.key, self.payload, *self.headers.values()):
-            if isinstance(text, str):
-                template_of(text)
-        return self
+    def templates(self) -> Iterator[str]:
+        """What is said as templates."""
+        said = (self.topic, self.key, self.payload, *self.headers.values())
+        return (text for text in said if isinstance(text, str))
 
 
 class KafkaPattern(Section):
@@ -93,8 +96,8 @@ class KafkaPattern(Section):
     pattern: str = Field(min_length=1)
 
 
-def _field_problem(name: str) -> str:
-    if name in FIELDS or name in ("key", "value"):
+def _field_problem(name: str, fields: Collection[str]) -> str:
+    if name in FIELDS or name in ("key", "value") or name in fields:
         return ""
     for prefix in ("header.", "value."):
         if name.startswith(prefix) and name != prefix:
@@ -102,13 +105,17 @@ def _field_problem(name: str) -> str:
     return f"which a record does not have; {_KNOWN}"
 
 
-def template_of(text: str) -> Template:
+def template_of(text: str, fields: Collection[str] = ()) -> Template:
     """Read a template over the fields of a record.
+
+    Args:
+        text: As written.
+        fields: Names the line gives beside those that every record has.
 
     Raises:
         ValueError: As `Template.read`.
     """
-    return Template.read(text, _field_problem)
+    return Template.read(text, partial(_field_problem, fields=fields))
 
 
 class DownlinkSection(Section):
@@ -133,6 +140,8 @@ class DownlinkSection(Section):
         payload: Where it is not said, the record's value.
         properties: Which headers travel: ``all`` (those of MQTT as what they are, the others as user properties),
             ``mqtt`` (only those of MQTT), ``none``.
+        fields: Names for templates and SQL beside those of a record, and the Spark SQL of each, in order; it may name
+            the columns of Spark's Kafka source and the fields before it.
         where: Spark SQL; records for which it is not true are left out and counted.
         reject: Spark SQL that says why a record is refused, null where it is not; what is refused is a dead letter.
         failure_notice: What Kafka is told of each dead letter, beside it.
@@ -162,6 +171,7 @@ class DownlinkSection(Section):
     correlation_data: Spoken | None = None
     payload: Spoken | None = None
     properties: Literal["all", "mqtt", "none"] = "all"
+    fields: dict[str, str] = Field(default_factory=dict)
     where: str | None = None
     reject: str | None = None
     failure_notice: FailureNotice | None = None
@@ -190,9 +200,15 @@ class DownlinkSection(Section):
 
     @model_validator(mode="after")
     def _words(self) -> DownlinkSection:
-        for _, text in self.templates():
-            template_of(text)
-        for name, said in (("where", self.where), ("reject", self.reject)):
+        notice = self.failure_notice.templates() if self.failure_notice else ()
+        for text in (*(text for _, text in self.templates()), *notice):
+            template_of(text, self.fields)
+        for name in self.fields:
+            if name in _COLUMNS or not re.match(FIELD_NAME, name):
+                raise ValueError(
+                    f"\"{name}\" can't name a field; take small letters, digits and _, and no column's name"
+                )
+        for name, said in (("where", self.where), ("reject", self.reject), *self.fields.items()):
             if said is not None and not said.strip():
                 what = "a condition" if name == "where" else "an expression"
                 raise ValueError(f"{name} is empty; give {what} in Spark SQL, or remove it")

@@ -16,13 +16,14 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
+from towline.bridge.config.hono import PROFILES, HonoSettings, with_profile
 from towline.bridge.config.line import DownlinkReader, LineReader
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import NAME, Bridge, DownLine, KafkaSection, Line, SparkSection
 from towline.bridge.config.places import KeyPath, Places
 from towline.bridge.config.section import Section
 from towline.bridge.config.tables import Surroundings, Tables
-from towline.errors import ConfigError
+from towline.errors import ConfigError, did_you_mean
 from towline.guarantee import policy
 from towline.kafka.reserved import reserved
 
@@ -42,6 +43,7 @@ class FileTable(Section):
     mqtt: dict[str, Any] = Field(description="Add the table.")
     kafka: dict[str, Any] = Field(description="Add the table.")
     spark: dict[str, Any] = Field(default_factory=dict)
+    hono: dict[str, Any] = Field(default_factory=dict)
     uplink: Any = ()
     downlink: Any = ()
 
@@ -115,7 +117,9 @@ class Reader:
         spark = self._spark(table.spark)
         creates_topics = kafka is not None and kafka.create_topics is not None
         mqtt = self._tables.mqtt(table.mqtt, ("mqtt",), "[mqtt]")
-        lines = self._lines(Surroundings(table.name, state_dir, mqtt, dict(spark.conf), creates_topics))
+        hono = self._tables.model(HonoSettings, table.hono, ("hono",), "[hono]") or HonoSettings()
+        surroundings = Surroundings(table.name, state_dir, mqtt, dict(spark.conf), creates_topics)
+        lines = self._lines(surroundings, hono)
         self._mistakes.raise_if_any()
         assert kafka is not None, "a section that failed has left a mistake"
         return Bridge(
@@ -208,8 +212,11 @@ class Reader:
                 error = ConfigError("TL-C16", "", what, "Use password_file or key_password_file, or write ${NAME}.")
             self._mistakes.add(error.code, ("kafka", *path), "[kafka]", what, error.do)
 
-    def _lines(self, surroundings: Surroundings) -> tuple[Line | DownLine, ...]:
-        places = list(self._line_tables())
+    def _lines(self, surroundings: Surroundings, hono: HonoSettings) -> tuple[Line | DownLine, ...]:
+        places = [
+            (kind, index, self._profiled((kind, index), table, hono, surroundings.dead_letters))
+            for kind, index, table in self._line_tables()
+        ]
         if not places:
             if not any(kind in self._raw for kind in _READERS):
                 what = "[[uplink]] is missing: there is no line to run"
@@ -235,6 +242,18 @@ class Reader:
                     self._circles((kind, index), line, surroundings.bridge, lines)
         named = {"dead_letter_topics": dead_letters}
         return tuple(line.model_copy(update=named) if isinstance(line, Line) else line for line in lines)
+
+    def _profiled(self, path: tuple[str, int], table: Any, hono: HonoSettings, dead_letters: str) -> Any:
+        """The table of a line, with what its profile says."""
+        if not isinstance(table, dict) or "profile" not in table:
+            return table
+        profiles = PROFILES[path[0]]
+        if table["profile"] not in profiles:
+            subject, what = f'{path[0]} "{table.get("name", path[1] + 1)}"', f'there is no profile "{table["profile"]}"'
+            do = did_you_mean(str(table["profile"]), profiles, f"Known are {', '.join(profiles)}.")
+            self._mistakes.add("TL-C06", (*path, "profile"), subject, what, do)
+            table = {**table, "profile": next(iter(profiles))}  # so that its other mistakes are found too
+        return with_profile(path[0], table, hono, dead_letters)
 
     def _reserved(self, path: KeyPath, line: Line | DownLine, dead_letters: Sequence[str]) -> None:
         """Topics of the file hold no markers and are not internal to Kafka; what a route writes is no dead letter."""

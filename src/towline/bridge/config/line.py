@@ -75,7 +75,7 @@ class TableReader:
         """The topic: as named, else `<bridge>.dead-letters` where missing topics are created."""
         if named is False or (named is None and not self._surroundings.creates_topics):
             return None
-        name = named or f"{self._surroundings.bridge}.dead-letters"
+        name = named or self._surroundings.dead_letters
         if problem := kafka_name_problem(name):
             self._note("TL-C62", "dead_letter_topic", problem, "Correct the name, or write false for none.")
         return name

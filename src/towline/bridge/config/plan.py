@@ -325,8 +325,8 @@ def _render_uplink(line: dict[str, Any]) -> list[str]:
 def _render_downlink(line: dict[str, Any]) -> list[str]:
     source = line["from"] if isinstance(line["from"], str) else ", ".join(line["from"])
     loss = _DATA_LOSS[line["on_data_loss"]]
-    parts = [f"mqtt:{line['topic']}", f"QoS {line['qos']}", f"properties {line['properties']}"]
-    parts += [f"where {line['where']}"] if line["where"] else []
+    parts = [f"mqtt:{_cut(line['topic'])}", f"QoS {line['qos']}", f"properties {line['properties']}"]
+    parts += [f"where {_cut(line['where'])}"] if line["where"] else []
     parts += [f"transform {line['transform']}"] if line["transform"] else []
     return [
         f'▸ line "{line["name"]}"   {line["guarantee"]}   Kafka → MQTT',
@@ -338,6 +338,11 @@ def _render_downlink(line: dict[str, Any]) -> list[str]:
         "  replay    a batch that a crash interrupted is served again; what is in the outbox stays out",
         *_render_promise(line, "outbox"),
     ]
+
+
+def _cut(sql: str, most: int = 100) -> str:
+    """The beginning of a long expression."""
+    return sql if len(sql) <= most else f"{sql[: most - 3]}..."
 
 
 def _render_broker(line: dict[str, Any]) -> str:
@@ -366,7 +371,7 @@ def _render_route(route: dict[str, Any]) -> str:
     parts += [f"key {route['key']}"] if route["key"] is not None else ["no key"]
     parts += [f"headers {', '.join(route['headers'])}"] if route["headers"] else []
     parts += ["no MQTT properties"] if route["properties"] == "none" else []
-    parts += [f"where {route['where']}"] if route["where"] else []
+    parts += [f"where {_cut(route['where'])}"] if route["where"] else []
     parts += [f"else kafka:{route['fallback_topic']}"] if route["fallback_topic"] else []
     parts += ["key required"] if route["key_required"] else []
     parts += [f"repeats by {route['dedupe']}"] if route["dedupe"] else []

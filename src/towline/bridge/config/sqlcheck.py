@@ -11,7 +11,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import chain
@@ -149,26 +149,30 @@ def _down(line: DownLine, path: KeyPath, *, sure: bool) -> Iterator[SqlExpressio
     sure = sure and section.transform is None
     # The outbox knows the rows of an interrupted batch by their number [I10].
     moved = "a record of a batch that a crash interrupted could be sent twice, or not at all"
+    fields = tuple(section.fields.items())
+    one = SqlExpression(line.name, path, subject, "", KAFKA_SCHEMA, "", sure, moved, fields)
+    for index, (name, said) in enumerate(fields):
+        yield replace(one, path=(*path, "fields", name), sql=said, kind=ANY, fields=fields[:index])
     if section.where is not None:
-        yield SqlExpression(line.name, (*path, "where"), subject, section.where, KAFKA_SCHEMA, "", sure, moved)
+        yield replace(one, path=(*path, "where"), sql=section.where)
     if section.reject is not None:
-        yield SqlExpression(line.name, (*path, "reject"), subject, section.reject, KAFKA_SCHEMA, "STRING", sure, moved)
+        yield replace(one, path=(*path, "reject"), sql=section.reject, kind="STRING")
     if section.failure_notice is not None:
-        yield from _notice(line.name, section.failure_notice, (*path, "failure_notice"), subject, sure=sure)
+        about = replace(one, path=(*path, "failure_notice"), schema=f"{KAFKA_SCHEMA}, fault string", repeats="")
+        yield from _notice(section.failure_notice, about)
     for key, kind in _DOWN.items():
         if isinstance(value := getattr(section, key), Sql):
-            yield SqlExpression(line.name, (*path, key, "sql"), subject, value.sql, KAFKA_SCHEMA, kind, sure, moved)
+            yield replace(one, path=(*path, key, "sql"), sql=value.sql, kind=kind)
 
 
-def _notice(line: str, notice: FailureNotice, path: KeyPath, subject: str, *, sure: bool) -> Iterator[SqlExpression]:
-    schema = f"{KAFKA_SCHEMA}, fault string"
+def _notice(notice: FailureNotice, one: SqlExpression) -> Iterator[SqlExpression]:
     if notice.where is not None:
-        yield SqlExpression(line, (*path, "where"), subject, notice.where, schema, "", sure)
+        yield replace(one, path=(*one.path, "where"), sql=notice.where)
     said: list[tuple[KeyPath, Any]] = [((key,), getattr(notice, key)) for key in ("topic", "key", "payload")]
     said += [(("headers", name), value) for name, value in notice.headers.items()]
     for key, value in said:
         if isinstance(value, Sql):
-            yield SqlExpression(line, (*path, *key, "sql"), subject, value.sql, schema, "BINARY", sure)
+            yield replace(one, path=(*one.path, *key, "sql"), sql=value.sql, kind="BINARY")
 
 
 class _Catalyst:
@@ -300,7 +304,8 @@ def judge(bridge: Bridge, jvm: Any, shown: Path | None = None) -> tuple[dict[str
     fields_wrong: set[KeyPath] = set()
     file = _File(bridge.file, shown or bridge.file)
     for one in expressions:
-        if any((*one.path[:4], "fields", name) in fields_wrong for name, _ in one.fields):
+        table = one.path[: 4 if one.path[0] == "uplink" else 2]
+        if any((*table, "fields", name) in fields_wrong for name, _ in one.fields):
             continue  # what is made of a mistake is not another one
         try:
             if not catalyst.deterministic(one) and one.repeats:

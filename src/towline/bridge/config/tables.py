@@ -55,6 +55,11 @@ class Surroundings:
     spark_conf: dict[str, Any]
     creates_topics: bool
 
+    @property
+    def dead_letters(self) -> str:
+        """The topic of dead letters where a line names none."""
+        return f"{self.bridge}.dead-letters"
+
 
 class Tables:
     """Reads tables of one file.

@@ -80,7 +80,7 @@ def _digest(section: DownlinkSection) -> str:
 
 
 #: Keys that were added since the digest is no longer one of every key: the versions before did not write them down.
-_SINCE: Final = {"reject", "failure_notice"}
+_SINCE: Final = {"fields", "reject", "failure_notice"}
 
 
 def _former_digest(section: DownlinkSection) -> str:

@@ -155,7 +155,8 @@ def _dead_letters(batch: pa.RecordBatch) -> pa.RecordBatch | None:
     if column is None or column.null_count == batch.num_rows:
         return None
     if NOTICE in batch.schema.names:
-        both = pa.concat_arrays([column, batch.column(NOTICE)])
+        notices = batch.column(NOTICE)
+        both = pa.concat_arrays([column.cast(notices.type), notices])  # Spark says of one only that it may be null
         column = both.take(pa.array(i + n for i in range(batch.num_rows) for n in (0, batch.num_rows)))
     return pa.RecordBatch.from_struct_array(column.filter(pc.is_valid(column)))
 

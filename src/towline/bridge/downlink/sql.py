@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from towline.bridge.config.downlink import FIELDS, OURS, DownlinkSection, FailureNotice, Spoken, Sql, template_of
-from towline.bridge.config.routes import USER_PREFIX
+from towline.bridge.config.downlink import FIELDS, OURS, DownlinkSection, FailureNotice, Spoken, Sql
+from towline.bridge.config.routes import USER_PREFIX, Template
 from towline.bridge.lines.sql import (
     HEADER_TYPE,
     NO_HEADERS,
@@ -84,6 +84,8 @@ def _field(name: str) -> str:
     if name in ("key", "value"):
         return text(name)
     kind, _, rest = name.partition(".")
+    if not rest:
+        return f"CAST({name} AS STRING)"  # a field of the line
     if kind == "header":
         return text(f"{_first(rest)}.value")
     return f"get_json_object({text('value')}, {literal('$' + ('' if rest.startswith('[') else '.') + rest)})"
@@ -91,7 +93,7 @@ def _field(name: str) -> str:
 
 def _spoken(value: Spoken, kind: str = "STRING") -> str:
     """A value as it is said, of a type."""
-    inner = f"(\n{value.sql}\n)" if isinstance(value, Sql) else template(template_of(value), _field)
+    inner = f"(\n{value.sql}\n)" if isinstance(value, Sql) else template(Template.read(value, lambda _: ""), _field)
     return f"CAST({inner} AS {kind})"
 
 
@@ -342,6 +344,18 @@ class DownlinkStatements:
     parallelism: int = 1
 
 
+def _analysed(frame: DataFrame, section: DownlinkSection) -> None:
+    """What the user says in SQL, each on its own: half a condition must not be completed by what stands around it."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `apply`
+
+    for name, said in section.fields.items():
+        frame = frame.withColumn(name, F.expr(said))
+    if section.where is not None:
+        frame.where(F.expr(section.where))
+    if section.reject is not None:
+        frame.select(F.expr(section.reject))
+
+
 def apply(
     frame: DataFrame,
     way: DownlinkStatements,
@@ -368,14 +382,12 @@ def apply(
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
     section = way.section
-    # Analysed on its own first: half a condition must not be completed by what stands around it.
-    if section.where is not None:
-        frame.where(F.expr(section.where))
-    if section.reject is not None:
-        frame.select(F.expr(section.reject))
+    _analysed(frame, section)
     frame = observed(frame.select(*COLUMNS), counter, COUNTS)
     if transform is not None:
         frame = _transformed(frame, transform, way)
+    for name, said in section.fields.items():
+        frame = frame.withColumn(name, tried(F.expr(said)))
     frame = frame.withColumn(_WHERE, tried(F.expr(condition(section.where))))
     if section.reject is not None:
         frame = frame.withColumn(_REJECT, tried(F.expr(refusal(section.reject))))

@@ -5,9 +5,10 @@ Plain expressions, no Python in the row path.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from towline.bridge.config.sqltext import literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +32,6 @@ __all__ = [
     "tried",
 ]
 
-_SAFE: Final = re.compile(r"[A-Za-z0-9 _./:,;-]*")
 #: Type of a record's headers.
 HEADER_TYPE: Final = "array<struct<key: string, value: binary>>"
 NO_HEADERS: Final = f"CAST(array() AS {HEADER_TYPE})"
@@ -50,15 +50,6 @@ class DeadLetterTarget:
 
     topic: str
     source: str
-
-
-def literal(text: str) -> str:
-    """A SQL string constant.
-
-    In hexadecimal where the parser could read more in it: quotes, ``${...}``, and escapes, which mean nothing with
-    ``spark.sql.parser.escapedStringLiterals``.
-    """
-    return f"'{text}'" if _SAFE.fullmatch(text) else f"CAST(X'{text.encode().hex()}' AS STRING)"
 
 
 def template(parsed: Template, field: Callable[[str], str]) -> str:

@@ -1,0 +1,102 @@
+"""``profile = "hono"`` in a bridge file: what it stands for, and its mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bridge.test_config import read, told
+from towline.bridge.config.downlink import KafkaPattern
+from towline.guarantee import Guarantee
+
+FILE = """
+name = "plant"
+state_dir = "state"
+[mqtt]
+brokers = ["mqtt://h"]
+[kafka]
+bootstrap_servers = "k:9092"
+create_topics = true
+[hono.tenants.t1]
+[[uplink]]
+name = "up"
+profile = "hono"
+[[downlink]]
+name = "commands"
+profile = "hono"
+[[downlink]]
+name = "errors"
+profile = "hono-errors"
+"""
+
+
+def test_a_profile_is_what_a_user_could_write_by_hand(tmp_path: Path) -> None:
+    bridge = read(FILE, tmp_path)
+    (up,) = bridge.uplinks
+    commands, errors = bridge.downlinks
+    assert up.guarantee is Guarantee.BY_QOS
+    assert [one.pattern for one in up.gateway.subscriptions] == [
+        "telemetry/#",
+        "t/#",
+        "event/#",
+        "e/#",
+        "command/+/+/res/#",
+        "c/+/+/s/#",
+    ]
+    assert {one.qos for one in up.gateway.subscriptions} == {1}
+    assert (commands.section.topics, errors.section.topics) == (("hono.command.t1",), ("plant.dead-letters",))
+    assert bridge.topics == (
+        "hono.command.t1",
+        "hono.command_response.t1",
+        "hono.event.t1",
+        "hono.telemetry.t1",
+        "plant.dead-letters",
+    )
+
+
+def test_what_the_line_says_goes_before_its_profile(tmp_path: Path) -> None:
+    own = 'profile = "hono"\nguarantee = "exactly_once"\nroute = [{ from = "own/#", topic = "own" }]\n'
+    text = FILE.replace('profile = "hono"\n[[downlink]]', f"{own}[[downlink]]", 1).replace("[hono.tenants.t1]\n", "")
+    text = text.replace('profile = "hono-errors"', 'profile = "hono-errors"\nfrom = "elsewhere"')
+    bridge = read(text, tmp_path)
+    (up,) = bridge.uplinks
+    assert up.routes[0].topic.text == "own"
+    assert len(up.routes) == 7
+    assert {one.qos for one in up.gateway.subscriptions} == {2}
+    assert bridge.downlinks[0].section.from_ == KafkaPattern(pattern=r"hono\.command\..+")
+    assert bridge.downlinks[1].section.topics == ("elsewhere",)
+
+
+MISTAKES = [
+    ('"hono-errors"', '"hono-error"', '18  downlink "errors": there is no profile "hono-error". Did you mean'),
+    (
+        'name = "up"\nprofile = "hono"',
+        'name = "up"\nprofile = "homo"',
+        '12  uplink "up": there is no profile "homo". Did you mean "hono"?',
+    ),
+    (
+        "[hono.tenants.t1]",
+        '[hono.tenants."a b"]',
+        '9  [hono]: "a b" is no tenant id. Write letters, digits and',
+    ),
+    ("[hono.tenants.t1]", "[hono]\nadaptor = 1", '10  [hono]: unknown key "adaptor". Did you mean "adapter"?'),
+    ("[hono.tenants.t1]", '[hono]\nmount = "{x}"', '10  [hono]: "{x}" is no level of a mount. Write {tenant},'),
+    (
+        "[hono.tenants.t1]",
+        "[hono.tenants.t1]\ndefaults = { qos = 1 }",
+        '10  [hono]: "qos" is a header that the profile makes. Remove it.',
+    ),
+    (
+        "[hono.tenants.t1]",
+        '[hono.tenants.t1]\ndefaults = { ttl = "1h" }',
+        '10  [hono]: "ttl" is a time in whole seconds. Write a number.',
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), MISTAKES, ids=[str(i) for i in range(len(MISTAKES))])
+def test_a_mistake_is_one_line(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    assert FILE.count(old) == 1
+    (line,) = told(FILE.replace(old, new), tmp_path)
+    assert line.replace("bridge.toml:", "").startswith(expected)
