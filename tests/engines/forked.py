@@ -1,7 +1,8 @@
-"""A gateway forked from a process that has imported it: for the hundreds of starts of a crash bench.
+"""Gateways forked from a process that has imported them: tests start hundreds.
 
 Python and the imports take ten times the CPU of all that such a gateway does, and as much again under strace. What
-they do is of no interest there: strace is attached when they are done, before the gateway does anything.
+they do is of no interest there: strace is attached when they are done, before the gateway does anything. A bridge
+starts its gateways as `python -m towline.gateway`, in its own tests.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-__all__ = ["ForkedGateway"]
+    from towline.gateway.settings import GatewaySettings
+
+__all__ = ["ForkedGateway", "ForkedProcess", "fork_gateway"]
 
 _START_S = 60.0
 
@@ -31,27 +34,8 @@ _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(["__main__", "towline.gateway.__main__"])
 
 
-class ForkedGateway(GatewayRun):
-    """A gateway process as `python -m towline.gateway` is one; `fork` in place of `start`."""
-
-    def fork(self, tracer: Callable[[int], list[str]] | None = None) -> Self:
-        """Start the process; do not wait for it.
-
-        Args:
-            tracer: The command that attaches itself to a pid and says so, such as `tests.engines.strace.wrapped`.
-        """
-        assert self.log is not None
-        self.begins()
-        process = _forkserver.Process(
-            target=_run, args=(self.settings.model_dump_json().encode(), self.log, tracer is not None)
-        )
-        process.start()
-        self.child = _Child(process, None if tracer is None else _attached(process, tracer, self.log))
-        return self
-
-
-class _Child:
-    """What a `GatewayRun` asks of a process that it has started; when it has ended, its tracer has too.
+class ForkedProcess:
+    """A gateway process; when it has ended, its tracer has too. A part of what `subprocess.Popen` has.
 
     Args:
         process: The gateway.
@@ -63,6 +47,10 @@ class _Child:
         self.pid = process.pid
         self._process = process
         self._tracer = tracer
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
 
     def poll(self) -> int | None:
         return self._process.exitcode
@@ -76,6 +64,36 @@ class _Child:
         if self._tracer is not None:
             self._tracer.wait(_START_S)
         return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def fork_gateway(
+    settings: GatewaySettings, log: Path, tracer: Callable[[int], list[str]] | None = None
+) -> ForkedProcess:
+    """Start a gateway.
+
+    Args:
+        settings: Its settings.
+        log: For its output.
+        tracer: The command that attaches itself to a pid and says so, such as `tests.engines.strace.wrapped`.
+    """
+    process = _forkserver.Process(target=_run, args=(settings.model_dump_json().encode(), log, tracer is not None))
+    process.start()
+    return ForkedProcess(process, None if tracer is None else _attached(process, tracer, log))
+
+
+class ForkedGateway(GatewayRun):
+    """As `python -m towline.gateway` would be; `fork` in place of `start`."""
+
+    def fork(self, tracer: Callable[[int], list[str]] | None = None) -> Self:
+        """Start the process; do not wait for it. See `fork_gateway`."""
+        assert self.log is not None
+        self.begins()
+        self.child = fork_gateway(self.settings, self.log, tracer)
+        return self
 
 
 def _attached(process: ForkServerProcess, tracer: Callable[[int], list[str]], log: Path) -> subprocess.Popen[bytes]:

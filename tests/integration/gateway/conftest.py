@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
+from tests.engines.forked import ForkedProcess, fork_gateway
 from tests.helpers import wait_until
 from towline import Client
 from towline.gateway.client import GatewayClient
@@ -29,18 +28,12 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.settings = settings
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: ForkedProcess | None = None
         self._client: GatewayClient | None = None
         self.log = settings.state_dir.parent / "gateway.log"
 
-    def spawn(self) -> subprocess.Popen[bytes]:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "towline.gateway"], stdin=subprocess.PIPE, stderr=log
-            )
-        assert self.process.stdin is not None
-        self.process.stdin.write(self.settings.model_dump_json().encode())
-        self.process.stdin.close()
+    def spawn(self) -> ForkedProcess:
+        self.process = fork_gateway(self.settings, self.log)
         return self.process
 
     def start(self) -> GatewayClient:
