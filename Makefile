@@ -16,6 +16,8 @@ ROLES ?= gateway,jvm,driver,bridge,worker,kafka
 SPREAD := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Compiled modules are kept, whatever a container says: tests and a bridge start Python hundreds of times.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint bench soak fuzz clean style unit everything
