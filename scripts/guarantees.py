@@ -24,7 +24,7 @@ END = "<!-- end -->"
 def qos(policy: Policy) -> str:
     """The subscription a line may have."""
     if policy.least_qos == 0:
-        return f"QoS {policy.qos}, any"
+        return f"QoS {policy.qos}, any" if policy.most_qos == 2 else f"QoS {policy.most_qos} or less"
     more = "" if policy.least_qos == 2 else " or more"
     keyed = "" if policy.least_qos_keyed == policy.least_qos else f" ({policy.least_qos_keyed} with a `dedupe` key)"
     return f"QoS {policy.least_qos}{more}{keyed}"

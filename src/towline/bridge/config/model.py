@@ -296,7 +296,7 @@ class DownLine(AnyLine):
 
     @property
     def qos(self) -> int:
-        """QoS of every PUBLISH."""
+        """QoS of every PUBLISH; where records say it themselves, of those that do not."""
         return policy(self.guarantee).publish_qos if self.section.qos is None else self.section.qos
 
 

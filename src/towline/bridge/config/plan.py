@@ -151,7 +151,7 @@ def _downlink(line: DownLine) -> dict[str, Any]:
         "starting_offsets": start if isinstance(start, str) else "as listed",
         "on_data_loss": section.on_data_loss,
         "topic": f"SQL {topic.sql}" if isinstance(topic, Sql) else topic,
-        "qos": line.qos,
+        "qos": "by the header mqtt.qos, 0 or 1" if section.qos_by_record else line.qos,
         "properties": section.properties,
         "where": section.where,
         "transform": section.transform,

@@ -26,6 +26,7 @@ from towline.bridge.lines.sql import (
     tried,
 )
 from towline.errors import ConfigError
+from towline.guarantee import policy
 from towline.kafka.deadletters import PREFIX, Reason
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _expiry(section: DownlinkSection) -> str:
 
 
 def columns(section: DownlinkSection) -> dict[str, str]:
-    """The columns of the sink, in order, but for QoS, which is one for the line."""
+    """The columns of the sink, in order; QoS only where it is not one for the line."""
     none = section.properties == "none"
     form = "CAST(NULL AS BOOLEAN)" if none else f"{text(_first('mqtt.payload-format') + '.value')} = '1'"
 
@@ -155,7 +156,14 @@ def columns(section: DownlinkSection) -> dict[str, str]:
         "correlation_data": binary(section.correlation_data, _from_header(section, "mqtt.correlation-data")),
         "user_properties": _users(section.properties),
         "message_expiry_seconds": _expiry(section),
+        **({"qos": f"CAST({_qos(section)} AS TINYINT)"} if section.qos_by_record else {}),
     }
+
+
+def _qos(section: DownlinkSection) -> str:
+    """What the way up has written: 0 for 0; a message that came with more is published with the most that there is."""
+    lowest, *_, most = sorted(policy(section.guarantee).publish_levels)
+    return f"IF(coalesce({text(_from_header(section, 'mqtt.qos'))} = '{lowest}', false), {lowest}, {most})"
 
 
 def _own(name: str) -> str:

@@ -1,0 +1,155 @@
+"""Devices that publish with QoS 0 and QoS 1 in turn, and what a reader of Kafka finds of that on a line by_qos."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+from confluent_kafka import Consumer, TopicPartition
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from tests.helpers import wait_until
+from tests.integration.bridge.running import PATIENCE, Running, in_kafka
+from towline_prove.devstack import Kafka, Mosquitto
+
+__all__ = ["DEVICES", "MIXED", "Mixed", "check_mixed", "stop_in_mid_batch"]
+
+DEVICES = 3
+#: The line; the header says where a message lies in the journal, which is the order it came in.
+MIXED = """
+[[uplink]]
+name = "mixed"
+guarantee = "by_qos"
+[[uplink.route]]
+from = "q/{{device}}"
+topic = "{topic}"
+key = "{{device}}"
+headers = {{ at = "{{mqtt.offset}}" }}
+"""
+
+
+class Mixed:
+    """Numbered messages of several devices, each of the other QoS than the one before, until it is left.
+
+    Attributes:
+        sent: How many of them were published.
+    """
+
+    def __init__(self, broker: Mosquitto) -> None:
+        self._client = paho.Client(CallbackAPIVersion.VERSION2, client_id="mixed", protocol=paho.MQTTv311)
+        self._client.max_inflight_messages_set(1000)
+        self._client.connect("127.0.0.1", broker.port)
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.sent = 0
+
+    def __enter__(self) -> Self:
+        self._client.loop_start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._enough.set()
+        self._thread.join(PATIENCE)
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def _run(self) -> None:
+        last = None
+        for n in count():
+            # (n // DEVICES) % 2: each device changes its QoS with every message.
+            last = self._client.publish(f"q/d{n % DEVICES}", f"{n}", qos=n // DEVICES % 2)
+            self.sent = n + 1
+            if n % 100 == 99:
+                last.wait_for_publish(PATIENCE)
+                if self._enough.wait(0.05):
+                    return
+
+
+def stop_in_mid_batch(bridge: Running, jvm: str, kafka: Kafka, topic: str, undecided: Callable[[], bool]) -> None:
+    """Kill Spark's JVM, with -9, when Kafka has records of a batch that Spark has not committed.
+
+    Args:
+        bridge: It runs.
+        jvm: Part of the command line of its JVM.
+        kafka: Where `topic` is.
+        topic: Of one partition.
+        undecided: Whether a batch was begun and is not committed.
+    """
+    process = wait_until(lambda: bridge.child(jvm), PATIENCE, "Spark")
+    reader = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "ends"})
+    place = TopicPartition(topic, 0)
+
+    def end() -> int:
+        return int(reader.get_watermark_offsets(place, timeout=20)[1])
+
+    def struck() -> bool:
+        before = end()
+        if not undecided() or end() == before:
+            return False
+        os.kill(process.pid, signal.SIGSTOP)
+        if undecided():
+            return True
+        os.kill(process.pid, signal.SIGCONT)
+        return False
+
+    try:
+        wait_until(struck, PATIENCE, "records in Kafka of a batch that is not committed")
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        reader.close()
+
+
+def check_mixed(kafka: Kafka, topic: str, sent: int, account: Mapping[str, Any]) -> None:
+    """QoS 0 at most once, QoS 1 at least once, each device in its order, one producer, and an account that adds up."""
+    records = [(int(value), headers) for _, value, headers in in_kafka(kafka.bootstrap, topic)]
+    times = Counter(n for n, _ in records)
+    none, once = ({n for n in range(sent) if n // DEVICES % 2 == qos} for qos in (0, 1))
+    assert all(headers["mqtt.qos"] == str(n // DEVICES % 2).encode() for n, headers in records)
+    assert [n for n in none if times[n] > 1] == [], "QoS 0, doubled"
+    assert [n for n in once if not times[n]] == [], "QoS 1, lost"
+    assert any(times[n] > 1 for n in once), "no batch was interrupted after Kafka had some of it"
+
+    firsts = {n: int(headers["at"]) for n, headers in reversed(records)}
+    for device in range(DEVICES):
+        places = [firsts[n] for n in dict.fromkeys(n for n, _ in records) if n % DEVICES == device]
+        assert places == sorted(places), f"the order of device {device}"
+
+    given_up, carried = account["skipped"], account["in_kafka"]
+    assert account["adds_up"], account
+    assert account["received"] == carried + given_up
+    assert given_up > 0
+    # What was given up was handed to Kafka once before the crash, so some of it may be there.
+    surely = carried - len(once)
+    assert surely <= len(none & times.keys()) <= surely + given_up
+
+    writers = _producers(kafka.directory / "data" / f"{topic}-0")
+    assert len(writers) == len(records)
+    classes = {qos: {writers[at] for at, (n, _) in enumerate(records) if n // DEVICES % 2 == qos} for qos in (0, 1)}
+    assert classes[0] <= classes[1], "a producer for QoS 0 alone"
+    assert min(classes[1]) >= 0, "a producer that is not idempotent"
+
+
+def _producers(partition: Path) -> list[int]:
+    """The producer id of every record, by offset, out of Kafka's own log (record batches of magic 2)."""
+    writers: list[int] = []
+    for segment in sorted(partition.glob("*.log")):
+        log, at = segment.read_bytes(), 0
+        while at + 61 <= len(log):
+            base, length = struct.unpack_from(">qi", log, at)
+            if not length:  # the rest of the file is preallocated
+                break
+            (last_delta,) = struct.unpack_from(">i", log, at + 23)
+            (producer,) = struct.unpack_from(">q", log, at + 43)
+            assert base == len(writers)
+            writers += [producer] * (last_delta + 1)
+            at += 12 + length
+    return writers
