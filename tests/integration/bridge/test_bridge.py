@@ -37,9 +37,12 @@ where = "length(payload) > 1"
 def test_messages_arrive_whatever_is_killed(
     bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
+    """The gateway, then the whole bridge, with its last word: `test_guarantees` kills the driver and Spark's JVM."""
     broker = new_mosquitto(max_queued_messages="0")
-    name = topic()
+    name, dead = topic(), topic("dead")
     write(bridge, broker.port, kafka.bootstrap, name)
+    lettered = f'name = "line"\ndead_letter_topic = "{dead}"'
+    bridge.file.write_text(bridge.file.read_text().replace('name = "line"', lettered))
     bridge.start()
     wait_until(lambda: bridge.status()["lines"]["line"]["gateway_running"], PATIENCE, "the gateway")
     publish(broker, 0, 500)
@@ -53,11 +56,8 @@ def test_messages_arrive_whatever_is_killed(
     bridge.kill("towline.gateway")
     publish(broker, 500, 500)
     wait_until(lambda: bridge.account()["received"] >= 1007, PATIENCE, "the gateway again")
-    bridge.kill("towline.bridge.runtime.driver")
-    publish(broker, 1000, 500)
-    bridge.said("starting again in")
-    wait_until(lambda: (a := bridge.account())["received"] >= 1507 and not a["waiting"], PATIENCE, "Spark again")
-    assert "Traceback" not in bridge.out
+    publish(broker, 0, 1, topic="t/d/large", text="x" * 1_100_000)
+    wait_until(lambda: (a := bridge.account())["received"] >= 1008 and not a["waiting"], PATIENCE, "a dead letter")
 
     children = psutil.Process(bridge.process.pid).children(recursive=True)
     assert children
@@ -65,19 +65,23 @@ def test_messages_arrive_whatever_is_killed(
     bridge.process.wait()
     _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == [], "the children end with the bridge"
-    publish(broker, 1500, 500)
+    (bridge.directory / "state" / "bridge.json").unlink()  # killed before it had told of a batch
+    publish(broker, 1000, 500)
     (bridge.directory / "out").write_text("")
     bridge.start()
     bridge.said("connected to")  # intake first: brokers drop when their queue is full
     assert "is up after" not in bridge.out
-    wait_until(lambda: (a := bridge.account())["received"] >= 2007 and not a["waiting"], PATIENCE, "all of it")
-    assert bridge.status_command()["lines"]["line"]["account"]["adds_up"]
+    wait_until(lambda: (a := bridge.account())["received"] >= 1508 and not a["waiting"], PATIENCE, "all of it")
+    account = bridge.status_command()["lines"]["line"]["account"]
+    assert account["adds_up"]
+    assert account["dead_lettered"] == 1, "one that nobody had heard of [I11]"
+    assert account["uncounted"] >= 1008
     assert bridge.interrupt() == 0
 
     values = [value for _, value, _ in in_kafka(kafka.bootstrap, name)]
-    assert set(values) == {f"m{n}".encode() for n in range(2000)}
+    assert set(values) == {f"m{n}".encode() for n in range(1500)}
     first_seen = list(dict.fromkeys(values))
-    assert first_seen == [f"m{n}".encode() for n in range(2000)], "order, repeats aside"
+    assert first_seen == [f"m{n}".encode() for n in range(1500)], "order, repeats aside"
     assert "adds up ✓" in bridge.out
     assert "the broker keeps the session tests-line" in bridge.out
     assert "Traceback" not in bridge.out

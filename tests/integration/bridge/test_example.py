@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,8 @@ def test_every_message_is_where_the_example_says(bridge: Running, mosquitto: Mos
     publish(mosquitto, 2, 1, topic="telemetry/t1/d1/x")
     publish(mosquitto, 0, 1, topic="telemetry/t1/d1/large", text="x" * 1_100_000)
 
-    def sentence(waiting: int = 0) -> str:
-        account = line()["account"] or {}
-        return str(line().get("sentence")) if account.get("waiting") == waiting and account["received"] == 4 else ""
+    def sentence() -> str:
+        return str(line().get("sentence"))
 
     adds_up = "received 4 = in Kafka 3 + dead-lettered 1 + waiting 0   adds up ✓"
     wait_until(lambda: sentence() == adds_up, PATIENCE, adds_up)
@@ -52,10 +50,4 @@ def test_every_message_is_where_the_example_says(bridge: Running, mosquitto: Mos
     assert "1  too_large          line telemetry   in plant-7.dead-letters" in out
     assert "telemetry/t1/d1/large → telemetry  1,100,000 B" in out
 
-    bridge.process.send_signal(signal.SIGKILL)
-    bridge.process.wait(PATIENCE)
-    (bridge.directory / "state" / "bridge.json").unlink()  # killed before it had told of the batch
-    bridge.start()
-    wait_until(lambda: sentence().startswith("received 4 = in Kafka 3 (4 of"), PATIENCE)
-    assert sentence() == "received 4 = in Kafka 3 (4 of them uncounted) + dead-lettered 1 + waiting 0   adds up ✓"
     assert bridge.interrupt() == 0
