@@ -48,7 +48,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def bridge(tmp_path: Path) -> Iterator[Running]:
-    directory = tmp_path / "brücke"  # what a JVM in the locale C can't name; `Running` runs it in that
+    with a_bridge(tmp_path) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def a_bridge(place: Path) -> Iterator[Running]:
+    """A bridge to be started, which is ended."""
+    directory = place / "brücke"  # what a JVM in the locale C can't name; `Running` runs it in that
     directory.mkdir()
     running = Running(directory, directory / "bridge.toml")
     yield running

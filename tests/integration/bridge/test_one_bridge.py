@@ -1,0 +1,174 @@
+"""One running bridge, looked at twice: what it can't take in whole, and what another user of the machine can open."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.helpers import wait_until
+from tests.integration.bridge.conftest import a_bridge
+from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from towline import Client
+from towline.bridge.runtime.surroundings import SCRATCH
+from towline_prove.devstack import Kafka, Mosquitto
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    with Mosquitto(tmp_path_factory.mktemp("mosquitto"), settings={"max_queued_messages": "0"}) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory, mosquitto: Mosquitto, kafka: Kafka) -> Iterator[Running]:
+    kafka.create_topics({"whole": 1, "set-aside": 1})
+    with a_bridge(tmp_path_factory.mktemp("shared")) as running:
+        running.file.write_text(f"""
+name = "stubs"
+state_dir = "state"
+mqtt = {{ brokers = "{mosquitto.uri}", max_packet_bytes = 1500000 }}
+kafka = {{ bootstrap_servers = "{kafka.bootstrap}" }}
+spark = {{ master = "local[2]", ui = true }}
+[[uplink]]
+name = "line"
+guarantee = "exactly_once"
+dead_letter_topic = "set-aside"
+[[uplink.route]]
+from = "t/{{device}}/#"
+topic = "whole"
+key = "{{device}}"
+where = "length(payload) > 1"
+""")
+        running.start()
+        wait_until(lambda: running.status()["lines"]["line"]["gateway_running"], PATIENCE, "the gateway")
+        yield running
+        assert running.interrupt() == 0
+
+
+#: Somebody else: tries to connect to unix sockets, to list directories, and to talk to Spark without its secret.
+STRANGER = r"""
+import json, os, socket, struct, sys
+given, got = json.load(sys.stdin), {"sockets": [], "directories": [], "answers": []}
+for path in given["sockets"]:
+    try:
+        socket.socket(socket.AF_UNIX).connect(path)
+        got["sockets"].append(path)
+    except PermissionError:
+        pass
+for path in given["directories"]:
+    try:
+        os.listdir(path)
+        got["directories"].append(path)
+    except PermissionError:
+        pass
+for port in given["ports"]:
+    with socket.create_connection(("127.0.0.1", port), 10) as line:
+        body = b"no secret"
+        # Spark's transport: length of the frame, type 3 (RpcRequest), id, length of the body (RpcRequest.java).
+        line.sendall(struct.pack(">QBQI", 21 + len(body), 3, 1, len(body)) + body)
+        line.settimeout(10)
+        try:
+            got["answers"].append(line.recv(65536).decode("latin-1"))
+        except (ConnectionError, TimeoutError) as error:
+            got["answers"].append(type(error).__name__)
+print(json.dumps(got))
+"""
+
+
+def as_another_user(given: dict[str, Any]) -> dict[str, list[str]]:
+    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-I", "-c", STRANGER]
+    run = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr
+    seen: dict[str, list[str]] = json.loads(run.stdout)
+    return seen
+
+
+def sockets_of(family: list[psutil.Process]) -> set[str]:
+    named = {c.laddr for one in family for c in one.net_connections("unix") if isinstance(c.laddr, str)}
+    return {path for path in named if path.startswith("/") and Path(path).exists()}
+
+
+def dead_letters(bridge: Running, command: str) -> dict[str, object]:
+    run = subprocess.run(
+        [sys.executable, "-m", "towline.cli", "dlq", command, str(bridge.file), "--json"],
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    answer: dict[str, object] = json.loads(run.stdout)
+    return answer
+
+
+def test_what_the_gateway_cant_take_in_is_a_dead_letter_between_its_neighbours(
+    bridge: Running, mosquitto: Mosquitto, kafka: Kafka
+) -> None:
+    """Each of them, and the account adds up."""
+    crowd = [("k", "v")] * 1_001
+    with Client(mosquitto.uri, client_id="device") as client:
+        for payload, pairs in (
+            (b"m1", []),
+            (bytes(2_000_000), []),
+            (b"m2", []),
+            (bytes(1_200_000), crowd),
+            (b"m3", []),
+        ):
+            client.publish("t/d/x", payload, qos=2, user_properties=pairs).wait(60)
+    wait_until(lambda: bridge.account()["received"] == 5, PATIENCE, "all of them")
+    wait_until(lambda: not bridge.account()["waiting"], PATIENCE, "the batches")
+    account = wait_until(
+        lambda: (a := bridge.account())["waiting"] == 0 and a["dead_lettered"] == 2 and a, PATIENCE, "the counts"
+    )
+    assert (account["in_kafka"], account["filtered"], account["adds_up"]) == (3, 0, True)
+
+    assert [value for _, value, _ in in_kafka(kafka.bootstrap, "whole")] == [b"m1", b"m2", b"m3"]
+    assert all(value is not None for _, value, _ in in_kafka(kafka.bootstrap, "set-aside")), "no tombstone"
+    waiting = dead_letters(bridge, "show")
+    reasons = {letter["reason"]: letter for letter in waiting["first"]}  # type: ignore[attr-defined]
+    assert set(reasons) == {"packet_too_large", "too_many_properties"}
+    assert reasons["packet_too_large"]["bytes"] == 0
+    assert reasons["too_many_properties"]["bytes"] > 1_200_000, "every byte of the packet, in chunks"
+    assert reasons["too_many_properties"]["mqtt_topic"] == "t/d/x"
+    stay = dead_letters(bridge, "replay")
+    assert (stay["mended"], sum(stay["dead"].values())) == ({}, 2)  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv on this machine")
+def test_another_user_reads_and_reaches_nothing(bridge: Running, mosquitto: Mosquitto) -> None:
+    """Nothing with messages, and no port that talks."""
+    received = bridge.account()["received"]
+    publish(mosquitto, 0, 100)
+    wait_until(lambda: (a := bridge.account())["received"] == received + 100 and not a["waiting"], PATIENCE, "a batch")
+
+    family = [*psutil.Process(bridge.process.pid).children(recursive=True)]
+    java = next(one for one in family if "SparkSubmit" in " ".join(one.cmdline()))
+    listening = [c.laddr for one in family for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+
+    sparks = bridge.directory / "state" / SCRATCH
+    mine = {sparks, *sparks.glob("*"), *sparks.glob("*/*/")}
+    names = {path.name.partition("-")[0] for path in sparks.glob("*/*/")}
+    assert {"blockmgr", "spark"} <= names, "what Spark leaves when it is killed lies in the state directory"
+    given = {
+        "sockets": sorted(sockets_of(family)),
+        "directories": [*map(str, sorted(mine)), str(bridge.state_dir), str(bridge.directory / "state" / "logs")],
+        "ports": [c.laddr.port for c in java.net_connections("inet") if c.status == psutil.CONN_LISTEN],
+    }
+    assert given["sockets"]
+    assert all(not stat.S_IMODE(Path(path).stat().st_mode) & 0o077 for path in given["sockets"])
+    seen = as_another_user(given)
+    assert (seen["sockets"], seen["directories"]) == ([], [])
+    spoke = [answer for answer in seen["answers"] if "sasl" in answer.lower()]
+    assert len(spoke) == 2, seen["answers"]  # the driver and its blocks ask who it is; py4j's own has a token
