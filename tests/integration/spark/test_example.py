@@ -31,14 +31,23 @@ def run(broker: Mosquitto, directory: Path, messages: int) -> subprocess.Popen[s
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_two_sinks_from_one_gateway_and_a_restart(mosquitto: Mosquitto, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param((100,), id="started once"),
+        # `test_source` starts queries anew in every run, and `test_on_demand` one with its own gateway.
+        pytest.param((40, 100), id="started again", marks=pytest.mark.long),
+    ],
+)
+def test_two_sinks_from_one_gateway(mosquitto: Mosquitto, tmp_path: Path, ends: tuple[int, ...]) -> None:
     directory = tmp_path / "plain"
-    shown = ""
-    for messages in (40, 100):
+    shown, sent = "", 0
+    for messages in ends:
         process = run(mosquitto, directory, messages)
-        if messages == 40:
+        if not sent:
             wait_until(lambda: _online(directory), 120, "the example's gateway")
-        publish(mosquitto, range(messages - 40 if messages == 40 else 40, messages))
+        publish(mosquitto, range(sent, messages))
+        sent = messages
         output, _ = process.communicate(timeout=150)
         assert process.returncode == 0, output
         shown += output

@@ -24,6 +24,15 @@ DOWNLINK = """
 name = "commands"
 from = "commands"
 """
+#: Fields, reject and a failure notice: judged with the names they may use.
+FIELDS = (
+    f'{ROUTE}fields = {{ body = "CAST(payload AS STRING)", id = "get_json_object(body, \'$.id\')" }}\n'
+    'key = "{id}"\nwhere = "id IS NOT NULL"\nreject = "IF(body = \'\', \'empty\', NULL)"\n'
+)
+NOTICE = DOWNLINK.replace('"commands"', '"notices"') + (
+    'dead_letter_topic = "dead"\nreject = "IF(key IS NULL, \'no key\', NULL)"\n[downlink.failure_notice]\n'
+    'topic = "answers"\npayload = { sql = "concat(fault, CAST(key AS STRING))" }\n'
+)
 
 
 def checked(text: str, directory: Path, **environ: str) -> tuple[int, str, str]:
@@ -43,8 +52,9 @@ def test_every_mistake_in_sql_has_its_line(tmp_path: Path) -> None:
         'where = "lenght(payload) > 0"\n'
         f'{ROUTE}where = "paylod = \'${{WORD}}\'"\ndedupe = {{ key = "topic || (", within = "1 minute" }}\n'
         f'{ROUTE}where = "length(payload)"\n{ROUTE}where = "true) OR (true"\n{ROUTE}where = "max(qos) > 1"\n'
-        f'{DOWNLINK}where = "payload IS NULL"\ntopic = {{ sql = "concat(\'a\', CAST(key AS STRING)" }}\n'
-        'payload = { sql = "array(1)" }\n'
+        + FIELDS.replace("get_json_object(body", "get_jason_object(boddy").replace("CAST(payload", "CAST(paylod")
+        + f'{DOWNLINK}where = "payload IS NULL"\ntopic = {{ sql = "concat(\'a\', CAST(key AS STRING)" }}\n'
+        'payload = { sql = "array(1)" }\n' + NOTICE.replace("concat(fault", "concat(falt")
     )
     code, out, err = checked(text, tmp_path, WORD="hush-hush")
     assert (code, out) == (2, "")
@@ -57,10 +67,13 @@ def test_every_mistake_in_sql_has_its_line(tmp_path: Path) -> None:
     assert 'Filter expression "length(payload)" of type "INT" is not a boolean' in lines[3]
     assert lines[4] == f"32  {up} 4: where: Syntax error at or near ')'. Correct it.   [TL-C74]"
     assert "contains invalid expressions: max(qos)" in lines[5]
-    assert lines[6].startswith(f"42  {down}: where: A column, variable, or function parameter with name `payload`")
-    assert lines[7].startswith(f"43  {down}: topic: Syntax error at or near end of input")
-    assert lines[8].endswith('cannot cast "ARRAY<INT>" to "BINARY". Correct it.   [TL-C74]')
-    assert len(lines) == 9
+    assert lines[6].startswith(f"42  {up} 6: fields.body: A column, variable, or function parameter with name `paylod`")
+    assert lines[7].startswith(f"50  {down}: where: A column, variable, or function parameter with name `payload`")
+    assert lines[8].startswith(f"51  {down}: topic: Syntax error at or near end of input")
+    assert lines[9].endswith('cannot cast "ARRAY<INT>" to "BINARY". Correct it.   [TL-C74]')
+    assert 'downlink "notices"' in lines[10]
+    assert "failure_notice.payload: A column, variable, or function parameter with name `falt`" in lines[10]
+    assert len(lines) == 11, "what is made of a mistake is not another one"
 
 
 def test_right_sql_passes_and_what_differs_each_time_is_told(tmp_path: Path) -> None:
@@ -71,6 +84,8 @@ def test_right_sql_passes_and_what_differs_each_time_is_told(tmp_path: Path) -> 
         'dedupe = { key = "uuid()", within = "1 minute" }\n'
         f"{ROUTE}where = \"topic = '${{spark.sql.plant}}'\"\n"
         f'{DOWNLINK}where = "rand() > 0.5"\ntransform = "a.b:c"\npayload = {{ sql = "own_function(extra)" }}\n'
+        + FIELDS
+        + NOTICE
     ).replace("${spark", "$${spark")
     code, out, err = checked(text, tmp_path)
     assert (code, err) == (0, "")
@@ -78,23 +93,6 @@ def test_right_sql_passes_and_what_differs_each_time_is_told(tmp_path: Path) -> 
     assert 'warning  line "telemetry": dedupe.key gives another value each time: a repeat would not be' in out
     assert 'warning  line "commands": where gives another value each time: a record of a batch' in out
     assert out.count("another value each time") == 2
-
-
-def test_fields_reject_and_notices_are_judged_with_the_names_they_may_use(tmp_path: Path) -> None:
-    fields = 'fields = { body = "CAST(payload AS STRING)", id = "get_json_object(body, \'$.id\')" }'
-    route = f'{ROUTE}{fields}\nkey = "{{id}}"\n'
-    notice = '[downlink.failure_notice]\ntopic = "answers"\npayload = { sql = "concat(fault, CAST(key AS STRING))" }\n'
-    good = f"{route}where = \"id IS NOT NULL\"\nreject = \"IF(body = '', 'empty', NULL)\"\n"
-    down = f'{DOWNLINK}dead_letter_topic = "dead"\nreject = "IF(key IS NULL, \'no key\', NULL)"\n{notice}'
-    assert checked(GOOD + good + down, tmp_path)[::2] == (0, "")
-    bad = good.replace("get_json_object(body", "get_jason_object(boddy").replace("CAST(payload", "CAST(paylod")
-    code, out, err = checked(GOOD + bad + down.replace("concat(fault", "concat(falt"), tmp_path)
-    assert (code, out) == (2, "")
-    lines = [line.replace("bridge.toml:", "") for line in err.splitlines()]
-    assert lines[0].startswith('20  uplink "telemetry" route 2: fields.body: A column, variable, or function parameter')
-    assert "downlink" in lines[1]
-    assert "failure_notice.payload: A column, variable, or function parameter with name `falt`" in lines[1]
-    assert len(lines) == 2, "what is made of a mistake is not another one"
 
 
 def test_without_java_the_plan_says_that_sql_was_not_looked_at(tmp_path: Path) -> None:
