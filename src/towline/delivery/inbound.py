@@ -15,7 +15,7 @@ import pyarrow as pa
 import structlog
 
 from towline.delivery.inbox import Inbox
-from towline.delivery.intake import to_rows
+from towline.delivery.intake import below, to_rows
 from towline.delivery.receipts.ledger import Ledger
 from towline.delivery.receipts.mark import Mark
 from towline.errors import JournalFull
@@ -47,12 +47,14 @@ class InboundConfig:
         acks: What drives the acknowledgements [I1].
         max_packet_bytes: Largest packet that is taken in whole, as the log names it.
         journal_bytes: Limit of the inbox; None for no limit but the disk.
+        least_qos: Messages with less are counted: a publisher's QoS may be lower than the subscription's.
     """
 
     name: str
     acks: AckAfter
     max_packet_bytes: int
     journal_bytes: int | None = None
+    least_qos: int = 0
 
 
 class _Unstored(NamedTuple):
@@ -127,6 +129,8 @@ class Uplink:
             self._config.name,
             strip_marks=self._ledger is not None,
         )
+        if lower := below(action.messages, self._config.least_qos):
+            self._inbox.count(lower_qos=lower)
         if batch.column("payload").null_count:
             self._count_stubs(action.messages)
         self._waiting += _frames(batch, action, self._frame_bytes)

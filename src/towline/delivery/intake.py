@@ -16,7 +16,7 @@ from towline.mqtt.events import Messages
 from towline.mqtt.stubs import Published
 from towline.schema import ROW_SCHEMA
 
-__all__ = ["to_rows"]
+__all__ = ["below", "to_rows"]
 
 #: First byte of a PUBLISH → QoS, RETAIN, DUP, for `bytes.translate` [MQTT 5 section 3.3.1].
 _QOS: Final = bytes(byte >> 1 & 3 for byte in range(256))
@@ -25,6 +25,12 @@ _DUPLICATE: Final = bytes(byte >> 3 & 1 for byte in range(256))
 _FALSE: Final = pa.scalar(False)
 #: Bytes of a payload whose copy would be felt.
 _LARGE: Final = 1 << 20
+
+
+def below(messages: Messages, least: int) -> int:
+    """How many came with a lower QoS than `least`."""
+    levels = messages.headers.translate(_QOS)
+    return sum(levels.count(qos) for qos in range(least))
 
 
 def to_rows(

@@ -173,6 +173,7 @@ class Pump:
             "packet_ids_reused": ledger.get("packet_ids_reused", 0),
             "packets_too_large": ledger.get("packets_too_large", 0),
             "too_many_properties": ledger.get("too_many_properties", 0),
+            "lower_qos": ledger.get("lower_qos", 0),
             "sessions_lost": ledger.get("sessions_lost", 0),
             "session_kept_s": self._session_kept_s,
             "broker_max_packet_bytes": server.max_packet_size if server else None,

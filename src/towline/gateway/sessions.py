@@ -59,7 +59,15 @@ def connection_options(settings: GatewaySettings, password: bytes | None) -> Con
 
 def inbound_config(settings: GatewaySettings) -> InboundConfig:
     """The part of what receives."""
-    return InboundConfig(settings.name, settings.acks, settings.max_packet_bytes, settings.journal.max_bytes)
+    # With a dedupe key a line may subscribe with less than its promise takes otherwise.
+    subscribed = min((one.qos for one in settings.subscriptions), default=0)
+    return InboundConfig(
+        settings.name,
+        settings.acks,
+        settings.max_packet_bytes,
+        settings.journal.max_bytes,
+        min(policy(settings.guarantee).least_qos, subscribed),
+    )
 
 
 def receipt_config(settings: GatewaySettings) -> ReceiptConfig | None:

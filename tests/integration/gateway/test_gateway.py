@@ -337,6 +337,19 @@ def test_at_most_once_acknowledges_on_receipt(mosquitto: Mosquitto, new_gateway:
     gateway.until(journaled=10, ack_after="received")
 
 
+def test_what_is_published_with_less_than_the_promise_is_counted(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
+    """A subscription's QoS is the most that comes [MQTT-3.8.4-8]."""
+    gateway = new_gateway(mosquitto, guarantee="exactly_once", subscriptions=[{"filter": "t/#", "qos": 2}])
+    gateway.start()
+    gateway.until(state="online")
+    for qos, numbers in enumerate((range(3), range(3, 5), range(5, 10))):
+        publish(mosquitto, numbers, qos=qos)
+    gateway.until(journaled=10, lower_qos=5)
+    gateway.stop(signal.SIGKILL)
+    gateway.start()
+    gateway.until(state="online", journaled=10, lower_qos=5)
+
+
 def test_ack_after_kafka_waits_for_the_consumers(mosquitto: Mosquitto, new_gateway: NewGateway) -> None:
     gateway = new_gateway(mosquitto, ack_after="kafka")
     gateway.start()

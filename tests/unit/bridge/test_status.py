@@ -8,8 +8,8 @@ from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, advice, code_of, collect, render
 
 
-def test_messages_that_were_not_taken_in_whole_are_told() -> None:
-    gateway = {"packets_too_large": 1_200, "too_many_properties": 3}
+def test_messages_that_are_not_as_promised_are_told() -> None:
+    gateway = {"packets_too_large": 1_200, "too_many_properties": 3, "lower_qos": 7}
     line = {
         "direction": "up",
         "gateway": gateway,
@@ -20,9 +20,10 @@ def test_messages_that_were_not_taken_in_whole_are_told() -> None:
         "account": None,
         "fallback": 0,
     }
-    large, crowded = advice(line, running=True)
+    large, crowded, lower = advice(line, running=True)
     assert large.startswith("larger than max_packet_bytes: 1,200 messages.")
     assert crowded.startswith("with more than 1,000 properties: 3 messages.")
+    assert lower.startswith("published with a lower QoS than the promise needs: 7 messages.")
     assert not list(advice({**line, "gateway": {}}, running=True))
 
 

@@ -148,6 +148,8 @@ _BROKER = {
     "window_overruns": "the broker sent more than Receive Maximum allows ({times}): its window is broken, update it.",
     "packets_too_large": "larger than max_packet_bytes: {n}. Their payload is not kept, only what they were.",
     "too_many_properties": "with more than 1,000 properties: {n}. They are kept as packets, not as messages.",
+    "lower_qos": "published with a lower QoS than the promise needs: {n}. Before they were on disk QoS 0 could be "
+    "lost, and on a line exactly_once QoS 1 could come twice.",
     "insecure": "tls.insecure: the broker's certificate is not verified.",
 }
 _RECEIPTS = {
