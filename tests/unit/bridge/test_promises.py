@@ -80,6 +80,17 @@ def test_a_spark_setting_may_not_undo_the_promise(value: object) -> None:
     assert conf_problem(Guarantee.EXACTLY_ONCE, {"spark.speculation": False}) is None
 
 
+def test_check_tells_what_by_qos_costs(tmp_path: Path) -> None:
+    shown = render(plan_of(read(changed('name = "telemetry"', 'name = "telemetry"\nguarantee = "by_qos"'), tmp_path)))
+    for part in (
+        'line "telemetry"   by_qos',
+        "(QoS 1)",
+        "is served again without its rows of QoS 0",
+        "limit     of a batch that a crash, a stop or a refusal of Kafka interrupted the messages of QoS 0 are",
+    ):
+        assert part in shown, part
+
+
 def test_check_tells_promise_cost_and_limits(tmp_path: Path) -> None:
     text = changed(
         'name = "telemetry"',

@@ -15,7 +15,7 @@ from towline.bridge.lines.evidence import Evidence, read_checkpoint
 from towline.bridge.lines.identity import IDENTITY_FILE, UNKNOWN, Identity, settle
 from towline.bridge.lines.recovery import PERMANENT, CheckpointSettings, ResumeStep, begin_again, examine, refused, step
 from towline.bridge.runtime.failures import reason
-from towline.bridge.uplink.recovery import handed_out, starting
+from towline.bridge.uplink.recovery import handed_out, offset_of, starting
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES
 
@@ -240,6 +240,13 @@ def test_what_was_handed_to_kafka_before_is_known_to_the_next_checkpoint(
 ) -> None:
     identity = replace(KNOWN, query="", generation=2, journal="j1", start=700, handed=handed)
     assert handed_out(identity, seen) == below
+
+
+def test_where_a_checkpoint_begins_is_known_before_its_first_batch() -> None:
+    """Spark does not report it, and what was left out of that batch is counted from there."""
+    seen = Evidence(gateway_journal="j1", committed=700, first=650, tip=900)
+    assert [offset_of(begin, seen) for begin in ("committed", "latest", "720")] == [700, 900, 720]
+    assert offset_of("committed", replace(seen, committed=0)) == 650
 
 
 @pytest.mark.parametrize(("begun", "handed"), [(False, 700), (True, 800)])

@@ -14,22 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from tests.unit.gateway.serving import Served, rows
+from tests.unit.gateway.serving import Served, mixed_rows
 from tests.unit.spark.reading import ALL, table
 from towline.guarantee import POLICIES, Guarantee
 from towline.schema import ROW_SCHEMA
 from towline.spark import reader
 from towline.spark.reader import MqttStreamReader, ReadPlan, Slice
 from towline.spark.served import unrepeated
-
-
-def journal(messages: list[tuple[int, int]]) -> pa.RecordBatch:
-    """Rows of (device, QoS), numbered."""
-    made = rows(0, len(messages))
-    columns = [*made.columns]
-    columns[ROW_SCHEMA.get_field_index("topic")] = pa.array([f"d{device}" for device, _ in messages], pa.string())
-    columns[ROW_SCHEMA.get_field_index("qos")] = pa.array([qos for _, qos in messages], pa.int8())
-    return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
 def pieces(whole: pa.RecordBatch, start: int, end: int, size: int) -> Iterator[pa.RecordBatch]:
@@ -49,7 +40,7 @@ def test_any_batch_replayed_at_any_crash_point(
     messages: list[tuple[int, int]], ends: list[int], crashes: list[int], size: int, guarantee: Guarantee
 ) -> None:
     """Each attempt at a batch hands rows to Kafka until it crashes; the last one of a batch does not crash."""
-    whole, once_below = journal(messages), POLICIES[guarantee].once_below
+    whole, once_below = mixed_rows(messages), POLICIES[guarantee].once_below
     cuts = sorted({0, *(end for end in ends if end < len(messages)), len(messages)})
     handed: list[int] = []
     left, given_up = list(crashes), 0
@@ -78,7 +69,7 @@ def test_any_batch_replayed_at_any_crash_point(
 
 
 def test_rows_of_several_frames_keep_their_order_and_their_columns() -> None:
-    whole = journal([(0, n % 2) for n in range(20)])
+    whole = mixed_rows([(0, n % 2) for n in range(20)])
     batches = list(unrepeated(pieces(whole, 0, 20, 3), 1, 10))
     kept = pa.Table.from_batches(batches, ROW_SCHEMA)
     assert kept.column("offset").to_pylist() == [1, 3, 5, 7, 9, *range(10, 20)]
@@ -89,7 +80,7 @@ def test_rows_of_several_frames_keep_their_order_and_their_columns() -> None:
 @pytest.fixture
 def mixed(server: Served) -> pa.RecordBatch:
     """30 rows of three devices; every third is of QoS 0."""
-    whole = journal([(n % 4, int(n % 3 > 0)) for n in range(30)])
+    whole = mixed_rows([(n % 4, int(n % 3 > 0)) for n in range(30)])
     server.journal.append(whole)
     return whole
 

@@ -10,7 +10,7 @@ from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
-from towline.bridge.uplink.recovery import gather, handed_out, starting
+from towline.bridge.uplink.recovery import gather, handed_out, offset_of, starting
 from towline.bridge.uplink.sql import Repeats, apply
 from towline.checkpoint import Checkpoint
 from towline.guarantee import Guarantee, policy
@@ -33,6 +33,9 @@ CONSUMER: Final = "bridge"
 class UplinkQuery(LineQuery[Line]):
     """The query of an uplink."""
 
+    #: Where a checkpoint without a batch begins, which Spark does not report of its first; None before the start.
+    _began: int | None = None
+
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         line, identity = self.line, self._identity()
         evidence = gather(line, CONSUMER, identity)
@@ -41,7 +44,9 @@ class UplinkQuery(LineQuery[Line]):
         if handed != identity.handed:
             identity = replace(identity, handed=handed)
             identity.save(line.gateway.state_dir)  # the next start finds a checkpoint, and asks for the same
-        rows = self.source(spark, starting(line, identity, evidence), handed)
+        begin = starting(line, identity, evidence)
+        self._began = offset_of(begin, evidence)
+        rows = self.source(spark, begin, handed)
         writer = (
             self.records(rows, identity)
             .writeStream.format("kafka_transactional")
@@ -118,7 +123,8 @@ class UplinkQuery(LineQuery[Line]):
         """What the account takes of a batch: journal and offsets, and repeats, which are rows that did not come out."""
         report, source = super().report(progress), source_of(progress)
         begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
-        report |= {"journal": end.get("journal", ""), "start": begin.get("offset"), "end": end.get("offset")}
+        start = begin.get("offset", self._began)
+        report |= {"journal": end.get("journal", ""), "start": start, "end": end.get("offset")}
         observed: dict[str, int] = report["observed"]
         if "kept" in observed:
             late = sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in progress.get("stateOperators") or [])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Line
     from towline.bridge.lines.identity import Identity
 
-__all__ = ["gather", "handed_out", "starting"]
+__all__ = ["gather", "handed_out", "offset_of", "starting"]
 
 
 def gather(line: Line, consumer: str, identity: Identity) -> Evidence:
@@ -44,6 +44,12 @@ def starting(line: Line, identity: Identity, seen: Evidence) -> str:
         return str(max(identity.start, seen.committed))
     # A line that begins again may have written the uncommitted rows already, and at_most_once doubles nothing.
     return "committed" if policy(line.guarantee).serves_again or identity.generation == 1 else "latest"
+
+
+def offset_of(begin: str, seen: Evidence) -> int:
+    """The offset that `starting` has named, when the gateway says what it said."""
+    named = {"committed": max(seen.committed, seen.first), "latest": seen.tip}
+    return named[begin] if begin in named else int(begin)
 
 
 def handed_out(identity: Identity, seen: Evidence) -> int:
