@@ -158,7 +158,7 @@ def repeated(servers: str, attempt: int) -> KafkaError:
         attempt: Which one this is, 0 for the first.
     """
     what = f"attempt {attempt + 1} of a task might write rows of QoS 0 a second time, which guarantee by_qos never does"
-    do = "Start the query again: the batch then comes without them. spark.task.maxFailures=1 saves the other attempts."
+    do = "Spark's log says why the first one failed. Start the query again: the batch then comes without those rows."
     return KafkaError("TL-K28", servers, what, do)
 
 
