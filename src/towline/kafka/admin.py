@@ -44,6 +44,8 @@ __all__ = [
 _PATIENCE = {"reconnect.backoff.ms": "100", "reconnect.backoff.max.ms": "1000"}
 #: Seconds between two looks at a topic whose transaction is not decided, or that has no leader yet.
 _LOOK_S = 0.02
+#: Seconds a leader has to answer before it is asked anew who leads.
+_LEADER_S = 3.0
 
 T = TypeVar("T")
 
@@ -150,12 +152,23 @@ def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[in
     Args:
         consumer: A ``confluent_kafka.Consumer``.
         place: Topic and partition.
-        seconds: How long to wait for the answer, and to ask again while the partition has no leader yet.
+        seconds: How long to wait for the answer, and to ask again while the partition has no leader, or another.
 
     Raises:
         KafkaException, SystemError: There is no answer, at the end or at all.
     """
-    first, end = _answered(lambda: consumer.get_watermark_offsets(place, timeout=seconds), seconds)
+    each = min(_LEADER_S, seconds)
+
+    def ask() -> Any:
+        try:
+            return consumer.get_watermark_offsets(place, timeout=each)
+        except faults.FOREIGN:
+            # It asks the leader that librdkafka knows, for minutes after that was killed, unless it is told anew.
+            with suppress(*faults.FOREIGN):
+                consumer.list_topics(place.topic, timeout=each)
+            raise
+
+    first, end = _answered(ask, seconds)
     return int(first), int(end)
 
 

@@ -158,7 +158,7 @@ def repeated(servers: str, attempt: int) -> KafkaError:
         attempt: Which one this is, 0 for the first.
     """
     what = f"attempt {attempt + 1} of a task might write rows of QoS 0 a second time, which guarantee by_qos never does"
-    do = "Spark's log says why the first one failed. Start the query again: the batch then comes without those rows."
+    do = "Start the query again: the batch then comes without them. spark.task.maxFailures=1 saves the other attempts."
     return KafkaError("TL-K28", servers, what, do)
 
 
@@ -237,7 +237,7 @@ _FENCED: Final = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOC
 _STATES: Final = frozenset({"_STATE", "_FATAL", *_FENCED})
 
 
-#: A topic that is being made, or is changing its leader: Kafka's retriable errors of a look-up.
+#: A topic that is being made, or is changing its leader, or has lost it: Kafka's retriable errors of a look-up.
 _PASSING: Final = frozenset(
     {
         "FENCED_LEADER_EPOCH",
@@ -246,6 +246,7 @@ _PASSING: Final = frozenset(
         "OFFSET_NOT_AVAILABLE",
         "UNKNOWN_LEADER_EPOCH",
         "UNKNOWN_TOPIC_OR_PART",
+        "_TIMED_OUT",
     }
 )
 

@@ -18,7 +18,8 @@ from rich.text import Text
 from towline.cli.screen import AsJson
 from towline.errors import SetupError
 from towline_prove.devstack import Server, Stack
-from towline_prove.devstack.stack import ServerStatus
+from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka, SecuredMosquitto
+from towline_prove.devstack.stack import ServerStatus, StackForm
 
 __all__ = ["app"]
 
@@ -33,13 +34,24 @@ Directory = Annotated[
     Path | None,
     typer.Option("--dir", help="Where they keep data, logs and ports.", show_default="~/.local/state/towline/devstack"),
 ]
-Name = Annotated[str, typer.Argument(help="mosquitto or kafka", metavar="BROKER")]
+Name = Annotated[str, typer.Argument(help="mosquitto or kafka; of three kafka-1 to kafka-3", metavar="BROKER")]
 
 
-@app.command(epilog="Example:   towline devstack up --dir /tmp/stack")
-def up(directory: Directory = None) -> None:
+@app.command(
+    epilog="Example:   towline devstack up --kafka-brokers 3   ·   towline devstack up --secure --dir /tmp/stack"
+)
+def up(
+    directory: Directory = None,
+    *,
+    kafka_brokers: Annotated[
+        int | None, typer.Option(min=1, max=3, help="1, or 3: everything thrice, min.insync.replicas 2.")
+    ] = None,
+    secure: Annotated[
+        bool | None, typer.Option("--secure", help="TLS, SASL and passwords; a client certificate for MQTT.")
+    ] = None,
+) -> None:
     """Start both brokers, wait until they answer, and leave them running."""
-    stack = Stack(directory)
+    stack = Stack(directory, form=_form(kafka_brokers, secure=secure))
     begun = time.monotonic()
     with warnings.catch_warnings(record=True) as caught, Console(stderr=True).status("starting Mosquitto and Kafka"):
         warnings.simplefilter("always")
@@ -48,6 +60,8 @@ def up(directory: Directory = None) -> None:
         typer.echo(f"warning: {warning.message}", err=True)
     typer.echo(f"mosquitto  {stack.mosquitto.uri}   version {stack.mosquitto.version}")
     typer.echo(f"kafka      {stack.kafka.bootstrap}   version {stack.kafka.version}")
+    for text in _how_to_log_in(stack):
+        typer.echo(text)
     typer.echo(f"ready after {time.monotonic() - begun:.1f} s; data and logs in {stack.directory}")
     typer.echo("End them with: towline devstack down" + (f" --dir {directory}" if directory else ""))
 
@@ -56,7 +70,7 @@ def up(directory: Directory = None) -> None:
 def down(directory: Directory = None) -> None:
     """Stop both brokers gently; data and ports stay for the next start."""
     stack = Stack(directory)
-    ran = [server.name for server in stack.servers if server.running]
+    ran = [server.label for server in stack.servers if server.running]
     stack.stop()
     typer.echo(f"stopped {' and '.join(ran)}; data stays in {stack.directory}" if ran else "nothing was running")
 
@@ -85,7 +99,10 @@ def topics(
     kafka = Stack(directory).kafka
     if not kafka.running:
         raise SetupError("TL-S17", f"kafka in {kafka.directory}", "does not run", "Start it: towline devstack up.")
-    created = create_topics(kafka.bootstrap, dict.fromkeys(names, partitions))
+    client = {name: value for name, value in kafka.client.items() if name != "sasl.password"}
+    if isinstance(kafka, SecuredKafka):
+        client["sasl.password.file"] = str(kafka.password_file)
+    created = create_topics(client, dict.fromkeys(names, partitions))
     existing = sorted(set(names) - set(created))
     if created:
         typer.echo(f"kafka: made {', '.join(created)} with {partitions} partition{'s' * (partitions > 1)} each")
@@ -115,6 +132,38 @@ def resume(name: Name, directory: Directory = None) -> None:
 def restart(name: Name, directory: Directory = None) -> None:
     """Stop one broker gently where it runs, start it, and wait until it answers."""
     _do(name, directory, Server.restart, "runs")
+
+
+def _form(brokers: int | None, *, secure: bool | None) -> StackForm | None:
+    """What is asked for; None for what is there."""
+    if brokers is None and secure is None:
+        return None
+    if secure and (brokers or 1) > 1:
+        raise SetupError("TL-S23", "--secure", "is for one broker of Kafka", "Leave out --kafka-brokers, or --secure.")
+    return StackForm(brokers or 1, bool(secure))
+
+
+def _how_to_log_in(stack: Stack) -> list[str]:
+    """The tables of a bridge file for brokers that want credentials, without a secret."""
+    mosquitto, kafka = stack.mosquitto, stack.kafka
+    if not isinstance(kafka, SecuredKafka) or not isinstance(mosquitto, SecuredMosquitto):
+        return []
+    made = mosquitto.certificates
+    tls = f'{{ ca_file = "{made.authority}", cert_file = "{made.client}", key_file = "{made.client_key}" }}'
+    settings = ", ".join(f'"{name}" = "{value}"' for name, value in kafka.settings_of().items())
+    return [
+        "for a bridge file:",
+        "  [mqtt]",
+        f'  brokers = ["{mosquitto.uri}"]',
+        f'  username = "{USER}"',
+        f'  password_file = "{mosquitto.password_file}"',
+        f"  tls = {tls}",
+        "  [kafka]",
+        f'  bootstrap_servers = "{kafka.bootstrap}"',
+        f"  settings = {{ {settings} }}",
+        f'  password_file = "{kafka.password_file}"',
+        f"or as Azure Event Hubs: sasl.mechanism PLAIN, user {CONNECTION_STRING}, {kafka.connection_string_file}",
+    ]
 
 
 def _do(name: str, directory: Path | None, verb: Callable[[Server], object], outcome: str) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
-__all__ = ["KAFKA_VERSION", "Kafka", "kafka_jars", "prepare_kafka"]
+__all__ = ["KAFKA_VERSION", "Kafka", "kafka_jars", "new_cluster_id", "prepare_kafka"]
 
 KAFKA_VERSION = "4.3.1"
 SCALA_VERSION = "2.13"
@@ -39,10 +39,7 @@ FORMAT_SECONDS = 60
 
 DEFAULTS = {
     "process.roles": "broker,controller",
-    "node.id": "1",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "controller.listener.names": "CONTROLLER",
-    "inter.broker.listener.name": "PLAINTEXT",
     # one node: nothing can be replicated
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "4",
@@ -148,6 +145,11 @@ class Kafka(Server):
         return self.bootstrap
 
     @property
+    def client(self) -> dict[str, Any]:
+        """Settings of a librdkafka client that reaches it."""
+        return {"bootstrap.servers": self.bootstrap}
+
+    @property
     def version(self) -> str:
         """The version of Kafka, such as ``4.3.1``."""
         return KAFKA_VERSION
@@ -162,8 +164,8 @@ class Kafka(Server):
         Raises:
             KafkaError: Kafka refused, or the topics did not appear within a minute (TL-K70).
         """
-        admin = self._admin(self.port)
-        new = [NewTopic(name, partitions, 1, config=dict(config or {})) for name, partitions in topics.items()]
+        admin = self._admin(self._own_port(self.ports))
+        new = [NewTopic(name, partitions, -1, config=dict(config or {})) for name, partitions in topics.items()]
         asked = admin.create_topics(new, operation_timeout=TOPIC_SECONDS, request_timeout=TOPIC_SECONDS)
         for name, created in asked.items():
             self._await_topic(name, created)
@@ -188,16 +190,35 @@ class Kafka(Server):
         tuning = os.environ.get(PERFORMANCE, "-XX:+UseG1GC").split()
         return [*run, *BROKER_JVM, *tuning, *self._more_jvm, "kafka.Kafka", properties]
 
-    def _properties(self, port: int, controller_port: int) -> str:
-        listeners = f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller_port}"
+    def _properties(self, *ports: int) -> str:
         ours = {
-            "listeners": listeners,
-            "advertised.listeners": listeners,
-            "controller.quorum.bootstrap.servers": f"{LOOPBACK}:{controller_port}",
-            "log.dirs": str(self._data),
             "broker.session.timeout.ms": SESSION_AFTER_KILL_MS if self._was_killed() else SESSION_MS,
+            "log.dirs": str(self._data),
+            **self._listeners(ports),
+            **self._membership(ports[1]),
         }
         return "".join(f"{key}={value}\n" for key, value in {**DEFAULTS, **ours, **self.settings}.items())
+
+    def _listeners(self, ports: tuple[int, ...]) -> dict[str, str]:
+        """Where it listens, and who may come."""
+        listeners = f"PLAINTEXT://{LOOPBACK}:{ports[0]},CONTROLLER://{LOOPBACK}:{ports[1]}"
+        return {
+            "listeners": listeners,
+            "advertised.listeners": listeners,
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+        }
+
+    def _membership(self, controller_port: int) -> dict[str, str]:
+        """Which node it is, and of how many."""
+        return {"node.id": "1", "controller.quorum.bootstrap.servers": f"{LOOPBACK}:{controller_port}"}
+
+    def _format_options(self) -> list[str]:
+        return ["--standalone", "-t", new_cluster_id()]
+
+    def _own_port(self, ports: tuple[int, ...]) -> int:
+        """Where it can be asked without credentials."""
+        return ports[0]
 
     def _was_killed(self) -> bool:
         """Whether there is data without the mark of a clean end (Kafka's CleanShutdownFileHandler)."""
@@ -207,7 +228,7 @@ class Kafka(Server):
         return (self._data / "meta.properties").exists()
 
     def _format(self, run: list[str | Path], properties: Path) -> None:
-        command = [*run, "kafka.tools.StorageTool", "format", "--standalone", "-t", _cluster_id(), "-c", properties]
+        command = [*run, "kafka.tools.StorageTool", "format", *self._format_options(), "-c", properties]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_SECONDS, check=False)
         if answer.returncode:
             words = (answer.stderr + answer.stdout).strip().splitlines() or ["it said nothing"]
@@ -218,7 +239,7 @@ class Kafka(Server):
         try:
             # Far cheaper than a client of librdkafka, and most of the waiting is for this.
             socket.create_connection((LOOPBACK, port), ANSWER_SECONDS).close()
-            return bool(self._admin(port).list_topics(timeout=1).brokers)
+            return bool(self._admin(self._own_port(self.ports)).list_topics(timeout=1).brokers)
         except (OSError, KafkaException):
             return False
 
@@ -247,7 +268,7 @@ def _is_led(admin: AdminClient, topic: str) -> bool:
     return bool(description.partitions) and all(partition.leader >= 0 for partition in description.partitions.values())
 
 
-def _cluster_id() -> str:
+def new_cluster_id() -> str:
     """What Kafka's own Uuid.randomUuid gives: 16 random bytes in URL-safe base64, without a leading dash."""
     while True:
         text = base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")

@@ -53,6 +53,9 @@ class Server(ABC):
         directory: Configuration, data, log and state live here; made with mode 0700.
         port: The port on 127.0.0.1; None keeps the directory's port, or picks a free one.
         settings: Lines for the broker's own configuration file, over our defaults.
+
+    Attributes:
+        label: What it is called among several.
     """
 
     name: ClassVar[str]
@@ -62,6 +65,7 @@ class Server(ABC):
 
     def __init__(self, directory: Path, *, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
         self.directory = Path(directory).absolute()
+        self.label = self.name
         self.settings = dict(settings or {})
         self._check_settings()
         self._wanted_port = port
@@ -75,6 +79,11 @@ class Server(ABC):
     def port(self) -> int:
         """The port on 127.0.0.1; settled once the server has started for the first time."""
         return self._state().ports[0]
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """All its ports, the one for clients first; settled as `port`."""
+        return self._state().ports
 
     @property
     def pid(self) -> int | None:

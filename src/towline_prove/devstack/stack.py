@@ -1,23 +1,66 @@
-"""One Mosquitto and one Kafka side by side in one directory, for the demo and the command line."""
+"""A Mosquitto and a Kafka side by side in one directory, for the demo and the command line.
+
+Kafka is one broker, or several; or one with TLS and SASL beside a Mosquitto that wants certificates and passwords.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from towline.errors import ConfigError
+from towline import files
+from towline.errors import ConfigError, SetupError
+from towline_prove.devstack.cluster import KafkaCluster
 from towline_prove.devstack.kafka import Kafka
 from towline_prove.devstack.mosquitto import Mosquitto
+from towline_prove.devstack.secured import SecuredKafka, SecuredMosquitto
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from towline_prove.devstack.server import Server
 
-__all__ = ["ServerStatus", "Stack", "default_directory"]
+__all__ = ["ServerStatus", "Stack", "StackForm", "default_directory"]
+
+
+@dataclass(frozen=True, slots=True)
+class StackForm:
+    """What a stack is made of; kept in its directory, so that every command finds the same.
+
+    Attributes:
+        brokers: Of Kafka, 1 or 3.
+        secure: Whether clients need TLS and credentials.
+    """
+
+    brokers: int = 1
+    secure: bool = False
+
+    @classmethod
+    def of(cls, directory: Path, wanted: StackForm | None) -> StackForm:
+        """The form of a directory's stack; a new directory takes the one that is wanted.
+
+        Raises:
+            SetupError: TL-S23, the directory has a stack of another form.
+        """
+        file = directory / "stack.json"
+        found = cls(**json.loads(file.read_text(encoding="utf-8"))) if file.exists() else None
+        known = found or (cls() if (directory / "kafka").exists() else None)
+        if wanted is not None and known is not None and wanted != known:
+            what = f"has a stack of another form ({known.words})"
+            raise SetupError("TL-S23", str(directory), what, "Name another directory with --dir, or remove this one.")
+        if wanted is not None and found is None:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.replace(file, json.dumps(asdict(wanted)), synced=False)
+        return wanted or known or cls()
+
+    @property
+    def words(self) -> str:
+        """For a person."""
+        return f"{self.brokers} broker{'s' * (self.brokers > 1)} of Kafka{', TLS and passwords' * self.secure}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +68,7 @@ class ServerStatus:
     """One broker as `towline devstack status` shows it.
 
     Attributes:
-        name: ``mosquitto`` or ``kafka``.
+        name: ``mosquitto`` or ``kafka``; of several ``kafka-1`` and so on.
         state: ``running``, ``paused``, ``stopped`` (never started counts as stopped).
         address: How clients name it; None before its first start.
         pid: The running process.
@@ -46,6 +89,7 @@ class Stack:
         directory: Each broker has a folder of its name in it; None is `default_directory`.
         mosquitto: Settings for mosquitto.conf.
         kafka: Settings for server.properties.
+        form: What it is made of; None takes what the directory has, at first one broker of each without security.
     """
 
     def __init__(
@@ -54,15 +98,23 @@ class Stack:
         *,
         mosquitto: Mapping[str, str] | None = None,
         kafka: Mapping[str, str] | None = None,
+        form: StackForm | None = None,
     ) -> None:
         self.directory = (directory or default_directory()).absolute()
-        self.mosquitto = Mosquitto(self.directory / "mosquitto", settings=mosquitto)
-        self.kafka = Kafka(self.directory / "kafka", settings=kafka)
+        self.form = StackForm.of(self.directory, form)
+        self.mosquitto: Mosquitto = (SecuredMosquitto if self.form.secure else Mosquitto)(
+            self.directory / "mosquitto", settings=mosquitto
+        )
+        self.kafka: Kafka | KafkaCluster = (
+            KafkaCluster(self.directory / "kafka", brokers=self.form.brokers, settings=kafka)
+            if self.form.brokers > 1
+            else (SecuredKafka if self.form.secure else Kafka)(self.directory / "kafka", settings=kafka)
+        )
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """Both brokers."""
-        return self.mosquitto, self.kafka
+        """All brokers."""
+        return self.mosquitto, *(self.kafka.nodes if isinstance(self.kafka, KafkaCluster) else (self.kafka,))
 
     def server(self, name: str) -> Server:
         """The broker with this name.
@@ -71,9 +123,9 @@ class Stack:
             ConfigError: There is none (TL-C71).
         """
         for server in self.servers:
-            if server.name == name:
+            if server.label == name:
                 return server
-        names = ", ".join(server.name for server in self.servers)
+        names = ", ".join(server.label for server in self.servers)
         raise ConfigError("TL-C71", name, "is no broker of the devstack", f"There are {names}.")
 
     def __enter__(self) -> Self:
@@ -115,7 +167,7 @@ class Stack:
 def _status(server: Server) -> ServerStatus:
     state = "paused" if server.paused else "running" if server.running else "stopped"
     address = server.address if server.known else None
-    return ServerStatus(server.name, state, address, server.pid, str(server.directory))
+    return ServerStatus(server.label, state, address, server.pid, str(server.directory))
 
 
 def default_directory() -> Path:

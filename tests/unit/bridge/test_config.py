@@ -218,6 +218,19 @@ def test_secrets_of_kafka_travel_as_names(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_login_with_its_password_in_a_file_is_whole(tmp_path: Path, mechanism: str) -> None:
+    """librdkafka refuses a user name without password, and must not be asked without what the file will give."""
+    (tmp_path / "pw").write_text("s3cret")
+    settings = (
+        f'"security.protocol" = "SASL_SSL", "sasl.mechanism" = "{mechanism}", "sasl.username" = "$ConnectionString"'
+    )
+    bridge = read(changed('"k1:9092"', f'"k1:9092"\npassword_file = "pw"\nsettings = {{ {settings} }}'), tmp_path)
+    assert bridge.kafka.client()["sasl.password.file"] == str(tmp_path / "pw")
+    (mistake,) = told(changed('"k1:9092"', f'"k1:9092"\nsettings = {{ {settings} }}'), tmp_path)
+    assert "sasl.username and sasl.password must be set" in mistake
+
+
 def test_a_secret_reference_is_resolved_only_where_it_is_used(tmp_path: Path) -> None:
     text = changed('"k1:9092"', '"k1:9092"\nsettings = { "sasl.password" = "${PW}" }')
     bridge = read(text, tmp_path, {"PW": "s3cret"})

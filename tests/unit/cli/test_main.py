@@ -73,21 +73,6 @@ def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("scene", "guarantee", "shown"),
-    [
-        ("kills", "by_qos", "at_most_once, at_least_once, exactly_once"),  # its load has one QoS
-        ("receipts", "at_most_once", "at_least_once, exactly_once"),
-    ],
-)
-def test_a_demo_is_of_what_its_load_can_show(
-    capsys: pytest.CaptureFixture[str], scene: str, guarantee: str, shown: str
-) -> None:
-    code, _, err = ran(capsys, "demo", scene, "--guarantee", guarantee)
-    assert code == 2
-    assert f"--guarantee: choose from {shown}\n" in err
-
-
 def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ran(capsys, "check", str(EXAMPLE))
     assert (code, err) == (0, "")

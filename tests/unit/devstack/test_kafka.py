@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from towline.errors import ConfigError
-from towline_prove.devstack.kafka import Kafka, _cluster_id
+from towline_prove.devstack.kafka import Kafka, new_cluster_id
 
 
 def properties(broker: Kafka) -> dict[str, str]:
@@ -49,9 +49,9 @@ def test_a_setting_can_not_smuggle_lines(tmp_path: Path) -> None:
         Kafka(tmp_path, settings={"a": "b\nlisteners=PLAINTEXT://0.0.0.0:9092"})
 
 
-def test_cluster_ids_are_what_kafka_makes() -> None:
+def testnew_cluster_ids_are_what_kafka_makes() -> None:
     for _ in range(200):
-        identity = _cluster_id()
+        identity = new_cluster_id()
         assert len(identity) == 22
         assert not identity.startswith("-")
         assert len(base64.urlsafe_b64decode(identity + "==")) == 16

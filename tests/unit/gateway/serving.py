@@ -51,9 +51,9 @@ def rows(start: int, count: int, *, gateway: str = "plant", payload: bytes = b""
     return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
 
 
-def mixed_rows(messages: Sequence[tuple[int, int]], start: int = 0, payload: bytes = b"") -> pa.RecordBatch:
+def mixed_rows(messages: Sequence[tuple[int, int]], start: int = 0) -> pa.RecordBatch:
     """Rows of (device, QoS), numbered from `start` on."""
-    made = rows(start, len(messages), payload=payload)
+    made = rows(start, len(messages))
     columns = [*made.columns]
     columns[ROW_SCHEMA.get_field_index("topic")] = pa.array(
         [f"telemetry/d{device}" for device, _ in messages], pa.string()

@@ -197,11 +197,10 @@ class Reader:
 
     def _judge_client(self, kafka: KafkaSection) -> None:
         """Let the client library judge its settings; it opens no connection for that."""
-        from towline.kafka.clientconfig import check_client, file_property  # noqa: PLC0415 - loads librdkafka
+        from towline.kafka.clientconfig import check_client  # noqa: PLC0415 - loads librdkafka
 
-        client = {name: value for name, value in kafka.client().items() if not file_property(name)}
         try:
-            check_client(client, "[kafka]", "")
+            check_client(kafka.client(), "[kafka]", "")
         except ConfigError as error:
             path = next(
                 (("settings", key) for key in kafka.settings if f'"{key}"' in error.what), ("bootstrap_servers",)

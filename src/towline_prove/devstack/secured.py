@@ -1,0 +1,158 @@
+"""A real Kafka with TLS and SASL, and a real Mosquitto with TLS, client certificates and passwords.
+
+Users and passwords are made once and lie beside the brokers, mode 0600.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+from towline import files
+from towline.errors import SetupError
+from towline_prove.devstack.certificates import certificates
+from towline_prove.devstack.kafka import Kafka
+from towline_prove.devstack.mosquitto import SEARCHED, Mosquitto
+from towline_prove.devstack.ports import LOOPBACK
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CONNECTION_STRING", "USER", "SecuredKafka", "SecuredMosquitto", "secret_of"]
+
+USER: Final = "towline"
+#: The user name by which Azure Event Hubs takes a connection string as password.
+CONNECTION_STRING: Final = "$ConnectionString"
+
+
+def secret_of(file: Path) -> Path:
+    """A file with a password, made where it is missing."""
+    if not file.exists():
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.replace(file, secrets.token_urlsafe(18), synced=False)
+        file.chmod(0o600)
+    return file
+
+
+class SecuredKafka(Kafka):
+    """A `Kafka` whose clients come by SASL_SSL only: SCRAM-SHA-512, or PLAIN with a connection string.
+
+    The second is the form of Azure Event Hubs: one listener, user name ``$ConnectionString``. A further listener on
+    loopback without security is for the broker itself and for `create_topics`.
+    """
+
+    port_count: ClassVar[int] = 3
+
+    @property
+    def password_file(self) -> Path:
+        """Password of `USER`, for SCRAM-SHA-512."""
+        return secret_of(self.directory / "secrets" / "password")
+
+    @property
+    def connection_string_file(self) -> Path:
+        """The connection string, password of `CONNECTION_STRING` with PLAIN."""
+        file = self.directory / "secrets" / "connection-string"
+        if not file.exists():
+            key = secrets.token_urlsafe(24)
+            secret_of(file)
+            text = f"Endpoint=sb://devstack.invalid/;SharedAccessKeyName=towline;SharedAccessKey={key}="
+            files.replace(file, text, synced=False)
+            file.chmod(0o600)
+        return file
+
+    @property
+    def authority(self) -> Path:
+        """Certificate of the authority that clients trust."""
+        return certificates(self.directory / "tls").authority
+
+    def settings_of(self, mechanism: Literal["SCRAM-SHA-512", "PLAIN"] = "SCRAM-SHA-512") -> dict[str, str]:
+        """What stands in a bridge file's ``[kafka] settings`` for one of the two ways, without its secret."""
+        return {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": mechanism,
+            "sasl.username": CONNECTION_STRING if mechanism == "PLAIN" else USER,
+            "ssl.ca.location": str(self.authority),
+        }
+
+    def secret_file(self, mechanism: str) -> Path:
+        """The file with the password of that way."""
+        return self.connection_string_file if mechanism == "PLAIN" else self.password_file
+
+    def client_of(self, mechanism: Literal["SCRAM-SHA-512", "PLAIN"] = "SCRAM-SHA-512") -> dict[str, Any]:
+        """Settings of a librdkafka client, secret and all: not to be shown."""
+        password = self.secret_file(mechanism).read_text(encoding="utf-8")
+        return {"bootstrap.servers": self.bootstrap, **self.settings_of(mechanism), "sasl.password": password}
+
+    @property
+    def client(self) -> dict[str, Any]:
+        """That of SCRAM."""
+        return self.client_of()
+
+    def _listeners(self, ports: tuple[int, ...]) -> dict[str, str]:
+        port, controller, own = ports
+        listeners = f"SASL_SSL://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller},OWN://{LOOPBACK}:{own}"
+        made = certificates(self.directory / "tls")
+        store = self.directory / "tls" / "server-keystore.pem"
+        files.replace(store, made.server_key.read_text() + made.server.read_text(), synced=False)
+        store.chmod(0o600)
+        module = "org.apache.kafka.common.security"
+        plain = f'user_{CONNECTION_STRING}="{self.connection_string_file.read_text(encoding="utf-8")}"'
+        return {
+            "listeners": listeners,
+            "advertised.listeners": listeners,
+            "listener.security.protocol.map": "SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT,OWN:PLAINTEXT",
+            "inter.broker.listener.name": "OWN",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+            "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": f"{module}.plain.PlainLoginModule required {plain};",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(store),
+        }
+
+    def _format_options(self) -> list[str]:
+        password = self.password_file.read_text(encoding="utf-8")
+        user = f"SCRAM-SHA-512=[name={USER},password={password}]"
+        return [*super()._format_options(), "--add-scram", user]
+
+    def _own_port(self, ports: tuple[int, ...]) -> int:
+        return ports[2]
+
+
+class SecuredMosquitto(Mosquitto):
+    """A `Mosquitto` whose clients need a certificate of its authority, a user name and a password.
+
+    Args:
+        directory: As `Mosquitto`.
+        settings: Further lines of mosquitto.conf.
+    """
+
+    def __init__(self, directory: Path, *, settings: Mapping[str, str] | None = None) -> None:
+        directory = Path(directory).absolute()
+        self.certificates = certificates(directory / "tls")
+        self.password_file = secret_of(directory / "secrets" / "password")
+        secured = {
+            "cafile": str(self.certificates.authority),
+            "certfile": str(self.certificates.server),
+            "keyfile": str(self.certificates.server_key),
+            "require_certificate": "true",
+            "password_file": str(_users(directory / "secrets" / "users", self.password_file)),
+        }
+        super().__init__(directory, settings={**secured, **(settings or {})})
+
+
+def _users(file: Path, password_file: Path) -> Path:
+    """Mosquitto's own file of users, with hashes."""
+    if file.exists():
+        return file
+    program = shutil.which("mosquitto_passwd", path=f"/usr/bin:/usr/local/bin:{SEARCHED}")
+    if program is None:
+        raise SetupError("TL-S10", "mosquitto_passwd", "is not on this machine", "It comes with Mosquitto.")
+    password = password_file.read_text(encoding="utf-8")
+    # Its file is written with the password in clear text and hashed in place, so that no command line shows it.
+    files.replace(file, f"{USER}:{password}\n", synced=False)
+    file.chmod(0o600)
+    subprocess.run([program, "-U", str(file)], check=True, capture_output=True, timeout=30)
+    return file

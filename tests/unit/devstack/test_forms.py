@@ -1,0 +1,60 @@
+"""The forms of a stack: kept in its directory, told without a secret, and never mixed up."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import lacking
+from towline.errors import SetupError
+from towline_prove.cli.devstack import _form, _how_to_log_in
+from towline_prove.devstack import Stack
+from towline_prove.devstack.certificates import certificates
+from towline_prove.devstack.cluster import KafkaCluster
+from towline_prove.devstack.secured import SecuredKafka
+from towline_prove.devstack.stack import StackForm
+
+
+@pytest.fixture(autouse=True)
+def _openssl() -> None:
+    if shutil.which("openssl") is None or shutil.which("mosquitto_passwd", path="/usr/bin:/usr/local/bin") is None:
+        lacking("openssl or mosquitto_passwd")
+
+
+def test_a_directory_keeps_its_form(tmp_path: Path) -> None:
+    assert isinstance(Stack(tmp_path, form=StackForm(brokers=3)).kafka, KafkaCluster)
+    again = Stack(tmp_path)
+    assert [server.label for server in again.servers] == ["mosquitto", "kafka-1", "kafka-2", "kafka-3"]
+    with pytest.raises(SetupError, match=r"has a stack of another form \(3 brokers of Kafka\)\. Name .*\[TL-S23\]"):
+        Stack(tmp_path, form=StackForm(secure=True))
+
+
+def test_three_brokers_with_passwords_are_not_offered() -> None:
+    assert (_form(None, secure=None), _form(3, secure=None)) == (None, StackForm(brokers=3))
+    with pytest.raises(SetupError, match=r"--secure: is for one broker of Kafka"):
+        _form(3, secure=True)
+
+
+def test_how_to_log_in_shows_no_secret(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, form=StackForm(secure=True))
+    kafka = stack.kafka
+    assert isinstance(kafka, SecuredKafka)
+    words = "\n".join(_how_to_log_in(stack))
+    secrets = [kafka.password_file, kafka.connection_string_file, tmp_path / "mosquitto" / "secrets" / "password"]
+    for file in secrets:
+        assert str(file) in words
+        assert file.read_text() not in words
+        assert file.stat().st_mode & 0o77 == 0
+    assert Stack(tmp_path).kafka.client["sasl.password"] == kafka.client["sasl.password"], "made once"
+
+
+def test_the_certificates_are_those_of_their_authority(tmp_path: Path) -> None:
+    made = certificates(tmp_path)
+    assert made == certificates(tmp_path)
+    context = ssl.create_default_context(cafile=str(made.authority))
+    context.load_cert_chain(made.client, made.client_key)
+    with pytest.raises(ssl.SSLError):
+        context.load_cert_chain(made.client, made.server_key)
