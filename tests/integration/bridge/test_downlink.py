@@ -415,7 +415,7 @@ def test_kill_9_of_everything_loses_nothing(
     write(bridge, broker, kafka, TWO_LINES.format(topic=source, most=250, dead=topic("dead")))
     devices.append(ear := Ear(broker))
     bridge.start()
-    total = run_through(bridge, broker, kafka, ear, source, ["gateway", "mosquitto", "jvm"], 400)
+    total = run_through(bridge, broker, kafka, ear, source, ["gateway", "mosquitto", "jvm"], 250)
     judge(ear, "q1", range(total))
     assert_once(ear, "q2", total, broker_kills=1)
     assert bridge.interrupt() == 0
