@@ -48,7 +48,7 @@ def wait_until(condition: Callable[[], T | None], timeout: float = 60.0, what: s
         if now > end:
             awaited = what or getattr(condition, "__name__", "the condition")
             raise AssertionError(f"waited {timeout:g} s for {awaited}; the last answer was {answer!r}")
-        time.sleep(min(0.1, max(0.01, 10 * (now - asked))))  # what is awaited needs the machine too
+        time.sleep(min(0.2, max(0.01, 20 * (now - asked))))  # what is awaited needs the machine too
 
 
 def wait_while_it_moves(condition: Callable[[], T | None], state: Callable[[], object], standstill: float) -> T:
