@@ -35,6 +35,7 @@ from towline.gateway.service import InboxService, unforeseen
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream
+from towline.net.transport import header_problem
 from towline.processes import ProcessMark
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable
@@ -145,7 +146,7 @@ class _Gateway:
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._failure: TowlineError | None = None
         self._service: InboxService | None = None
-        password = _password(settings)
+        password, headers = _password(settings), _headers(settings)
         self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
         if self._journal.recovery.note:
             self._log.warning("journal repaired", note=self._journal.recovery.note)
@@ -164,6 +165,7 @@ class _Gateway:
             settings,
             self._journal,
             password=password,
+            headers=headers,
             on_rows=self._on_rows,
             outbox=self._outbox,
             on_progress=self._on_progress,
@@ -301,6 +303,26 @@ def _password(settings: GatewaySettings) -> bytes | None:
         raise ConfigError(
             "TL-C31", str(path), f"password_file can't be read ({reason})", "Check its name and rights."
         ) from error
+
+
+def _headers(settings: GatewaySettings) -> tuple[tuple[str, str], ...]:
+    """The headers of the file that names them; an error never shows a value."""
+    path = settings.websocket_headers_file
+    if path is None:
+        return ()
+    try:
+        lines = [line for line in files.secret(path).decode("latin-1").splitlines() if line.strip()]
+    except OSError as error:
+        what = f"websocket_headers_file can't be read ({files.why(error)})"
+        raise ConfigError("TL-C38", str(path), what, "Check its name and rights.") from error
+    headers = []
+    for number, line in enumerate(lines, start=1):
+        name, colon, value = line.partition(":")
+        problem = header_problem(name.strip(), value.strip()) if colon else "it is no header"
+        if problem:
+            raise ConfigError("TL-C38", f"{path}:{number}", problem, "Write one header a line, as Name: value.")
+        headers.append((name.strip(), value.strip()))
+    return tuple(headers)
 
 
 def _leave_error(state_dir: Path, error: TowlineError) -> None:

@@ -57,6 +57,7 @@ class Pump:
         settings: The gateway's settings.
         inbox: Where messages go.
         password: Read from the password file, None without one.
+        headers: Of the request that opens a WebSocket, read from theirs.
         on_rows: Called after rows became durable, on the pump's thread.
         outbox: What is to be sent; None for a gateway that only receives.
         on_progress: Called after messages of the outbox are done, on the pump's thread.
@@ -68,6 +69,7 @@ class Pump:
         inbox: Inbox,
         *,
         password: bytes | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
         on_rows: Callable[[], None] = lambda: None,
         outbox: Outbox | None = None,
         on_progress: Callable[[], None] = lambda: None,
@@ -124,7 +126,7 @@ class Pump:
             failed=self._failed,
             notice=self._log.warning,
         )
-        self._options = connection_options(settings, password)
+        self._options = connection_options(settings, password, headers)
         self._driver = SessionDriver(self._options, hooks)
 
     # -- from any thread --

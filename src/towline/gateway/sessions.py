@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 from mqtt5 import QoS, Will
 
 from towline.delivery.inbound import InboundConfig
 from towline.delivery.receipts.sender import ReceiptConfig
+from towline.errors import ConfigError
 from towline.gateway.settings import GatewaySettings, WillSettings
 from towline.guarantee import Guarantee, policy
-from towline.mqtt.events import SessionConfig
+from towline.mqtt.events import Authenticator, SessionConfig
 from towline.net.options import ConnectionOptions
 
 __all__ = ["connection_options", "inbound_config", "receipt_config"]
 
 
-def connection_options(settings: GatewaySettings, password: bytes | None) -> ConnectionOptions:
+def connection_options(
+    settings: GatewaySettings,
+    password: bytes | None,
+    headers: tuple[tuple[str, str], ...] = (),
+) -> ConnectionOptions:
     """The part of the connection and its session.
 
     Args:
         settings: The gateway's.
         password: Read from its file; None without one.
+        headers: Read from theirs.
+
+    Raises:
+        ConfigError: TL-C37, the authenticator can't be had.
     """
     delivers = settings.outbox is not None
     session = SessionConfig(
@@ -43,6 +53,7 @@ def connection_options(settings: GatewaySettings, password: bytes | None) -> Con
         exactly_once=delivers and settings.guarantee is Guarantee.EXACTLY_ONCE,
         topic_alias_maximum=settings.topic_alias_maximum,
         will=_will(settings.will) if settings.will else None,
+        authenticator=_authenticator(settings, password),
     )
     return ConnectionOptions(
         session=session,
@@ -54,7 +65,24 @@ def connection_options(settings: GatewaySettings, password: bytes | None) -> Con
         follow_redirects=settings.follow_redirects,
         brokers_share_sessions=settings.brokers_share_sessions,
         linger_s=settings.linger_ms / 1000,
+        reconnect_delay_s=settings.reconnect_delay_s,
+        reconnect_max_delay_s=settings.reconnect_max_delay_s,
+        websocket_headers=headers,
     )
+
+
+def _authenticator(settings: GatewaySettings, password: bytes | None) -> Authenticator | None:
+    """What the user's factory gives."""
+    if settings.authenticator is None:
+        return None
+    module, _, name = settings.authenticator.partition(":")
+    try:
+        made: Authenticator = getattr(importlib.import_module(module), name)(settings.username, password)
+    except Exception as error:  # noqa: BLE001 - of any code
+        what = f'authenticator "{settings.authenticator}" can\'t be had ({type(error).__name__})'
+        do = "It is package.module:factory, called with user name and password; the module has to be on PYTHONPATH."
+        raise ConfigError("TL-C37", settings.name, what, do) from None
+    return made
 
 
 def inbound_config(settings: GatewaySettings) -> InboundConfig:
@@ -84,10 +112,11 @@ def _will(settings: WillSettings) -> Will:
         payload=settings.payload.encode(),
         qos=QoS(settings.qos),
         retain=settings.retain,
-        payload_format_indicator=1,
+        payload_format_indicator=int(settings.payload_is_utf8),
         message_expiry_interval=settings.expiry_s,
         content_type=settings.content_type,
         response_topic=settings.response_topic,
+        correlation_data=None if settings.correlation_data is None else settings.correlation_data.encode(),
         will_delay_interval=settings.delay_s,
         user_properties=list(settings.user_properties),
     )

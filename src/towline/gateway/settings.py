@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -24,7 +24,8 @@ from towline.guarantee import AckAfter, Guarantee, policy, qos_problem
 from towline.journal import Limits
 from towline.mqtt.events import Filter
 from towline.mqtt.rules import filter_problem
-from towline.net.options import ProtocolName
+from towline.net.options import LONGEST_DELAY_S, ProtocolName
+from towline.net.pauses import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from towline.net.transport import Endpoint, Proxy, Tls
 
 __all__ = [
@@ -78,6 +79,8 @@ class WillSettings(_Model):
         content_type: What the payload is (MQTT 5).
         response_topic: Where an answer is expected (MQTT 5).
         user_properties: Pairs, in order (MQTT 5).
+        payload_is_utf8: Whether the payload is said to be UTF-8 text (MQTT 5).
+        correlation_data: What an answer repeats, as text (MQTT 5).
     """
 
     topic: str = Field(min_length=1, max_length=65535, pattern=r"^[^+#\x00]+$")
@@ -89,6 +92,8 @@ class WillSettings(_Model):
     content_type: str | None = None
     response_topic: str | None = None
     user_properties: tuple[tuple[str, str], ...] = ()
+    payload_is_utf8: bool = True
+    correlation_data: str | None = None
 
 
 class OutboxSettings(_Model):
@@ -140,6 +145,16 @@ class ReceiptSettings(_Model):
         return self
 
 
+#: Settings that versions before did not have: left as they are, they leave the digest of a running gateway as it is.
+_SINCE: Final = ("reconnect_delay_s", "reconnect_max_delay_s", "websocket_headers_file", "authenticator")
+_WILL_SINCE: Final = ("payload_is_utf8", "correlation_data")
+
+
+def _unsaid(model: BaseModel, names: Iterable[str]) -> set[str]:
+    """Those of the names that are as they are by default."""
+    return {name for name in names if getattr(model, name) == type(model).model_fields[name].default}
+
+
 class GatewaySettings(_Model):
     """Everything one gateway needs; secrets only as names of files.
 
@@ -182,6 +197,12 @@ class GatewaySettings(_Model):
         owner_pid: End when this process has died.
         checkpoint: Location of the checkpoint of the query that reads here: a journal that it does not belong to takes
             nothing in [I14]. "" for one that is not known.
+        reconnect_delay_s: First pause before another connection; each further one is twice as long.
+        reconnect_max_delay_s: The longest pause.
+        websocket_headers_file: Further headers of the request that opens a WebSocket, ``Name: value`` a line; a file,
+            because one may be a secret.
+        authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
+            gives an `towline.mqtt.Authenticator`.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -215,6 +236,10 @@ class GatewaySettings(_Model):
     journal: Limits = Limits()
     owner_pid: int | None = None
     checkpoint: str = ""
+    reconnect_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = FIRST_PAUSE_S
+    reconnect_max_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = LONGEST_PAUSE_S
+    websocket_headers_file: Path | None = None
+    authenticator: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
     @field_validator("brokers", mode="before")
     @classmethod
@@ -340,5 +365,9 @@ class GatewaySettings(_Model):
 
     def digest(self) -> str:
         """Eight hex digits that change with any setting but owner and checkpoint: a running gateway has these."""
-        text = self.model_dump_json(exclude={"owner_pid": True, "checkpoint": True, "outbox": {"checkpoint"}})
+        apart: dict[str, Any] = {"owner_pid": True, "checkpoint": True, "outbox": {"checkpoint"}}
+        apart |= dict.fromkeys(_unsaid(self, _SINCE), True)
+        if self.will is not None:
+            apart["will"] = _unsaid(self.will, _WILL_SINCE)
+        text = self.model_dump_json(exclude=apart)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from towline.mqtt.events import Close
-from towline.net.pauses import Pauses
+from towline.net.pauses import LONGEST_PAUSE_S, Pauses
 from towline.net.redirect import Redirects
 from towline.net.transport import Endpoint
 
 __all__ = ["Attempts"]
 
-#: Longest pause between two connections, in seconds.
-_LONGEST_PAUSE: Final = 30.0
 #: A taken-over client id is given up when it happens twice in this many seconds.
 _TAKEOVER_WINDOW: Final = 60.0
 
@@ -31,14 +29,15 @@ class Attempts:
     Args:
         endpoints: The list of brokers, in order of preference.
         follow_redirects: Go where a broker points.
+        pauses: Between rounds; None for the usual ones.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], *, follow_redirects: bool) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], *, follow_redirects: bool, pauses: Pauses | None = None) -> None:
         self._endpoints = endpoints
         #: Place in the list of the next one, or of the one in use.
         self._index = 0
         self._redirects = Redirects(follow=follow_redirects)
-        self._pauses = Pauses(_LONGEST_PAUSE)
+        self._pauses = pauses or Pauses(LONGEST_PAUSE_S)
         #: When the client id was taken over, the last two times.
         self._takeovers: deque[float] = deque(maxlen=2)
         #: The server in use or last tried, which may be one that a broker of the list has named.

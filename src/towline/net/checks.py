@@ -10,6 +10,7 @@ from towline.mqtt.events import Filter
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.rules import filter_problem, message_problem, whole_number_problem
 from towline.mqtt.versions import LEVELS
+from towline.net.options import connection_problem
 from towline.net.transport import Endpoint
 
 __all__ = ["check_connection", "content_of", "endpoints_of", "filters_of", "refuse"]
@@ -25,8 +26,16 @@ def refuse(where: str, what: str) -> NoReturn:
     raise ConfigError("TL-C51", where, what, "Change it.")
 
 
-def check_connection(where: str, protocol: str, max_packet_bytes: int) -> None:
-    """Refuse a version that is none, and a size that no packet has."""
+def check_connection(
+    where: str,
+    protocol: str,
+    max_packet_bytes: int,
+    delays: tuple[float, float],
+    headers: Iterable[tuple[str, str]],
+) -> None:
+    """Refuse a version that is none, a size that no packet has, pauses and headers that can't be."""
+    if problem := connection_problem(*delays, headers):
+        refuse(where, problem)
     if protocol not in LEVELS:
         refuse(where, f'protocol "{protocol}" is none of {", ".join(LEVELS)}')
     if problem := whole_number_problem(max_packet_bytes, 1, _LARGEST_PACKET):

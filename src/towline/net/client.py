@@ -20,9 +20,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final, Literal, Self
 
 from mqtt5 import Will as AnyWill
@@ -52,6 +52,7 @@ from towline.net.checks import check_connection, content_of, endpoints_of, filte
 from towline.net.driver import Hooks, SessionDriver
 from towline.net.messages import Memory, Message, PublishResult, Store, message_of, session_from
 from towline.net.options import ConnectionOptions, ProtocolName
+from towline.net.pauses import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from towline.net.transport import Proxy, Tls
 
 __all__ = ["Client"]
@@ -70,33 +71,27 @@ class Client:
     """An MQTT client; a context manager and an iterator of messages.
 
     Args:
-        uri: The broker, ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://``, ``wss://`` or ``unix:///PATH``; or several,
-            in order of preference.
+        uri: The broker, ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://``, ``wss://``, ``unix:///PATH``; or several.
         client_id: Stable and nobody else's: it names the session.
         subscribe: Topic filters, or one; a plain text means QoS 1.
-        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 where the broker does not speak 5.
+        protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it.
         clean_start: Begin without the session of before, at every connection.
         session_expiry_s: Seconds the broker keeps the session while we are away, 0xFFFFFFFF for ever; default 3,600, or
-            0 with `clean_start`. MQTT 3.x knows only 0 and for ever: everything above 0 leaves a session there.
-        unknown_session: What to do with a session at the broker that `store` knows nothing of [MQTT-3.2.2-4]:
-            ``adopt`` it, ``discard`` it, or ``refuse`` to go on.
+            0 with `clean_start`. To MQTT 3.x everything above 0 is for ever.
+        unknown_session: ``adopt``, ``discard`` or ``refuse`` one that `store` knows nothing of [MQTT-3.2.2-4].
         will: Published by the broker when the connection ends without our goodbye.
-        username: MQTT user name.
-        password: MQTT password.
-        tls: How to encrypt ``mqtts`` and ``wss``; None for verification against the system's certificates.
-        proxy: On the way to the broker.
-        authenticator: Enhanced authentication (MQTT 5).
-        store: Keeps packet ids and the session's record; default `Memory`.
+        username, password: MQTT's.
+        tls, proxy: On the way to the broker; without `tls` the system's certificates verify.
+        authenticator, store: Enhanced authentication (MQTT 5); keeps packet ids and the session's record.
         receive_maximum: Messages of QoS > 0 the broker may send without our acknowledgement; MQTT 3.x can't tell it.
         keep_alive_s: Seconds, 0 for none; a shorter value of the server wins [MQTT-3.2.2-21].
-        connect_timeout_s: Seconds for the connection, and again for the broker's answer to CONNECT.
+        connect_timeout_s: Seconds for the connection, and for CONNACK.
         max_packet_bytes: A larger message comes without its payload, see `Message`.
-        topic_alias_maximum: Topic aliases the broker may use towards us.
-        topic_aliases: Topics that get an alias when we publish, as far as the server allows.
+        topic_alias_maximum, topic_aliases: Aliases the broker may use; topics that get one when we publish.
         problem_information: The server may explain itself with reason strings [MQTT 5 section 3.1.2.11.7].
-        follow_redirects: Go to the server a broker names, same scheme, same verification.
         brokers_share_sessions: The brokers are one cluster; otherwise each has a session of its own: nothing is
             published with QoS 2, and what was under way to us comes again when one takes over from another.
+        follow_redirects, reconnect_delay_s, reconnect_max_delay_s, websocket_headers: As in `ConnectionOptions`.
 
     Raises:
         ConfigError: Something that can't be (TL-C50, TL-C51).
@@ -128,10 +123,14 @@ class Client:
         problem_information: bool = True,
         follow_redirects: bool = False,
         brokers_share_sessions: bool = False,
+        reconnect_delay_s: float = FIRST_PAUSE_S,
+        reconnect_max_delay_s: float = LONGEST_PAUSE_S,
+        websocket_headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         endpoints = endpoints_of(uri)
         self._where = str(endpoints[0]) if len(endpoints) == 1 else f'client "{client_id}"'
-        check_connection(self._where, protocol, max_packet_bytes)
+        headers = tuple(websocket_headers.items())
+        check_connection(self._where, protocol, max_packet_bytes, (reconnect_delay_s, reconnect_max_delay_s), headers)
         expiry = (0 if clean_start else 3600) if session_expiry_s is None else session_expiry_s
         self._pid = os.getpid()
         self._store = store or Memory()
@@ -162,6 +161,9 @@ class Client:
             max_packet_bytes=max_packet_bytes,
             follow_redirects=follow_redirects,
             brokers_share_sessions=brokers_share_sessions,
+            reconnect_delay_s=reconnect_delay_s,
+            reconnect_max_delay_s=reconnect_max_delay_s,
+            websocket_headers=headers,
         )
         #: The message at which the broker ends the connection, where there is one.
         self._culprits = Culprits()

@@ -42,6 +42,7 @@ from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import NAMES, Versions
 from towline.net.attempts import Attempts
 from towline.net.options import ConnectionOptions
+from towline.net.pauses import Pauses
 from towline.net.transport import Endpoint, Transport, connect
 
 __all__ = ["Hooks", "SessionDriver"]
@@ -87,7 +88,8 @@ class SessionDriver:
         #: Another version is taken only while nothing is connected.
         self._versions = Versions(options.levels)
         self.session = hooks.new_session(options.levels[0])
-        self._attempts = Attempts(options.brokers, follow_redirects=options.follow_redirects)
+        pauses = Pauses(options.reconnect_max_delay_s, options.reconnect_delay_s)
+        self._attempts = Attempts(options.brokers, follow_redirects=options.follow_redirects, pauses=pauses)
         self._decoder = Decoder(options.max_packet_bytes, options.levels[0])
         self._transport: Transport | None = None
         #: Connections opened so far: tells one from the next.
@@ -257,6 +259,7 @@ class SessionDriver:
                 timeout_s=self._options.session.connect_timeout_s,
                 keep_alive_s=self.session.config.keep_alive_s or 60,
                 cancelled=self._cancelled.is_set,
+                headers=self._options.websocket_headers,
             )
         except (BrokerError, ConfigError) as error:
             if not self._cancelled.is_set():

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from towline.mqtt.events import SessionConfig
 from towline.mqtt.versions import LEVELS
-from towline.net.transport import Endpoint, Proxy, Tls
+from towline.net.pauses import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from towline.net.transport import Endpoint, Proxy, Tls, header_problem
 
-__all__ = ["ConnectionOptions", "ProtocolName"]
+__all__ = ["LONGEST_DELAY_S", "ConnectionOptions", "ProtocolName", "connection_problem"]
 
 #: A version of MQTT; ``auto`` is 5, and an older one where the broker does not speak it.
 ProtocolName: TypeAlias = Literal["5", "3.1.1", "3.1", "auto"]
+
+
+#: Longest pause that can be asked for, in seconds.
+LONGEST_DELAY_S: Final = 3600.0
+
+
+def connection_problem(first_s: float, longest_s: float, headers: Iterable[tuple[str, str]]) -> str | None:
+    """What can't be of the pauses between connections and the headers of a WebSocket's request, or None."""
+    for name, value in (("reconnect_delay_s", first_s), ("reconnect_max_delay_s", longest_s)):
+        number: object = value  # of a caller without types
+        if type(number) not in (int, float) or not 0 < value <= LONGEST_DELAY_S:
+            return f"{name} is {value!r}, and is more than 0 and at most {LONGEST_DELAY_S:,.0f} seconds"
+    return next((found for name, value in headers if (found := header_problem(name, value))), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +44,9 @@ class ConnectionOptions:
         follow_redirects: Go where a broker points; see `towline.net.redirect`.
         brokers_share_sessions: They are one cluster; otherwise each has a session of its own.
         linger_s: Seconds that a small chunk waits for more of the same, so that one sync serves many.
+        reconnect_delay_s: First pause before another connection in seconds; each further one is twice as long.
+        reconnect_max_delay_s: The longest.
+        websocket_headers: Further headers of the request that opens a WebSocket, such as an authorization.
     """
 
     session: SessionConfig
@@ -40,6 +58,9 @@ class ConnectionOptions:
     follow_redirects: bool = False
     brokers_share_sessions: bool = False
     linger_s: float = 0.0
+    reconnect_delay_s: float = FIRST_PAUSE_S
+    reconnect_max_delay_s: float = LONGEST_PAUSE_S
+    websocket_headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def levels(self) -> tuple[int, ...]:

@@ -6,10 +6,11 @@ from typing import Final
 
 from towline.backoff import Backoff
 
-__all__ = ["Pauses"]
+__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Pauses"]
 
 #: First pause in seconds; doubles up to the longest.
-_FIRST_PAUSE: Final = 0.25
+FIRST_PAUSE_S: Final = 0.25
+LONGEST_PAUSE_S: Final = 30.0
 #: Part of a pause that is left to chance.
 _JITTER: Final = 0.75
 #: A connection that was online for so many seconds was of use, whatever it carried.
@@ -29,10 +30,11 @@ class Pauses:
 
     Args:
         longest_s: Longest pause in seconds.
+        first_s: First pause in seconds.
     """
 
-    def __init__(self, longest_s: float) -> None:
-        self._backoff = Backoff(_FIRST_PAUSE, longest_s, _JITTER)
+    def __init__(self, longest_s: float, first_s: float = FIRST_PAUSE_S) -> None:
+        self._backoff = Backoff(min(first_s, longest_s), longest_s, _JITTER)
         #: When the connection came online that has not ended, or whose pause is not taken.
         self._online_at: float | None = None
         #: Culprits since the last message that went through.

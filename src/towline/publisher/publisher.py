@@ -14,20 +14,20 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, NoReturn, Self
+
+from mqtt5 import Will as AnyWill
 
 from towline.delivery.receipts.payload import PREFIX, receipt_topic
 from towline.errors import BrokerError, JournalError, PublisherError
 from towline.journal import Limits, Outbox
-from towline.mqtt.events import (
-    Filter,
-    SessionConfig,
-)
+from towline.mqtt.events import Authenticator, Filter, SessionConfig
 from towline.mqtt.versions import LEVELS
-from towline.net.options import ConnectionOptions, ProtocolName
+from towline.net.options import ConnectionOptions, ProtocolName, connection_problem
+from towline.net.pauses import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from towline.net.transport import Proxy, Tls
 from towline.publisher.arguments import check_settings, endpoints_of, fields_of
 from towline.publisher.awaited import CONSUMER, awaited_of, keys_of
@@ -80,6 +80,13 @@ class Publisher:
             receipt) of each message, also of those of an earlier life, on the mqtt thread.
         brokers_share_sessions: The brokers are one cluster; otherwise each has a session of its own, and there is no
             QoS 2.
+        will: Published by the broker when the connection ends without our goodbye.
+        authenticator: Enhanced authentication (MQTT 5).
+        follow_redirects: Go to the server a broker names, same scheme, same verification.
+        connect_timeout_s: Seconds for the connection, and again for the broker's answer to CONNECT.
+        reconnect_delay_s: First pause before another connection in seconds; each further one is twice as long.
+        reconnect_max_delay_s: The longest.
+        websocket_headers: Further headers of the request that opens a WebSocket.
 
     Raises:
         ConfigError: Something that can't be; TL-M23 for a changed client id.
@@ -111,12 +118,22 @@ class Publisher:
         receipt_patience_s: float = 30.0,
         on_outcome: Callable[[int, str], None] | None = None,
         brokers_share_sessions: bool = False,
+        will: AnyWill | None = None,
+        authenticator: Authenticator | None = None,
+        follow_redirects: bool = False,
+        connect_timeout_s: float = 10.0,
+        reconnect_delay_s: float = FIRST_PAUSE_S,
+        reconnect_max_delay_s: float = LONGEST_PAUSE_S,
+        websocket_headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         endpoints = endpoints_of(brokers)
         if protocol not in LEVELS or overflow not in ("block", "refuse"):
             raise wrong("protocol is 5, 3.1.1, 3.1 or auto, overflow is block or refuse")
         if receipts and protocol != "5":
             raise wrong('receipts need protocol "5"')
+        headers = tuple(websocket_headers.items())
+        if problem := connection_problem(reconnect_delay_s, reconnect_max_delay_s, headers):
+            raise wrong(problem)
         check_settings(
             client_id,
             keep_alive_s=keep_alive_s,
@@ -148,6 +165,9 @@ class Publisher:
             session_expiry_s=session_expiry_s,
             keep_alive_s=keep_alive_s,
             unknown_session="adopt",
+            connect_timeout_s=connect_timeout_s,
+            will=will,
+            authenticator=authenticator,
             durable=session_expiry_s > 0,
             durable_ids=True,
         )
@@ -157,7 +177,11 @@ class Publisher:
             tls=tls,
             proxy=proxy,
             protocol=protocol,
+            follow_redirects=follow_redirects,
             brokers_share_sessions=brokers_share_sessions,
+            reconnect_delay_s=reconnect_delay_s,
+            reconnect_max_delay_s=reconnect_max_delay_s,
+            websocket_headers=headers,
         )
         self._log = Log()
         #: its condition guards what the threads share

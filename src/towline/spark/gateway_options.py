@@ -61,14 +61,36 @@ def _milliseconds(text: str) -> float:
         raise ValueError("it is a number of milliseconds") from None
 
 
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("it is a number of seconds") from None
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """User properties: ``NAME=VALUE, ...``, or JSON pairs where a comma stands in one."""
+    if text.lstrip().startswith("["):
+        try:
+            pairs = json.loads(text)
+        except ValueError:
+            pairs = None
+        if isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            return [(str(name), str(value)) for name, value in pairs]
+    elif all("=" in part for part in text.split(",")):
+        named = (part.strip().partition("=") for part in text.split(","))
+        return [(name, value) for name, _, value in named]
+    raise ValueError('it is NAME=VALUE with commas between them, or JSON such as [["a", "1, 2"]]')
+
+
 def parse_subscriptions(text: str) -> list[dict[str, object]]:
-    """Read ``telemetry/#:1, alarms/+`` or a JSON list of the same texts (for filters with a comma).
+    """Read ``telemetry/#:1, alarms/+`` or a JSON list of the same texts (for filters with a comma), or of objects.
 
     Args:
-        text: Filters, each with ``:QOS`` behind it or not.
+        text: Filters, each with ``:QOS`` behind it or not; an object has ``filter`` and any of `_SUBSCRIPTION`.
 
     Raises:
-        ValueError: For an empty list, or JSON that is no list of texts.
+        ValueError: For an empty list, or JSON that is none of these.
     """
     parts: object = text.split(",")
     if text.lstrip().startswith("["):
@@ -76,15 +98,33 @@ def parse_subscriptions(text: str) -> list[dict[str, object]]:
             parts = json.loads(text)
         except ValueError:
             parts = None
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise ValueError('it is filters with a comma between them, or a JSON list of texts such as ["a,b/#:1"]')
-    subscriptions = [_subscription(part.strip()) for part in parts if part.strip()]
+    if not isinstance(parts, list) or not all(isinstance(part, str | dict) for part in parts):
+        raise ValueError('it is filters with a comma between them, or a JSON list such as ["a,b/#:1"]')
+    subscriptions = [_subscription(part) for part in parts if not isinstance(part, str) or part.strip()]
     if not subscriptions:
         raise ValueError("it has no topic filter")
     return subscriptions
 
 
-def _subscription(text: str) -> dict[str, object]:
+#: Keys of a subscription as a JSON object, and what the gateway calls them [MQTT 5 section 3.8.3.1].
+_SUBSCRIPTION: Final = {
+    "filter": "filter",
+    "qos": "qos",
+    "noLocal": "no_local",
+    "retainAsPublished": "retain_as_published",
+    "retainHandling": "retain_handling",
+    "subscriptionId": "identifier",
+}
+
+
+def _subscription(said: str | dict[str, object]) -> dict[str, object]:
+    if isinstance(said, dict):
+        unknown = next((name for name in said if name not in _SUBSCRIPTION), None)
+        if unknown is not None or "filter" not in said:
+            known = ", ".join(_SUBSCRIPTION)
+            raise ValueError(f'a subscription has {known}, and no "{unknown}"' if unknown else "a filter is missing")
+        return {_SUBSCRIPTION[name]: value for name, value in said.items()}
+    text = said.strip()
     match = re.fullmatch(r"(.*):([0-9]+)", text, re.DOTALL)
     return {"filter": match[1], "qos": int(match[2])} if match else {"filter": text}
 
@@ -125,6 +165,22 @@ CONNECTION: Final = (
     Option("tlsMinVersion", into="tls.min_version"),
     Option("tlsServerName", into="tls.server_name"),
     Option("tlsInsecure", read.truth, "tls.insecure"),
+    Option("followRedirects", read.truth, "follow_redirects"),
+    Option("reconnectDelay", _seconds, "reconnect_delay_s"),
+    Option("reconnectMaxDelay", _seconds, "reconnect_max_delay_s"),
+    Option("webSocketHeadersFile", read.path, "websocket_headers_file"),
+    Option("authenticator", into="authenticator"),
+    Option("willTopic", into="will.topic"),
+    Option("willPayload", into="will.payload"),
+    Option("willQos", read.whole(), "will.qos"),
+    Option("willRetain", read.truth, "will.retain"),
+    Option("willDelay", read.whole(), "will.delay_s"),
+    Option("willExpiry", read.whole(), "will.expiry_s"),
+    Option("willContentType", into="will.content_type"),
+    Option("willResponseTopic", into="will.response_topic"),
+    Option("willCorrelationData", into="will.correlation_data"),
+    Option("willPayloadIsUtf8", read.truth, "will.payload_is_utf8"),
+    Option("willUserProperties", _pairs, "will.user_properties"),
 )
 #: What only a gateway that receives needs.
 RECEIVING: Final = (
@@ -233,7 +289,7 @@ def _settings_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 #: Settings of a gateway, and the options that hold them.
-_SPOKEN: Final = {option.place[-1]: option.name for option in (*CONNECTION, *RECEIVING)}
+_SPOKEN: Final = {option.place[-1]: option.name for option in (*CONNECTION, *RECEIVING) if option.place[0] != "will"}
 #: All of them, for a message that speaks of settings alone; and those that are no English word.
 _SETTINGS: Final = _settings_of(_SPOKEN)
 _SETTING: Final = _settings_of(setting for setting in _SPOKEN if "_" in setting)

@@ -25,10 +25,12 @@ def register(spark: SparkSession) -> None:
     """Register ``format("mqtt")`` and ``format("kafka_transactional")`` where Spark has not found them by itself.
 
     Args:
-        spark: The session, classic or Connect.
+        spark: The session, classic or Connect. A Connect server runs the formats in its own Python, which has to have
+            Towline.
 
     Raises:
-        SetupError: TL-S20 when PySpark lacks what the formats are built on.
+        SetupError: TL-S20 when PySpark lacks what the formats are built on; TL-S24 when a Connect server's Python lacks
+            Towline.
     """
     _run_our_python(spark)
     known = _known(spark)
@@ -45,6 +47,20 @@ def register(spark: SparkSession) -> None:
                 "Install towline[spark]: PySpark 4.3 with its Python Data Source API.",
             ) from error
         spark.dataSource.register(source)
+    if not hasattr(spark, "_jsparkSession"):
+        _ask_server(spark)
+
+
+def _ask_server(spark: SparkSession) -> None:
+    """Let a Connect server make the source once: what it takes over is a name, which its own Python has to find."""
+    try:
+        _ = spark.read.format("mqtt").load().schema
+    except Exception as error:  # noqa: BLE001 - Towline's own word for a source without options, or Spark's for the rest
+        if "ModuleNotFoundError" not in str(error):
+            return
+        what = "the Python of the Spark Connect server has no Towline"
+        do = "Install towline[spark] there, or start the server with PYSPARK_PYTHON set to a Python that has it."
+        raise SetupError("TL-S24", "towline.register", what, do) from None
 
 
 def _known(spark: SparkSession) -> set[str]:

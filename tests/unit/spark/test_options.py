@@ -272,7 +272,7 @@ MISTAKES = [
     (
         {"subscribe": "[1]"},
         (
-            'option "subscribe" = "[1]": it is filters with a comma between them, or a JSON list of texts such as '
+            'option "subscribe" = "[1]": it is filters with a comma between them, or a JSON list such as '
             '["a,b/#:1"].   [TL-C21]'
         ),
     ),

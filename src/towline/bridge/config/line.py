@@ -18,6 +18,7 @@ from towline.bridge.config.routes import (
     Route,
     Template,
     allowed,
+    at_odds,
     kafka_name_problem,
     subscriptions,
 )
@@ -237,6 +238,11 @@ class LineReader(TableReader):
             if section is not None and route is not None:
                 sections.append(section)
                 routes.append(route)
+        if len(routes) == len(tables) and (pair := at_odds(routes)):
+            narrow, wide = (routes[number].pattern.text for number in pair)
+            what = f'"{narrow}" is subscribed as part of "{wide}", with other options'
+            do = "Give both routes the same no_local, retain_as_published, retain_handling and subscription_id."
+            self._note("TL-C67", ("route", pair[0], "from"), what, do)
         return tuple(sections), tuple(routes)
 
 

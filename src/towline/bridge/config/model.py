@@ -15,6 +15,7 @@ from towline.bridge.config.section import NAME, Section
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.guarantee import AckAfter, Guarantee, policy
+from towline.mqtt.events import Filter
 from towline.spark.options import DEFAULT_MAX_BYTES
 
 __all__ = [
@@ -146,6 +147,10 @@ class RouteSection(Section):
     fields: dict[str, str] = Field(default_factory=dict)
     reject: str | None = None
     missing_headers: Literal["null", "omit"] = "null"
+    no_local: bool = False
+    retain_as_published: bool = True
+    retain_handling: Annotated[int, Field(ge=0, le=2)] | None = None
+    subscription_id: Annotated[int, Field(ge=1, le=268_435_455)] | None = None
     dedupe: Dedupe | None = None
 
     def compile(
@@ -178,6 +183,13 @@ class RouteSection(Section):
             fields=tuple(self.fields.items()),
             reject=self.reject,
             omit_missing=self.missing_headers == "omit",
+            terms=Filter(
+                "",
+                no_local=self.no_local,
+                retain_as_published=self.retain_as_published,
+                retain_handling=self.retain_handling,
+                identifier=self.subscription_id,
+            ),
             dedupe=None if dedupe is None else dedupe.compile(names),
             dead_letter_topics=dead_letter_topics,
         )

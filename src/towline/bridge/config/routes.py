@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
@@ -32,6 +32,7 @@ __all__ = [
     "Route",
     "Template",
     "allowed",
+    "at_odds",
     "covers",
     "first_match",
     "kafka_name_problem",
@@ -270,6 +271,10 @@ def allowed(name: str, globs: Sequence[str]) -> bool:
     return not globs or any(fnmatchcase(name, glob) for glob in globs)
 
 
+#: A subscription that says nothing of its own.
+_NO_FILTER = Filter("")
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One arm of a line.
@@ -290,6 +295,7 @@ class Route:
             it may name the columns of the source and the fields before it.
         reject: Spark SQL that says why a message is refused, null where it is not; what is refused is a dead letter.
         omit_missing: Whether a header whose template gives null is left out, rather than be there without value.
+        terms: Further options of the subscription, as `Filter` has them, but for its filter and QoS.
         dedupe: What names a message for ever, as a template or as SQL; None to keep repeats.
         dead_letter_topics: Of all lines of the bridge; no message may name one.
     """
@@ -307,6 +313,7 @@ class Route:
     fields: tuple[tuple[str, str], ...] = ()
     reject: str | None = None
     omit_missing: bool = False
+    terms: Filter = _NO_FILTER
     dedupe: Template | str | None = None
     dead_letter_topics: tuple[str, ...] = ()
 
@@ -420,14 +427,24 @@ def subscriptions(routes: Sequence[Route]) -> tuple[Filter, ...]:
     A broker may send a message once for each overlapping subscription of a client [MQTT-3.3.4-2], and each copy
     would become a record; so a filter that another covers is left out, and the covering one gets the higher QoS.
     """
-    kept: list[tuple[Pattern, int]] = []
+    kept: list[tuple[Route, int]] = []
     for route in routes:
         pattern, qos = route.pattern, route.qos
-        rivals = [(p, q) for p, q in kept if p.share == pattern.share]
-        if any(covers(p, pattern) for p, _ in rivals):
-            kept = [(p, max(q, qos) if p.share == pattern.share and covers(p, pattern) else q) for p, q in kept]
+        rivals = [(r, q) for r, q in kept if r.pattern.share == pattern.share]
+        if any(covers(r.pattern, pattern) for r, _ in rivals):
+            kept = [(r, max(q, qos) if (r, q) in rivals and covers(r.pattern, pattern) else q) for r, q in kept]
             continue
-        swallowed = [(p, q) for p, q in rivals if covers(pattern, p)]
+        swallowed = [(r, q) for r, q in rivals if covers(pattern, r.pattern)]
         kept = [entry for entry in kept if entry not in swallowed]
-        kept.append((pattern, max([qos, *(q for _, q in swallowed)])))
-    return tuple(Filter(pattern.filter, qos) for pattern, qos in kept)
+        kept.append((route, max([qos, *(q for _, q in swallowed)])))
+    return tuple(replace(route.terms, pattern=route.pattern.filter, qos=qos) for route, qos in kept)
+
+
+def at_odds(routes: Sequence[Route]) -> tuple[int, int] | None:
+    """A route, and another whose filter covers its own and is subscribed with other options; None for no such pair."""
+    for one, route in enumerate(routes):
+        for other, wide in enumerate(routes):
+            same_group = one != other and wide.pattern.share == route.pattern.share
+            if same_group and covers(wide.pattern, route.pattern) and wide.terms != route.terms:
+                return one, other
+    return None

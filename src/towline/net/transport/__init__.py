@@ -9,5 +9,6 @@ from towline.net.transport.endpoint import Endpoint
 from towline.net.transport.proxy import Proxy
 from towline.net.transport.stream import Transport
 from towline.net.transport.tls import Tls
+from towline.net.transport.websocket import header_problem
 
-__all__ = ["Endpoint", "Proxy", "Tls", "Transport", "connect"]
+__all__ = ["Endpoint", "Proxy", "Tls", "Transport", "connect", "header_problem"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from socket import socket
 
 from towline.errors import ConfigError, Unreachable
@@ -25,6 +25,7 @@ def connect(
     timeout_s: float = 10.0,
     keep_alive_s: int = 60,
     cancelled: Callable[[], bool] = lambda: False,
+    headers: Sequence[tuple[str, str]] = (),
 ) -> Transport:
     """Open a connection; its answer never blocks.
 
@@ -35,6 +36,7 @@ def connect(
         timeout_s: Seconds for all of it, the look-up of the name and all its addresses too.
         keep_alive_s: A peer that answers nothing on the TCP level for 1.5 times as long is given up; from 1.
         cancelled: Asked while waiting; True gives up at once.
+        headers: Further ones of the request that opens a WebSocket.
 
     Raises:
         Unreachable: With the reason: TL-M01 no connection, TL-M02 no TLS, TL-M07 the broker's certificate, TL-M09
@@ -49,7 +51,7 @@ def connect(
     if security:
         sock = handshake(sock, security, endpoint.host, where, patience)
     transport = SocketTransport(sock, where, security)
-    return _upgrade(transport, endpoint, patience) if endpoint.websocket else transport
+    return _upgrade(transport, Framing(endpoint, headers), where, patience) if endpoint.websocket else transport
 
 
 def _reach(endpoint: Endpoint, proxy: Proxy | None, keep_alive_s: int, patience: Patience) -> socket:
@@ -66,9 +68,7 @@ def _reach(endpoint: Endpoint, proxy: Proxy | None, keep_alive_s: int, patience:
     return sock
 
 
-def _upgrade(transport: SocketTransport, endpoint: Endpoint, patience: Patience) -> WebSocketTransport:
-    framing = Framing(endpoint)
-    where = str(endpoint)
+def _upgrade(transport: SocketTransport, framing: Framing, where: str, patience: Patience) -> WebSocketTransport:
     try:
         _open(framing, transport, where, patience)
     except OSError as error:

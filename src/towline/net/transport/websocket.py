@@ -7,6 +7,8 @@ span frames and frames may hold many packets [MQTT-6.0.0-2], and the MQTT decode
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +30,7 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 from towline.net.transport.endpoint import Endpoint
 from towline.net.transport.proxy import http_status
 
-__all__ = ["SUBPROTOCOL", "Framing", "HandshakeRefusal", "Taken"]
+__all__ = ["SUBPROTOCOL", "Framing", "HandshakeRefusal", "Taken", "header_problem"]
 
 #: [MQTT-6.0.0-3], [MQTT-6.0.0-4].
 SUBPROTOCOL: Final = "mqtt"
@@ -64,22 +66,41 @@ class Taken:
     ended: str | None = None
 
 
+#: A header's name [RFC 9110 section 5.6.2], and a value without control characters.
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+#: What the request says by itself.
+_OURS: Final = ("host", "upgrade", "connection")
+
+
+def header_problem(name: str, value: str) -> str | None:
+    """Say why a request can't have a header, or None; never with its value, which may be a secret."""
+    if not _NAME.fullmatch(name):
+        return f'"{name}" is no name of an HTTP header'
+    if name.lower() in _OURS or name.lower().startswith("sec-websocket-"):
+        return f'the header "{name}" is part of the WebSocket request itself'
+    return None if _VALUE.fullmatch(value) else f'the value of the header "{name}" has characters HTTP does not take'
+
+
 class Framing:
     """The client's side of one WebSocket.
 
     Args:
         endpoint: Whose host and path are asked for.
+        headers: Further ones of the request (`header_problem`).
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]] = ()) -> None:
         self._endpoint = endpoint
+        self._headers = [(name.encode("ascii"), value.encode("latin-1")) for name, value in headers]
         self._web = WSConnection(ConnectionType.CLIENT)
         self._ended: str | None = None
         self.open = False
 
     def opening(self) -> bytes:
         """The request that opens the WebSocket; send it first."""
-        request = Request(host=self._endpoint.authority, target=self._endpoint.path, subprotocols=[SUBPROTOCOL])
+        host, target = self._endpoint.authority, self._endpoint.path
+        request = Request(host=host, target=target, subprotocols=[SUBPROTOCOL], extra_headers=self._headers)
         return self._web.send(request)
 
     def answer(self, data: bytes) -> HandshakeRefusal | None:

@@ -1,0 +1,171 @@
+"""The same options of a connection on each face: a gateway (Spark, bridge file), `Client` and `Publisher`."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mqtt5 import QoS, Will
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import NewGateway
+from tests.integration.net.authenticators import scram
+from tests.integration.net.scripted import Scripted
+from tests.integration.net.test_authentication import PASSWORD, honest
+from tests.integration.net.ways import Relay
+from towline import Client, Publisher
+from towline_prove.devstack import Mosquitto
+from towline_prove.devstack.ports import free_port
+
+HEADERS = {"X-Tenant": "plant 7", "Authorization": "Bearer s3cret"}
+WILL: dict[str, Any] = {
+    "topic": "will/{}",
+    "payload": "gone",
+    "qos": 1,
+    "retain": True,
+    "expiry_s": 600,
+    "content_type": "text/plain",
+    "response_topic": "answers",
+    "correlation_data": "c1",
+    "user_properties": [("a", "1"), ("a", "2")],
+}
+#: Connects under a name, with further options, to a URI.
+Face = Callable[[str, str, Path], contextlib.AbstractContextManager[object]]
+
+
+class Overheard(Relay):
+    """A relay that keeps what a client says first, and can cut the line."""
+
+    said = b""
+
+    def meet(self, client: socket.socket) -> socket.socket | None:
+        while not self.said.endswith(b"\r\n\r\n"):
+            self.said += client.recv(1)
+        broker = super().meet(client)
+        assert broker is not None
+        broker.sendall(self.said)
+        return broker
+
+
+def will_of(name: str) -> Will:
+    said = {**WILL, "topic": WILL["topic"].format(name)}
+    return Will(
+        said["topic"],
+        payload=said["payload"].encode(),
+        qos=QoS.AT_LEAST_ONCE,
+        retain=True,
+        payload_format_indicator=1,
+        message_expiry_interval=said["expiry_s"],
+        content_type=said["content_type"],
+        response_topic=said["response_topic"],
+        correlation_data=said["correlation_data"].encode(),
+        user_properties=said["user_properties"],
+    )
+
+
+@pytest.fixture
+def faces(new_gateway: NewGateway) -> dict[str, Face]:
+    @contextlib.contextmanager
+    def gateway(uri: str, name: str, place: Path) -> Iterator[object]:
+        file = place / "headers"
+        file.write_text("".join(f"{header}: {value}\n" for header, value in HEADERS.items()))
+        will = {**WILL, "topic": WILL["topic"].format(name)}
+        running = new_gateway(uri, name, will=will, websocket_headers_file=file)
+        running.start()
+        running.until(state="online")
+        yield running
+
+    def client(uri: str, name: str, place: Path) -> contextlib.AbstractContextManager[object]:
+        del place
+        return Client(uri, client_id=name, will=will_of(name), websocket_headers=HEADERS)
+
+    @contextlib.contextmanager
+    def publisher(uri: str, name: str, place: Path) -> Iterator[object]:
+        with Publisher(uri, state_dir=place / name, will=will_of(name), websocket_headers=HEADERS) as made:
+            made.publish("hello", b"").at_broker.result(60)
+            yield made
+
+    return {"gateway": gateway, "client": client, "publisher": publisher}
+
+
+def test_will_and_websocket_headers(new_mosquitto: NewMosquitto, faces: dict[str, Face], tmp_path: Path) -> None:
+    """What a foreign client gets of each Will, and what a foreign server reads of each request."""
+    port = free_port()
+    broker = new_mosquitto(listener=f"{port} 127.0.0.1", protocol="websockets")
+    wills: dict[str, Any] = {}
+    watcher = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    watcher.on_message = lambda _client, _data, message: wills.update({message.topic: message})
+    watcher.connect("127.0.0.1", broker.port)
+    watcher.subscribe("will/#", options=SubscribeOptions(qos=1, retainAsPublished=True))
+    watcher.loop_start()
+    with contextlib.ExitStack() as stack:
+        relays = {name: Overheard(("127.0.0.1", port)) for name in faces}
+        for name, face in faces.items():
+            with relays[name] as relay:
+                stack.enter_context(face(f"ws://{relay.address}/mqtt", name, tmp_path))
+        wait_until(lambda: len(wills) == len(faces), 60, "the wills")
+    watcher.disconnect()
+    watcher.loop_stop()
+    for name, relay in relays.items():
+        for header, value in HEADERS.items():
+            assert f"{header}: {value}\r\n".lower() in relay.said.decode().lower(), name
+        will = wills[f"will/{name}"]
+        assert (will.payload, will.qos, will.retain) == (b"gone", 1, True)
+        said = will.properties
+        assert (said.ContentType, said.ResponseTopic, said.CorrelationData) == ("text/plain", "answers", b"c1")
+        assert (said.UserProperty, said.PayloadFormatIndicator) == ([("a", "1"), ("a", "2")], 1)
+        assert 0 < said.MessageExpiryInterval <= WILL["expiry_s"]
+
+
+def test_enhanced_authentication(new_gateway: NewGateway, tmp_path: Path) -> None:
+    """Each proves that it knows the password, and asks the server for its proof."""
+
+    def gateway(uri: str) -> None:
+        (tmp_path / "pw").write_bytes(PASSWORD)
+        running = new_gateway(
+            uri,
+            username="device,1",
+            password_file=tmp_path / "pw",
+            authenticator="tests.integration.net.authenticators:scram",
+            subscriptions=[],
+            outbox={},
+        )
+        running.start()
+        running.until(state="online")
+        running.stop()
+
+    def client(uri: str) -> None:
+        Client(uri, client_id="c", authenticator=scram("device,1", PASSWORD)).open().close(0)
+
+    def publisher(uri: str) -> None:
+        with Publisher(uri, state_dir=tmp_path / "p", authenticator=scram("device,1", PASSWORD)) as made:
+            wait_until(lambda: made.status()["online"], 30, "the publisher")
+
+    for face in (gateway, client, publisher):
+        with Scripted(honest) as server:
+            face(server.uri)
+
+
+def test_an_authenticator_that_cant_be_had_is_told(new_gateway: NewGateway, mosquitto: Mosquitto) -> None:
+    line = new_gateway(mosquitto, authenticator="no.such:thing").fail()
+    assert "no.such:thing" in line
+    assert "can't be had (ModuleNotFoundError)" in line
+    assert "TL-C37" in line
+
+
+@pytest.mark.parametrize(("text", "problem"), [("Host: x", "is part of the WebSocket"), ("nothing", "it is no header")])
+def test_a_wrong_header_is_told_without_its_value(
+    new_gateway: NewGateway, mosquitto: Mosquitto, tmp_path: Path, text: str, problem: str
+) -> None:
+    (tmp_path / "headers").write_text(f"\nA: s3cret\n{text}\n")
+    line = new_gateway(mosquitto, websocket_headers_file=tmp_path / "headers").fail()
+    assert problem in line
+    assert "s3cret" not in line

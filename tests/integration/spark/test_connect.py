@@ -1,0 +1,83 @@
+"""``towline.register`` with Spark Connect, its own server and client; what they need is brought for this test alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from tests.helpers import wait_until
+from towline_prove.devstack import Mosquitto
+
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+
+PROGRAM = Path(__file__).with_name("connecting.py")
+#: What ``pyspark[connect]`` asks for; pandas would make every Python worker of the other tests slower to start.
+NEEDED = ["grpcio", "grpcio-status", "googleapis-common-protos", "pandas", "zstandard"]
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("libraries")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(place), *NEEDED], check=True)
+    return place
+
+
+def program(libraries: Path, broker: str, place: Path, python: str) -> subprocess.Popen[str]:
+    environ = {**os.environ, "PYTHONPATH": str(libraries), "PYSPARK_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environ.pop("SPARK_HOME", None)
+    with (place / "err").open("w") as err:
+        return subprocess.Popen(
+            [sys.executable, str(PROGRAM), broker, str(place)],
+            text=True,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            cwd=place,
+        )
+
+
+def test_a_stream_runs_with_spark_connect(
+    mosquitto: Mosquitto, libraries: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    heard: list[str] = []
+    device = paho.Client(CallbackAPIVersion.VERSION2)
+    device.on_message = lambda _client, _data, message: heard.append(f"{message.topic} {message.payload.decode()}")
+    device.connect("127.0.0.1", mosquitto.port)
+    device.subscribe("out/#", 1)
+    device.loop_start()
+    running = program(libraries, mosquitto.uri, tmp_path, sys.executable)
+    try:
+        assert running.stdout
+        assert running.stdout.readline() == "running\n", (tmp_path / "err").read_text()[-2000:]
+
+        def came() -> bool:
+            device.publish("in/a", b"1", qos=1).wait_for_publish(30)
+            return "out/a 1" in heard
+
+        wait_until(came, 120, "a message through the stream")
+    finally:
+        device.disconnect()
+        device.loop_stop()
+        running.communicate("stop\n", timeout=60)
+    assert running.returncode == 0
+    record_property("heard", len(heard))
+
+
+def test_a_server_without_towline_is_told_in_one_line(libraries: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    running = program(libraries, "mqtt://127.0.0.1:1", tmp_path, str(bare / "bin" / "python"))
+    out, _ = running.communicate(timeout=300)
+    assert out.startswith("refused: towline.register: the Python of the Spark Connect server has no Towline."), (
+        tmp_path / "err"
+    ).read_text()[-2000:]
+    assert "[TL-S24]" in out
+    assert out.count("\n") == 1

@@ -1,0 +1,132 @@
+"""Spark's options, a bridge file and the gateway's own settings say the same of a connection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.unit.bridge.test_config import GOOD, read, told
+from towline.gateway.sessions import connection_options
+from towline.gateway.settings import GatewaySettings
+from towline.mqtt.events import Filter
+from towline.net.attempts import Attempts
+from towline.net.options import ConnectionOptions, connection_problem
+from towline.net.pauses import Pauses
+from towline.net.transport import Endpoint
+from towline.spark.options import parse_options
+from towline.spark.sink_options import parse_sink_options
+
+SUBSCRIBE = (
+    '[{"filter": "a/#", "qos": 1, "noLocal": true, "retainAsPublished": false, "retainHandling": 2, '
+    '"subscriptionId": 7}]'
+)
+SPARK = {
+    "broker": "ws://h/x",
+    "clientId": "c",
+    "followRedirects": "true",
+    "reconnectDelay": "1",
+    "reconnectMaxDelay": "128",
+    "webSocketHeadersFile": "/headers",
+    "willTopic": "w/t",
+    "willPayload": "gone",
+    "willQos": "1",
+    "willRetain": "true",
+    "willDelay": "5",
+    "willExpiry": "60",
+    "willContentType": "text/plain",
+    "willResponseTopic": "r",
+    "willCorrelationData": "c1",
+    "willPayloadIsUtf8": "false",
+    "willUserProperties": '[["a", "1, 2"], ["a", "3"]]',
+}
+TOML = """
+client_id = "c"
+follow_redirects = true
+reconnect_delay_s = 1
+reconnect_max_delay_s = 128
+websocket_headers_file = "headers"
+[uplink.mqtt.will]
+topic = "w/t"
+payload = "gone"
+qos = 1
+retain = true
+delay_s = 5
+expiry_s = 60
+content_type = "text/plain"
+response_topic = "r"
+correlation_data = "c1"
+payload_is_utf8 = false
+user_properties = [["a", "1, 2"], ["a", "3"]]
+"""
+ROUTE = """
+[[uplink.route]]
+from = "a/#"
+topic = "t"
+qos = 1
+no_local = true
+retain_as_published = false
+retain_handling = 2
+subscription_id = 7
+"""
+
+
+def facts(options: ConnectionOptions) -> list[object]:
+    will = options.session.will
+    assert will is not None
+    return [
+        options.reconnect_delay_s,
+        options.reconnect_max_delay_s,
+        options.follow_redirects,
+        options.session.filters,
+        will.write() if hasattr(will, "write") else repr(will),
+    ]
+
+
+def test_all_faces_say_the_same(tmp_path: Path) -> None:
+    place = {"stateDir": str(tmp_path)}
+    source = parse_options({**SPARK, **place, "subscribe": SUBSCRIBE}).settings
+    sink = GatewaySettings.model_validate_json(parse_sink_options({**SPARK, **place, "topic": "t"}).settings)
+    (tmp_path / "headers").write_text("A: b\n")
+    text = GOOD.partition("[[uplink.route]]")[0] + "[uplink.mqtt]" + TOML + ROUTE
+    (line,) = read(text, tmp_path).uplinks
+    assert source is not None
+    spark, toml, out = (connection_options(one, None) for one in (source, line.gateway, sink))
+    assert facts(spark) == facts(toml)
+    wanted = Filter("a/#", 1, no_local=True, retain_as_published=False, retain_handling=2, identifier=7)
+    assert spark.session.filters == (wanted,)
+    assert [*facts(out)[:3], facts(out)[4]] == [*facts(toml)[:3], facts(toml)[4]]
+    assert (line.gateway.websocket_headers_file, source.websocket_headers_file) == (
+        tmp_path / "headers",
+        Path("/headers"),
+    )
+
+
+def test_routes_that_share_a_subscription_agree_about_it(tmp_path: Path) -> None:
+    wide = ROUTE.replace('"a/#"', '"#"').replace("no_local = true", "no_local = false")
+    (mistake,) = told(GOOD.partition("[[uplink.route]]")[0] + ROUTE + wide, tmp_path)
+    assert '"a/#" is subscribed as part of "#", with other options' in mistake
+    assert mistake.endswith("[TL-C67]")
+
+
+def test_the_first_pause_and_the_longest_are_those_that_are_set() -> None:
+    attempts = Attempts([Endpoint.parse("mqtt://h")], follow_redirects=False, pauses=Pauses(8.0, 2.0))
+    for longest in (2.0, 4.0, 8.0, 8.0):
+        attempts.begin()
+        attempts.failed(100.0, served=False)
+        assert longest / 4 <= attempts.due - 100.0 <= longest
+
+
+def test_what_can_not_be_is_told() -> None:
+    assert connection_problem(0, 30.0, ()) == "reconnect_delay_s is 0, and is more than 0 and at most 3,600 seconds"
+    assert "reconnect_max_delay_s is 1e9" in str(connection_problem(1, 1e9, ())).replace("1000000000.0", "1e9")
+    for name, value in (("a b", "x"), ("A", "x\ny"), ("Upgrade", "x"), ("Sec-WebSocket-Key", "x")):
+        problem = connection_problem(1, 2, [(name, value)])
+        assert problem is not None
+        assert value not in problem.replace(name, "")
+
+
+def test_options_left_as_they_are_leave_the_digest_of_a_running_gateway(tmp_path: Path) -> None:
+    """A gateway of the version before has to be found again."""
+    told = {"name": "a", "state_dir": "/x", "brokers": "mqtt://h", "subscriptions": [{"filter": "a"}]}
+    assert GatewaySettings.model_validate({**told, "will": {"topic": "w"}}).digest() == "16322739"
+    assert GatewaySettings.model_validate({**told, "reconnect_delay_s": 1}).digest() != "16322739"
+    del tmp_path
