@@ -102,3 +102,15 @@ def test_every_cell_of_what_may_be_changed_is_a_test() -> None:
         assert named, row[0]
         for file, test in named:
             assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), f"{row[0]}: {file}::{test}"
+
+
+def test_every_sentence_of_kafkas_page_is_a_test() -> None:
+    page = (ROOT / "docs" / "guarantees.md").read_text().partition("## Kafka's own words")[2].partition("\n## ")[0]
+    rows = [row for row in page.splitlines() if row.startswith("| ") and "Kafka's page says" not in row]
+    assert rows
+    for row in rows:
+        named = re.findall(r"`(?:([\w/]+\.py)::)?(test_\w+)`", row.rpartition(" | ")[2])
+        assert named, row
+        for file, test in named:
+            text = (ROOT / "tests" / "integration" / (file or "bridge/test_delivery_semantics.py")).read_text()
+            assert f"\ndef {test}(" in text, row

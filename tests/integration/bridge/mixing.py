@@ -20,8 +20,10 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka
 from towline_prove.devstack import Kafka, Mosquitto
 
-__all__ = ["DEVICES", "MIXED", "Mixed", "check_mixed", "stop_in_mid_batch"]
+__all__ = ["DEVICES", "JVM", "MIXED", "Mixed", "check_mixed", "stop_in_mid_batch"]
 
+#: In the command line of a bridge's Spark.
+JVM = "org.apache.spark.deploy.SparkSubmit"
 DEVICES = 3
 #: The line; the header says where a message lies in the journal, which is the order it came in.
 MIXED = """
@@ -74,36 +76,55 @@ class Mixed:
                     return
 
 
-def stop_in_mid_batch(bridge: Running, jvm: str, kafka: Kafka, topic: str, undecided: Callable[[], int | None]) -> None:
+def stop_in_mid_batch(
+    bridge: Running,
+    kafka: Kafka,
+    topic: str,
+    begun: Callable[[], int | None],
+    *,
+    also: Callable[[], object] = lambda: True,
+    driver: bool = False,
+) -> None:
     """Kill Spark's JVM, with -9, when Kafka has records of a batch that Spark has not committed.
 
     Args:
         bridge: It runs.
-        jvm: Part of the command line of its JVM.
-        kafka: Where `topic` is.
-        topic: Of one partition.
-        undecided: A batch that was begun and is not committed; None for none.
+        kafka: Where the topic is.
+        topic: What is written.
+        begun: The batch that was begun and is not committed, or None.
+        also: What has to be true at that moment too.
+        driver: Kill the driver with it.
     """
-    process = wait_until(lambda: bridge.child(jvm), PATIENCE, "Spark")
-    reader = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "ends"})
-    place = TopicPartition(topic, 0)
+    process = wait_until(lambda: bridge.child(JVM), PATIENCE, "Spark")
+    # The very end: that of open transactions too.
+    settings = {"bootstrap.servers": kafka.bootstrap, "group.id": "ends", "isolation.level": "read_uncommitted"}
+    reader = Consumer(settings)
+    places = [TopicPartition(topic, part) for part in reader.list_topics(topic, timeout=20).topics[topic].partitions]
+    #: The batch that was seen last, and where the topic ended when it was first seen.
+    seen: tuple[int | None, int] = (None, 0)
 
     def end() -> int:
-        return int(reader.get_watermark_offsets(place, timeout=20)[1])
+        return sum(reader.get_watermark_offsets(place, timeout=20)[1] for place in places)
 
     def struck() -> bool:
-        batch, before = undecided(), end()  # in this order: what comes then is of this batch, or of a later one
-        while batch is not None and undecided() == batch:
-            if end() > before:
-                os.kill(process.pid, signal.SIGSTOP)
-                if undecided() == batch:
-                    return True
-                os.kill(process.pid, signal.SIGCONT)
+        nonlocal seen
+        batch = begun()
+        if batch is None or seen[0] != batch:
+            seen = (batch, end())
+            return False
+        if end() <= seen[1] + DEVICES or not also():  # four in a row of `Mixed` have both classes
+            return False
+        os.kill(process.pid, signal.SIGSTOP)
+        if begun() == batch and also():
+            return True
+        os.kill(process.pid, signal.SIGCONT)
         return False
 
     try:
         wait_until(struck, PATIENCE, "records in Kafka of a batch that is not committed")
     finally:
+        if driver:
+            bridge.kill("towline.bridge.runtime.driver")
         os.kill(process.pid, signal.SIGKILL)
         reader.close()
 

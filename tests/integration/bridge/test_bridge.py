@@ -37,7 +37,7 @@ where = "length(payload) > 1"
 def test_messages_arrive_whatever_is_killed(
     bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:
-    """The gateway, then the whole bridge, with its last word: `test_guarantees` kills the driver and Spark's JVM."""
+    """The gateway, then the whole bridge, with its last word; `test_delivery_semantics` kills driver and JVM."""
     broker = new_mosquitto(max_queued_messages="0")
     name, dead = topic(), topic("dead")
     write(bridge, broker.port, kafka.bootstrap, name)

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import NewMosquitto, NewTopic
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
-from tests.integration.bridge.test_guarantees import nothing_waits, online, write
+from tests.integration.bridge.test_delivery_semantics import nothing_waits, online, write
 from towline.bridge.config.file import load
 from towline.bridge.lines.evidence import read_checkpoint as read
 from towline.bridge.lines.identity import Identity

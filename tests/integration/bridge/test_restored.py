@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.integration.bridge.running import Running
-from tests.integration.bridge.test_guarantees import online, write
+from tests.integration.bridge.test_delivery_semantics import online, write
 from tests.unit.gateway.serving import rows
 from towline.bridge.lines.identity import Identity
 from towline.journal import Journal, Limits

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.m
 
 
 #: Gateway and bridge are killed in every run by `tests/integration/bridge/test_bridge.py`, and the driver by
-#: `test_guarantees.py` beside it; here a referee counts.
+#: `test_delivery_semantics.py` beside it; here a referee counts.
 @pytest.mark.parametrize(
     "roles",
     [

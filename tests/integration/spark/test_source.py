@@ -309,7 +309,7 @@ for _ in range(5):  # Spark gives a new Python process ten seconds, too little o
 """
 
 
-@pytest.mark.long  # `bridge/test_guarantees` kills drivers in every run; here it is a query of one's own
+@pytest.mark.long  # `bridge/test_delivery_semantics` kills drivers in every run; here it is a query of one's own
 @pytest.mark.faults
 def test_kill_9_of_the_driver_in_a_batch(spark: SparkSession, server: Served, start: Start, tmp_path: Path) -> None:
     """The batch was read and handed to the sink, its commit was not written: it comes again, byte for byte."""

@@ -1,0 +1,415 @@
+"""Each semantics of Kafka's delivery page in both directions, with kill -9 at the moment that makes the difference.
+
+docs/guarantees.md says which sentence of that page is which test here.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.bridge.conftest import a_bridge
+from tests.integration.bridge.consuming import BATCH, values
+from tests.integration.bridge.mixing import JVM, MIXED, Mixed, check_mixed, stop_in_mid_batch
+from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from tests.integration.bridge.test_downlink import TWO_LINES, accounts, assert_once, lines_of, put, run_through
+from tests.integration.bridge.test_downlink import judge as judge_line
+from tests.integration.bridge.test_downlink import write as write_lines
+from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order
+from towline.checkpoint import Checkpoint
+from towline.gateway.endpoint import GatewayEndpoint
+from towline_prove.devstack import Kafka, Mosquitto
+from towline_prove.devstack.process import identify
+from towline_prove.history import read_history
+from towline_prove.load import LoadPlan, run_load
+from towline_prove.reader import read_topic
+from towline_prove.referee import judge
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[3]
+
+
+def write(bridge: Running, mqtt: int, kafka: str, line: str, route: str, create: str = "") -> None:
+    bridge.file.write_text(f"""
+name = "tests"
+state_dir = "state"
+mqtt = {{ brokers = "mqtt://127.0.0.1:{mqtt}" }}
+kafka = {{ bootstrap_servers = "{kafka}" {create} }}
+spark = {{ master = "local[2]" }}
+[[uplink]]
+name = "line"
+{line}
+[[uplink.route]]
+{route}
+""")
+
+
+def online(bridge: Running, line: str = "line") -> None:
+    wait_until(
+        lambda: (bridge.line(line)["gateway"] or {}).get("state") == "online", PATIENCE, f"the gateway of {line}"
+    )
+
+
+def nothing_waits(bridge: Running, received: int, line: str = "line") -> None:
+    wait_until(
+        lambda: (a := bridge.account(line))["received"] >= received and not a["waiting"],
+        PATIENCE,
+        f"{received} done in {line}",
+    )
+
+
+def checkpoint(bridge: Running, line: str = "line") -> Checkpoint:
+    return Checkpoint(f"file:{bridge.state_dir.with_name(line) / 'checkpoint'}")
+
+
+def begun(bridge: Running, line: str = "line") -> int | None:
+    """The batch that was begun and is not done; None where there is none."""
+    planned, done = checkpoint(bridge, line).last_offsets_batch(), checkpoint(bridge, line).last_commit_batch()
+    return planned if planned and planned != done else None
+
+
+class Flow:
+    """Messages at a steady pace, published beside the test until it is left.
+
+    Attributes:
+        sent: How many of them were published.
+    """
+
+    _CHUNK = 50
+
+    def __init__(self, broker: Mosquitto) -> None:
+        self._broker = broker
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.sent = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._enough.set()
+        self._thread.join(PATIENCE)
+
+    def _run(self) -> None:
+        while not self._enough.is_set():
+            publish(self._broker, self.sent, self._CHUNK)
+            self.sent += self._CHUNK
+
+
+#: Beside the line at most once: the same messages at least once, and a line that drops repeats.
+BESIDE = """
+[[uplink]]
+name = "least"
+guarantee = "at_least_once"
+route = [{{ from = "t/#", topic = "{least}" }}]
+[[uplink]]
+name = "unrepeated"
+dedupe = {{ key = "{{mqtt.user.id}}", within = "10 minutes" }}
+[[uplink.route]]
+from = "u/{{device}}/#"
+topic = "{unrepeated}"
+key = "{{device}}"
+"""
+LINES = ("line", "least", "unrepeated", "mixed")
+
+
+@dataclass(frozen=True)
+class Up:
+    """What a run of uplinks left behind, killed with -9 between Kafka's records and the word that they are there.
+
+    Attributes:
+        topics: The Kafka topic of each of `LINES`.
+        accounts: What the bridge says of each line, when nothing waits.
+        flow: How many messages came in a steady flow, numbered from 0, after 50 others.
+        mixed: How many came with QoS 0 and QoS 1 in turn.
+    """
+
+    kafka: Kafka
+    topics: dict[str, str]
+    accounts: dict[str, Any]
+    flow: int
+    mixed: int
+
+    def values(self, line: str) -> list[bytes]:
+        return [value for _, value, _ in in_kafka(self.kafka.bootstrap, self.topics[line])]
+
+
+@pytest.fixture(scope="module")
+def up(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Up:
+    """Four lines of one bridge, so that they share its starts and its kills."""
+    place = tmp_path_factory.mktemp("up")
+    with a_bridge(place) as bridge, Mosquitto(place / "mosquitto", settings={"max_queued_messages": "0"}) as broker:
+        return carried_up(bridge, broker, kafka)
+
+
+def carried_up(bridge: Running, broker: Mosquitto, kafka: Kafka) -> Up:
+    topics = {line: f"semantics.{line}" for line in LINES}
+    kafka.create_topics(dict.fromkeys(topics.values(), 1))
+    others = BESIDE.format(**topics) + MIXED.format(topic=topics["mixed"])
+    route = f'from = "t/#"\ntopic = "{topics["line"]}"' + others
+    write(bridge, broker.port, kafka.bootstrap, 'guarantee = "at_most_once"', route)
+    bridge.start()
+    for line in LINES:
+        online(bridge, line)
+    publish(broker, 900_000, 50)
+    publish(broker, 0, 300, topic="u/d/x", user="id")
+    publish(broker, 100, 100, topic="u/d/x", user="id")
+    for line, count in {"line": 50, "least": 50, "unrepeated": 400}.items():
+        nothing_waits(bridge, count, line)
+    # A kill between a commit and Spark's report of it leaves that batch uncounted.
+    wait_until(lambda: bridge.account("unrepeated")["deduplicated"] == 100, PATIENCE, "the first counts")
+
+    with Flow(broker) as flow:
+        with Mixed(broker) as mixed:
+            wait_until(lambda: mixed.sent > 500, PATIENCE, "batches of both classes")
+            undecided = {line: partial(begun, bridge, line) for line in LINES}
+            stop_in_mid_batch(bridge, kafka, topics["mixed"], undecided["mixed"], also=undecided["line"])
+        publish(broker, 200, 200, topic="u/d/x", user="id")
+        publish(broker, 0, 10, topic="u/d/x")  # no key: passed on, whatever was seen
+        publish(broker, 0, 10, topic="u/d/x")
+        kill_gateway(bridge, "line")  # what comes with QoS 0 meanwhile is nobody's
+        stop_in_mid_batch(bridge, kafka, topics["least"], undecided["least"], driver=True)
+        online(bridge)
+    wait_until(lambda: bridge.child(JVM) is not None, PATIENCE, "Spark again")
+    publish(broker, LAST, 1)
+    for line, count in {"line": 0, "least": 51 + flow.sent, "unrepeated": 620, "mixed": mixed.sent}.items():
+        nothing_waits(bridge, count, line)
+    for line in ("line", "mixed"):
+        wait_until(lambda line=line: bridge.account(line)["skipped"], PATIENCE, f"what {line} gave up")  # type: ignore[misc]
+    wait_until(lambda: bridge.account("unrepeated")["deduplicated"] == 200, PATIENCE, "the counts")
+    accounts = {line: bridge.account(line) for line in LINES}
+    assert bridge.interrupt() == 0
+    assert "deduplicated 200" in bridge.out
+    return Up(kafka, topics, accounts, flow.sent, mixed.sent)
+
+
+#: The number of the last message, behind everything.
+LAST = 999_999
+
+
+def kill_gateway(bridge: Running, line: str) -> None:
+    """Kill it, wait until it is gone, and leave it to the bridge to start another."""
+    endpoint = wait_until(lambda: GatewayEndpoint.read(bridge.state_dir.with_name(line)), PATIENCE, "the endpoint")
+    psutil.Process(endpoint.pid).kill()
+    wait_until(lambda: identify(endpoint.pid) is None, PATIENCE, f"the end of the gateway of {line}")
+
+
+def test_mqtt_to_kafka_at_most_once_loses_and_never_doubles(up: Up) -> None:
+    """The position is saved before the record is written, and nobody asks whether it was."""
+    values, account = up.values("line"), up.accounts["line"]
+    assert len(values) == len(set(values)), "doubled"
+    flow = values[50:-1]
+    assert flow == sorted(flow, key=lambda value: int(value[1:])), "order"
+    assert values[-1] == b"m%d" % LAST
+    assert 0 < len(flow) < up.flow, "what came while nobody listened"
+    # The batch that was begun is given up: some of it is in Kafka.
+    assert account["skipped"] > 0
+    assert account["adds_up"], account
+    assert account["in_kafka"] <= len(values) <= account["in_kafka"] + account["skipped"]
+
+
+def test_mqtt_to_kafka_at_least_once_doubles_and_never_loses(up: Up) -> None:
+    """The records are written before the position is saved: a kill between the two brings them again."""
+    values, account = up.values("least"), up.accounts["least"]
+    sent = [b"m%d" % n for n in (*range(900_000, 900_050), *range(up.flow), LAST)]
+    assert list(dict.fromkeys(values)) == sent, "all, in order"
+    assert len(values) > len(sent), "the kill fell between two batches"
+    assert (account["received"], account["in_kafka"], account["adds_up"]) == (len(sent), len(sent), True)
+
+
+def test_mqtt_to_kafka_by_qos_each_message_as_its_publisher_asked(up: Up) -> None:
+    check_mixed(up.kafka, up.topics["mixed"], up.mixed, up.accounts["mixed"])
+
+
+def test_mqtt_to_kafka_at_least_once_with_a_key_drops_repeats(up: Up) -> None:
+    """What Kafka's page says of messages with a primary key."""
+    values, account = up.values("unrepeated"), up.accounts["unrepeated"]
+    assert (account["in_kafka"], account["adds_up"]) == (420, True)
+    assert list(dict.fromkeys(values)) == [f"m{n}".encode() for n in range(400)], "all, in order"
+    assert len(values) == 420
+
+
+def test_mqtt_to_kafka_exactly_once_whatever_is_killed(
+    bridge: Running, new_mosquitto: NewMosquitto, own_kafka: Kafka, tmp_path: Path
+) -> None:
+    broker = new_mosquitto(max_queued_messages="0")
+    own_kafka.create_topics({"t": 2})
+    route = 'from = "telemetry/{device}/data"\ntopic = "t"\nkey = "{device}"'
+    line = 'guarantee = "exactly_once"\nmax_messages_per_trigger = 150'
+    write(bridge, broker.port, own_kafka.bootstrap, line, route)
+    bridge.start()
+    online(bridge)
+    wait_until(lambda: checkpoint(bridge).last_commit_batch() is not None, PATIENCE, "the first, empty batch")
+    messages = 4000
+    plan = LoadPlan(port=broker.port, messages=messages, rate=100, qos=2, devices=16, publishers=4)
+    load = threading.Thread(target=run_load, args=(plan, tmp_path / "claims"), daemon=True)
+    load.start()
+    for strike in _strikes(bridge, own_kafka):
+        wait_until(lambda: begun(bridge), PATIENCE, "a batch in work")
+        before = checkpoint(bridge).last_commit_batch() or 0
+        strike()
+        wait_until(lambda: (checkpoint(bridge).last_commit_batch() or 0) > before, PATIENCE, "the next batch")  # noqa: B023 - asked now
+    load.join(PATIENCE)
+    assert not load.is_alive()
+    nothing_waits(bridge, messages)
+    assert bridge.account()["adds_up"]
+    assert bridge.interrupt() == 0
+    verdict = judge(read_history(tmp_path / "claims"), read_topic(own_kafka.bootstrap, "t", reader="kcat"))
+    assert (verdict.acked, verdict.delivered) == (messages, messages), verdict.line()
+    assert verdict.ok("exactly_once"), verdict.line()
+
+
+def _strikes(bridge: Running, kafka: Kafka) -> list[Callable[[], None]]:
+    def gateway() -> None:
+        bridge.kill("towline.gateway")
+
+    def spark() -> None:
+        stop_in_mid_batch(bridge, kafka, "t", partial(begun, bridge))
+
+    def broker() -> None:
+        kafka.kill()
+        kafka.start()
+
+    return [gateway, spark, broker]
+
+
+#: A line at most once beside `TWO_LINES`, which takes large records too.
+AT_MOST_ONCE = """
+[[downlink]]
+name = "q0"
+guarantee = "at_most_once"
+from = ["{topic}", "{large}"]
+topic = "q0/{{key}}"
+dead_letter_topic = false
+"""
+STEP = 250
+LARGE = 200
+
+
+@dataclass(frozen=True)
+class Down:
+    """What a run of downlinks left behind: gateways killed with -9 with messages on their way, then everything else.
+
+    Attributes:
+        ear: A foreign subscriber.
+        total: How many records there were, numbered from 0; the line at most once had `LARGE` others beside them.
+        accounts: What the bridge says of each line, when nothing waits.
+    """
+
+    ear: Ear
+    total: int
+    accounts: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def down(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Down:
+    """Three lines of one bridge, q0, q1 and q2, called as the QoS they publish with."""
+    place = tmp_path_factory.mktemp("down")
+    with a_bridge(place) as bridge, Mosquitto(place / "mosquitto", settings=KEEPING) as broker:
+        ear = Ear(broker)
+        try:
+            total, said = carried_down(bridge, broker, kafka, ear)
+        finally:
+            ear.close()
+    return Down(ear, total, said)
+
+
+def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> tuple[int, dict[str, Any]]:
+    source, large, dead = "semantics.down", "semantics.large", "semantics.dead"
+    kafka.create_topics(dict.fromkeys((source, large, dead), 1))
+    lines = AT_MOST_ONCE.format(topic=source, large=large) + TWO_LINES.format(topic=source, dead=dead, most=250)
+    write_lines(bridge, broker, kafka, lines)
+    bridge.start()
+    put(kafka, source, range(STEP))
+    for line in ("q0", "q1", "q2"):
+        wait_until(lambda line=line: any(m.topic.startswith(line) for m in ear.messages), PATIENCE, line)  # type: ignore[misc]
+    broker.pause()  # what the gateways send now stays where it is
+    put(kafka, source, range(STEP, 2 * STEP))
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(LARGE):
+        producer.produce(large, b"%-50000d" % number, b"large")
+    assert producer.flush(30) == 0
+    wait_until(partial(on_their_way, bridge, []), PATIENCE, "messages on their way")
+    for line in ("q0", "q1", "q2"):
+        kill_gateway(bridge, line)
+    broker.resume()
+    total = run_through(bridge, broker, kafka, ear, source, ["mosquitto", "jvm"], STEP, 2 * STEP)
+    said = accounts(bridge)
+    assert bridge.interrupt() == 0
+    assert bridge.out.count("adds up ✓") == 3
+    return total, said
+
+
+def on_their_way(bridge: Running, before: list[int]) -> bool:
+    """Lines q1 and q2 wait for the broker's answer, and q0 has handed over more than the connection takes."""
+    boxes = {name: (line["gateway"] or {}).get("outbox") or {} for name, line in lines_of(bridge).items()}
+    if not all(boxes.values()):
+        return False
+    before.append(boxes["q0"]["delivered"])
+    still = len(before) > 10 and len(set(before[-10:])) == 1
+    handed_over = boxes["q0"]["accepted"] == 2 * STEP + LARGE and boxes["q0"]["delivered"] > STEP
+    return bool(still and handed_over and boxes["q1"]["in_flight"] and boxes["q2"]["in_flight"])
+
+
+def test_kafka_to_mqtt_at_most_once_loses_and_never_doubles(down: Down) -> None:
+    """A message is done, on disk, before it leaves: what was on its way at the kill is not sent again."""
+    came = [message for message in down.ear.messages if message.topic.startswith("q0/")]
+    assert len(came) == len({(message.topic, message.payload) for message in came}), "doubled"
+    assert in_order(came)
+    account = down.accounts["q0"]
+    assert (account["taken"], account["adds_up"]) == (down.total + LARGE, True)
+    large = [message for message in came if message.topic == "q0/large"]
+    assert 0 < len(large) < LARGE, "what was on its way"
+
+
+def test_kafka_to_mqtt_at_least_once_doubles_and_never_loses(down: Down) -> None:
+    """A message is done when the broker has answered: what was on its way at the kill is sent again."""
+    ours, _ = judge_line(down.ear, "q1", range(down.total))
+    assert ours > 0, "nothing was on its way"
+    assert (down.accounts["q1"]["delivered"], down.accounts["q1"]["adds_up"]) == (down.total, True)
+
+
+def test_kafka_to_mqtt_exactly_once_whatever_is_killed(down: Down) -> None:
+    """The batch is in the outbox with its number, and QoS 2 with its packet ids: what is sent again is recognised."""
+    assert_once(down.ear, "q2", down.total, broker_kills=1)
+    assert (down.accounts["q2"]["delivered"], down.accounts["q2"]["adds_up"]) == (down.total, True)
+
+
+def consumed(up: Up, order: str, output: Path) -> tuple[list[str], list[str]]:
+    """What a foreign consumer has processed of a line's topic, killed once; and what is in the topic."""
+    group = f"semantics.{order}"
+    command = [sys.executable, "-m", "tests.integration.bridge.consuming", up.kafka.bootstrap]
+    command += [up.topics["unrepeated"], group, order, str(output)]
+    codes = [subprocess.run([*command, *more], cwd=ROOT, timeout=60, check=False).returncode for more in (["dies"], [])]
+    assert codes == [-signal.SIGKILL, 0]
+    return values(output), [value.decode() for value in up.values("unrepeated")]
+
+
+def test_a_kafka_consumer_that_commits_before_processing_is_at_most_once(up: Up, tmp_path: Path) -> None:
+    came, sent = consumed(up, "before", tmp_path / "output")
+    assert came == sent[:BATCH] + sent[2 * BATCH :], "the batch that was begun is lost"
+
+
+def test_a_kafka_consumer_that_commits_after_processing_is_at_least_once(up: Up, tmp_path: Path) -> None:
+    came, sent = consumed(up, "after", tmp_path / "output")
+    assert came == sent[: 2 * BATCH] + sent[BATCH:], "the batch that was begun is doubled"
+
+
+def test_a_kafka_consumer_with_its_position_in_the_output_is_exactly_once(up: Up, tmp_path: Path) -> None:
+    came, sent = consumed(up, "with", tmp_path / "output")
+    assert came == sent
