@@ -51,7 +51,7 @@ ROWS: dict[str, Callable[[Policy], str]] = {
     "the batch that a crash interrupted is": lambda policy: policy.replay,
     "Kafka producer": producer,
     "Spark": spark,
-    "way back: Kafka consumer": lambda policy: f"`{policy.isolation}`",
+    "way back: Kafka consumer": lambda policy: " or ".join(f"`{level}`" for level in policy.isolations),
     "way back: a batch enters the outbox": lambda _: "once",
     "way back: MQTT publish": lambda policy: f"QoS {' or '.join(map(str, policy.publish_levels))}",
     "can be lost": lambda policy: policy.lost,

@@ -71,7 +71,8 @@ class Policy:
             all rows again, 3 for none.
         replay: The same in words.
         transactions: Whether records and marker are one transaction [I9].
-        isolation: ``isolation.level`` of the way back: what is aborted was never said, whatever may be lost.
+        isolations: What ``isolation.level`` of the way back may be; the first is taken where none is written: what is
+            aborted was never said, whatever may be lost.
         publish_levels: QoS that may be published with on the way back; the first is taken where none is written.
         spark: Spark settings that must have this value.
         kafka: librdkafka's settings that make the promise.
@@ -90,7 +91,7 @@ class Policy:
     once_below: int
     replay: str
     transactions: bool
-    isolation: str
+    isolations: tuple[str, ...]
     publish_levels: tuple[int, ...]
     spark: Mapping[str, str]
     kafka: Mapping[str, str]
@@ -150,7 +151,7 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             once_below=_HIGHEST_QOS + 1,
             replay="served empty",
             transactions=False,
-            isolation="read_committed",
+            isolations=("read_committed", "read_uncommitted"),
             publish_levels=(0,),
             spark=MappingProxyType({}),
             kafka=_UNANSWERED,
@@ -169,7 +170,7 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             once_below=0,
             replay="served again, the same rows in the same order",
             transactions=False,
-            isolation="read_committed",
+            isolations=("read_committed", "read_uncommitted"),
             publish_levels=(1, 2),
             spark=MappingProxyType({}),
             kafka=_ACKNOWLEDGED,
@@ -188,7 +189,7 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             once_below=1,
             replay="served again without its rows of QoS 0",
             transactions=False,
-            isolation="read_committed",
+            isolations=("read_committed", "read_uncommitted"),
             publish_levels=(1, 0),
             spark=_ATTEMPTED_ONCE,
             kafka=_ACKNOWLEDGED,
@@ -207,7 +208,7 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             once_below=0,
             replay="served again, and skipped if the marker says that Kafka has it",
             transactions=True,
-            isolation="read_committed",
+            isolations=("read_committed",),
             publish_levels=(2,),
             spark=_REPEATABLE,
             # ``reconnect.backoff.ms`` and `list_topics` first save 500 ms when the transaction's coordinator is looked

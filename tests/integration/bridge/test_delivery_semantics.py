@@ -297,6 +297,18 @@ from = ["{topic}", "{large}"]
 topic = "q0/{{key}}"
 dead_letter_topic = false
 """
+#: Two lines that read a topic with transactions that were aborted, and with one that is open.
+ISOLATED = """
+[[downlink]]
+name = "committed"
+from = "{topic}"
+topic = "committed/all"
+[[downlink]]
+name = "uncommitted"
+from = "{topic}"
+topic = "uncommitted/all"
+isolation_level = "read_uncommitted"
+"""
 STEP = 250
 LARGE = 200
 
@@ -309,11 +321,13 @@ class Down:
         ear: A foreign subscriber.
         total: How many records there were, numbered from 0; the line at most once had `LARGE` others beside them.
         accounts: What the bridge says of each line, when nothing waits.
+        amid: The same of the lines of `ISOLATED`, and what had come of them, when a transaction was open.
     """
 
     ear: Ear
     total: int
     accounts: dict[str, Any]
+    amid: dict[str, tuple[list[int], Any]]
 
 
 @pytest.fixture(scope="module")
@@ -323,16 +337,17 @@ def down(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Down:
     with a_bridge(place) as bridge, Mosquitto(place / "mosquitto", settings=KEEPING) as broker:
         ear = Ear(broker)
         try:
-            total, said = carried_down(bridge, broker, kafka, ear)
+            return carried_down(bridge, broker, kafka, ear)
         finally:
             ear.close()
-    return Down(ear, total, said)
 
 
-def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> tuple[int, dict[str, Any]]:
-    source, large, dead = "semantics.down", "semantics.large", "semantics.dead"
-    kafka.create_topics(dict.fromkeys((source, large, dead), 1))
+def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> Down:
+    source, large, dead, isolated = (f"semantics.{name}" for name in ("down", "large", "dead", "isolated"))
+    kafka.create_topics(dict.fromkeys((source, large, dead, isolated), 1))
+    still_open = put_in_transactions(kafka, isolated)
     lines = AT_MOST_ONCE.format(topic=source, large=large) + TWO_LINES.format(topic=source, dead=dead, most=250)
+    lines += ISOLATED.format(topic=isolated)
     write_lines(bridge, broker, kafka, lines)
     bridge.start()
     put(kafka, source, range(STEP))
@@ -349,10 +364,49 @@ def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> 
         kill_gateway(bridge, line)
     broker.resume()
     total = run_through(bridge, broker, kafka, ear, source, ["mosquitto", "jvm"], STEP, 2 * STEP)
+    wait_until(lambda: all(len(heard_of(ear, line)) >= n for line, n in SEEN_AMID.items()), PATIENCE, "what they read")
+    amid = {line: (heard_of(ear, line), accounts(bridge)[line]) for line in SEEN_AMID}
+    still_open.commit_transaction(30)
+    wait_until(lambda: accounts(bridge)["committed"]["taken"] == len(COMMITTED + LATE), PATIENCE, "what was open")
+    wait_until(lambda: not any(account["waiting"] for account in accounts(bridge).values()), PATIENCE, "the outbox")
+    wait_until(lambda: len(heard_of(ear, "committed")) >= len(COMMITTED + LATE), PATIENCE, "what was open")
     said = accounts(bridge)
     assert bridge.interrupt() == 0
-    assert bridge.out.count("adds up ✓") == 3
-    return total, said
+    assert bridge.out.count("adds up ✓") == 5
+    return Down(ear, total, said, amid)
+
+
+#: Committed and plain records in front of the open transaction; the records of that, and plain ones behind it.
+COMMITTED, LATE = [*range(10), *range(20, 30), *range(40, 50)], [*range(50, 70)]
+ALL = [*range(70)]
+SEEN_AMID = {"committed": len(COMMITTED), "uncommitted": len(ALL)}
+
+
+def put_in_transactions(kafka: Kafka, topic: str) -> Producer:
+    """Tens of records: committed, aborted, plain, aborted, committed, open, plain; the producer of what is open."""
+    plain = Producer({"bootstrap.servers": kafka.bootstrap})
+    client = {"bootstrap.servers": kafka.bootstrap, "transaction.timeout.ms": 900_000}
+    for ten, how in enumerate(("commit", "abort", "plain", "abort", "commit", "open", "plain")):
+        producer = plain
+        if how != "plain":
+            producer = Producer({**client, "transactional.id": f"{topic}.{ten}"})
+            producer.init_transactions(30)
+            producer.begin_transaction()
+        for number in range(10 * ten, 10 * ten + 10):
+            producer.produce(topic, b"%d" % number)
+        assert producer.flush(30) == 0  # aborted records are in the log too
+        if how == "commit":
+            producer.commit_transaction(30)
+        elif how == "abort":
+            producer.abort_transaction(30)
+        elif how == "open":
+            still_open = producer
+    return still_open
+
+
+def heard_of(ear: Ear, line: str) -> list[int]:
+    """What came of a line, without what QoS 1 repeats."""
+    return list(dict.fromkeys(int(m.payload) for m in list(ear.messages) if m.topic == f"{line}/all"))
 
 
 def on_their_way(bridge: Running, before: list[int]) -> bool:
@@ -388,6 +442,24 @@ def test_kafka_to_mqtt_exactly_once_whatever_is_killed(down: Down) -> None:
     """The batch is in the outbox with its number, and QoS 2 with its packet ids: what is sent again is recognised."""
     assert_once(down.ear, "q2", down.total, broker_kills=1)
     assert (down.accounts["q2"]["delivered"], down.accounts["q2"]["adds_up"]) == (down.total, True)
+
+
+def test_kafka_to_mqtt_read_committed_delivers_nothing_that_was_aborted(down: Down) -> None:
+    """It waits at the last stable offset, also with plain records behind it, and skips nothing."""
+    came, account = down.amid["committed"]
+    assert came == COMMITTED
+    assert (account["taken"], account["delivered"], account["adds_up"]) == (len(came), len(came), True)
+    assert heard_of(down.ear, "committed") == COMMITTED + LATE
+    account = down.accounts["committed"]
+    assert (account["taken"], account["delivered"], account["adds_up"]) == (50, 50, True), "offsets have holes"
+
+
+def test_kafka_to_mqtt_read_uncommitted_delivers_what_was_aborted(down: Down) -> None:
+    """And what is not decided yet."""
+    came, account = down.amid["uncommitted"]
+    assert came == ALL == heard_of(down.ear, "uncommitted")
+    assert (account["taken"], account["adds_up"]) == (len(ALL), True)
+    assert (down.accounts["uncommitted"]["delivered"], down.accounts["uncommitted"]["adds_up"]) == (len(ALL), True)
 
 
 def consumed(up: Up, order: str, output: Path) -> tuple[list[str], list[str]]:

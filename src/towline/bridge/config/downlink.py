@@ -127,6 +127,8 @@ class DownlinkSection(Section):
         from_: A Kafka topic, a list of them, or ``{ pattern = "REGEX" }``.
         starting_offsets: Where the line begins before it has a checkpoint: ``earliest``, ``latest``, or a table
             ``{ TOPIC = { "0" = 12 } }``.
+        isolation_level: Kafka's ``isolation.level``: records of a transaction when it is committed, or as they are
+            written, whatever becomes of it.
         on_data_loss: What to do when Kafka has deleted records that were not read yet: ``stop`` the line and say so, or
             ``go_on`` with what is left.
         topic: MQTT topic; where none is said, that of the header ``mqtt.topic``.
@@ -161,6 +163,7 @@ class DownlinkSection(Section):
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     from_: str | tuple[str, ...] | KafkaPattern = Field(alias="from")
     starting_offsets: Literal["earliest", "latest"] | dict[str, dict[str, int]] = "earliest"
+    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
     on_data_loss: Literal["stop", "go_on"] = "stop"
     topic: Spoken = "{header.mqtt.topic}"
     qos: Annotated[int, Field(ge=0, le=2)] | None = None

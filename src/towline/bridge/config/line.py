@@ -288,6 +288,10 @@ class DownlinkReader(TableReader):
             wanted = " or ".join(map(str, levels))
             what = f"guarantee {section.guarantee} publishes with QoS {wanted}, not {section.qos}"
             self._note("TL-C12", "qos", what, "Change one of the two.")
+        isolations = policy(section.guarantee).isolations
+        if section.isolation_level not in isolations:
+            what = f"guarantee {section.guarantee} reads {' or '.join(isolations)}, not {section.isolation_level}"
+            self._note("TL-C12", "isolation_level", what, "Change one of the two.")
 
 
 class _RouteReader:

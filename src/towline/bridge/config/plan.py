@@ -147,7 +147,7 @@ def _downlink(line: DownLine) -> dict[str, Any]:
         "cost": _COST_DOWN[line.guarantee] + surcharge,
         "limits": [*(_LIMITS_DOWN_ONCE if line.guarantee is Guarantee.EXACTLY_ONCE else ()), *_LIMITS_DOWN],
         "from": f"topics like {section.from_.pattern}" if isinstance(section.from_, KafkaPattern) else section.topics,
-        "isolation": policy(line.guarantee).isolation,
+        "isolation": section.isolation_level,
         "starting_offsets": start if isinstance(start, str) else "as listed",
         "on_data_loss": section.on_data_loss,
         "topic": f"SQL {topic.sql}" if isinstance(topic, Sql) else topic,
@@ -249,6 +249,8 @@ def _downlink_warnings(line: DownLine) -> list[str]:
         texts.append("a record with a control character in a topic or property stops the line, too.")
     if line.dead_letter_topic is None:
         texts.append("a record that MQTT can't carry stops the line: there is no dead_letter_topic.")
+    if line.section.isolation_level == "read_uncommitted":
+        texts.append("isolation_level = read_uncommitted: what a transaction aborts is delivered too.")
     if line.section.on_data_loss == "go_on":
         texts.append("on_data_loss = go_on: what Kafka deletes before it was read is lost without an error.")
     if line.parallelism > 1 and line.guarantee is Guarantee.EXACTLY_ONCE and line.section.transform:

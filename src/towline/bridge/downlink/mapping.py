@@ -86,4 +86,5 @@ _SINCE: Final = {"fields", "reject", "failure_notice"}
 def _former_digest(section: DownlinkSection) -> str:
     """The same of an earlier version: a batch that it began can be finished by this one."""
     unsaid = {"control_characters"} if section.control_characters == "send" else set()
+    unsaid |= {"isolation_level"} if section.isolation_level == "read_committed" else set()
     return hashlib.sha256(section.model_dump_json(exclude=_SINCE | unsaid).encode()).hexdigest()[:16]

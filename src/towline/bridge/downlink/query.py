@@ -22,7 +22,6 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
 from towline.errors import ConfigError
-from towline.guarantee import policy
 from towline.kafka.admin import reachable
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class DownlinkQuery(LineQuery[DownLine]):
         return {
             **{f"kafka.{name}": value for name, value in java_client(self.bridge.kafka.client()).items()},
             # Spark's source shows uncommitted and aborted records without it.
-            "kafka.isolation.level": policy(self.line.guarantee).isolation,
+            "kafka.isolation.level": self.line.section.isolation_level,
             "includeHeaders": "true",
             "groupIdPrefix": f"towline-{self.bridge.name}-{self.line.name}",
         }
