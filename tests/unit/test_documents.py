@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
+from towline.bridge.config.model import DownlinkSection, RouteSection, UplinkSection
 from towline.cli import COMMANDS
+from towline.gateway.settings import GatewaySettings, WillSettings
 from towline.guarantee import Guarantee
 from towline.kafka.options import NAMES as SINK_OPTIONS
+from towline.net.transport import Tls
 from towline.spark.options import OPTIONS as SOURCE_OPTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -114,3 +118,39 @@ def test_every_sentence_of_kafkas_page_is_a_test() -> None:
         for file, test in named:
             text = (ROOT / "tests" / "integration" / (file or "bridge/test_delivery_semantics.py")).read_text()
             assert f"\ndef {test}(" in text, row
+
+
+#: Options of Camel's component ``paho-mqtt5``.
+CAMEL = re.findall(
+    r"\w+",
+    """
+topic brokerUrl serverURIs clientId qos retained persistence filePersistenceDirectory keepAliveInterval receiveMaximum
+cleanStart sessionExpiryInterval connectionTimeout automaticReconnect maxReconnectDelay willTopic willPayload willQos
+willRetained willMqttProperties manualAcksEnabled userName password socketFactory sslClientProps
+httpsHostnameVerificationEnabled sslHostnameVerifier customWebSocketHeaders executorServiceTimeout client configuration
+autowiredEnabled bridgeErrorHandler lazyStartProducer exceptionHandler exchangePattern
+""",
+)
+
+
+def camels_rows() -> list[list[str]]:
+    lines = (ROOT / "docs" / "camel.md").read_text().splitlines()
+    return [line.split("|") for line in lines if line.startswith("| `")]
+
+
+def test_every_option_of_camel_has_a_row() -> None:
+    rows = [
+        line.split("|")[1] for line in (ROOT / "docs" / "camel.md").read_text().splitlines() if line.startswith("| `")
+    ]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} >= set(CAMEL)
+
+
+def test_what_stands_for_camels_options_are_settings_of_ours() -> None:
+    """Every word in backticks of the third column that looks like a setting is one."""
+    models = (GatewaySettings, RouteSection, UplinkSection, WillSettings, DownlinkSection)
+    known = {name for model in models for name in model.model_fields} | {one.name for one in fields(Tls)} | {"from"}
+    rows = [
+        line.split("|")[3] for line in (ROOT / "docs" / "camel.md").read_text().splitlines() if line.count("|") == 6
+    ]
+    named = {part for row in rows for word in re.findall(r"`([a-z_.]+)`", row) for part in word.split(".")}
+    assert named - known <= {"websocket_headers", "subscribe", "gateway", "will", "tls"}
