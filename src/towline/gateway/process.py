@@ -184,12 +184,12 @@ class _Gateway:
         settings = self._settings
         if settings.outbox is None:
             return None
-        limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint"}))
+        limits = Limits(**settings.outbox.model_dump(exclude={"max_age_s", "checkpoint", "number"}))
         outbox = Outbox.open(settings.outgoing, schema=OUTBOX_SCHEMA, limits=limits)
         if outbox.recovery.note:
             self._log.warning("outbox repaired", note=outbox.recovery.note)
         try:
-            check_outbox(settings.name, outbox, settings.outbox.checkpoint)
+            check_outbox(settings.name, outbox, settings.outbox.checkpoint, settings.outbox.number)
         except BaseException:
             outbox.close()
             self._journal.close()

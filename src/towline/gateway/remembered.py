@@ -90,33 +90,34 @@ class Remembered:
     incarnation: str = ""
 
     @classmethod
-    def read(cls, checkpoint: str) -> Self | None:
+    def read(cls, checkpoint: str, number: int = 0) -> Self | None:
         """What is kept in a checkpoint; None for nothing.
 
         Args:
             checkpoint: Its location; "" for none.
+            number: Of the outbox, where the query writes to several.
 
         Raises:
             GatewayError: TL-G37, the file is not one of ours.
         """
         try:
-            text = Checkpoint(checkpoint).note(FILE)
+            text = Checkpoint(checkpoint).note(_file(number))
             if text is None:
                 return None
             values = json.loads(text)
             return cls(str(values["journal"]), int(values["tip"]), str(values["incarnation"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            what = f"{FILE} can't be read ({type(error).__name__})"
+            what = f"{_file(number)} can't be read ({type(error).__name__})"
             do = "It tells which outbox the query writes to. If that is the newest one, remove the file."
             raise GatewayError("TL-G37", checkpoint, what, do) from error
 
-    def keep(self, checkpoint: str) -> None:
+    def keep(self, checkpoint: str, number: int = 0) -> None:
         """Keep it, durable; nothing to do where the checkpoint is on no disk of this machine.
 
         Raises:
             JournalError: TL-J20, the disk did not take it: the batch must not be committed.
         """
-        Checkpoint(checkpoint).keep_note(FILE, json.dumps(asdict(self)) + "\n")
+        Checkpoint(checkpoint).keep_note(_file(number), json.dumps(asdict(self)) + "\n")
 
     def check(self, name: str, here: OutboxPosition) -> None:
         """See that an outbox is the one that is remembered, and no older copy of it.
@@ -154,13 +155,18 @@ def position(outbox: Outbox, offset: int | None = None) -> OutboxPosition:
     )
 
 
-def check_outbox(name: str, outbox: Outbox, checkpoint: str) -> None:
+def _file(number: int) -> str:
+    """Where it stands of an outbox among several."""
+    return FILE if number == 0 else FILE.replace(".json", f"-{number}.json")
+
+
+def check_outbox(name: str, outbox: Outbox, checkpoint: str, number: int = 0) -> None:
     """Compare an outbox with what a query's checkpoint remembers, before anything of it is sent.
 
     Raises:
         GatewayError: TL-G35 an older copy, TL-G37 what is remembered can't be read.
         Fenced: TL-G36 another outbox.
     """
-    remembered = Remembered.read(checkpoint)
+    remembered = Remembered.read(checkpoint, number)
     if remembered is not None:
         remembered.check(name, position(outbox, remembered.tip))

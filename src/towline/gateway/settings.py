@@ -106,6 +106,7 @@ class OutboxSettings(_Model):
         max_age_s: Messages that came so many seconds ago are not sent any more, and counted as expired; None for never.
         checkpoint: Location of the checkpoint of a query that writes here: an outbox that is an older copy than what it
             remembers sends nothing [I14]. "" for one that is not known.
+        number: Of the outbox, where that query writes to several.
     """
 
     max_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
@@ -113,6 +114,7 @@ class OutboxSettings(_Model):
     segment_bytes: Annotated[int, Field(ge=64 << 10)] = 64 << 20
     max_age_s: Annotated[float, Field(gt=0)] | None = None
     checkpoint: str = ""
+    number: Annotated[int, Field(ge=0)] = 0
 
 
 class ReceiptSettings(_Model):
@@ -365,7 +367,7 @@ class GatewaySettings(_Model):
 
     def digest(self) -> str:
         """Eight hex digits that change with any setting but owner and checkpoint: a running gateway has these."""
-        apart: dict[str, Any] = {"owner_pid": True, "checkpoint": True, "outbox": {"checkpoint"}}
+        apart: dict[str, Any] = {"owner_pid": True, "checkpoint": True, "outbox": {"checkpoint", "number"}}
         apart |= dict.fromkeys(_unsaid(self, _SINCE), True)
         if self.will is not None:
             apart["will"] = _unsaid(self.will, _WILL_SINCE)

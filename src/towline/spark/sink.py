@@ -22,7 +22,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
 from towline.gateway.remembered import Remembered
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
-from towline.spark.link import GatewayPlace, Retry
+from towline.spark.link import GatewayPlace, Retry, client_of
 from towline.spark.sink_columns import SinkColumns
 from towline.spark.tasks import TaskAnswer, answers, batch_task, streaming_task
 
@@ -65,7 +65,7 @@ class PartitionSender:
     """Brings one partition's rows to the gateway; picklable, and free of secrets [I12].
 
     Attributes:
-        place: Where the gateway is.
+        places: Where the gateways of the clients are.
         columns: Which columns there are.
         retry: Patience with a full outbox.
         confirm_s: Longest wait until the broker has a batch; None where the outbox is enough.
@@ -73,12 +73,21 @@ class PartitionSender:
         origin_batch: That batch.
     """
 
-    place: GatewayPlace
+    places: tuple[GatewayPlace, ...]
     columns: SinkColumns
     retry: Retry
     confirm_s: float | None
     origin: str = ""
     origin_batch: int | None = None
+
+    @property
+    def place(self) -> GatewayPlace:
+        """That of the first, or only, client."""
+        return self.places[0]
+
+    def of(self, partition: int) -> PartitionSender:
+        """What brings the rows of a part, to its client."""
+        return replace(self, places=(self.places[client_of(partition, len(self.places))],))
 
     def bring(self, writer: str, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
         """Bring all rows of a batch, and wait for the broker if that was asked for.
@@ -180,10 +189,12 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
     Args:
         sender: Brings the rows.
         checkpoint: Where the query's checkpoint is; "" for unknown.
-        remembered: How far the outbox had come, as the checkpoint has it.
+        remembered: How far the outbox of each client had come, as the checkpoint has it.
     """
 
-    def __init__(self, sender: PartitionSender, checkpoint: str = "", remembered: Remembered | None = None) -> None:
+    def __init__(
+        self, sender: PartitionSender, checkpoint: str = "", remembered: Sequence[Remembered | None] = ()
+    ) -> None:
         self._sender = sender
         self._checkpoint = checkpoint
         self._remembered = remembered
@@ -196,7 +207,8 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
             GatewayError: The rows are not in the outbox; TL-G25 if Spark does not say which batch this is.
         """
         task = streaming_task(_out_of_place)
-        stored = self._sender.bring(f"{task.query}/{task.partition}", task.batch or 0, iterator)
+        sender = self._sender.of(task.partition)
+        stored = sender.bring(f"{task.query}/{task.partition}", task.batch or 0, iterator)
         outbox = Remembered(stored.journal, stored.tip, stored.incarnation) if stored.journal else None
         return MqttWritten(task.partition, task.batch, stored.rows, stored.already, outbox)
 
@@ -209,10 +221,12 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
             JournalError: TL-J20, the checkpoint's disk did not take it.
         """
         written = answers(messages, MqttWritten, batchId, _out_of_place)
-        places = [one.outbox for one in written if one.outbox is not None]
-        newest = max(places, key=lambda place: place.tip, default=None)
-        if newest is not None and newest != self._remembered:
-            newest.keep(self._checkpoint)
+        clients = len(self._sender.places)
+        for number in range(clients):
+            places = [one.outbox for one in written if client_of(one.partition, clients) == number and one.outbox]
+            newest = max(places, key=lambda place: place.tip, default=None)
+            if newest is not None and (not self._remembered or newest != self._remembered[number]):
+                newest.keep(self._checkpoint, number)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Do nothing: what is in the outbox is sent, and does not enter again when Spark runs the batch again."""
@@ -233,7 +247,7 @@ class MqttBatchWriter(DataSourceArrowWriter):
             GatewayError: The rows are not in the outbox.
         """
         partition = batch_task(_out_of_place).partition
-        stored = self._sender.bring(f"job-{self._job}/{partition}", 0, iterator)
+        stored = self._sender.of(partition).bring(f"job-{self._job}/{partition}", 0, iterator)
         return MqttWritten(partition, None, stored.rows, stored.already)
 
     @one_line
@@ -249,8 +263,9 @@ class MqttBatchWriter(DataSourceArrowWriter):
 
     def _end(self) -> None:
         """Nothing depends on it: a gateway that is away lets go of the job's names by itself, days later."""
-        with contextlib.suppress(GatewayError, JournalError), self._sender.place.connect() as client:
-            client.end_job(f"job-{self._job}")
+        for place in self._sender.places:
+            with contextlib.suppress(GatewayError, JournalError), place.connect() as client:
+                client.end_job(f"job-{self._job}")
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamWriter:
@@ -271,10 +286,11 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
     checkpoint.sync()
     batch = checkpoint.last_offsets_batch()
     origin = checkpoint.offsets_hash(batch) if batch is not None else None
-    remembered = Remembered.read(location)
-    with sender.place.connect() as client:
-        if remembered is not None:
-            remembered.check(sender.place.state_dir or sender.place.location, client.outbox(remembered.tip))
+    remembered = [Remembered.read(location, number) for number in range(len(sender.places))]
+    for place, known in zip(sender.places, remembered, strict=True):
+        with place.connect() as client:
+            if known is not None:
+                known.check(place.state_dir or place.location, client.outbox(known.tip))
     return MqttStreamWriter(replace(sender, origin=origin or "", origin_batch=batch), location, remembered)
 
 
@@ -295,13 +311,13 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
 
 
 def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> PartitionSender:
-    from towline.spark.sink_options import parse_sink_options  # noqa: PLC0415 - the driver's: workers need no pydantic
+    from towline.spark.sink_clients import places_of  # noqa: PLC0415 - the driver's: workers need no pydantic
+    from towline.spark.sink_options import parse_sink_options  # noqa: PLC0415 - see above
 
     parsed = parse_sink_options(options, checkpoint)
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     columns = SinkColumns.bind(types, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain, levels=parsed.levels)
-    place = GatewayPlace(parsed.state_dir, parsed.location, parsed.settings)
-    return PartitionSender(place, columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
+    return PartitionSender(places_of(parsed), columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
 
 
 def _out_of_place(what: str, do: str) -> GatewayError:

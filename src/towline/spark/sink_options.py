@@ -40,6 +40,7 @@ class SinkOptions:
         to_broker: A batch counts as written when the broker has it, not already when the outbox has it.
         confirm_s: Longest wait for the broker.
         retry: Patience with a full outbox.
+        clients: MQTT clients, each with an outbox of its own; the parts of a batch are shared out among them.
     """
 
     settings: str
@@ -53,6 +54,11 @@ class SinkOptions:
     to_broker: bool = False
     confirm_s: float = 600.0
     retry: Retry
+    clients: int = 1
+
+
+#: Each is a process.
+MOST_CLIENTS: Final = 64
 
 
 def _topic(text: str) -> str:
@@ -83,6 +89,7 @@ _SENDING: Final = (
     Option("retryInterval", _number(0.001), "retry.interval_s"),
     Option("retryMultiplier", _number(1), "retry.multiplier"),
     Option("retryCap", _number(0.001), "retry.cap_s"),
+    Option("clients", read.whole(1, MOST_CLIENTS), "clients"),
     Option("retryAttempts", lambda text: int(_number(-1)(text)), "retry.attempts"),
 )
 _OPTIONS: Final = (*_GATEWAY, *gateway.PLACE, *_PROMISE, *_SENDING)
@@ -120,6 +127,9 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
     guarantee, qos = _promise(given)
     state_dir, location = gateway.gateway_place(given, _GATEWAY)
     settings = None if "gateway" in given else _settings(given, guarantee, qos, checkpoint)
+    if settings is None and "clients" in given:
+        where, what = f'{WHERE} option "clients"', "the option gateway names one client that runs already"
+        raise ConfigError("TL-C23", where, what, "Give one of the two.")
     several = settings is not None and settings.several_sessions  # no row may ask for QoS 2 then
     values = given.values(_SENDING)
     return SinkOptions(

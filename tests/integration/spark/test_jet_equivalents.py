@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 @pytest.fixture
 def jet(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     monkeypatch.syspath_prepend(str(PLACE))
-    return {name: importlib.import_module(name) for name in ("sources", "sinks", "pipeline")}
+    return {name: importlib.import_module(name) for name in ("sources", "sinks", "pipeline", "functions")}
 
 
 @pytest.fixture
@@ -111,18 +111,24 @@ def test_subscriptions_with_their_own_qos_and_the_pipeline(
     frame = jet["sources"].subscribed(spark, mosquitto.uri, place / "three")
     seen = frame.writeStream.format("memory").queryName("three").option("checkpointLocation", str(place / "c")).start()
     query = jet["pipeline"].run(spark, mosquitto.uri, place / "pipe")
+    functions = jet["functions"].run(spark, mosquitto.uri, place / "functions")
     try:
-        for state in (place / "three", place / "pipe" / "source"):
+        for state in (place / "three", place / "pipe" / "source", place / "functions" / "in"):
             wait_until(lambda state=state: online(state), PATIENCE, "the session")  # type: ignore[misc]
-        with Client(mosquitto.uri, client_id="ear", subscribe=["shouts"]) as ear:
+        with Client(mosquitto.uri, client_id="ear", subscribe=["shouts", "fast/#", "slow/#"]) as ear:
             with Client(mosquitto.uri, client_id="cars") as cars:
                 for topic in ("drivers/a", "cars/b", "alarms/c"):
                     cars.publish(topic, b"hey", qos=2).wait(60)
+                for driver, speed in (("ann", b"80"), ("bob", b"20")):
+                    cars.publish(f"speed/{driver}", b'{"speed": %b}' % speed, qos=1).wait(60)
             wait_until(lambda: spark.table("three").count() == 3, PATIENCE, "three rows")
-            shout = hear(ear, {"shouts"})["shouts"]
+            heard = hear(ear, {"shouts", "fast/ann", "slow/bob"})
+            shout, fast = heard["shouts"], heard["fast/ann"]
     finally:
         seen.stop()
         query.stop()
+        functions.stop()
+    assert (fast.payload, fast.content_type, fast.user_properties) == (b"80.0", "text/plain", (("driver", "ann"),))
     assert {(row.topic, row.qos) for row in spark.table("three").collect()} == {
         ("drivers/a", 0),
         ("cars/b", 1),

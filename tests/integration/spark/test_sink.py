@@ -144,6 +144,48 @@ def test_a_stream_goes_on_after_its_gateway_and_itself_were_stopped(
     assert in_order(messages)
 
 
+def test_each_part_of_a_batch_may_have_a_client_of_its_own(
+    spark: SparkSession, broker: Mosquitto, ear: Ear, state: Path, tmp_path: Path
+) -> None:
+    """Order within a topic where it is within a part; each message once, whatever is killed and run again."""
+    source, checkpoint = tmp_path / "in", tmp_path / "ck"
+    source.mkdir()
+
+    def run(clients: int = 2) -> None:
+        rows = numbered(spark.readStream.format("text").load(str(source)), "cast(value AS long)", topics=6)
+        writer = rows.repartition(3, "topic").writeStream.format("mqtt").trigger(availableNow=True)
+        writer = writer.options(broker=broker.uri, stateDir=str(state), clientId="jet", clients=str(clients))
+        writer.options(guarantee="exactly_once", checkpointLocation=str(checkpoint)).start().awaitTermination(60)
+
+    (source / "1.txt").write_text("".join(f"{n}\n" for n in range(200)))
+    run()
+    ear.hear(200)
+    kill_gateway(state / "1")
+    newest = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
+    (checkpoint / "commits" / str(newest)).unlink()
+    (checkpoint / "commits" / f".{newest}.crc").unlink(missing_ok=True)
+    (source / "2.txt").write_text("".join(f"{n}\n" for n in range(200, 300)))
+    run()
+    messages = ear.hear(300)
+    accounts = [outbox(state / str(number)) for number in range(2)]
+    assert sum(one["accepted"] for one in accounts) == 300
+    assert all(one["accepted"] for one in accounts), "each has a share"
+    assert Counter(int(m.payload or b"") for m in messages) == Counter(range(300))
+    assert in_order(messages)
+    known = (broker.directory / "mosquitto.log").read_text()
+    assert all(f"as jet-{number} " in known for number in range(2))
+    assert {path.name for path in checkpoint.glob("towline-outbox*.json")} == {
+        "towline-outbox.json",
+        "towline-outbox-1.json",
+    }
+    (source / "3.txt").write_text("300\n")
+    with pytest.raises(Exception, match=r'option "clients" = "3": the state directory .* has 2, .*TL-C28'):
+        run(3)
+    with pytest.raises(Exception, match=r"TL-C28"):
+        run(1)
+    kill_gateway(state / "0")
+
+
 def test_a_stream_does_not_go_on_with_an_older_copy_of_its_outbox(
     spark: SparkSession, broker: Mosquitto, ear: Ear, state: Path, tmp_path: Path
 ) -> None:
