@@ -32,7 +32,14 @@ __all__ = ["Reader", "hide_references", "load", "parse"]
 _REFERENCE = re.compile(r"(\$?)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 #: Client settings the sink sets by itself, from the guarantee or this file.
-_OWNED = ("bootstrap.servers", "transactional.id", "enable.idempotence", "acks", "request.required.acks")
+_OWNED = (
+    "bootstrap.servers",
+    "transactional.id",
+    "enable.idempotence",
+    "acks",
+    "request.required.acks",
+    "isolation.level",
+)
 
 
 class FileTable(Section):
