@@ -58,7 +58,14 @@ def a_bridge(place: Path) -> Iterator[Running]:
     directory = place / "brücke"  # what a JVM in the locale C can't name; `Running` runs it in that
     directory.mkdir()
     running = Running(directory, directory / "bridge.toml")
-    yield running
+    try:
+        yield running
+    finally:
+        _end(running)
+
+
+def _end(running: Running) -> None:
+    """End it and all it has started, and tell what it said."""
     if hasattr(running, "process") and running.process.poll() is None:
         family = psutil.Process(running.process.pid).children(recursive=True)
         running.process.send_signal(signal.SIGINT)

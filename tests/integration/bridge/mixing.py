@@ -47,7 +47,7 @@ class Mixed:
 
     def __init__(self, broker: Mosquitto) -> None:
         self._client = paho.Client(CallbackAPIVersion.VERSION2, client_id="mixed", protocol=paho.MQTTv311)
-        self._client.max_inflight_messages_set(1000)
+        self._client.max_inflight_messages_set(10)  # Mosquitto takes 20, and ends the connection of who sends more
         self._client.connect("127.0.0.1", broker.port)
         self._enough = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
