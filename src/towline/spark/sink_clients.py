@@ -55,6 +55,8 @@ def _keep_number(directory: Path, clients: int) -> None:
         known = int(json.loads(file.read_text(encoding="utf-8"))["clients"])
     elif (directory / "outbox").exists():
         known = 1
+    elif numbered := [one for one in directory.glob("[0-9]*") if (one / "outbox").exists()]:
+        known = len(numbered)  # the file is gone, and what each client has is not
     else:
         known = clients
         if clients > 1:

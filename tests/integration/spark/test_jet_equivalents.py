@@ -123,12 +123,13 @@ def test_subscriptions_with_their_own_qos_and_the_pipeline(
                     cars.publish(f"speed/{driver}", b'{"speed": %b}' % speed, qos=1).wait(60)
             wait_until(lambda: spark.table("three").count() == 3, PATIENCE, "three rows")
             heard = hear(ear, {"shouts", "fast/ann", "slow/bob"})
-            shout, fast = heard["shouts"], heard["fast/ann"]
+            shout, fast, slow = heard["shouts"], heard["fast/ann"], heard["slow/bob"]
     finally:
         seen.stop()
         query.stop()
         functions.stop()
     assert (fast.payload, fast.content_type, fast.user_properties) == (b"80.0", "text/plain", (("driver", "ann"),))
+    assert (slow.payload, slow.qos, slow.user_properties) == (b"20.0", 1, (("driver", "bob"),))
     assert {(row.topic, row.qos) for row in spark.table("three").collect()} == {
         ("drivers/a", 0),
         ("cars/b", 1),

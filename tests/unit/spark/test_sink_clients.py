@@ -35,9 +35,14 @@ def test_each_has_a_directory_an_id_and_a_number(tmp_path: Path) -> None:
     ]
     assert json.loads((tmp_path / "s" / "clients.json").read_text()) == {"clients": 3}
     assert places_of(parse_sink_options(options)) != ()
+    for number in range(3):
+        (tmp_path / "s" / str(number) / "outbox").mkdir(parents=True)
     for wrong in ("1", "2"):
         with pytest.raises(ConfigError, match=r"has 3, .*TL-C28"):
             places_of(parse_sink_options({**options, "clients": wrong}))
+    (tmp_path / "s" / "clients.json").unlink()
+    with pytest.raises(ConfigError, match=r"has 3, .*TL-C28"):
+        places_of(parse_sink_options({**options, "clients": "2"}))
 
 
 def test_a_directory_of_one_client_stays_one(tmp_path: Path) -> None:
