@@ -54,8 +54,8 @@ class NewMosquitto(Protocol):
         """A running broker with these lines in its configuration."""
 
 
-# How long an example takes says something of the machine, not of the code.
-hypothesis.settings.register_profile("towline", deadline=None)
+# How long an example takes says something of the machine, not of the code; `make fuzz` has the many examples.
+hypothesis.settings.register_profile("towline", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("towline")
 
 

@@ -246,6 +246,7 @@ _PASSING: Final = frozenset(
         "OFFSET_NOT_AVAILABLE",
         "UNKNOWN_LEADER_EPOCH",
         "UNKNOWN_TOPIC_OR_PART",
+        "_DESTROY_BROKER",
         "_TIMED_OUT",
     }
 )
