@@ -178,7 +178,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
         yield kafka
 
 
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN"])
+#: Of the two, `make test` has the one with the longer handshake.
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", pytest.param("PLAIN", marks=pytest.mark.long)])
 def test_everything_once_with_tls_and_sasl(secured: SecuredKafka, tmp_path: Path, mechanism: Any) -> None:
     """PLAIN with ``$ConnectionString`` is what Azure Event Hubs takes."""
     settings = secured.settings_of(mechanism)

@@ -1,4 +1,4 @@
-"""The quick soak: one kill -9 of a role under load, and an account that adds up."""
+"""The quick soak: one kill -9 of each role under load, and an account that adds up."""
 
 from __future__ import annotations
 
@@ -18,25 +18,18 @@ from towline_prove.soak import Soak, SoakPlan
 pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(900)]
 
 
-#: Gateway and bridge are killed in every run by `tests/integration/bridge/test_bridge.py`, and the driver by
-#: `test_delivery_semantics.py` beside it; here a referee counts.
-@pytest.mark.parametrize(
-    "roles",
-    [
-        pytest.param((Role.JVM,), id="jvm"),
-        pytest.param(
-            (Role.GATEWAY, Role.DRIVER, Role.BRIDGE, Role.WORKER, Role.KAFKA), id="the others", marks=pytest.mark.long
-        ),
-    ],
-)
-def test_a_kill_of_each_role_loses_nothing(tmp_path: Path, roles: tuple[Role, ...]) -> None:
+#: `make test` kills gateway and bridge in `tests/integration/bridge/test_bridge.py`, driver and JVM in
+#: `test_delivery_semantics.py` beside it, and Kafka there too; here a referee counts.
+@pytest.mark.long
+def test_a_kill_of_each_role_loses_nothing(tmp_path: Path) -> None:
     try:
         find_java(), kafka_jars(), find_mosquitto()
     except SetupError as error:
         lacking(str(error))
+    roles = (Role.JVM, Role.GATEWAY, Role.DRIVER, Role.BRIDGE, Role.WORKER, Role.KAFKA)
     plan = replace(SoakPlan.quick(), roles=roles)
     outcomes = Soak(plan, tmp_path, print).run()
-    assert [outcome.role for outcome in outcomes] == list(roles)
+    assert [outcome.role for outcome in outcomes] == list(plan.roles)
     bad = [outcome.line() for outcome in outcomes if not outcome.ok]
     assert not bad, "\n".join(bad)
     assert all(outcome.account.verdict.delivered == plan.messages for outcome in outcomes)
