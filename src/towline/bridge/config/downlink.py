@@ -14,8 +14,9 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from towline.bridge.config.routes import FIELD_NAME, HEADERS, USER_PREFIX, Template, kafka_name_problem
+from towline.bridge.config.routes import HEADERS, USER_PREFIX, Template, kafka_name_problem
 from towline.bridge.config.section import NAME, Section
+from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.guarantee import Guarantee
 
 __all__ = ["FIELDS", "OURS", "DownlinkSection", "FailureNotice", "KafkaPattern", "Spoken", "Sql", "template_of"]
@@ -207,14 +208,12 @@ class DownlinkSection(Section):
         for text in (*(text for _, text in self.templates()), *notice):
             template_of(text, self.fields)
         for name in self.fields:
-            if name in _COLUMNS or not re.match(FIELD_NAME, name):
+            if not names_a_field(name, _COLUMNS):
                 raise ValueError(
                     f"\"{name}\" can't name a field; take small letters, digits and _, and no column's name"
                 )
         for name, said in (("where", self.where), ("reject", self.reject), *self.fields.items()):
-            if said is not None and not said.strip():
-                what = "a condition" if name == "where" else "an expression"
-                raise ValueError(f"{name} is empty; give {what} in Spark SQL, or remove it")
+            check_sql(name, said)
         return self
 
     def templates(self) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,6 @@ from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import CHECKPOINT, Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.routes import (
-    FIELD_NAME,
     Pattern,
     Route,
     Template,
@@ -22,6 +21,7 @@ from towline.bridge.config.routes import (
     kafka_name_problem,
     subscriptions,
 )
+from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.bridge.config.tables import Surroundings, Tables
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.guarantee import Guarantee, conf_problem, policy, qos_problem, sharing_problem
@@ -359,7 +359,7 @@ class _RouteReader:
         """A field is a column for what comes after it, so it has a name of its own."""
         for name in section.fields:
             taken = name in _COLUMNS or name in captures
-            if taken or not re.match(FIELD_NAME, name):
+            if not names_a_field(name, (*_COLUMNS, *captures)):
                 what = f'the field "{name}" has a name that ' + ("is taken" if taken else "SQL could not say")
                 do = "Name it with small letters, digits and _, and as no column of the source and no wildcard."
                 self._note("TL-C66", ("fields", name), what, do)
@@ -368,9 +368,7 @@ class _RouteReader:
         said: list[tuple[KeyPath, str | None]] = [(("where",), section.where), (("reject",), section.reject)]
         said += [(("fields", name), text) for name, text in section.fields.items()]
         for key, text in said:
-            if text is not None and not text.strip():
-                what = "a condition" if key == ("where",) else "an expression"
-                self._note("TL-C69", key, f"{key[-1]} is empty", f"Give {what} in Spark SQL, or remove it.")
+            self._attempt("TL-C69", key, partial(check_sql, str(key[-1]), text))
 
     def _headers(self, section: RouteSection) -> None:
         for name in section.headers:

@@ -26,7 +26,6 @@ from towline.mqtt.rules import filter_problem
 
 __all__ = [
     "FIELDS",
-    "FIELD_NAME",
     "HEADERS",
     "Pattern",
     "Route",
@@ -52,8 +51,6 @@ FIELDS = {
     "mqtt.offset": "offset",
 }
 USER_PREFIX = "mqtt.user."
-#: Names of a route's own fields.
-FIELD_NAME = r"^[a-z][a-z0-9_]*$"
 
 #: Kafka header → what it carries. The first two are always there, the others when the message has them; user properties
 #: keep their order and repetition [MQTT-3.3.2-18]. DUP and topic aliases belong to one hop, not to the message.
