@@ -17,6 +17,7 @@ from towline.bridge.lines.sql import (
     HEADER_TYPE,
     NO_HEADERS,
     DeadLetterTarget,
+    analyse,
     condition,
     header,
     literal,
@@ -352,18 +353,6 @@ class DownlinkStatements:
     parallelism: int = 1
 
 
-def _analysed(frame: DataFrame, section: DownlinkSection) -> None:
-    """What the user says in SQL, each on its own: half a condition must not be completed by what stands around it."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `apply`
-
-    for name, said in section.fields.items():
-        frame = frame.withColumn(name, F.expr(said))
-    if section.where is not None:
-        frame.where(F.expr(section.where))
-    if section.reject is not None:
-        frame.select(F.expr(section.reject))
-
-
 def apply(
     frame: DataFrame,
     way: DownlinkStatements,
@@ -390,7 +379,7 @@ def apply(
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
     section = way.section
-    _analysed(frame, section)
+    analyse(frame, section.fields.items(), section.where, (section.reject,))
     frame = observed(frame.select(*COLUMNS), counter, COUNTS)
     if transform is not None:
         frame = _transformed(frame, transform, way)

@@ -19,6 +19,7 @@ from towline.bridge.lines.sql import (
     NO_HEADERS,
     NO_TEXT,
     DeadLetterTarget,
+    analyse,
     concatenated,
     condition,
     header,
@@ -437,19 +438,6 @@ def _field_sql(name: str, route: Route) -> str:
     return "NULL" if sql is None else f"IF({STUB}, NULL, (\n{sql}\n))"
 
 
-def _analysed(frame: DataFrame, route: Route) -> None:
-    """What the user says in SQL, each on its own: half a condition must not be completed by what stands around it."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - see `apply`
-
-    for name, text in route.fields:
-        frame = frame.withColumn(name, F.expr(text))
-    if route.where is not None:
-        frame.where(F.expr(route.where))
-    for asked in (route.reject, route.dedupe):
-        if isinstance(asked, str):
-            frame.select(F.expr(asked))
-
-
 def apply(
     frame: DataFrame,
     routes: Sequence[Route],
@@ -477,7 +465,7 @@ def apply(
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - Spark's own custom; and only the driver has it
 
     for route in routes:
-        _analysed(frame, route)
+        analyse(frame, route.fields, route.where, (route.reject, route.dedupe))
     sql = expressions(routes, dead_letters, repeats)
     packet = F.when(F.expr(STUB), F.col("correlation_data"))
     frame = frame.withColumn(PACKET, packet).withColumn(
