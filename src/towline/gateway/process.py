@@ -294,15 +294,7 @@ def _prepare(state_dir: Path) -> None:
 
 def _password(settings: GatewaySettings) -> bytes | None:
     path = settings.password_file
-    if path is None:
-        return None
-    try:
-        return files.secret(path)
-    except OSError as error:
-        reason = files.why(error)
-        raise ConfigError(
-            "TL-C31", str(path), f"password_file can't be read ({reason})", "Check its name and rights."
-        ) from error
+    return None if path is None else _secret("password_file", path, "TL-C31")
 
 
 def _headers(settings: GatewaySettings) -> tuple[tuple[str, str], ...]:
@@ -310,11 +302,8 @@ def _headers(settings: GatewaySettings) -> tuple[tuple[str, str], ...]:
     path = settings.websocket_headers_file
     if path is None:
         return ()
-    try:
-        lines = [line for line in files.secret(path).decode("latin-1").splitlines() if line.strip()]
-    except OSError as error:
-        what = f"websocket_headers_file can't be read ({files.why(error)})"
-        raise ConfigError("TL-C38", str(path), what, "Check its name and rights.") from error
+    text = _secret("websocket_headers_file", path, "TL-C38").decode("latin-1")
+    lines = [line for line in text.splitlines() if line.strip()]
     headers = []
     for number, line in enumerate(lines, start=1):
         name, colon, value = line.partition(":")
@@ -323,6 +312,15 @@ def _headers(settings: GatewaySettings) -> tuple[tuple[str, str], ...]:
             raise ConfigError("TL-C38", f"{path}:{number}", problem, "Write one header a line, as Name: value.")
         headers.append((name.strip(), value.strip()))
     return tuple(headers)
+
+
+def _secret(key: str, path: Path, code: str) -> bytes:
+    """What is in a file that a setting names."""
+    try:
+        return files.secret(path)
+    except OSError as error:
+        what = f"{key} can't be read ({files.why(error)})"
+        raise ConfigError(code, str(path), what, "Check its name and rights.") from error
 
 
 def _leave_error(state_dir: Path, error: TowlineError) -> None:
