@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from towline import files
 from towline_prove.devstack.kafka import KAFKA_VERSION, Kafka, new_cluster_id
 from towline_prove.devstack.ports import LOOPBACK
+from towline_prove.devstack.together import Together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,8 +65,8 @@ class ClusterNode(Kafka):
         return ["-t", self._cluster_id]
 
 
-class KafkaCluster:
-    """Several brokers, started and stopped together; a context manager too.
+class KafkaCluster(Together):
+    """Several brokers; one alone has no quorum and answers nobody, so they start at the same time.
 
     Args:
         directory: Each node has a folder in it.
@@ -93,6 +93,11 @@ class KafkaCluster:
         return file.read_text(encoding="utf-8")
 
     @property
+    def servers(self) -> tuple[ClusterNode, ...]:
+        """The nodes."""
+        return self.nodes
+
+    @property
     def bootstrap(self) -> str:
         """All brokers, for ``bootstrap.servers``."""
         return ",".join(node.bootstrap for node in self.nodes)
@@ -111,32 +116,6 @@ class KafkaCluster:
     def running(self) -> bool:
         """Whether all brokers run."""
         return all(node.running for node in self.nodes)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> Self:
-        """Start all at once: one alone has no quorum and answers nobody.
-
-        Raises:
-            SetupError: As `Server.start`; what was started is stopped again.
-        """
-        with ThreadPoolExecutor(len(self.nodes)) as pool:
-            starts = [pool.submit(node.start) for node in self.nodes]
-        failed = next((error for start in starts if (error := start.exception())), None)
-        if failed:
-            self.stop()
-            raise failed
-        return self
-
-    def stop(self) -> None:
-        """Stop all; data and ports stay."""
-        with ThreadPoolExecutor(len(self.nodes)) as pool:
-            for stop in [pool.submit(node.stop) for node in self.nodes]:
-                stop.result()
 
     def create_topics(self, topics: Mapping[str, int], config: Mapping[str, str] | None = None) -> None:
         """As `Kafka.create_topics`, with the cluster's replication."""

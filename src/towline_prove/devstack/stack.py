@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from towline import files
 from towline.errors import ConfigError, SetupError
@@ -18,6 +17,7 @@ from towline_prove.devstack.cluster import KafkaCluster
 from towline_prove.devstack.kafka import Kafka
 from towline_prove.devstack.mosquitto import Mosquitto
 from towline_prove.devstack.secured import SecuredKafka, SecuredMosquitto
+from towline_prove.devstack.together import Together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,8 +82,8 @@ class ServerStatus:
     directory: str
 
 
-class Stack:
-    """Mosquitto and Kafka in `directory`, started and stopped together; a context manager too.
+class Stack(Together):
+    """Mosquitto and Kafka in one directory.
 
     Args:
         directory: Each broker has a folder of its name in it; None is `default_directory`.
@@ -127,37 +127,6 @@ class Stack:
                 return server
         names = ", ".join(server.label for server in self.servers)
         raise ConfigError("TL-C71", name, "is no broker of the devstack", f"There are {names}.")
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> Self:
-        """Start both at the same time; when one fails, the other is stopped again if it was this call that started it.
-
-        Raises:
-            SetupError: As `Server.start`.
-        """
-        before = [server.running for server in self.servers]
-        with ThreadPoolExecutor(len(self.servers)) as pool:
-            starts = [pool.submit(server.start) for server in self.servers]
-        failed = [start.exception() for start in starts]
-        for server, ran, error in zip(self.servers, before, failed, strict=True):
-            if any(failed) and not ran and not error:
-                server.stop()
-        for error in failed:
-            if error:
-                raise error
-        return self
-
-    def stop(self) -> None:
-        """Stop both; data and ports stay."""
-        with ThreadPoolExecutor(len(self.servers)) as pool:
-            stops = [pool.submit(server.stop) for server in self.servers]
-        for stop in stops:
-            stop.result()
 
     def status(self) -> list[ServerStatus]:
         """Each broker as it is now."""
