@@ -57,7 +57,13 @@ def a_bridge(place: Path) -> Iterator[Running]:
     """A bridge to be started, which is ended."""
     directory = place / "brücke"  # what a JVM in the locale C can't name; `Running` runs it in that
     directory.mkdir()
-    running = Running(directory, directory / "bridge.toml")
+    with ended(Running(directory, directory / "bridge.toml")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def ended(running: Running) -> Iterator[Running]:
+    """A bridge that is ended with all it has started, and what it said is told."""
     try:
         yield running
     finally:
@@ -65,7 +71,6 @@ def a_bridge(place: Path) -> Iterator[Running]:
 
 
 def _end(running: Running) -> None:
-    """End it and all it has started, and tell what it said."""
     if hasattr(running, "process") and running.process.poll() is None:
         family = psutil.Process(running.process.pid).children(recursive=True)
         running.process.send_signal(signal.SIGINT)

@@ -19,6 +19,7 @@ from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import wait_until
+from tests.integration.bridge.conftest import ended
 from tests.integration.bridge.running import PATIENCE, Running
 from towline_prove.devstack import Kafka, Mosquitto
 
@@ -115,10 +116,13 @@ def respond(client: paho.Client, world: World, message: paho.MQTTMessage) -> Non
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[World]:
     place = tmp_path_factory.mktemp("hono")
-    with Mosquitto(place / "mosquitto") as broker, pytest.MonkeyPatch.context() as environ:
+    with (
+        Mosquitto(place / "mosquitto") as broker,
+        pytest.MonkeyPatch.context() as environ,
+        ended(Running(place, EXAMPLE)) as bridge,
+    ):
         for name, value in {"STATE": place / "state", "MQTT": broker.uri, "KAFKA": kafka.bootstrap}.items():
             environ.setenv(f"TOWLINE_{name}", str(value))
-        bridge = Running(place, EXAMPLE)
         bridge.start()
         seen = World(bridge)
         device = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv311)
@@ -138,8 +142,6 @@ def world(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[Wo
         finally:
             device.disconnect()
             device.loop_stop()
-            if bridge.process.poll() is None:
-                bridge.interrupt()
 
 
 def online(bridge: Running) -> bool:

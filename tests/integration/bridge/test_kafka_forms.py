@@ -21,6 +21,7 @@ from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import wait_until
+from tests.integration.bridge.conftest import ended
 from tests.integration.bridge.running import PATIENCE, Running
 from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.cluster import ClusterNode, KafkaCluster
@@ -129,18 +130,17 @@ def line(tag: str, place: Path, broker: Mosquitto, client: dict[str, Any], kafka
     device.on_message = lambda _client, _data, message: one.heard.append(bytes(message.payload))
     device.max_inflight_messages_set(10)  # Mosquitto takes 20
     device.max_queued_messages_set(0)
-    running.start()
-    try:
-        device.connect("127.0.0.1", broker.port)
-        device.loop_start()
-        device.subscribe("back/#", 2)
-        wait_until(lambda: ready(running, "up") and ready(running, "down"), PATIENCE, "the lines")
-        yield one
-    finally:
-        device.disconnect()
-        device.loop_stop()
-        if running.process.poll() is None:
-            running.interrupt()
+    with ended(running):
+        running.start()
+        try:
+            device.connect("127.0.0.1", broker.port)
+            device.loop_start()
+            device.subscribe("back/#", 2)
+            wait_until(lambda: ready(running, "up") and ready(running, "down"), PATIENCE, "the lines")
+            yield one
+        finally:
+            device.disconnect()
+            device.loop_stop()
 
 
 def ready(bridge: Running, name: str) -> bool:
