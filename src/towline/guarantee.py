@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 __all__ = [
+    "HIGHEST_QOS",
     "POLICIES",
     "AckAfter",
     "Guarantee",
@@ -108,7 +109,7 @@ class Policy:
     @property
     def serves_again(self) -> bool:
         """Whether the source serves rows of the batch that a crash interrupted; else it serves it empty."""
-        return self.once_below <= _HIGHEST_QOS
+        return self.once_below <= HIGHEST_QOS
 
     @property
     def gives_up(self) -> bool:
@@ -116,7 +117,8 @@ class Policy:
         return self.once_below > 0
 
 
-_HIGHEST_QOS: Final = 2
+#: Of MQTT: QoS is 0, 1 or 2 [MQTT 5 section 4.3].
+HIGHEST_QOS: Final = 2
 #: A second attempt of a task would fence the first; another number of partitions on a replay would be another batch.
 _REPEATABLE: Final = MappingProxyType(
     {"spark.speculation": "false", "spark.sql.adaptive.streaming.stateless.enabled": "false"}
@@ -145,10 +147,10 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             qos=0,
             least_qos=0,
             least_qos_keyed=0,
-            most_qos=_HIGHEST_QOS,
+            most_qos=HIGHEST_QOS,
             persistent=False,
             acks=(AckAfter.RECEIVED,),
-            once_below=_HIGHEST_QOS + 1,
+            once_below=HIGHEST_QOS + 1,
             replay="served empty",
             transactions=False,
             isolations=("read_committed", "read_uncommitted"),
@@ -164,7 +166,7 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             qos=1,
             least_qos=1,
             least_qos_keyed=1,
-            most_qos=_HIGHEST_QOS,
+            most_qos=HIGHEST_QOS,
             persistent=True,
             acks=(AckAfter.JOURNAL, AckAfter.KAFKA),
             once_below=0,
@@ -202,7 +204,7 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             qos=2,
             least_qos=2,
             least_qos_keyed=1,
-            most_qos=_HIGHEST_QOS,
+            most_qos=HIGHEST_QOS,
             persistent=True,
             acks=(AckAfter.JOURNAL,),
             once_below=0,
@@ -243,7 +245,7 @@ def qos_problem(guarantee: Guarantee, qos: int, *, keyed: bool = False) -> tuple
         return what, "Lower it to 1, or take exactly_once on a line of its own."
     if qos >= least:
         return None
-    what = f"guarantee {guarantee} needs QoS {' or '.join(map(str, range(least, _HIGHEST_QOS + 1)))}"
+    what = f"guarantee {guarantee} needs QoS {' or '.join(map(str, range(least, HIGHEST_QOS + 1)))}"
     if table.least_qos_keyed <= qos:
         return what, f"Raise it, or give a dedupe key, which allows QoS {qos}."
     return what, "Raise it, or take guarantee by_qos, which carries QoS 0 at most once."

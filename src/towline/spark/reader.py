@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
 
 from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable, one_line
+from towline.guarantee import HIGHEST_QOS
 from towline.spark.cut import Cut
 from towline.spark.link import PATIENCE_S, GatewayPlace, patiently
 from towline.spark.offsets import Position
@@ -52,8 +53,6 @@ SETTLE_S = 0.25
 
 #: How long a new reader waits for the one before it to end, in seconds: a stopped query's process needs a moment.
 TAKEOVER_S = 5.0
-
-_HIGHEST_QOS = 2
 
 _LOG = logging.getLogger("towline.spark")
 _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
@@ -309,7 +308,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         not by a power failure either.
         """
         plan, here, there = self._plan, Position.parse(start), Position.parse(end)
-        if here == there or (plan.once_below > _HIGHEST_QOS and not self._planned):
+        if here == there or (plan.once_below > HIGHEST_QOS and not self._planned):
             return []
         for place in (here, there):
             _same(place, self._opened())
@@ -338,7 +337,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Slice)
         plan = self._plan
         fresh = partition.end if plan.once_below and _attempt() > 0 else partition.fresh
-        if plan.once_below > _HIGHEST_QOS and fresh >= partition.end:
+        if plan.once_below > HIGHEST_QOS and fresh >= partition.end:
             return iter(())
         rows = plan.place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
         if plan.once_below and fresh > partition.start:
