@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,18 +54,16 @@ def _brokers(text: str) -> str:
     return text
 
 
-def _milliseconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("it is a number of milliseconds") from None
+def _number_of(unit: str) -> Callable[[str], float]:
+    """Reads a number; the gateway's settings say how large it may be."""
 
+    def read_number(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"it is a number of {unit}") from None
 
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("it is a number of seconds") from None
+    return read_number
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
@@ -166,8 +164,8 @@ CONNECTION: Final = (
     Option("tlsServerName", into="tls.server_name"),
     Option("tlsInsecure", read.truth, "tls.insecure"),
     Option("followRedirects", read.truth, "follow_redirects"),
-    Option("reconnectDelay", _seconds, "reconnect_delay_s"),
-    Option("reconnectMaxDelay", _seconds, "reconnect_max_delay_s"),
+    Option("reconnectDelay", _number_of("seconds"), "reconnect_delay_s"),
+    Option("reconnectMaxDelay", _number_of("seconds"), "reconnect_max_delay_s"),
     Option("webSocketHeadersFile", read.path, "websocket_headers_file"),
     Option("authenticator", into="authenticator"),
     Option("willTopic", into="will.topic"),
@@ -189,7 +187,7 @@ RECEIVING: Final = (
     Option("ackAfter", into="ack_after"),
     Option("receiveMaximum", read.whole(), "receive_maximum"),
     Option("topicAliasMaximum", read.whole(), "topic_alias_maximum"),
-    Option("lingerMs", _milliseconds, "linger_ms"),
+    Option("lingerMs", _number_of("milliseconds"), "linger_ms"),
     Option("journalMaxBytes", read.size, "journal.max_bytes"),
     Option("journalMinFreeBytes", read.size, "journal.min_free_bytes"),
     Option("journalRetainBytes", read.size, "journal.retain_bytes"),
