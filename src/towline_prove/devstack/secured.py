@@ -28,12 +28,16 @@ USER: Final = "towline"
 CONNECTION_STRING: Final = "$ConnectionString"
 
 
-def secret_of(file: Path) -> Path:
-    """A file with a password, made where it is missing."""
+def secret_of(file: Path, form: str = "{}") -> Path:
+    """A file with a secret, made where it is missing.
+
+    Args:
+        file: Mode 0600.
+        form: Where the secret stands in its text.
+    """
     if not file.exists():
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.replace(file, secrets.token_urlsafe(18), synced=False)
-        file.chmod(0o600)
+        files.replace(file, form.format(secrets.token_urlsafe(24)), synced=False)
     return file
 
 
@@ -54,14 +58,8 @@ class SecuredKafka(Kafka):
     @property
     def connection_string_file(self) -> Path:
         """The connection string, password of `CONNECTION_STRING` with PLAIN."""
-        file = self.directory / "secrets" / "connection-string"
-        if not file.exists():
-            key = secrets.token_urlsafe(24)
-            secret_of(file)
-            text = f"Endpoint=sb://devstack.invalid/;SharedAccessKeyName=towline;SharedAccessKey={key}="
-            files.replace(file, text, synced=False)
-            file.chmod(0o600)
-        return file
+        form = "Endpoint=sb://devstack.invalid/;SharedAccessKeyName=towline;SharedAccessKey={}="
+        return secret_of(self.directory / "secrets" / "connection-string", form)
 
     @property
     def authority(self) -> Path:
@@ -97,7 +95,6 @@ class SecuredKafka(Kafka):
         made = certificates(self.directory / "tls")
         store = self.directory / "tls" / "server-keystore.pem"
         files.replace(store, made.server_key.read_text() + made.server.read_text(), synced=False)
-        store.chmod(0o600)
         module = "org.apache.kafka.common.security"
         plain = f'user_{CONNECTION_STRING}="{self.connection_string_file.read_text(encoding="utf-8")}"'
         return {
@@ -153,6 +150,5 @@ def _users(file: Path, password_file: Path) -> Path:
     password = password_file.read_text(encoding="utf-8")
     # Its file is written with the password in clear text and hashed in place, so that no command line shows it.
     files.replace(file, f"{USER}:{password}\n", synced=False)
-    file.chmod(0o600)
     subprocess.run([program, "-U", str(file)], check=True, capture_output=True, timeout=30)
     return file
