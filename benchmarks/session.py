@@ -19,6 +19,7 @@ from mqtt5 import ConnAckPacket, PublishPacket, PubRelPacket, QoS, SubAckPacket,
 
 from benchmarks.rig import machine
 from towline.delivery.intake import to_rows
+from towline.delivery.plain import plain_run
 from towline.gateway.process import ALLOCATIONS_PER_COLLECTION
 from towline.journal import Journal
 from towline.mqtt.codec import LEVEL_5, Decoder, PublishRun, encode
@@ -142,7 +143,7 @@ class _Line:
 
     def __init__(self, case: Case, journal: Journal) -> None:
         self._journal = journal
-        self._decoder = Decoder(version=case.level)
+        self._decoder = Decoder(version=case.level, plain=plain_run)
         config = SessionConfig(
             "bench", "the benchmark", filters=(Filter("telemetry/#", case.qos),), protocol=case.level
         )

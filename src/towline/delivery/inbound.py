@@ -24,6 +24,7 @@ from towline.journal import largest_frame
 from towline.journal.reading import cut
 from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
 from towline.mqtt.inbound import Inbound
+from towline.mqtt.plain import PlainMessages
 from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub
 
 __all__ = ["InboundConfig", "Uplink"]
@@ -136,7 +137,7 @@ class Uplink:
         self._waiting += _frames(batch, action, self._frame_bytes)
         self.store()
 
-    def _count_stubs(self, messages: Messages) -> None:
+    def _count_stubs(self, messages: Messages | PlainMessages) -> None:
         """Count what was not taken in whole, and say so once in a while."""
         stubs = Counter(_COUNTERS[p.reason] for p in messages.packets if isinstance(p, Stub))
         self._inbox.count(**stubs)

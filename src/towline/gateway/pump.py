@@ -26,6 +26,7 @@ import structlog
 from towline.delivery.inbound import Uplink
 from towline.delivery.inbox import Inbox
 from towline.delivery.outbound import Downlink
+from towline.delivery.plain import plain_run
 from towline.delivery.receipts.sender import ReceiptSender, ledger_of
 from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
@@ -125,6 +126,7 @@ class Pump:
             ended=self._ended,
             failed=self._failed,
             notice=self._log.warning,
+            plain=plain_run,
         )
         self._options = connection_options(settings, password, headers)
         self._driver = SessionDriver(self._options, hooks)

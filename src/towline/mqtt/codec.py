@@ -6,8 +6,9 @@ properties, a `towline.mqtt.stubs.Stub` takes the place. MQTT 3.1.1 and 3.1 are 
 same packet classes.
 
 Whatever the peer sends, `Decoder.feed` returns items or raises `MalformedPacket`, nothing else. PUBLISH packets that
-follow each other come as one `PublishRun`, because a chunk of thousands is the unit everything after this works in; so
-do short PUBACKs, PUBRECs, PUBRELs and PUBCOMPs, as one `AnswerRun`.
+follow each other come as one `PublishRun`, because a chunk of thousands is the unit everything after this works in, or,
+without properties and where their owner can make columns of them, as one `PlainRun`; so do short PUBACKs, PUBRECs,
+PUBRELs and PUBCOMPs, as one `AnswerRun`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from mqtt5 import (
 
 from towline.mqtt import codec3, codec3_write, fence
 from towline.mqtt.fence import MAX_PROPERTIES
+from towline.mqtt.plain import PlainReader, PlainRun, PlainRuns
 from towline.mqtt.stubs import Published, Skipping, Stub, crowded
 
 __all__ = [
@@ -127,7 +129,7 @@ class AnswerRun:
         return map(self.kind, self.packet_ids)
 
 
-Item: TypeAlias = PublishRun | AnswerRun | Packet
+Item: TypeAlias = PublishRun | PlainRun | AnswerRun | Packet
 
 #: Fixed header of an answer of four bytes, the length included, the same in every version → its type.
 _ANSWERS: Final[dict[bytes, type[Acknowledgement]]] = {
@@ -146,13 +148,17 @@ class Decoder:
         max_packet_bytes: Of a PUBLISH longer than this only a stub is kept; it is not collected. Any other packet
             longer than this is refused (0x95). At least 133.
         version: `LEVEL_5`, `codec3.LEVEL_311` or `codec3.LEVEL_31`.
+        plain: Makes columns of packets without properties; None to have every packet as an object.
     """
 
     #: A panic was seen: its message is on the screen once and not again.
     _distrust: ClassVar[bool] = False
 
-    def __init__(self, max_packet_bytes: int = 64 << 20, version: int = LEVEL_5) -> None:
+    def __init__(
+        self, max_packet_bytes: int = 64 << 20, version: int = LEVEL_5, plain: PlainReader | None = None
+    ) -> None:
         self._max = max_packet_bytes
+        self._plain = PlainRuns(plain, max_packet_bytes, properties=version == LEVEL_5) if plain else None
         self._version = version
         #: See `_CROWDED_128S`; lower where the limit is.
         self._large_128s = max(1, min(_CROWDED_128S, (max_packet_bytes - 1 - _MAX_LENGTH_BYTES) // 128))
@@ -226,6 +232,7 @@ class Decoder:
         view = memoryview(buffer)
         position, size, read, large = 0, len(buffer), mqtt5.read, self._large_128s
         careful = size <= _TRUSTED_CHUNK_BYTES or Decoder._distrust
+        plain = self._plain
         run: list[Published] = []
         headers = bytearray()
         topics: set[bytes] = set()
@@ -242,6 +249,13 @@ class Decoder:
                     packet, length = self._other5(buffer, view, position)
                     items.append(packet)
                     position += length
+                    continue
+                found = plain.find(buffer, position) if plain is not None else None
+                if found is not None:
+                    _close_run(items, run, headers)
+                    run, headers = [], bytearray()
+                    items.append(found[0])
+                    position = found[1]
                     continue
                 if buffer[position + 1] > 127 and buffer[position + 2] >= large:
                     stub = self._crowded(buffer, position, header)
@@ -300,7 +314,14 @@ class Decoder:
         view = memoryview(buffer)
         position, size = 0, len(buffer)
         topics: dict[bytes, str] = {}
+        plain = self._plain
         while True:
+            if plain is not None and position < size and buffer[position] >> 4 == _PUBLISH_NIBBLE:
+                found = plain.find(buffer, position)
+                if found is not None:
+                    items.append(found[0])
+                    position = found[1]
+                    continue
             run: list[PublishPacket] = []
             headers = bytearray()
             position = codec3.read_publishes(buffer, position, run, headers, topics, self._max)

@@ -15,6 +15,7 @@ from mqtt5 import QoS, RetainHandling, TopicFilter, Will
 from towline.errors import BrokerError
 from towline.mqtt.codec import Item
 from towline.mqtt.message import OutboundMessage
+from towline.mqtt.plain import PlainMessages
 from towline.mqtt.stubs import Published
 
 __all__ = [
@@ -385,7 +386,7 @@ class Deliver:
 
     ticket: int
     first: int
-    messages: Messages
+    messages: Messages | PlainMessages
     held: Mapping[int, Held]
     released: tuple[int, ...]
 

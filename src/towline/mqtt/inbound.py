@@ -33,6 +33,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
@@ -41,6 +42,7 @@ from mqtt5 import PubCompPacket, PubCompReasonCode
 
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.events import Deliver, Held, Messages, Screening
+from towline.mqtt.plain import PlainMessages, PlainRun
 from towline.mqtt.stubs import Published
 
 __all__ = ["AliasError", "Inbound"]
@@ -48,6 +50,8 @@ __all__ = ["AliasError", "Inbound"]
 #: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
 _ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
 _PUBCOMP_WORD: Final = 0x70020000
+#: First byte of a PUBLISH → QoS, for `bytes.translate` [MQTT 5 section 3.3.1.2].
+_QOS: Final = bytes(byte >> 1 & 3 for byte in range(256))
 #: First byte of a PUBLISH → RETAIN, for `bytes.translate` [MQTT 5 section 3.3.1.3].
 _RETAIN: Final = bytes(byte & 1 for byte in range(256))
 #: What the publisher sent beside topic and payload, and the values of a message without any of it.
@@ -78,6 +82,8 @@ class _Chunk:
     """What one read brought and is not handed over yet."""
 
     first: int
+    #: Empty as soon as there are other messages: they are among those then.
+    plain: list[PlainRun] = field(default_factory=list)
     packets: list[Published] = field(default_factory=list)
     headers: bytearray = field(default_factory=bytearray)
     topics: list[str] = field(default_factory=list)
@@ -85,6 +91,19 @@ class _Chunk:
     held: dict[int, Held] = field(default_factory=dict)
     released: list[int] = field(default_factory=list)
     completions: list[int] = field(default_factory=list)
+
+    def add(self, run: PublishRun, topics: Sequence[str], tags: Sequence[Any]) -> None:
+        """Take messages that are not plain."""
+        self.packets += run.packets
+        self.headers += run.headers
+        self.topics += topics
+        self.tags += tags
+
+    def messages(self) -> Messages | PlainMessages:
+        """What it holds."""
+        if self.plain:
+            return PlainMessages(self.plain)
+        return Messages(self.packets, bytes(self.headers), self.topics, self.tags)
 
 
 class Inbound:
@@ -149,21 +168,36 @@ class Inbound:
         if dropped:
             self._one_by_one(run, qos, topics, tags, dropped)
             return
-        if b"\x02" in qos:
-            self._with_qos_2(run, qos, topics, tags)
+        ids = [packet.packet_id or 0 for packet in run.packets]
+        if b"\x02" in qos and not self._all_new(qos, ids):
+            self._one_by_one(run, qos, topics, tags)
             return
-        first = self.next_number
-        self.next_number += len(run)
-        chunk = self._chunk
-        chunk.packets += run.packets
-        chunk.headers += run.headers
-        chunk.topics += topics
-        chunk.tags += tags
-        if b"\x00" not in qos:
-            self._owe([_ACK_WORD[1] | (p.packet_id or 0) for p in run.packets], range(first, first + len(run)))
+        self._part_with_plain()
+        self._chunk.add(run, topics, tags)
+        self._take(qos, ids, partial(_digests, run, topics))
+
+    def plain(self, run: PlainRun) -> None:
+        """Take in messages without properties, of which a screen has nothing to say."""
+        qos = run.headers.translate(_QOS)
+        if b"\x02" in qos and not self._all_new(qos, run.packet_ids):
+            packets, topics = PublishRun(run.packets, run.headers), list(run.columns.topics())
+            self._one_by_one(packets, qos, topics, self._untagged(len(run)))
+            return
+        if self._chunk.packets:
+            self._chunk.add(PublishRun(run.packets, run.headers), run.columns.topics(), self._untagged(len(run)))
         else:
-            owed = [(_ACK_WORD[1] | (p.packet_id or 0), first + i) for i, p in enumerate(run.packets) if qos[i]]
-            self._owe([word for word, _ in owed], [number for _, number in owed])
+            self._chunk.plain.append(run)
+        self._take(qos, run.packet_ids, partial(_plain_digests, run))
+
+    def _part_with_plain(self) -> None:
+        """Have every message of the chunk as an object, because one that comes needs it."""
+        runs, self._chunk.plain = self._chunk.plain, []
+        for run in runs:
+            self._chunk.add(PublishRun(run.packets, run.headers), run.columns.topics(), self._untagged(len(run)))
+
+    def _untagged(self, count: int) -> Sequence[Any]:
+        """The tags of messages of which a screen has nothing to say."""
+        return () if self.screen is None else [None] * count
 
     def release(self, packet_ids: Sequence[int]) -> bytes:
         """Take PUBRELs; return the answers that may leave at once, if any."""
@@ -187,13 +221,12 @@ class Inbound:
         """What the chunk brought that has to be stored, None for nothing."""
         chunk = self._chunk
         self._chunk = _Chunk(self.next_number)
-        if not chunk.packets and not chunk.completions and not chunk.released:
+        if not (chunk.packets or chunk.plain or chunk.completions or chunk.released):
             return None
         self._ticket += 1
         if chunk.completions:
             self._completions.append((self._ticket, _big_endian(array("I", chunk.completions))))
-        messages = Messages(chunk.packets, bytes(chunk.headers), chunk.topics, chunk.tags)
-        return Deliver(self._ticket, chunk.first, messages, chunk.held, tuple(chunk.released))
+        return Deliver(self._ticket, chunk.first, chunk.messages(), chunk.held, tuple(chunk.released))
 
     def settle(self, upto: int) -> bytes:
         """Raise the watermark and return the PUBACKs and PUBRECs that may leave."""
@@ -244,32 +277,31 @@ class Inbound:
         assert all(0 < i <= 0xFFFF and h.number < self.next_number for i, h in self.held.items())
         assert list(self._completions) == sorted(self._completions)
 
-    def _with_qos_2(self, run: PublishRun, qos: bytes, topics: list[str], tags: Sequence[Any]) -> None:
-        ids = [packet.packet_id or 0 for packet in run.packets]
-        if qos.count(2) == len(ids) == len(set(ids)) and self.held.keys().isdisjoint(ids):
-            self._all_new(run, topics, tags, ids)
-        else:
-            self._one_by_one(run, qos, topics, tags)
+    def _all_new(self, qos: bytes, ids: Sequence[int]) -> bool:
+        """Whether these are QoS 2 messages whose ids are all free: the case that has to be fast."""
+        return qos.count(2) == len(ids) == len(set(ids)) and self.held.keys().isdisjoint(ids)
 
-    def _all_new(self, run: PublishRun, topics: list[str], tags: Sequence[Any], ids: list[int]) -> None:
-        """Take QoS 2 messages whose ids are all free: the case that has to be fast."""
-        digests = _digests(run, topics)
-        chunk, numbers = self._chunk, range(self.next_number, self.next_number + len(run))
-        self.next_number += len(run)
-        chunk.packets += run.packets
-        chunk.headers += run.headers
-        chunk.topics += topics
-        chunk.tags += tags
-        new = dict(zip(ids, map(Held, numbers, digests), strict=True))
-        self.held.update(new)
-        chunk.held.update(new)
-        word = _ACK_WORD[2]
-        self._owe([word | packet_id for packet_id in ids], numbers)
+    def _take(self, qos: bytes, ids: Sequence[int], digests: Callable[[], list[int]]) -> None:
+        """Number messages that are all new, hold the ids of QoS 2, and owe their acknowledgements."""
+        first = self.next_number
+        self.next_number += len(ids)
+        numbers = range(first, self.next_number)
+        if b"\x02" in qos:
+            new = dict(zip(ids, map(Held, numbers, digests()), strict=True))
+            self.held.update(new)
+            self._chunk.held.update(new)
+        word = _ACK_WORD[2 if b"\x02" in qos else 1]
+        if b"\x00" not in qos:
+            self._owe([word | packet_id for packet_id in ids], numbers)
+        else:
+            owed = [(word | packet_id, number) for packet_id, number in zip(ids, numbers, strict=True) if packet_id]
+            self._owe([one for one, _ in owed], [number for _, number in owed])
 
     def _one_by_one(
         self, run: PublishRun, qos: bytes, topics: list[str], tags: Sequence[Any], dropped: Collection[int] = ()
     ) -> None:
         """Take messages of which some may be repeats; those at `dropped` are, as the owner says."""
+        self._part_with_plain()
         chunk = self._chunk
         digests = _digests(run, topics)
         words: list[int] = []
@@ -337,7 +369,7 @@ class Inbound:
         return self._aliases[alias]
 
 
-def _digests(run: PublishRun, topics: list[str]) -> list[int]:
+def _digests(run: PublishRun, topics: Sequence[str]) -> list[int]:
     seeds = {topic: zlib.crc32(topic.encode()) for topic in set(topics)}
     # A stub has no payload, but the facts of the one that came; the packet it keeps holds what may differ next time.
     contents = [p.facts if p.payload is None else p.payload for p in run.packets]
@@ -348,6 +380,15 @@ def _digests(run: PublishRun, topics: list[str]) -> list[int]:
         every = zip(run.packets, retained, properties, digests, strict=True)
         return [d if p.payload is None else zlib.crc32(_in_bytes(r, *values), d) for p, r, values, d in every]
     return digests
+
+
+def _plain_digests(run: PlainRun) -> list[int]:
+    """The same digests of messages without properties."""
+    topics = run.columns.topics()
+    if any(run.headers.translate(_RETAIN)):
+        return _digests(PublishRun(run.packets, run.headers), topics)
+    seeds = {topic: zlib.crc32(topic.encode()) for topic in set(topics)}
+    return list(map(zlib.crc32, run.columns.payloads(), map(seeds.__getitem__, topics)))
 
 
 def _short(packet: Published, topic: str) -> int:

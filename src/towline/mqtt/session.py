@@ -64,6 +64,7 @@ from towline.mqtt.inbound import AliasError
 from towline.mqtt.liveness import PONG_WITHIN
 from towline.mqtt.machine import Machine, SessionState
 from towline.mqtt.outbound import Answer, Unexpected
+from towline.mqtt.plain import PlainRun
 from towline.mqtt.reasons import BLAMING, ID_IN_USE
 from towline.mqtt.refusals import connection_ended, connection_refused, subscription_refused
 from towline.mqtt.rules import connack_problem, unsupported
@@ -413,6 +414,9 @@ class Session(Machine):
         except AliasError as error:
             self._violation(str(error), 0x94, actions)
 
+    def _on_plain(self, run: PlainRun, _now: float, _actions: list[Action]) -> None:
+        self.inbound.plain(run)
+
     def _on_pubrel(self, packet: PubRelPacket, _now: float, actions: list[Action]) -> None:
         self._send_bytes(self.inbound.release((packet.packet_id,)), actions)
 
@@ -464,6 +468,7 @@ _EVENTS: Final[dict[type, _Handler]] = {
 
 _CONNECTED: Final[dict[type, _Handler]] = {
     PublishRun: Session._on_publishes,
+    PlainRun: Session._on_plain,
     AnswerRun: Session._on_answers,
     PubRelPacket: Session._on_pubrel,
     mqtt5.PubAckPacket: Session._on_answer,

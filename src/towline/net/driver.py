@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from towline.errors import BrokerError, ConfigError, TakenOver
-from towline.mqtt.codec import Decoder, MalformedPacket
+from towline.mqtt.codec import AnswerRun, Decoder, Item, MalformedPacket, PublishRun
 from towline.mqtt.events import (
     Acknowledged,
     Action,
@@ -37,6 +37,7 @@ from towline.mqtt.events import (
     Tick,
     Written,
 )
+from towline.mqtt.plain import PlainReader, PlainRun
 from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import NAMES, Versions
@@ -50,9 +51,13 @@ __all__ = ["Hooks", "SessionDriver"]
 #: Patience in seconds with bytes that are still to be sent when a connection ends.
 _LAST_WORDS: Final = 0.2
 #: A chunk below may be the beginning of more, and waits `ConnectionOptions.linger_s`; above, waiting gains nothing.
-_SMALL_CHUNK: Final = 64 << 10
-#: Chunks taken without lingering after a wait in vain.
-_LINGER_REST: Final = 15
+_SMALL_CHUNK: Final = 128 << 10
+#: Packets of a chunk in a stream.
+_STREAM: Final = 100
+
+
+def _packets(item: Item) -> int:
+    return len(item) if isinstance(item, PublishRun | PlainRun | AnswerRun) else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,7 @@ class Hooks:
         ended: A connection has ended, and the session knows; whether the message that made the broker do it was found.
         failed: No connection, or an end of one, and another try follows.
         notice: Takes ``notice(what, code=code, **facts)``: TL-M25 for an older version, TL-M26 for another server.
+        plain: Makes columns of messages without properties; None to have each as an object.
     """
 
     new_session: Callable[[int], Session]
@@ -72,6 +78,7 @@ class Hooks:
     ended: Callable[[], bool] = lambda: False
     failed: Callable[[BrokerError | ConfigError], None] = lambda _error: None
     notice: Callable[..., object] = lambda _what, **_facts: None
+    plain: PlainReader | None = None
 
 
 class SessionDriver:
@@ -90,7 +97,7 @@ class SessionDriver:
         self.session = hooks.new_session(options.levels[0])
         pauses = Pauses(options.reconnect_max_delay_s, options.reconnect_delay_s)
         self._attempts = Attempts(options.brokers, follow_redirects=options.follow_redirects, pauses=pauses)
-        self._decoder = Decoder(options.max_packet_bytes, options.levels[0])
+        self._decoder = self._new_decoder()
         self._transport: Transport | None = None
         #: Connections opened so far: tells one from the next.
         self.count = 0
@@ -103,8 +110,10 @@ class SessionDriver:
         #: What no other try will mend; the owner has to stop.
         self.fatal: BrokerError | ConfigError | None = None
         self._reading = True
-        #: Chunks still to be taken as they come, because lingering brought nothing.
-        self._no_linger = 0
+        #: Packets of the last chunk that waited in vain for more: perhaps as many as the broker sends at a time.
+        self._window = 0
+        #: Whether the last chunk was one of a stream, which is better decoded in one go.
+        self._streaming = False
         self._cancelled = threading.Event()
         #: Read end and write end of what `wake` writes to; empty when disposed of.
         self._pipe: tuple[int, ...] = os.pipe()
@@ -113,6 +122,9 @@ class SessionDriver:
         self._pipe_lock = threading.RLock()
         for descriptor in self._pipe:
             os.set_blocking(descriptor, False)
+
+    def _new_decoder(self) -> Decoder:
+        return Decoder(self._options.max_packet_bytes, self._versions.level, self._hooks.plain)
 
     # -- from any thread --
 
@@ -268,7 +280,7 @@ class SessionDriver:
                 # What worked before may be a certificate that is being renewed.
                 self._failed(error, for_good=isinstance(error, ConfigError) and not self.ever_online)
             return
-        self._decoder = Decoder(self._options.max_packet_bytes, self._versions.level)
+        self._decoder = self._new_decoder()
         self._reading = True
         self.count += 1
         server = "" if self._options.brokers_share_sessions else str(endpoint)
@@ -289,32 +301,40 @@ class SessionDriver:
         data = transport.read()
         if data is None:
             return
-        if data and len(data) < _SMALL_CHUNK:
-            data += self._linger(transport)
         if not data:
             self._lost(transport)
             return
         try:
-            items = self._decoder.feed(data)
+            self.handle(Received(self._chunk(transport, data)))
         except MalformedPacket as error:
             self.handle(Malformed(str(error), error.reason))
-            return
-        self.handle(Received(items))
 
-    def _linger(self, transport: Transport) -> bytes:
-        """Wait a moment for more of the same, so that one sync serves many.
+    def _chunk(self, transport: Transport, data: bytes) -> list[Item]:
+        """What was read, and what came in a moment of waiting for more of the same, so that one sync serves many.
 
-        A broker with a small window sends nothing more before our acknowledgement: a wait that brought nothing is
-        not repeated for the next chunks.
+        A broker with a small window sends nothing more before our acknowledgements, so where a wait brought nothing,
+        the next chunk of as many packets is not kept waiting.
+
+        Raises:
+            MalformedPacket: As `Decoder.feed`.
         """
-        if self._no_linger or not self._options.linger_s or self.session.state is not SessionState.ONLINE:
-            self._no_linger = max(0, self._no_linger - 1)
-            return b""
+        wait = len(data) < _SMALL_CHUNK and self._options.linger_s and self.session.state is SessionState.ONLINE
+        if wait and self._streaming:
+            data += self._more(transport)
+            wait = 0.0
+        items = self._decoder.feed(data)
+        packets = sum(map(_packets, items))
+        if wait and packets != self._window:
+            if more := self._more(transport):
+                items += self._decoder.feed(more)
+            else:
+                self._window = packets
+        self._streaming = packets >= _STREAM
+        return items
+
+    def _more(self, transport: Transport) -> bytes:
         time.sleep(self._options.linger_s)
-        more = transport.read() or b""
-        if not more:
-            self._no_linger = _LINGER_REST
-        return more
+        return transport.read() or b""
 
     def _note(self, action: Action) -> None:
         """Whether a connection is of use shows in what came through it."""

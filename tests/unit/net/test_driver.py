@@ -22,7 +22,7 @@ from mqtt5 import (
 )
 
 from towline.errors import BrokerError, ConfigError, Refused, Unreachable
-from towline.mqtt.events import Action, Filter, Publish, Remember, SessionConfig
+from towline.mqtt.events import Action, Deliver, Filter, Publish, Remember, SessionConfig
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.session import Session
 from towline.net import driver as module
@@ -276,15 +276,29 @@ def test_small_chunks_wait_for_more_only_where_that_brings_some(
     monkeypatch.setattr(time, "sleep", waits.append)
     packet = PublishPacket("t", b"x").write()
     for _ in range(17):
-        line.incoming.append(packet)
+        line.incoming.append(packet * 3)
         world.driver.turn(0)
-    assert len(waits) == (2 if linger_s else 0), "a wait in vain rests the next fifteen"
-    waits.clear()
-    line.incoming.extend([packet] * 4)
-    for _ in range(20):
-        line.incoming.append(packet)
+    assert len(waits) == bool(linger_s), "a wait in vain says that the broker sends three at a time"
+    for count, waited in ((2, 1), (3, 1), (3, 0), (4, 1), (4, 0)):
+        waits.clear()
+        line.incoming.append(packet * count)
         world.driver.turn(0)
-    assert len(waits) <= 20 * bool(linger_s)
+        assert len(waits) == waited * bool(linger_s)
+
+
+def test_what_comes_during_the_wait_is_of_the_same_chunk(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line()
+    world = new_world(line, linger_s=0.001)
+    world.go_online(line)
+    packet = PublishPacket("t", b"x").write()
+    line.incoming.append(packet * 150 + packet[:3])
+    monkeypatch.setattr(time, "sleep", lambda _: line.incoming.append(packet[3:] + packet * 150))
+    for _ in range(2):  # the second is one of a stream, and decoded in one go
+        world.performed.clear()
+        world.driver.turn(0)
+        line.incoming.append(packet * 150 + packet[:3])
+        (chunk,) = (action for action in world.performed if isinstance(action, Deliver))
+        assert len(chunk.messages) == 301
 
 
 def test_waking_it_is_safe_after_its_end_and_within_itself(new_world: NewWorld) -> None:

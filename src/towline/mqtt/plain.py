@@ -1,0 +1,205 @@
+"""PUBLISH packets without properties, which most messages are: taken by the thousand as columns, not one by one.
+
+`PlainRuns` finds where the fields of such packets begin and end. It steps from packet to packet by the first bytes of
+each, which say how long all its fields are, and remembers what it made of them: devices send few different lengths.
+What can't be seen there, a property length that is not 0, a packet id 0 and what is wrong with a topic, whoever makes
+the columns looks for (`PlainReader`). Neither refuses anything: an odd packet ends the run, and the codec has its say.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from mqtt5 import PublishPacket
+
+from towline.mqtt.codec3 import PUBLISH_FLAGS
+
+__all__ = ["FIELDS", "MessageColumns", "PlainMessages", "PlainReader", "PlainRun", "PlainRuns"]
+
+#: Fields of a packet that `PlainRuns` tells the lengths of: up to the topic's length, topic, packet id and property
+#: length, payload.
+FIELDS: Final = 4
+_PACKED: Final = struct.Struct(f"={FIELDS}i")
+#: Bytes of a packet that say how long its fields are: header, remaining length of up to two bytes, length of the topic.
+_KEY: Final = 5
+#: Lengths remembered; then they are forgotten, because a device may choose them.
+_MOST_SHAPES: Final = 10_000
+#: For a packet that is not plain.
+_ODD: Final = (0, b"")
+_PUBLISH: Final = 3
+#: Packets looked at after a try in vain, and the longest pause then, as a power of 2.
+_FIRST_STEPS: Final = 200
+_LONGEST_PAUSE: Final = 10
+
+
+class MessageColumns(Protocol):
+    """Topics and payloads of a run, in whatever form its reader likes."""
+
+    def topics(self) -> Sequence[str]:
+        """The topic of each."""
+
+    def payloads(self) -> Sequence[bytes]:
+        """The payload of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRun:
+    """PUBLISH packets without properties in the order of their arrival, with nothing between them.
+
+    Attributes:
+        headers: The first byte of each packet, at least one: DUP, QoS and RETAIN as they came.
+        packet_ids: The packet id of each; 0 for QoS 0.
+        columns: The rest.
+    """
+
+    headers: bytes
+    packet_ids: array[int]
+    columns: MessageColumns
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    @property
+    def packets(self) -> list[PublishPacket]:
+        """The packets one by one."""
+        each = zip(self.headers, self.packet_ids, self.columns.topics(), self.columns.payloads(), strict=True)
+        return [_packet(*one) for one in each]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMessages:
+    """What one read brought, as `towline.mqtt.events.Messages`; none of them is a stub or has a property.
+
+    Attributes:
+        runs: In the order of their arrival; at least one.
+    """
+
+    runs: Sequence[PlainRun]
+
+    @property
+    def headers(self) -> bytes:
+        """The first byte of each packet."""
+        return b"".join(run.headers for run in self.runs)
+
+    @property
+    def packets(self) -> list[PublishPacket]:
+        """The packets one by one."""
+        return [packet for run in self.runs for packet in run.packets]
+
+    @property
+    def topics(self) -> list[str]:
+        """The topic of each."""
+        return [topic for run in self.runs for topic in run.columns.topics()]
+
+    @property
+    def tags(self) -> Sequence[Any]:
+        """None: what a screen could say of them stands in properties."""
+        return ()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.runs))
+
+
+def _packet(header: int, packet_id: int, topic: str, payload: bytes) -> PublishPacket:
+    flags = PUBLISH_FLAGS[header]
+    assert flags is not None, "the walk has seen to it"
+    qos, _, duplicate, retain = flags
+    return PublishPacket(topic, payload, qos=qos, retain=retain, duplicate=duplicate, packet_id=packet_id or None)
+
+
+class PlainReader(Protocol):
+    """Makes columns of the packets that a walk has found."""
+
+    def __call__(
+        self, buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool
+    ) -> tuple[PlainRun, int] | None:
+        """The longest run of sound packets from the first on, and where it ends.
+
+        Args:
+            buffer: Received bytes.
+            position: Where the first packet begins.
+            fields: The lengths of each packet's fields, `FIELDS` native 32-bit integers each.
+            properties: Whether packets have a property length, which must be 0: MQTT 5.
+
+        Returns:
+            None where it would be too short to be worth it.
+        """
+
+
+class PlainRuns:
+    """Finds runs of plain PUBLISH packets, and tries less often where there are none.
+
+    Args:
+        reader: Makes columns of what is found.
+        max_packet_bytes: A longer packet is not plain.
+        properties: The protocol has properties: MQTT 5.
+    """
+
+    def __init__(self, reader: PlainReader, max_packet_bytes: int, *, properties: bool) -> None:
+        self._read = reader
+        self._max = max_packet_bytes
+        self._properties = properties
+        #: First bytes → size of the packet and the packed lengths of its fields; size 0 for one that is not plain.
+        self._shapes: dict[bytes, tuple[int, bytes]] = {}
+        #: Tries in vain since the last run.
+        self._failures = 0
+        #: PUBLISH packets to be read one by one before the next try.
+        self._pause = 0
+
+    def find(self, buffer: bytes, position: int) -> tuple[PlainRun, int] | None:
+        """The run that begins at `position` and where it ends; None if it is too short, and then for some packets more.
+
+        Args:
+            buffer: Received bytes.
+            position: Where a PUBLISH begins.
+        """
+        if self._pause:
+            self._pause -= 1
+            return None
+        fields = self._walk(buffer, position, _FIRST_STEPS if self._failures else len(buffer))
+        found = self._read(buffer, position, fields, properties=self._properties)
+        if found is None:
+            self._pause = 1 << min(self._failures, _LONGEST_PAUSE)
+            self._failures += 1
+        else:
+            self._failures = 0
+        return found
+
+    def _walk(self, buffer: bytes, position: int, most: int) -> list[bytes]:
+        """The lengths of the fields of each whole packet, up to the first that is not plain."""
+        if len(self._shapes) > _MOST_SHAPES:
+            self._shapes.clear()
+        found: list[bytes] = []
+        add, known, end = found.append, self._shapes.get, len(buffer)
+        while position < end and len(found) < most:
+            key = buffer[position : position + _KEY]
+            shape = known(key)
+            if shape is None:
+                shape = self._shapes[key] = self._shape(key)
+            size, fields = shape
+            if not size:
+                return found
+            add(fields)
+            position += size
+        if position > end:
+            found.pop()  # still arriving
+        return found
+
+    def _shape(self, key: bytes) -> tuple[int, bytes]:
+        if len(key) < _KEY or key[0] >> 4 != _PUBLISH or PUBLISH_FLAGS[key[0]] is None:
+            return _ODD
+        length, at = key[1], 2
+        if length > 127:
+            if not 0 < key[2] < 128:
+                return _ODD
+            length, at = length & 127 | key[2] << 7, 3
+        size, lead, topic = at + length, at + 2, key[at] << 8 | key[at + 1]
+        middle = (2 if key[0] & 6 else 0) + self._properties
+        payload = size - lead - topic - middle
+        if not topic or payload < 0 or size > self._max:
+            return _ODD
+        return size, _PACKED.pack(lead, topic, middle, payload)

@@ -1,0 +1,166 @@
+"""Packets without properties as columns: any bytes give the same packets, errors and rows as one by one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mqtt5 import PublishPacket, QoS
+
+from towline.delivery.intake import to_rows
+from towline.delivery.plain import plain_run
+from towline.mqtt.codec import AnswerRun, Decoder, MalformedPacket, PublishRun, encode
+from towline.mqtt.events import Deliver
+from towline.mqtt.inbound import Inbound
+from towline.mqtt.plain import PlainMessages, PlainReader, PlainRun
+
+EVERY_RUN = partial(plain_run, worth=1)
+#: Two kinds of topics, because the first byte of one is part of what a packet's shape is remembered by.
+_TOPICS = st.sampled_from(["a/b", "x", "dev/1/t", "dev/22/t", "größe/ü", "🚀"])
+_QOS = st.sampled_from([0, 1, 1, 1, 2])
+
+
+@st.composite
+def _publish(draw: st.DrawFn) -> PublishPacket:
+    qos = draw(_QOS)
+    said: list[dict[str, Any]] = [{}, {}, {}, {}, {"content_type": "t"}, {"user_properties": [("a", "1")]}]
+    return PublishPacket(
+        draw(_TOPICS),
+        draw(st.binary(max_size=20)) * draw(st.sampled_from([1, 1, 1, 10, 1000])),
+        qos=QoS(qos),
+        packet_id=draw(st.integers(1, 0xFFFF)) if qos else None,
+        retain=draw(st.booleans()),
+        duplicate=bool(qos) and draw(st.booleans()),
+        **draw(st.sampled_from(said)),
+    )
+
+
+@st.composite
+def _stream(draw: st.DrawFn, version: int) -> bytes:
+    """Mostly plain packets; others between them, a byte that is wrong, and an end in the midst of one."""
+    parts = [encode(packet, version) for packet in draw(st.lists(_publish(), max_size=30))]
+    for at in draw(st.lists(st.integers(0, len(parts)), max_size=3)):
+        parts.insert(at, draw(st.sampled_from([b"\x62\x02\x00\x05" * 3, b"\xd0\x00", b"\x40\x02\x00\x07"])))
+    data = b"".join(parts)
+    if data and draw(st.integers(0, 3)) == 0:
+        at = draw(st.integers(0, len(data) - 1))
+        data = data[:at] + draw(st.binary(min_size=1, max_size=1)) + data[at + 1 :]
+    return data[: draw(st.integers(len(data) // 2, len(data)))]
+
+
+def read(data: bytes, version: int, plain: PlainReader | None, cut: int) -> tuple[list[Any] | None, int]:
+    """Packets with their first bytes, and the bytes kept for the next; None for malformed."""
+    decoder, came = Decoder(1 << 16, version, plain), list[Any]()
+    try:
+        for piece in (data[:cut], data[cut:]):
+            for item in decoder.feed(piece):
+                if isinstance(item, PublishRun | PlainRun):
+                    came += zip(item.headers, item.packets, strict=True)
+                else:
+                    came += item.packets if isinstance(item, AnswerRun) else [item]
+    except MalformedPacket:
+        return None, 0
+    return came, decoder.held_bytes
+
+
+@pytest.mark.parametrize("version", [5, 4, 3])
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_give_the_same_packets_both_ways(version: int, data: st.DataObject) -> None:
+    stream = data.draw(_stream(version))
+    cut = data.draw(st.integers(0, len(stream)))
+    assert read(stream, version, EVERY_RUN, cut) == read(stream, version, None, cut)
+
+
+def packets(count: int, qos: int = 1, **more: Any) -> list[PublishPacket]:
+    return [
+        PublishPacket(f"t/{n % 7}", b"%d" % n, qos=QoS(qos), packet_id=n + 1 if qos else None, **more)
+        for n in range(count)
+    ]
+
+
+def test_a_long_run_is_columns_and_a_short_one_is_not() -> None:
+    decoder = Decoder(plain=plain_run)
+    (run,) = decoder.feed(b"".join(packet.write() for packet in packets(500)))
+    assert isinstance(run, PlainRun)
+    assert (len(run), run.packet_ids[0], run.packet_ids[499]) == (500, 1, 500)
+    (run,) = decoder.feed(b"".join(packet.write() for packet in packets(5)))
+    assert isinstance(run, PublishRun)
+
+
+def test_a_run_goes_on_behind_an_odd_packet() -> None:
+    odd = PublishPacket("t", b"odd", qos=QoS.AT_LEAST_ONCE, packet_id=9, content_type="c")
+    stream = [*packets(200), odd, *packets(200)]
+    items = Decoder(plain=plain_run).feed(b"".join(packet.write() for packet in stream))
+    assert [type(item) for item in items] == [PlainRun, PublishRun, PlainRun]
+    assert [packet for item in items for packet in item.packets] == stream  # type: ignore[union-attr]
+
+
+def test_where_nothing_is_plain_tries_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of thousands that are not plain is not looked at thousands of times."""
+    tries = []
+
+    def none(*arguments: Any, **_: Any) -> None:
+        tries.append(arguments)
+
+    data = b"".join(packet.write() for packet in packets(5000, content_type="c"))
+    items = Decoder(plain=none).feed(data)
+    assert sum(map(len, items)) == 5000  # type: ignore[arg-type]
+    assert len(tries) < 20
+
+
+def deliver(data: bytes, plain: PlainReader | None) -> Deliver:
+    inbound = Inbound()
+    for item in Decoder(plain=plain).feed(data):
+        assert isinstance(item, PublishRun | PlainRun | AnswerRun)
+        if isinstance(item, AnswerRun):
+            inbound.release(item.packet_ids)
+        else:
+            (inbound.plain if isinstance(item, PlainRun) else inbound.publishes)(item)  # type: ignore[arg-type]
+    inbound.validate()
+    delivery = inbound.hand_over()
+    assert delivery is not None
+    return delivery
+
+
+@given(st.lists(_publish(), min_size=1, max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_any_messages_give_the_same_rows_ids_and_digests(stream: list[PublishPacket]) -> None:
+    data = b"".join(packet.write() for packet in stream)
+    one, other = deliver(data, EVERY_RUN), deliver(data, None)
+    assert (one.held, one.released, one.first) == (other.held, other.released, other.first)
+    assert to_rows(one.messages, 7, 5, "g").equals(to_rows(other.messages, 7, 5, "g"))
+    assert one.messages.headers == other.messages.headers
+    assert list(one.messages.topics) == list(other.messages.topics)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("retain", [False, True])
+def test_runs_with_answers_between_them_are_one_delivery(qos: int, retain: bool) -> None:
+    half = [b"".join(p.write() for p in packets(200, qos, retain=retain)[at : at + 100]) for at in (0, 100)]
+    data = half[0] + b"\x62\x02\xff\x01" * 3 + half[1]
+    one, other = deliver(data, plain_run), deliver(data, None)
+    assert isinstance(one.messages, PlainMessages)
+    assert len(one.messages.runs) == 2
+    assert to_rows(one.messages, 0, 5, "g").equals(to_rows(other.messages, 0, 5, "g"))
+    assert one.held == other.held
+
+
+@pytest.mark.parametrize(
+    ("topic", "packet_id"),
+    [(b"a/#", 1), (b"a+", 1), (b"\0", 1), (b"\xff", 1), (b"\xed\xa0\x80", 1), (b"", 1), (b"a", 0)],
+)
+@pytest.mark.parametrize("version", [5, 4])
+def test_what_is_forbidden_is_refused_in_the_midst_of_a_run(version: int, topic: bytes, packet_id: int) -> None:
+    rest = topic + packet_id.to_bytes(2) + (b"\0" if version == 5 else b"") + b"x"
+    wrong = bytes((0x32, len(rest) + 2)) + len(topic).to_bytes(2) + rest
+    good = b"".join(encode(packet, version) for packet in packets(100))
+    reasons = []
+    for plain in (plain_run, None):
+        with pytest.raises(MalformedPacket) as caught:
+            Decoder(1 << 20, version, plain).feed(good + wrong + good)
+        reasons.append((caught.value.reason, str(caught.value)))
+    assert reasons[0] == reasons[1]
