@@ -365,7 +365,7 @@ def spark() -> tuple[str, str]:
     """An archive of the classes that Spark loads: tests and demo start it many times, each in half the time."""
     code = """
 import pyspark
-from towline_prove.devstack.sparkstart import prepare_spark
+from towline.spark.quickstart import prepare_spark
 archive = prepare_spark()
 print(f"PySpark {pyspark.__version__}, {archived(archive and archive.parent)}")
 """

@@ -16,6 +16,7 @@ import pytest
 from towline import Client
 from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
 from towline.mqtt.message import OutboundMessage
+from towline.mqtt.plain import PlainRun
 from towline.mqtt.stubs import Stub
 
 __all__ = [
@@ -139,7 +140,7 @@ def read_all(data: bytes) -> list[mqtt5.Packet]:
 def packets_in(item: Item) -> list[Packet]:
     """The packets of an item of the decoder, none of them a stub."""
     packets: list[Packet] = []
-    for packet in item.packets if isinstance(item, PublishRun | AnswerRun) else [item]:
+    for packet in item.packets if isinstance(item, PublishRun | PlainRun | AnswerRun) else [item]:
         assert not isinstance(packet, Stub)
         packets.append(packet)
     return packets

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from towline.errors import KafkaError, SetupError
+from towline.spark.classes import QUIET_JVM, archive_for, archive_once, recording, sharing
 from towline.spark.java import find_java, resolve_jars
-from towline_prove.devstack.classes import QUIET_JVM, archive_for, archive_once, recording, sharing
 from towline_prove.devstack.ports import LOOPBACK
 from towline_prove.devstack.process import wait_for
 from towline_prove.devstack.server import Server

@@ -93,7 +93,7 @@ def test_kafka_is_asked_again_whatever_went_wrong(
 
 
 def test_dead_letters_of_another_journal_are_counted_anew(state: BridgeState, stopping: threading.Event) -> None:
-    nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
+    nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"), spark=SimpleNamespace(master="spark://m"))
     child = DriverSupervisor(nothing, state, nothing, stopping)
     view: Any = state.lines["line"]
     for before, after, times in ((5, 0, 0), (0, 2, 1)):
@@ -103,7 +103,7 @@ def test_dead_letters_of_another_journal_are_counted_anew(state: BridgeState, st
 
 
 def test_a_report_that_can_not_be_read_ends_nothing(state: BridgeState, stopping: threading.Event) -> None:
-    nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"))
+    nothing: Any = SimpleNamespace(state_dir="state", logs=Path("logs"), spark=SimpleNamespace(master="spark://m"))
     child = DriverSupervisor(nothing, state, nothing, stopping)
     for report in ('{"kind": "started", "line": "nobody"}', '{"kind": "progress", "line": "line"}', "[]", "{"):
         child._take(report)

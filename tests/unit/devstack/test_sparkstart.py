@@ -15,7 +15,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place = tmp_path / "a b" / "spark.jsa"
     place.parent.mkdir()
     monkeypatch.setattr(sparkstart, "light_home", lambda: place.parent)
-    monkeypatch.setattr(sparkstart, "_archive", lambda _home: place)
+    monkeypatch.setattr(sparkstart, "archive_of", lambda _home: place)
     return place
 
 

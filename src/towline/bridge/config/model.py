@@ -16,9 +16,10 @@ from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.mqtt.events import Filter
-from towline.spark.options import DEFAULT_MAX_BYTES
+from towline.spark.quickstart import Tier
 
 __all__ = [
+    "BATCH_BYTES",
     "CHECKPOINT",
     "NAME",
     "AnyLine",
@@ -38,6 +39,8 @@ __all__ = [
 
 #: Directory of Spark's checkpoint in a line's state directory.
 CHECKPOINT = "checkpoint"
+#: Most bytes of a micro-batch, if the file says nothing: a whole one may be in memory twice on its way to the sink.
+BATCH_BYTES = 64 << 20
 
 
 class CreateTopics(Section):
@@ -88,12 +91,15 @@ class SparkSection(Section):
         ui: Whether Spark's web page is served (on loopback).
         conf: Further Spark settings.
         kafka_jars: Jars of Spark's Kafka source, for downlinks; none lets Maven bring them at the start.
+        tier: How Spark's JVM is tuned, with a local master: ``quick`` for a quick start and low rates, ``peak`` for
+            full load over hours, ``auto`` for the one that suits the machine's cores.
     """
 
     master: str = Field(default="local[*]", min_length=1)
     ui: bool = False
     conf: dict[str, str | bool | int | float] = Field(default_factory=dict)
     kafka_jars: tuple[Path, ...] = ()
+    tier: Tier = Tier.AUTO
 
 
 #: How long keys are remembered: ``10 minutes``, at least a second, at most 30 days.
@@ -202,7 +208,7 @@ class UplinkSection(Section):
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     ack_after: AckAfter | None = None
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
-    max_bytes_per_trigger: Annotated[int, Field(ge=1)] = DEFAULT_MAX_BYTES
+    max_bytes_per_trigger: Annotated[int, Field(ge=1)] = BATCH_BYTES
     trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
     parallelism: Annotated[int, Field(ge=1, le=256)] = 1
     dead_letter_topic: str | Literal[False] | None = None
@@ -249,7 +255,7 @@ class Line(AnyLine):
     """
 
     direction: Literal["up"] = "up"
-    max_bytes_per_trigger: int = DEFAULT_MAX_BYTES
+    max_bytes_per_trigger: int = BATCH_BYTES
     sections: tuple[RouteSection, ...]
     dedupe: Dedupe | None = None
     dead_letter_topics: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from towline.backoff import Backoff
+from towline.bridge.runtime.archiving import Archiving
 from towline.bridge.runtime.failures import NO_JVM
 from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
@@ -54,6 +55,7 @@ class DriverSupervisor(ChildSupervisor):
         self._state = state
         self._kafka = kafka
         self._stopping = stopping
+        self._archiving = Archiving(bridge)
         self._pauses = Backoff(first=0.5, most=30.0)
         self._process: subprocess.Popen[str] | None = None
         self._last_word = ""
@@ -96,6 +98,7 @@ class DriverSupervisor(ChildSupervisor):
 
     def stop(self) -> None:
         """Ask the driver to finish its batches and end."""
+        self._archiving.stop()
         self._command("stop")
 
     def kill(self) -> None:
@@ -204,6 +207,7 @@ class DriverSupervisor(ChildSupervisor):
         if view.query_error is not None:
             self._state.say(f'line "{view.name}": goes on')
         view.query, view.query_error = "running", None
+        self._archiving.begin()
         self._pauses.reset()
 
     def _dead_letters(self, line: str, new: int) -> None:

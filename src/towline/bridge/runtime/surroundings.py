@@ -6,6 +6,7 @@ for each start, and those of processes that have ended are removed.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Final
 from towline import files
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES
+from towline.spark.classes import sharing
 from towline.spark.home import light_home
 from towline.spark.java import OLDEST_JAVA, java_version
+from towline.spark.quickstart import archive_of, jvm_options
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -82,24 +85,37 @@ def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.env
     """The driver's environment.
 
     Args:
-        bridge: With a local master, Spark's Python processes start quicker in a home of our own.
+        bridge: With a local master, Spark's processes start quicker in a home of our own, from an archive of classes.
         place: From `scratch`; a ``spark.local.dir`` of the user's is left alone.
         environ: What it inherits.
     """
     variables = dict(environ)
-    home = light_home() if bridge.spark.master.startswith("local") else None
+    local = bridge.spark.master.startswith("local")
+    home = light_home() if local else None
+    options = jvm_options(bridge.spark.tier) if local else []
     if home is not None:
         variables["SPARK_HOME"] = str(home)
+        with contextlib.suppress(SetupError):  # Spark may know a Java that we do not
+            options += sharing(archive_of(home))
     # The JVM names files in the locale's encoding: in any other it can't open a directory named by UTF-8.
     locale = next(filter(None, map(environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
     if "utf" not in locale.lower():
         variables["LC_ALL"] = "C.UTF-8"
     if "spark.local.dir" not in bridge.spark.conf:
         variables.setdefault("SPARK_LOCAL_DIRS", str(place))
+    places: list[str] = []
     if not os.statvfs(place).f_flag & os.ST_NOEXEC:  # native libraries are unpacked there too
-        quoted = str(place).replace("\\", "\\\\").replace('"', '\\"')
-        variables["SPARK_SUBMIT_OPTS"] = f'{environ.get("SPARK_SUBMIT_OPTS", "")} "-Djava.io.tmpdir={quoted}"'.strip()
+        places = [f"-Djava.io.tmpdir={place}"]
+    # Of two that say the same the later one counts: the user's before ours, but for the place.
+    said = [*map(_quoted, options), environ.get("SPARK_SUBMIT_OPTS", ""), *map(_quoted, places)]
+    variables["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, said))
     return variables
+
+
+def _quoted(option: str) -> str:
+    """As Spark's launcher reads a list of options (`CommandBuilderUtils.parseOptionString`)."""
+    escaped = option.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"' if " " in option or escaped != option else option
 
 
 def short_sockets(place: str | None) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -58,7 +59,10 @@ def archive_once(archive: Path, run: Callable[[Path], None]) -> None:
     with files.alone(archive.with_suffix(".lock")):
         if archive.exists():
             return
-        with tempfile.TemporaryDirectory(prefix=".classes-", dir=archive.parent) as place:
+        prefix = f".{archive.stem}."
+        for left in archive.parent.glob(f"{prefix}*"):  # of one that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=archive.parent) as place:
             draft = Path(place) / archive.name
             run(draft)
             if draft.exists():

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from towline.spark.classes import archive_for, archive_once
 from towline.spark.java import find_java
-from towline_prove.devstack.classes import archive_for, archive_once
 
 
 @pytest.fixture
