@@ -190,8 +190,13 @@ class Checkpoint:
         except FileNotFoundError:
             return None
 
-    def keep_note(self, name: str, text: str) -> None:
-        """Keep a file beside Spark's own, file and name durable; nothing where the checkpoint is not local.
+    def keep_note(self, name: str, text: str, *, synced: bool = True) -> None:
+        """Keep a file beside Spark's own; nothing where the checkpoint is not local.
+
+        Args:
+            name: Of the file.
+            text: What it says.
+            synced: File and name are durable when this returns; else a power failure may leave an empty file.
 
         Raises:
             JournalError: TL-J20, the disk did not take it.
@@ -200,7 +205,10 @@ class Checkpoint:
         if path is None:
             return
         try:
-            files.replace_durably(path / name, text)
+            if synced:
+                files.replace_durably(path / name, text)
+            else:
+                files.replace(path / name, text, synced=False)
         except OSError as error:
             raise _undurable(error, self._location) from error
 

@@ -1,8 +1,8 @@
 """Columns of a row, as Spark's Kafka sink has them, and how an Arrow batch of them becomes arguments of ``produce``.
 
 The hot path of the sink: whole columns are turned into Python values in C, headers are cut out of flat child columns,
-and a row costs a tuple and, with headers, a list. Header lists are made one at a time: 50,000 of them at once would
-wake the garbage collector and double their price (0.7 against 1.5 us a row with four headers, measured).
+and a row costs a tuple and, with headers, a list. The headers that every MQTT message has are made of flat columns, and
+messages of one topic that came together share one list.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from towline.kafka.options import FORMAT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["ACCEPTED", "ORIGIN", "Columns", "Record", "Rows", "header_lists"]
+__all__ = ["ACCEPTED", "A_HEADER", "ORIGIN", "PLAIN", "Columns", "Record", "Rows", "header_lists"]
 
 Header: TypeAlias = tuple[str, bytes | None]
 #: Positional arguments of `confluent_kafka.Producer.produce`: topic, value, key, partition (-1: the partitioner
@@ -45,7 +45,7 @@ ACCEPTED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 #:   gateway   who received it
 #:   offset    its number there; null for a record that is a dead letter already
 #:   facts     how many of the record's headers are no part of the message, times two; one more if DUP was set
-#:   message   all its properties as headers, for records that have none of them; else null, or not there
+#:   message   all its properties as headers, for records that have none of them; else empty, or not there
 ORIGIN: Final[Mapping[str, str]] = MappingProxyType(
     {
         "towline_gateway": "string",
@@ -54,8 +54,16 @@ ORIGIN: Final[Mapping[str, str]] = MappingProxyType(
         "towline_message": "array<struct<key:string,value:binary>>",
     }
 )
+#: And for a message whose headers are ``mqtt.topic``, ``mqtt.qos`` and ``mqtt.received-at``, as most are: its topic and
+#: its QoS, beside ``timestamp``. An array of structs costs four times as much on its way here. Null elsewhere.
+PLAIN: Final[Mapping[str, str]] = MappingProxyType({"towline_topic": "string", "towline_qos": "tinyint"})
+_MQTT_TOPIC, _MQTT_QOS = PLAIN
+#: What such headers take at most beside the topic: three names, a digit, and the microseconds since 1970.
+_PLAIN_BYTES: Final = 100
 #: -1 is librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides.
 _UNASSIGNED: Final = -1
+#: What Kafka and its client need for a header beside name and value.
+A_HEADER: Final = 10
 #: For librdkafka timestamp 0 is the time of the call.
 _NOW: Final = 0
 
@@ -155,8 +163,39 @@ class Columns:
     def _extras(self, batch: Any) -> list[Iterator[Any]]:
         if self.present.isdisjoint(("headers", "timestamp")):
             return []
-        headers = header_lists(batch.column("headers")) if "headers" in self.present else repeat(None)
-        return [repeat(None), repeat(None), self._timestamps(batch), headers]
+        return [repeat(None), repeat(None), self._timestamps(batch), self._headers(batch)]
+
+    def _headers(self, batch: Any) -> Iterator[Any]:
+        if "headers" not in self.present:
+            return repeat(None)
+        if _MQTT_TOPIC not in self.present:
+            return header_lists(batch.column("headers"))
+        topics = batch.column(_MQTT_TOPIC).cast(pa.binary())
+        if topics.null_count == batch.num_rows:
+            return header_lists(batch.column("headers"))
+        plain = _PlainHeaders()
+        names = zip(
+            topics.to_pylist(),
+            _values(batch.column(_MQTT_QOS)),
+            _values(batch.column("timestamp").cast(pa.int64())),
+            strict=False,  # what is the same in all rows is repeated
+        )
+        if not topics.null_count:
+            return map(plain.__getitem__, names)
+        others = header_lists(batch.column("headers"))
+        return (other if name[0] is None else plain[name] for name, other in zip(names, others, strict=True))
+
+    def largest(self, batch: Any) -> int:
+        """At least the bytes of keys, values and headers of any record, and some for what Kafka adds to a header."""
+        size = sum(_longest(batch.column(name)) for name in ("key", "value") if name in self.present)
+        if "headers" not in self.present:
+            return size
+        if _MQTT_TOPIC in self.present:
+            size += _PLAIN_BYTES + _longest(batch.column(_MQTT_TOPIC))
+        column = batch.column("headers")
+        pairs = column.flatten()
+        most = pc.max(column.value_lengths()).as_py() or 0
+        return size + most * (A_HEADER + _longest(pairs.field("key")) + _longest(pairs.field("value")))
 
     def _binary(self, batch: Any, name: str) -> Any:
         # A string is its UTF-8 bytes; the cast copies nothing.
@@ -174,7 +213,9 @@ class Columns:
                 f"a row has no topic (row {row:,} of its Arrow batch)",
                 "Give every row a topic, or set the option topic.",
             )
-        return iter(column.to_pylist()), frozenset(column.unique().drop_null().to_pylist())
+        names = column.unique()
+        topics = repeat(names[0].as_py()) if len(names) == 1 else iter(column.to_pylist())
+        return topics, frozenset(names.drop_null().to_pylist())
 
     def _partitions(self, batch: Any) -> Iterator[int]:
         if "partition" not in self.present:
@@ -186,11 +227,39 @@ class Columns:
             return repeat(_NOW)
         # Kafka counts milliseconds, Spark microseconds; what is finer is cut off.
         micros = batch.column("timestamp").cast(pa.int64())
-        return iter(pc.divide(micros, 1000).fill_null(_NOW).to_pylist())
+        return _values(pc.divide(micros, 1000).fill_null(_NOW))
+
+
+class _PlainHeaders(dict[tuple[bytes, int, int], list[Header]]):
+    """The headers of messages of one topic that came together: one list for all of them.
+
+    By topic, QoS, and the microseconds since 1970 at which they came.
+    """
+
+    def __missing__(self, name: tuple[bytes, int, int]) -> list[Header]:
+        topic, qos, received = name
+        headers: list[Header] = [
+            ("mqtt.topic", topic),
+            ("mqtt.qos", b"%d" % qos),
+            ("mqtt.received-at", b"%d" % received),
+        ]
+        self[name] = headers
+        return headers
+
+
+def _values(column: Any) -> Iterator[Any]:
+    """The values of a column of numbers; messages that came together have the same."""
+    ends = pc.min_max(column).as_py()
+    same = ends["min"] == ends["max"] and not column.null_count
+    return repeat(ends["min"]) if same else iter(column.to_pylist())
+
+
+def _longest(column: Any) -> int:
+    return pc.max(pc.binary_length(column.cast(pa.binary()))).as_py() or 0
 
 
 def _check_column(name: str, kind: str) -> None:
-    if ORIGIN.get(name) == kind:
+    if {**ORIGIN, **PLAIN}.get(name) == kind:
         return
     if name not in ACCEPTED:
         known = ", ".join(ACCEPTED)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from towline.errors import KafkaError
 from towline.kafka import admin, faults
-from towline.kafka.columns import Rows
+from towline.kafka.columns import A_HEADER, Rows
 from towline.kafka.deadletters import DeadLetter, Reason, to_records
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ _FRESH_S: Final = 300.0
 #: the record batch (61) and of the record (at most 21), and a varint for each length.
 _CLIENT_MAX: Final = 1_000_000
 _FRAME: Final = 100
-_A_HEADER: Final = 10
 _BATCH_SIZE: Final = "batch.size"
 #: Clocks differ: a time that is this close to the limit, in ms, is looked at one by one.
 _CLOCKS_MS: Final = 60_000
@@ -150,7 +149,7 @@ def _compressed(record: Record, size: int, codec: str | None) -> int:
 def _bytes(record: Record) -> int:
     headers = (record[7] or ()) if len(record) > 4 else ()
     size = _FRAME + len(record[1] or b"") + len(record[2] or b"")
-    return size + sum(len(name.encode()) + len(value or b"") + _A_HEADER for name, value in headers)
+    return size + sum(len(name.encode()) + len(value or b"") + A_HEADER for name, value in headers)
 
 
 _CHECKS: Final[tuple[Callable[[Record, TopicFacts, RecordLimits], Fault | None], ...]] = (
@@ -270,7 +269,8 @@ class RecordCheck:
         keyless = "key" not in present or batch.column("key").null_count > 0
         return (
             (keyless and any(one.compacted for one in facts))
-            or _largest(batch, present) > min([self._limits.client, *(o.max_bytes for o in facts if o.max_bytes)])
+            or _FRAME + self._columns.largest(batch)
+            > min([self._limits.client, *(o.max_bytes for o in facts if o.max_bytes)])
             or ("partition" in present and _outside(batch.column("partition"), -1, _least(facts) - 1))
             or ("timestamp" in present and _outside(batch.column("timestamp"), *self._moments(facts)))
         )
@@ -320,21 +320,6 @@ class RecordCheck:
 
 def _least(facts: Iterable[TopicFacts]) -> int:
     return min(one.partitions for one in facts)
-
-
-def _largest(batch: Any, present: Iterable[str]) -> int:
-    """At least the bytes of the largest record."""
-    size = _FRAME + sum(_longest(batch.column(name)) for name in ("key", "value") if name in present)
-    if "headers" not in present:
-        return size
-    column = batch.column("headers")
-    pairs = column.flatten()
-    most = pc.max(column.value_lengths()).as_py() or 0
-    return size + most * (_A_HEADER + _longest(pairs.field("key")) + _longest(pairs.field("value")))
-
-
-def _longest(column: Any) -> int:
-    return pc.max(pc.binary_length(column.cast(pa.binary()))).as_py() or 0
 
 
 def _outside(column: Any, low: int, high: int) -> bool:

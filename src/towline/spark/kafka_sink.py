@@ -51,10 +51,12 @@ class KafkaWritten(TaskAnswer):
     Attributes:
         query: Streaming query id; None in a batch query.
         done: What became of its rows.
+        given: How many rows the task was given, whatever became of them; fewer if Kafka had them already.
     """
 
     query: str | None
     done: Delivered
+    given: int
 
 
 class KafkaTransactional(DataSource):
@@ -181,6 +183,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 self._delivery.deliver(Task(partition, batch=batchId, query=written[0].query), ())
         checkpoint = Checkpoint(self._location)
         tally.noted(checkpoint, batchId, total.dead_lettered)
+        tally.given(checkpoint, batchId, None if total.skipped else sum(answer.given for answer in written))
         checkpoint.sync_state()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
@@ -218,7 +221,16 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> KafkaWritten:
-    return KafkaWritten(task.partition, task.batch, task.query, delivery.deliver(task, batches))
+    given = 0
+
+    def counted() -> Iterator[RecordBatch]:
+        nonlocal given
+        for batch in batches:
+            given += batch.num_rows
+            yield batch
+
+    done = delivery.deliver(task, counted())
+    return KafkaWritten(task.partition, task.batch, task.query, done, given)
 
 
 def _refuse_speculation() -> None:

@@ -1,8 +1,10 @@
-"""How many rows of a stream went to the dead-letter topic, kept in the checkpoint: exactly once, as its batches are.
+"""How many rows a stream's sink was given, and how many went to the dead-letter topic, kept in the checkpoint.
 
 Spark takes nothing back from a Python sink, and a row that Kafka refuses is known to the sink alone. So the sink notes
 the sum beside each batch before Spark commits it: a batch that is run again replaces what was noted of it, and who
 reads the note for a committed batch has counted that batch and all before it, whether anybody listened or not [I11].
+
+The rows of each batch are noted beside that and not synced: where a power failure took the note, nobody knows them.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from towline.errors import JournalError
 if TYPE_CHECKING:
     from towline.checkpoint import Checkpoint
 
-__all__ = ["noted", "sum_at"]
+__all__ = ["given", "given_at", "noted", "sum_at"]
 
 _NAME: Final = "towline.letters"
+_ROWS: Final = "towline.rows"
 #: Batches remembered: more than whoever listens can be behind.
 _KEPT: Final = 100
 
@@ -38,6 +41,31 @@ def noted(checkpoint: Checkpoint, batch: int, dead_letters: int) -> None:
     now = [*before, (batch, total)][-_KEPT:] if dead_letters else before
     if now != known:
         checkpoint.keep_note(_NAME, json.dumps({"v": 1, "sums": now}, separators=(",", ":")))
+
+
+def given(checkpoint: Checkpoint, batch: int, rows: int | None) -> None:
+    """Note how many rows the sink was given in a batch; None where it did not look at all of them.
+
+    Raises:
+        JournalError: TL-J20, the disk did not take it.
+    """
+    known = _rows(checkpoint)
+    now = [entry for entry in known if entry[0] < batch] + ([] if rows is None else [(batch, rows)])
+    if now != known:
+        checkpoint.keep_note(_ROWS, json.dumps({"v": 1, "rows": now[-_KEPT:]}, separators=(",", ":")), synced=False)
+
+
+def given_at(checkpoint: Checkpoint, batch: int) -> int | None:
+    """What `given` was told of a batch; None for nothing, or where the checkpoint is not local."""
+    return dict(_rows(checkpoint)).get(batch)
+
+
+def _rows(checkpoint: Checkpoint) -> list[tuple[int, int]]:
+    try:
+        told = json.loads(checkpoint.note(_ROWS) or "{}").get("rows", [])
+        return [(int(batch), int(rows)) for batch, rows in told]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return []
 
 
 def sum_at(checkpoint: Checkpoint, batch: int) -> int:

@@ -13,12 +13,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
+from tests.integration.bridge.mapped import mapped
 from towline.bridge.config.downlink import DownlinkSection
 from towline.bridge.config.model import RouteSection
 from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, PLACE, DownlinkStatements
 from towline.bridge.lines.sql import DeadLetterTarget
-from towline.bridge.uplink import sql
 from towline.delivery.outrows import message_of
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee
@@ -89,7 +89,7 @@ def up(spark: SparkSession, messages: list[dict[str, Any]]) -> DataFrame:
     """What the way up writes, as Spark's Kafka source would read it."""
     route = RouteSection.model_validate({"from": "#", "topic": "t", "key": "{mqtt.topic}"})
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    rows = sql.apply(frame, (route.compile(Guarantee.AT_LEAST_ONCE),), "up")
+    rows = mapped(frame, (route.compile(Guarantee.AT_LEAST_ONCE),))
     return rows.select(
         "key",
         "value",

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row, SparkSession
 
+from tests.integration.bridge.mapped import mapped
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, DownlinkStatements
 from towline.bridge.lines.sql import DeadLetterTarget
-from towline.bridge.uplink import sql
 from towline.schema import SPARK_SCHEMA
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -76,7 +76,7 @@ def message(topic: str, payload: bytes = b"x", qos: int = 1, **more: Any) -> dic
 def up(spark: SparkSession, hono: str, *messages: dict[str, Any]) -> list[Any]:
     """By message ``(topic, key, value, headers)``, or the words of its refusal, or the reason of its dead letter."""
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    rows = sql.apply(frame, bridge(hono).uplinks[0].routes, "c", dead_letters=DEAD, kept="k").collect()
+    rows = mapped(frame, bridge(hono).uplinks[0].routes, dead_letters=DEAD, counters=("c", "k")).collect()
     return [outcome(row) for row in rows]
 
 
@@ -94,7 +94,7 @@ def refused(spark: SparkSession, hono: str, *messages: dict[str, Any]) -> list[s
     records = []
     for offset, one in enumerate(messages):
         frame = spark.createDataFrame([tuple(one[c] for c in COLUMNS)], SPARK_SCHEMA)
-        (row,) = sql.apply(frame, bridge(hono).uplinks[0].routes, "c", dead_letters=DEAD).collect()
+        (row,) = mapped(frame, bridge(hono).uplinks[0].routes, dead_letters=DEAD).collect()
         headers = [(h.key, h.value) for h in row.headers]
         records.append((row.key, row.value, "b.dead-letters", 0, offset, row.timestamp, headers))
     return [

@@ -14,15 +14,18 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Observation, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
+from tests.integration.bridge.mapped import mapped
 from towline.bridge.config.model import RouteSection
-from towline.bridge.config.routes import Route, first_match
+from towline.bridge.config.routes import Pattern, Route, first_match
 from towline.bridge.deadletters.remap import Mapper, row_of
 from towline.bridge.lines.sql import DeadLetterTarget, literal
-from towline.bridge.uplink.sql import COUNTS, KEPT, SAME, Repeats, apply, expressions
+from towline.bridge.uplink.counting import COUNTS, KEPT
+from towline.bridge.uplink.sql import Repeats, apply, expressions, level_sql, matches
+from towline.bridge.uplink.working import SAME
 from towline.guarantee import Guarantee
 from towline.kafka import screening
 from towline.kafka.admin import TopicFacts
-from towline.kafka.columns import Columns
+from towline.kafka.columns import PLAIN, Columns
 from towline.kafka.deadletters import DeadLetter, Reason, from_record
 from towline.kafka.options import SinkSettings
 from towline.kafka.screening import RecordCheck
@@ -57,6 +60,14 @@ ROUTES = compiled(
 )
 
 
+def message(topic: str, **more: Any) -> dict[str, Any]:
+    """One without any property."""
+    nothing = dict.fromkeys(COLUMNS)
+    place = {"gateway": "g", "offset": 0, "received_at": datetime(2026, 1, 1, 0, 0, 0, 123_456, tzinfo=UTC)}
+    flags = {"qos": 1, "retain": False, "duplicate": False}
+    return {**nothing, **place, **flags, "topic": topic, "payload": b"xyz", **more}
+
+
 def rows(count: int, seed: int = 7) -> list[dict[str, Any]]:
     rng = random.Random(seed)
 
@@ -69,6 +80,9 @@ def rows(count: int, seed: int = 7) -> list[dict[str, Any]]:
             rng.choice(NASTY) for _ in range(rng.randint(0, 3))
         ]
         users = [{"key": rng.choice(["k", "k", "", "ü"]), "value": rng.choice(NASTY)} for _ in range(rng.randint(0, 3))]
+        if rng.random() < 0.3:
+            rows.append({**message("/".join(levels)), "offset": offset, "qos": rng.randint(0, 2)})
+            continue
         rows.append(
             {
                 "topic": "/".join(levels),
@@ -103,9 +117,7 @@ def expected(message: dict[str, Any]) -> dict[str, Any] | str:
 
 
 def record_of(row: Row) -> dict[str, Any]:
-    headers = (
-        None if row.headers is None else [(h.key, None if h.value is None else bytes(h.value)) for h in row.headers]
-    )
+    headers = [(h.key, None if h.value is None else bytes(h.value)) for h in row.headers] or None
     key = None if row.key is None else bytes(row.key)
     return {"topic": row.topic, "key": key, "value": bytes(row.value), "headers": headers, "micros": row.micros}
 
@@ -113,8 +125,8 @@ def record_of(row: Row) -> dict[str, Any]:
 def test_sql_and_python_agree_on_thousands_of_messages(spark: SparkSession) -> None:
     messages = rows(6000)
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    observation, kept = Observation("counts"), Observation("kept")
-    result = apply(frame, ROUTES, observation, kept=kept).withColumn("micros", F.expr("unix_micros(timestamp)"))
+    counts, kept = Observation("counts"), Observation("kept")
+    result = mapped(frame, ROUTES, counters=(counts, kept)).withColumn("micros", F.expr("unix_micros(timestamp)"))
     got = [record_of(row) for row in result.drop("timestamp").collect()]
     want = [expected(message) for message in messages]
     records = [record for record in want if isinstance(record, dict)]
@@ -122,18 +134,58 @@ def test_sql_and_python_agree_on_thousands_of_messages(spark: SparkSession) -> N
     for ours, theirs in zip(got, records, strict=True):
         micros = (theirs.pop("timestamp") - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
         assert ours == {**theirs, "micros": micros}
-    counted = {**observation.get, **kept.get}
+    counted = counts.get  # without repeats one observation has it all
     fallbacks = sum(record["topic"].endswith(".other") for record in records)
-    assert counted == {
-        "rows": 6000,
-        "filtered": want.count("filtered"),
-        "unrouted": want.count("unrouted"),
-        "fallback": fallbacks,
-        "kept": len(records),
-        "dead_lettered": 0,
-    }
-    assert counted.pop("dead_lettered") == 0
+    outcomes = {"filtered": want.count("filtered"), "unrouted": want.count("unrouted"), "fallback": fallbacks}
+    assert counted == outcomes
     assert min(counted.values()) > 20, "every kind of outcome was met"
+
+
+def test_any_filter_takes_the_same_topics_in_sql_and_in_python(spark: SparkSession) -> None:
+    rng = random.Random(14)
+    texts = ["", "a", "b", "größe", "$SYS", "a-very-long-level"]
+    wild = [f"{{{name}}}" for name in "wxyz"]
+    patterns: dict[str, Pattern] = {}
+    while len(patterns) < 120:
+        levels = [rng.choice([rng.choice(texts), wild[i]]) for i in range(rng.randint(1, 4))]
+        text = "/".join(levels + ["#"] * rng.randint(0, 1))
+        if text:
+            patterns[text] = Pattern.parse(text)
+    topics = {"/".join(rng.choice([*texts, "ü"]) for _ in range(rng.randint(1, 5))) for _ in range(600)} - {""}
+    frame = spark.createDataFrame([(topic,) for topic in sorted(topics)], "topic string")
+    met = 0
+    kinds = list(patterns.values())
+    for part in (kinds[at : at + 20] for at in range(0, len(kinds), 20)):
+        columns = [F.expr(matches(pattern)) for pattern in part]
+        captures = [
+            F.array(*(F.expr(level_sql(pattern, i)) for i in sorted(pattern.names.values())), F.lit(""))
+            for pattern in part
+        ]
+        for row in frame.select("topic", *columns, *captures).collect():
+            for at, pattern in enumerate(part):
+                wanted = pattern.match(row[0])
+                assert row[1 + at] is (wanted is not None), (pattern.text, row[0])
+                if wanted is not None:
+                    met += 1
+                    assert row[1 + len(part) + at][:-1] == list(wanted.values()), (pattern.text, row[0])
+    assert met > 2_000
+
+
+def test_the_sink_writes_what_python_says(spark: SparkSession) -> None:
+    """Headers that are columns on their way, of one QoS and one moment or of many, and of those that are not."""
+    several, alike = rows(2_000), [message("low/x/y", offset=n, payload=b"%d" % n) for n in range(200)]
+    for messages in (several, alike, [*alike, *several]):
+        frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
+        records = apply(frame, ROUTES)
+        bound = Columns.bind({f.name: f.dataType.simpleString() for f in records.schema}, None, include_headers=True)
+        written = [record for batch in records.toArrow().to_batches() for record in bound.rows(batch).records]
+        wanted = [record for record in map(expected, messages) if isinstance(record, dict)]
+        assert len(written) == len(wanted) > 100
+        for (topic, value, key, _, _, _, millis, headers), record in zip(written, wanted, strict=True):
+            assert (topic, value, key, headers or None) == tuple(
+                record[name] for name in ("topic", "value", "key", "headers")
+            )
+            assert millis == int(record["timestamp"].timestamp() * 1000)
 
 
 def test_no_device_drops_anothers_messages_by_its_key(spark: SparkSession) -> None:
@@ -145,8 +197,8 @@ def test_no_device_drops_anothers_messages_by_its_key(spark: SparkSession) -> No
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA)
     for name, text in expressions(routes, repeats=Repeats("10 minutes")).items():
         frame = frame.withColumn(name, F.expr(text)) if name.startswith("__") else frame
-    kept = frame.dropDuplicates(list(SAME)).select(F.col("__levels")[1]).collect()
-    assert sorted(row[0] for row in kept) == ["forger", "victim"]
+    kept = frame.dropDuplicates(list(SAME)).select("topic").collect()
+    assert sorted(row.topic for row in kept) == ["t/forger", "t/victim"]
 
 
 def test_what_no_route_takes_has_no_key(spark: SparkSession) -> None:
@@ -155,7 +207,7 @@ def test_what_no_route_takes_has_no_key(spark: SparkSession) -> None:
     columns = expressions(routes, DeadLetterTarget("dead", "line"), Repeats("10 minutes"))
     sent = [message("t/a"), message("x/a", offset=7)]
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in sent], SPARK_SCHEMA).coalesce(1)
-    for name in ("__levels", "__route", *SAME):
+    for name in ("__route", *SAME):
         frame = frame.withColumn(name, F.expr(columns[name]))
     assert [tuple(row) for row in frame.select(*SAME).collect()] == [("t/a", "same", None), ("x/a", None, 7)]
 
@@ -165,14 +217,14 @@ def test_a_topic_that_nothing_takes_stops_the_batch_and_says_so(spark: SparkSess
     message = {**rows(1)[0], "topic": "e/not legal"}
     frame = spark.createDataFrame([tuple(message[c] for c in COLUMNS)], SPARK_SCHEMA)
     with pytest.raises(Exception, match=r"is not legal, not allowed or reserved\. .* fallback_topic\.   \[TL-B02\]"):
-        apply(frame, routes, "c").collect()
+        mapped(frame, routes).collect()
 
 
 @pytest.mark.parametrize("text", ["payload ===", "no_such_column = 1", "payload", "length(payload) > 1) OR (true"])
 def test_a_wrong_where_is_refused_before_the_query_begins(spark: SparkSession, text: str) -> None:
     frame = spark.createDataFrame([], SPARK_SCHEMA)
     with pytest.raises((AnalysisException, ParseException)):
-        _ = apply(frame, compiled({"from": "#", "topic": "t", "where": text}), "c").schema
+        _ = mapped(frame, compiled({"from": "#", "topic": "t", "where": text})).schema
 
 
 def test_a_where_may_end_in_a_comment_and_a_bad_cast_filters(spark: SparkSession) -> None:
@@ -180,7 +232,7 @@ def test_a_where_may_end_in_a_comment_and_a_bad_cast_filters(spark: SparkSession
     base = rows(1)[0] | {"topic": "a"}
     messages = [base | {"payload": payload} for payload in (b"21", b"20", b"none", b"")]
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA)
-    assert [bytes(row.value) for row in apply(frame, routes, "c").collect()] == [b"21"]
+    assert [bytes(row.value) for row in mapped(frame, routes).collect()] == [b"21"]
 
 
 @pytest.mark.parametrize("text", [*NASTY, "\0", "\x7f", "' OR 1=1 --", "a\\'b"])
@@ -209,13 +261,14 @@ def test_a_route_is_taken_with_the_escapes_of_spark_1(spark: SparkSession) -> No
 
 
 def test_the_columns_are_those_the_sink_takes(spark: SparkSession) -> None:
-    rows = apply(spark.createDataFrame([], SPARK_SCHEMA), ROUTES, "c")
+    rows = apply(spark.createDataFrame([], SPARK_SCHEMA), ROUTES)
     assert rows.dtypes == [
         ("topic", "string"),
         ("key", "binary"),
         ("value", "binary"),
         ("headers", "array<struct<key:string,value:binary>>"),
         ("timestamp", "timestamp"),
+        *PLAIN.items(),
     ]
     assert [name for name in expressions(ROUTES) if not name.startswith("__")] == rows.columns
     assert set(COUNTS).isdisjoint(KEPT)
@@ -235,7 +288,7 @@ SQL_ERROR = "raise_error(concat('no ', CAST(payload AS STRING)))"
 
 def letters(spark: SparkSession, routes: tuple[Route, ...], *messages: dict[str, Any]) -> list[tuple[Row, Any]]:
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    rows = apply(frame, routes, "c", dead_letters=DeadLetterTarget("dead", "line"), kept="k").collect()
+    rows = mapped(frame, routes, dead_letters=DeadLetterTarget("dead", "line"), counters=("c", "k")).collect()
     return [
         (
             row,
@@ -247,10 +300,6 @@ def letters(spark: SparkSession, routes: tuple[Route, ...], *messages: dict[str,
         else (row, None)
         for row in rows
     ]
-
-
-def message(topic: str, **more: Any) -> dict[str, Any]:
-    return {**rows(1)[0], "topic": topic, "retain": False, "user_properties": None, **more}
 
 
 def test_what_cant_be_mapped_becomes_a_letter_with_every_byte(spark: SparkSession) -> None:
@@ -290,7 +339,7 @@ def test_every_letter_has_all_that_a_route_may_name(spark: SparkSession, monkeyp
     monkeypatch.setattr(screening, "facts_of", lambda *_: {"dead": TopicFacts(1, 1_000_000, None, None, "delete")})
     messages = [{**message, "duplicate": message["offset"] % 3 == 0} for message in rows(500)]
     frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    records = apply(frame, ROUTES, "towline", dead_letters=DeadLetterTarget("dead", "tests.line"))
+    records = apply(frame, ROUTES, dead_letters=DeadLetterTarget("dead", "tests.line"))
     settings = SinkSettings.parse({"kafka.bootstrap.servers": "k:9092", "deadLetterTopic": "dead"})
     bound = Columns.bind({f.name: f.dataType.simpleString() for f in records.schema}, None, include_headers=True)
     screen = RecordCheck(settings, bound, "tests.line")
@@ -368,7 +417,7 @@ def test_what_is_refused_stops_a_line_that_has_nowhere_to_put_it(spark: SparkSes
     one = message("p/q", payload=b'{"id": "evil-1"}')
     frame = spark.createDataFrame([tuple(one[c] for c in COLUMNS)], SPARK_SCHEMA)
     with pytest.raises(Exception, match=r"reject: no site evil\. The line stops .* dead_letter_topic\.   \[TL-B33\]"):
-        apply(frame, compiled(PICKED), "c").collect()
+        mapped(frame, compiled(PICKED)).collect()
 
 
 def test_a_header_that_kafka_refuses_keeps_what_the_message_had(spark: SparkSession) -> None:
@@ -376,7 +425,7 @@ def test_a_header_that_kafka_refuses_keeps_what_the_message_had(spark: SparkSess
     one = message("p/q", payload=b'{"id": "boom-1"}')
     frame = spark.createDataFrame([tuple(one[c] for c in COLUMNS)], SPARK_SCHEMA)
     routes = compiled({**PICKED, "missing_headers": "omit", "properties": "all"})
-    (row,) = apply(frame, routes, "c", dead_letters=DeadLetterTarget("dead", "line")).collect()
+    (row,) = mapped(frame, routes, dead_letters=DeadLetterTarget("dead", "line")).collect()
     assert [h.key for h in row.headers][-row.towline_facts // 2 :] == ["site", "x"]
 
 
@@ -448,4 +497,4 @@ def test_without_a_place_for_it_a_stub_ends_the_line_and_is_no_tombstone(spark: 
     routes = compiled({"from": "#", "topic": "t", "where": "length(payload) > 0"})
     frame = spark.createDataFrame([tuple(stub("a")[c] for c in COLUMNS)], SPARK_SCHEMA)
     with pytest.raises(Exception, match=r"not taken in whole.* dead_letter_topic\.   \[TL-B29\]"):
-        apply(frame, routes, "c").collect()
+        mapped(frame, routes).collect()

@@ -20,8 +20,8 @@ from towline.bridge.uplink.account import UplinkCounts
 
 
 def batch(number: int, start: int, end: int, **more: Any) -> dict[str, Any]:
-    observed = {"rows": end - start, "filtered": 0, "unrouted": 0, "fallback": 0, **more}
-    return {"journal": "j", "batch": number, "rows": end - start, "start": start, "end": end, "observed": observed}
+    rows = more.pop("rows", end - start)
+    return {"journal": "j", "batch": number, "rows": rows, "start": start, "end": end, "observed": more}
 
 
 def status(received: int, end: int, committed: int, **more: Any) -> dict[str, Any]:
@@ -85,6 +85,11 @@ def test_the_sinks_letters_are_in_the_sum_once() -> None:
 def test_rows_that_the_state_store_dropped_are_told() -> None:
     account = UplinkCounts().add(batch(0, 0, 10, late=3)).account(status(10, 10, 10))
     assert "does not add up ✗ (3 rows were lost: Spark took them for late" in account.sentence()
+
+
+def test_rows_that_did_not_come_to_the_sink_for_no_reason_are_told() -> None:
+    account = UplinkCounts().add(batch(0, 0, 10, astray=2)).account(status(10, 10, 10))
+    assert "does not add up ✗ (2 rows did not come to the sink" in account.sentence()
 
 
 def test_more_rows_than_offsets_is_told() -> None:

@@ -19,19 +19,21 @@ from towline.bridge.runtime.runner import LineRunner
 from towline.bridge.uplink import query
 from towline.bridge.uplink.account import UplinkCounts
 from towline.bridge.uplink.query import UplinkQuery
+from towline.checkpoint import Checkpoint
+from towline.spark.tally import given
 
 
 def place(offset: int) -> dict[str, Any]:
     return {"gateways": {"plant": {"journal": "j", "offset": offset}}, "tick": 0}
 
 
-PROGRESS = {
+PROGRESS: dict[str, Any] = {
     "name": "line",
     "batchId": 3,
     "numInputRows": 10,
     "durationMs": {"triggerExecution": 41},
     "sources": [{"startOffset": place(5), "endOffset": place(15), "latestOffset": {"x": 1}}],
-    "observedMetrics": {"towline": {"rows": 10, "filtered": 2, "unrouted": 1, "fallback": 0}},
+    "observedMetrics": {},
 }
 
 
@@ -41,7 +43,19 @@ def uplink(tmp_path: Path) -> UplinkQuery:
     return UplinkQuery(bridge, bridge.uplinks[0])
 
 
+def sink_was_given(uplink: UplinkQuery, rows: int) -> None:
+    uplink.line.checkpoint.mkdir(parents=True, exist_ok=True)
+    given(Checkpoint(str(uplink.line.checkpoint)), PROGRESS["batchId"], rows)
+
+
+def uplink_with(tmp_path: Path, line: str = "", route: str = "") -> UplinkQuery:
+    name = 'name = "telemetry"\n'
+    bridge = read(GOOD.replace(name, name + line) + route, tmp_path)
+    return UplinkQuery(bridge, bridge.uplinks[0])
+
+
 def test_progress_is_reported(uplink: UplinkQuery) -> None:
+    sink_was_given(uplink, 9)
     assert uplink.report(PROGRESS) == {
         "batch": 3,
         "rows": 10,
@@ -51,8 +65,46 @@ def test_progress_is_reported(uplink: UplinkQuery) -> None:
         "end": 15,
         "gives_up": False,
         "millis": {"triggerExecution": 41},
-        "observed": {"rows": 10, "filtered": 2, "unrouted": 1, "fallback": 0},
+        "observed": {"unrouted": 1, "late": 0, "astray": 0},
     }
+
+
+WHERE, LETTERS, DEDUPE = (
+    "where = 'qos > 0'",
+    'dead_letter_topic = "dead"\n',
+    'dedupe = { key = "{mqtt.topic}", within = "10 minutes" }\n',
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "route", "observed", "left_out"),
+    [
+        ("", WHERE, {"towline": {"filtered": 2, "unrouted": 1}}, {"filtered": 2, "unrouted": 1}),
+        (LETTERS, WHERE, {}, {"filtered": 3}),
+        (LETTERS, "", {}, {"astray": 3}),
+        (DEDUPE, "", {"towline": {"unrouted": 1}}, {"unrouted": 1, "deduplicated": 2}),
+    ],
+)
+def test_rows_that_did_not_come_to_the_sink_have_one_reason_or_are_counted(
+    tmp_path: Path, line: str, route: str, observed: dict[str, Any], left_out: dict[str, int]
+) -> None:
+    uplink = uplink_with(tmp_path, line, route)
+    sink_was_given(uplink, 7)
+    report = uplink.report({**PROGRESS, "observedMetrics": observed})
+    assert {name: count for name, count in report["observed"].items() if count} == left_out
+    assert report["rows"] == 10
+
+
+@pytest.mark.parametrize("told", [None, (2, 9)])
+def test_a_batch_of_which_the_sink_said_nothing_is_one_that_nobody_heard_of(
+    uplink: UplinkQuery, told: tuple[int, int] | None
+) -> None:
+    """It was skipped, because Kafka had it, or a power failure took the note."""
+    if told is not None:
+        uplink.line.checkpoint.mkdir(parents=True)
+        given(Checkpoint(str(uplink.line.checkpoint)), *told)
+    counts = UplinkCounts().add(uplink.report(PROGRESS))
+    assert (counts.rows, counts.missed, counts.agree) == (0, 10, True)
 
 
 def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery) -> None:
@@ -73,28 +125,27 @@ def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery) -> None:
         {"sources": []},
         {"sources": [{"endOffset": "None"}]},
         {"observedMetrics": {}},
-        {"observedMetrics": {"towline": {"rows": None}}},
+        {"observedMetrics": {"towline": None}},
     ],
 )
 def test_what_spark_leaves_out_does_no_harm(uplink: UplinkQuery, change: dict[str, Any]) -> None:
     assert UplinkCounts().add(uplink.report({**PROGRESS, **change})).agree
 
 
-def test_repeats_are_the_rows_that_did_not_come_out(uplink: UplinkQuery) -> None:
-    observed = {
-        "towline": {"rows": 10, "filtered": 2, "unrouted": 1},
-        "towline.kept": {"kept": 4, "fallback": 0, "dead_lettered": 1},
-    }
+def test_repeats_are_the_rows_that_did_not_come_out(tmp_path: Path) -> None:
+    uplink = uplink_with(tmp_path, DEDUPE, WHERE)
+    sink_was_given(uplink, 4)
+    observed = {"towline": {"filtered": 2, "unrouted": 1}, "towline.kept": {"fallback": 0, "dead_lettered": 1}}
     stores = [{"numRowsDroppedByWatermark": 1}]
     report = uplink.report({**PROGRESS, "observedMetrics": observed, "stateOperators": stores})
     assert report["observed"] == {
-        "rows": 10,
         "filtered": 2,
         "unrouted": 1,
         "fallback": 0,
         "dead_lettered": 1,
         "deduplicated": 2,
         "late": 1,
+        "astray": 0,
     }
 
 

@@ -106,7 +106,8 @@ def test_the_way_up_tells_of_letters_that_nobody_heard_of(tmp_path: Path, guaran
         "start": 0,
         "end": 10,
         "query": "q",
-        "observed": {"rows": 10, "dead_lettered": 1},
+        "rows": 10,
+        "observed": {"dead_lettered": 1},
     }
     counts = UplinkCounts().add(query._with_dead_letters(heard))
     for _ in range(2):

@@ -29,7 +29,7 @@ def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(batch: int | None = 7, rows: int = 10, **more: Any) -> KafkaWritten:
-    return KafkaWritten(0, batch, "q", Delivered(rows, rows * 3, **more))
+    return KafkaWritten(0, batch, "q", Delivered(rows, rows * 3, **more), rows)
 
 
 def test_a_batch_is_the_sum_of_its_tasks() -> None:

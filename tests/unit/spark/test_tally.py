@@ -9,7 +9,7 @@ import pytest
 from towline.checkpoint import Checkpoint
 from towline.errors import JournalError
 from towline.spark import tally
-from towline.spark.tally import noted, sum_at
+from towline.spark.tally import given, given_at, noted, sum_at
 
 
 def test_a_batch_that_is_run_again_is_counted_once(tmp_path: Path) -> None:
@@ -47,3 +47,21 @@ def test_where_the_checkpoint_is_elsewhere_nothing_is_noted() -> None:
     place = Checkpoint("hdfs://nowhere/ck")
     noted(place, 1, 1)
     assert sum_at(place, 1) == 0
+
+
+def test_the_rows_of_a_batch_that_is_run_again_are_those_of_its_last_run(tmp_path: Path) -> None:
+    place = Checkpoint(str(tmp_path))
+    for batch, rows in ((0, 5), (1, 0), (2, 7), (2, 3), (3, 4)):
+        given(place, batch, rows)
+    assert [given_at(place, batch) for batch in range(5)] == [5, 0, 3, 4, None]
+    given(place, 3, None)  # Kafka had it, so the sink did not look at all of them
+    assert given_at(place, 3) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rows":[[1]]}', '{"rows":7}'])
+def test_rows_that_a_power_failure_took_are_not_known(tmp_path: Path, text: str) -> None:
+    (tmp_path / tally._ROWS).write_text(text)
+    place = Checkpoint(str(tmp_path))
+    assert given_at(place, 1) is None
+    given(place, 1, 2)
+    assert given_at(place, 1) == 2

@@ -54,6 +54,8 @@ class LineQuery(ABC, Generic[LineT]):
         for repair in checkpoint.mend():
             sys.stderr.write(f"--- line {line.name}\n{repair}\n")
         writer, identity = self._prepared(spark)
+        for name, value in self._conf().items():
+            spark.conf.set(name, value)  # the query takes a copy of the session as it is now
         query = (
             writer.queryName(line.name)
             .option("checkpointLocation", str(line.checkpoint))
@@ -67,6 +69,10 @@ class LineQuery(ABC, Generic[LineT]):
             query.stop()
             raise
         return query
+
+    def _conf(self) -> dict[str, str]:
+        """Settings of Spark for this query alone."""
+        return {}
 
     @abstractmethod
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:

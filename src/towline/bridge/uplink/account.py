@@ -10,8 +10,8 @@ from towline.bridge.lines.account import AccountWords, LineAccount, LineCounts, 
 
 __all__ = ["UplinkCounts"]
 
-#: Counts that Spark takes in every batch.
-_OBSERVED: Final = ("filtered", "unrouted", "fallback", "dead_lettered", "deduplicated", "late")
+#: Counts of every batch.
+_OBSERVED: Final = ("filtered", "unrouted", "fallback", "dead_lettered", "deduplicated", "late", "astray")
 #: ``unrouted``: taken by no route. ``skipped``: given up by at_most_once after a crash. ``deduplicated``: recognised as
 #: repeats, by a dedupe key or by an open QoS 2 packet id. ``arriving``: not yet on disk and not acknowledged.
 _WORDS: Final = AccountWords(
@@ -40,6 +40,7 @@ class UplinkCounts(LineCounts):
         unrouted: Taken by no route.
         deduplicated: Dropped as repeats.
         late: Dropped by the state store as older than its watermark, which no row should be.
+        astray: Rows of batches that did not come to the sink for no reason there is, which no row should be.
         missed: Rows of batches that were committed while nobody listened (the bridge ended in between), or that were
             skipped because the marker said that Kafka has them.
         skipped: Rows of a repeated batch that guarantee at_most_once served empty.
@@ -54,6 +55,7 @@ class UplinkCounts(LineCounts):
     unrouted: int = 0
     deduplicated: int = 0
     late: int = 0
+    astray: int = 0
     missed: int = 0
     skipped: int = 0
     told: int = 0
@@ -80,7 +82,7 @@ class UplinkCounts(LineCounts):
             fresh = replace(self, journal=journal) if self.since is None else type(self)(journal=journal)
             return fresh._batch(report)  # noqa: SLF001 - its own
         end, observed = report.get("end"), report.get("observed") or {}
-        rows = int(observed.get("rows", report.get("rows") or 0))
+        rows = int(report.get("rows") or 0)
         if end is None:
             return self
         start = report.get("start")
@@ -120,7 +122,7 @@ class UplinkCounts(LineCounts):
         received = max(int(gateway["received"]), end + repeats)
         # The gateway learns of a commit with the next `latestOffset`, the bridge right after the batch.
         committed = max(int(gateway["committed"]), min(self.upto, end))
-        elsewhere = self.dead_lettered + self.deduplicated + self.late
+        elsewhere = self.dead_lettered + self.deduplicated + self.late + self.astray
         why_not = self._disagreement(end)
         uncounted = committed - self.rows - self.skipped if self.agree and not why_not else 0
         return LineAccount(
@@ -147,6 +149,8 @@ class UplinkCounts(LineCounts):
             return f"Spark committed up to {self.upto:,}, the journal ends at {end:,}: was it restored from a copy?"
         if not self.agree:
             return f"offsets {self.since:,} to {self.upto:,} gave {self.rows + self.missed:,} rows"
+        if self.astray:
+            return f"{self.astray:,} rows did not come to the sink. That should not happen; please report it"
         if self.late:
             return f"{self.late:,} rows were lost: Spark took them for late. That should not happen; please report it"
         return ""

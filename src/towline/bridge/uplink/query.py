@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.bridge.config.model import Line
+from towline.bridge.config.model import BATCH_BYTES, Line
 from towline.bridge.lines.evidence import read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
+from towline.bridge.uplink.counting import COUNTS, reasons
 from towline.bridge.uplink.recovery import gather, handed_out, offset_of, starting
 from towline.bridge.uplink.sql import Repeats, apply
 from towline.checkpoint import Checkpoint
 from towline.guarantee import Guarantee, policy
 from towline.kafka.options import SinkSettings
 from towline.kafka.resetting import set_markers
-from towline.spark.tally import sum_at
+from towline.spark import tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,11 +31,21 @@ __all__ = ["CONSUMER", "UplinkQuery"]
 CONSUMER: Final = "bridge"
 
 
+_ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+#: The value with which Spark does not ask for the size of an Arrow batch after every row, which costs a fifth of its
+#: work (`BatchedPythonArrowInput.writeSizedBatch`). Micro-batches are small enough: the gateway knows their size.
+_UNLIMITED: Final = (1 << 31) - 1
+
+
 class UplinkQuery(LineQuery[Line]):
     """The query of an uplink."""
 
     #: Where a checkpoint without a batch begins, which Spark does not report of its first; None before the start.
     _began: int | None = None
+
+    def _conf(self) -> dict[str, str]:
+        limited = self.line.max_bytes_per_trigger > BATCH_BYTES
+        return {_ARROW_BYTES: str(BATCH_BYTES if limited else _UNLIMITED)}
 
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         line, identity = self.line, self._identity()
@@ -100,10 +111,10 @@ class UplinkQuery(LineQuery[Line]):
         return apply(
             rows,
             line.routes,
-            COUNTER,
             dead_letters=self._dead_letters(identity),
             repeats=Repeats(line.within, line.guarantee is Guarantee.EXACTLY_ONCE) if line.within else None,
-            kept=KEPT_COUNTER,
+            counters=(COUNTER, KEPT_COUNTER),
+            sink_counts=self._sink_counts(),
             parallelism=line.parallelism,
         )
 
@@ -125,19 +136,28 @@ class UplinkQuery(LineQuery[Line]):
         begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
         start = begin.get("offset", self._began)
         report |= {"journal": end.get("journal", ""), "start": start, "end": end.get("offset")}
-        observed: dict[str, int] = report["observed"]
-        if "kept" in observed:
-            late = sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in progress.get("stateOperators") or [])
-            gone = observed["rows"] - observed["filtered"] - observed["unrouted"] - observed.pop("kept")
-            observed |= {"deduplicated": max(0, gone - late), "late": late}
-        return self._with_dead_letters(report)
+        return self._with_dead_letters(self._with_left_out(report, progress))
+
+    def _with_left_out(self, report: dict[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
+        """A report that says why rows did not come to the sink, which knows how many did."""
+        line, rows = self.line, report["rows"]
+        given = tally.given_at(Checkpoint(str(line.checkpoint)), report["batch"]) if rows else 0
+        if given is None:  # as a batch that nobody heard of
+            return {**report, "rows": 0, "observed": {}, "gives_up": False}
+        observed: dict[str, int] = dict(report["observed"])
+        late = sum(int(one.get("numRowsDroppedByWatermark") or 0) for one in progress.get("stateOperators") or [])
+        left = rows - given - late - sum(observed.get(name, 0) for name in COUNTS)
+        why = reasons(line.routes, dead_letters=line.dead_letter_topic is not None, repeats=line.within is not None)
+        unknown = [name for name in why if name not in observed]
+        named = {unknown[0]: left} if len(unknown) == 1 else {}
+        return {**report, "observed": {**observed, **named, "late": late, "astray": left - sum(named.values())}}
 
     def _with_dead_letters(self, report: dict[str, Any]) -> dict[str, Any]:
         """A report with the sink's own count of dead letters: that knows those which Kafka would have refused, too."""
         if not self._sink_counts():
             return report
         observed = {name: count for name, count in report["observed"].items() if name != "dead_lettered"}
-        dead_letters = sum_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
+        dead_letters = tally.sum_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
         return {**report, "observed": observed, "letters": dead_letters}
 
 

@@ -1,8 +1,11 @@
 """Routes as Spark SQL over the columns of the ``mqtt`` source.
 
-Plain expressions, no Python in the row path: the topic is split once, its levels are compared as array elements (a
-regular expression a route would cost more and needs escaping of what devices may send), and `get` gives null beyond
-the end where an index would raise under ANSI rules. `towline.bridge.config.routes` is the reference for what they mean.
+Plain expressions, no Python in the row path. Topics are compared and cut at their slashes as bytes: to split one into
+an array would cost four times as much, and a regular expression a route more, which needs escaping of what devices may
+send.
+`towline.bridge.config.routes` is the reference for what they mean.
+
+The headers that every message has are left to the sink, which makes them of columns (`towline.kafka.columns.PLAIN`).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from towline.bridge.config.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, USER_PREFIX, Route, Template
@@ -29,8 +33,23 @@ from towline.bridge.lines.sql import (
     template,
     tried,
 )
-from towline.kafka.columns import ORIGIN
-from towline.kafka.deadletters import PREFIX, Reason
+from towline.bridge.uplink.counting import to_count
+from towline.bridge.uplink.headers import RARE, all_headers, dead_letter_headers, property_headers
+from towline.bridge.uplink.working import (
+    KEEP,
+    NAME,
+    PACKET,
+    REASON,
+    REFUSAL,
+    REJECT,
+    ROUTE,
+    SAME,
+    STUB,
+    TOPIC,
+    WHERE,
+)
+from towline.kafka.columns import ORIGIN, PLAIN
+from towline.kafka.deadletters import Reason
 from towline.schema import EVENT_TIME
 
 if TYPE_CHECKING:
@@ -38,55 +57,12 @@ if TYPE_CHECKING:
 
     from towline.bridge.config.routes import Pattern
 
-__all__ = [
-    "COUNTS",
-    "KEPT",
-    "LEVELS",
-    "Repeats",
-    "apply",
-    "expressions",
-    "matches",
-]
+__all__ = ["Repeats", "apply", "expressions", "level_sql", "matches"]
 
-#: Names of the working columns; a source column never begins with two underscores.
-LEVELS, ROUTE, WHERE, REJECT, KEEP, NAME, TOPIC, REASON = (
-    "__levels",
-    "__route",
-    "__where",
-    "__reject",
-    "__keep",
-    "__name",
-    "__topic",
-    "__reason",
-)
-#: Why a message is refused; the struct around it is null where finding that out raised an error.
-REFUSAL = f"{REJECT}.why"
 #: Columns of the result; all others are working columns, or a route's fields.
-RECORD = frozenset(("topic", "key", "value", "headers", "timestamp", *ORIGIN))
-#: The packet of a message that was not taken in whole, as it came; null where it was too large to be kept.
-PACKET = "__packet"
-#: Whether a row is the stub of such a message (`towline.mqtt.stubs`): no payload of MQTT is null. Devices can't make
-#: one, and whoever writes a condition or a key is not asked about it.
-STUB = "payload IS NULL"
-#: What makes two messages the same: topic, key, and for those without a key the offset, which no other has. The topic,
-#: because a device may write any key: on its own topics, which the broker guards, it can only drop its own [I13].
-SAME = ("__scope", "__dedupe", "__unique")
-
+RECORD = frozenset(("topic", "key", "value", "headers", "timestamp", *ORIGIN, *PLAIN))
 #: The end of the text, for Java; ``$`` would also match before a line feed there.
 END = r"\z"
-
-#: Counted in every batch by `observe`, of all rows: name → SQL aggregate.
-COUNTS = {
-    "rows": "count(1)",
-    "filtered": f"count_if({ROUTE} IS NOT NULL AND NOT {KEEP} AND {REASON} IS NULL)",
-    "unrouted": f"count_if({ROUTE} IS NULL AND {REASON} IS NULL)",
-}
-#: The same of the rows that go on to Kafka, repeats dropped.
-KEPT = {
-    "kept": "count(1)",
-    "fallback": f"count_if({TOPIC} IS NULL AND {REASON} IS NULL)",
-    "dead_lettered": f"count_if({REASON} IS NOT NULL)",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +80,55 @@ class Repeats:
 
 def matches(pattern: Pattern) -> str:
     """Whether the row's topic matches [MQTT 5 section 4.7]."""
-    tests = [f"size({LEVELS}) {'>=' if pattern.deep else '='} {len(pattern.levels)}"]
-    tests += [f"{_level(i)} = {literal(text)}" for i, text in enumerate(pattern.levels) if text is not None]
-    if pattern.wild_start:
-        tests.append(f"NOT startswith(topic, {literal('$')})")
+    levels = pattern.levels
+    start, end = _start(levels), _end(pattern)
+    wild = len(levels) - start - end
+    if not levels:
+        return f"NOT startswith(topic, {literal('$')})"
+    if not wild:
+        below = f" OR startswith(topic, {literal(_text_of(levels) + '/')})" if pattern.deep else ""
+        return f"(topic = {literal(_text_of(levels))}{below})"
+    tests = [f"startswith(topic, {literal(_text_of(levels[:start]) + '/')})"] if start else []
+    tests += [f"NOT startswith(topic, {literal('$')})"] if pattern.wild_start else []
+    if wild == 1 and not pattern.deep:
+        least = len("".join(level or "" for level in levels).encode()) + len(levels) - 1
+        tests += [f"endswith(topic, {literal('/' + _text_of(levels[-end:]))})"] if end else []
+        tests += [f"octet_length(topic) >= {least}", f"NOT contains({level_sql(pattern, start)}, '/')"]
+    else:
+        tests += [f"{_part(len(levels) - 1)} < octet_length(topic)"] if start < len(levels) - 1 else []
+        tests += [] if pattern.deep else [f"{_part(len(levels))} = octet_length(topic)"]
+        known = ((i, text) for i, text in enumerate(levels) if i > start and text is not None)
+        tests += [f"{level_sql(pattern, i)} = {literal(text)}" for i, text in known]
     return " AND ".join(tests)
 
 
-def _level(position: int) -> str:
-    return f"get({LEVELS}, {position})"
+def _start(levels: Sequence[str | None]) -> int:
+    """How many levels from the first on are known."""
+    return len(list(takewhile(lambda level: level is not None, levels)))
+
+
+def _end(pattern: Pattern) -> int:
+    """How many of the last levels are known, behind one that is not."""
+    return 0 if pattern.deep or None not in pattern.levels else _start(pattern.levels[::-1])
+
+
+def _text_of(levels: Sequence[str | None]) -> str:
+    return "/".join(level or "" for level in levels)
+
+
+def _part(levels: int) -> str:
+    """How many bytes the first levels of the topic have; all of them if there are no more levels."""
+    return f"octet_length(substring_index(topic, '/', {levels}))"
+
+
+def level_sql(pattern: Pattern, position: int) -> str:
+    """A level of a topic that matches."""
+    start, end = _start(pattern.levels), _end(pattern)
+    if len(pattern.levels) - start - end > 1 or pattern.deep:
+        return f"substring_index(substring_index(topic, '/', {position + 1}), '/', -1)"
+    before = len(_text_of(pattern.levels[:start])) + 1 if start else 0
+    behind = len(_text_of(pattern.levels[-end:])) + 1 if end else 0
+    return f"substring(topic, {before + 1}, length(topic) - {before + behind})"
 
 
 def _text(parsed: Template, route: Route) -> str:
@@ -122,7 +138,7 @@ def _text(parsed: Template, route: Route) -> str:
 
 def _field(name: str, route: Route) -> str:
     if name in route.pattern.names:
-        return _level(route.pattern.names[name])
+        return level_sql(route.pattern, route.pattern.names[name])
     if name in route.said_fields:
         return f"CAST({name} AS STRING)"
     if name in FIELDS:
@@ -166,50 +182,6 @@ def _switch(routes: Sequence[Route], arm: Callable[[Route], str], otherwise: str
     return f"CASE {ROUTE} {cases} ELSE {otherwise} END"
 
 
-def _some(column: str, name: str, value: str | None = None) -> str:
-    """A header when the column has a value, else null."""
-    return f"CASE WHEN {column} IS NOT NULL THEN {header(literal(name), value or f'CAST({column} AS STRING)')} END"
-
-
-_ALWAYS = [header("'mqtt.topic'", "topic"), header("'mqtt.qos'", "CAST(qos AS STRING)")]
-_RECEIVED = header("'mqtt.received-at'", "CAST(unix_micros(received_at) AS STRING)")
-_RARE = (
-    "coalesce(retain, false)",
-    "content_type IS NOT NULL",
-    "response_topic IS NOT NULL",
-    "correlation_data IS NOT NULL",
-    "message_expiry_seconds IS NOT NULL",
-    "payload_is_utf8 IS NOT NULL",
-    "coalesce(size(subscription_ids), 0) > 0",
-    "coalesce(size(user_properties), 0) > 0",
-)
-
-
-def _property_headers() -> str:
-    """All properties as headers, in the order of `towline.bridge.config.routes.HEADERS`.
-
-    Most messages carry none of the optional ones; they take a branch without lambdas, which Spark would interpret.
-    """
-    optional = ", ".join(
-        [
-            f"CASE WHEN retain THEN {header(literal('mqtt.retain'), literal('true'))} END",
-            _some("content_type", "mqtt.content-type"),
-            _some("response_topic", "mqtt.response-topic"),
-            _some("correlation_data", "mqtt.correlation-data", "correlation_data"),
-            _some("message_expiry_seconds", "mqtt.message-expiry"),
-            _some("payload_is_utf8", "mqtt.payload-format", "CAST(CAST(payload_is_utf8 AS INT) AS STRING)"),
-        ]
-    )
-    identifiers = f"transform(subscription_ids, i -> {header(literal('mqtt.subscription-id'), 'CAST(i AS STRING)')})"
-    users = f"transform(user_properties, p -> {header(f'concat({literal(USER_PREFIX)}, p.key)', 'p.value')})"
-    always = f"array({', '.join(_ALWAYS)})"
-    full = (
-        f"concat({always}, array_compact(array({optional})), coalesce({identifiers}, {NO_HEADERS}), "
-        f"array({_RECEIVED}), coalesce({users}, {NO_HEADERS}))"
-    )
-    return f"CASE WHEN {' OR '.join(_RARE)} THEN {full} ELSE array({', '.join([*_ALWAYS, _RECEIVED])}) END"
-
-
 def _own_headers(route: Route) -> str:
     """The headers that the route names, as an array."""
     texts = [(literal(name), _text(text, route)) for name, text in route.headers]
@@ -219,11 +191,18 @@ def _own_headers(route: Route) -> str:
     return f"array_compact(array({', '.join(some)}))"
 
 
+def _is_plain(route: Route) -> bool:
+    """Whether the sink makes the headers of the route's messages, but of those that have more than every message."""
+    return route.properties and not route.headers
+
+
 def _headers(route: Route) -> str:
-    parts = [_property_headers()] if route.properties else []
+    if _is_plain(route):
+        return f"CAST(CASE WHEN {RARE} THEN {all_headers()} ELSE {NO_HEADERS} END AS {HEADER_TYPE})"
+    parts = [property_headers()] if route.properties else []
     parts += [_own_headers(route)] if route.headers else []
     if not parts:
-        return f"CAST(NULL AS {HEADER_TYPE})"
+        return NO_HEADERS
     return f"CAST({concatenated(parts)} AS {HEADER_TYPE})"
 
 
@@ -286,48 +265,6 @@ def _unmappable(route: Route, repeats: Repeats | None) -> str:
     return f"CASE WHEN NOT coalesce({WHERE}, true) THEN NULL {' '.join(cases)} END"
 
 
-#: What a person reads in ``towline.dlq.detail``.
-_DETAILS = {
-    Reason.UNMAPPED: "the SQL of where or reject raised an error on this message",
-    Reason.UNROUTED: "no route takes this topic",
-    Reason.TOPIC_ABSENT: "the message lacks what the name of the Kafka topic is made of",
-    Reason.TOPIC_NOT_ALLOWED: "the name of the Kafka topic is not among allowed_topics",
-    Reason.TOPIC_RESERVED: "no message may choose this Kafka topic: markers, dead letters, Kafka's own",
-    Reason.TOPIC_ILLEGAL: "Kafka takes no such topic name",
-    Reason.KEY_ABSENT: "the message lacks what its key or its dedupe key is made of",
-    Reason.PACKET_TOO_LARGE: "larger than max_packet_bytes; headers mqtt.user.towline-* hold its size and digest",
-    Reason.TOO_MANY_PROPERTIES: "more than 1,000 properties; the value is the whole MQTT packet",
-}
-
-
-def _dead_letter_headers(dead_letters: DeadLetterTarget, refusing: str) -> str:
-    """The headers of a dead letter (`towline.kafka.deadletters`): ours, then every property and where it came from.
-
-    All in one lambda: Spark interprets that, so the rare case does not swell the generated code of the usual one.
-    """
-    details = " ".join(f"WHEN '{reason}' THEN {literal(text)}" for reason, text in _DETAILS.items())
-    ours = {
-        "reason": REASON,
-        "detail": f"CASE {REASON} {details} {refusing}END",
-        "topic": NAME,
-        "timestamp": "CAST(unix_millis(received_at) AS STRING)",
-        "source": literal(dead_letters.source),
-    }
-    first = ", ".join(
-        f"CASE WHEN {value} IS NOT NULL THEN {header(literal(PREFIX + name), value)} END"
-        for name, value in ours.items()
-    )
-    place = ", ".join(
-        header(literal(name), f"CAST({column} AS STRING)")
-        for name, column in (("mqtt.gateway", "gateway"), ("mqtt.offset", "offset"))
-    )
-    again = f"CASE WHEN duplicate THEN {header(literal('mqtt.duplicate'), literal('true'))} END"
-    original = f"concat({_property_headers()}, array_compact(array({place}, {again})))"
-    count = header(literal(PREFIX + "headers"), "CAST(size(original) AS STRING)")
-    whole = f"concat(array_compact(array({first})), array({count}), original)"
-    return f"get(transform(array({original}), original -> {whole}), 0)"
-
-
 def expressions(
     routes: Sequence[Route], dead_letters: DeadLetterTarget | None = None, repeats: Repeats | None = None
 ) -> dict[str, str]:
@@ -341,7 +278,6 @@ def expressions(
     cases = " ".join(f"WHEN {matches(route.pattern)} THEN {i}" for i, route in enumerate(routes))
     refusing = any(route.reject is not None for route in routes)
     columns = {
-        LEVELS: "split(topic, '/')",
         ROUTE: f"CASE {cases} END",
         **_fields(routes),
         WHERE: _switch(routes, _wanted, "false"),
@@ -354,10 +290,21 @@ def expressions(
         "topic": _no_place(f"coalesce({TOPIC}, {_switch(routes, _fallback, NO_TEXT)})", refusing=refusing),
         "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
         "value": f"coalesce(payload, {PACKET}, X'')",
-        "headers": _switch(routes, _headers, f"CAST(NULL AS {HEADER_TYPE})"),
+        "headers": _switch(routes, _headers, NO_HEADERS),
         "timestamp": "received_at",
+        **_plain(routes),
     }
     return columns if dead_letters is None else _with_dead_letters(columns, routes, dead_letters, repeats)
+
+
+def _plain(routes: Sequence[Route]) -> dict[str, str]:
+    """What the sink makes headers of: the columns of `PLAIN`, where a route has such messages."""
+    if not any(map(_is_plain, routes)):
+        return {}
+    topic = _switch(
+        routes, lambda route: f"CASE WHEN NOT ({RARE}) THEN topic END" if _is_plain(route) else NO_TEXT, NO_TEXT
+    )
+    return dict(zip(PLAIN, (topic, "qos"), strict=True))
 
 
 def _with_dead_letters(
@@ -372,9 +319,9 @@ def _with_dead_letters(
     return columns | {
         REASON: f"CASE WHEN {STUB} THEN {_not_whole()} WHEN {ROUTE} IS NULL THEN '{Reason.UNROUTED}' ELSE {reason} END",
         "topic": f"CASE WHEN {dead} THEN {literal(dead_letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
-        "key": _switch(routes, _key, "CAST(NULL AS BINARY)"),
-        "headers": f"CASE WHEN {dead} THEN {_dead_letter_headers(dead_letters, refusing)} "
-        f"ELSE {columns['headers']} END",
+        "key": f"CASE WHEN {ROUTE} IS NOT NULL THEN {columns['key']} END",
+        "headers": f"CASE WHEN {dead} THEN {dead_letter_headers(dead_letters, refusing)} ELSE {columns['headers']} END",
+        **{name: f"CASE WHEN {REASON} IS NULL THEN {columns[name]} END" for name in PLAIN if name in columns},
         **_origin(routes),
     }
 
@@ -386,13 +333,12 @@ def _origin(routes: Sequence[Route]) -> dict[str, str]:
         lambda route: f"2 * size({_own_headers(route)})" if route.omit_missing else str(2 * len(route.headers)),
         "0",
     )
-    none = f"CAST(NULL AS {HEADER_TYPE})"
-    message = _switch(routes, lambda route: none if route.properties else _property_headers(), none)
+    message = _switch(routes, lambda route: NO_HEADERS if route.properties else property_headers(), NO_HEADERS)
     values = (
         "gateway",
         f"CASE WHEN {REASON} IS NULL THEN offset END",
         f"CAST({own} + CAST(coalesce(duplicate, false) AS INT) AS INT)",
-        f"CASE WHEN {REASON} IS NULL THEN {message} END",
+        f"CASE WHEN {REASON} IS NULL THEN {message} ELSE {NO_HEADERS} END",
     )
     columns = dict(zip(ORIGIN, values, strict=True))
     if all(route.properties for route in routes):
@@ -441,22 +387,23 @@ def _field_sql(name: str, route: Route) -> str:
 def apply(
     frame: DataFrame,
     routes: Sequence[Route],
-    counter: str | Observation,
     *,
     dead_letters: DeadLetterTarget | None = None,
     repeats: Repeats | None = None,
-    kept: str | Observation | None = None,
+    counters: tuple[str | Observation, str | Observation] | None = None,
+    sink_counts: bool = True,
     parallelism: int = 1,
 ) -> DataFrame:
-    """Turn rows of the source into records for the sink and count what is left out.
+    """Turn rows of the source into records for the sink and count on the way what only this way knows.
 
     Args:
         frame: Rows as the ``mqtt`` source gives them.
         routes: The arms, in order.
-        counter: Takes `COUNTS`: a name among the query's observed metrics, or an observation of a batch read.
         dead_letters: Where rows go that can't be mapped; None stops the line at the first.
         repeats: How repeats are dropped; None to keep them.
-        kept: Takes `KEPT`, as `counter`; None to leave them uncounted.
+        counters: Take what `to_count` says, before repeats are dropped and after that: names among the query's
+            observed metrics, or observations of a batch read. None to leave it uncounted.
+        sink_counts: The sink counts dead letters.
         parallelism: Parts of the result; more than one are split by key.
 
     Raises:
@@ -476,12 +423,16 @@ def apply(
     for name in [name for name in sql if name not in RECORD]:
         column = F.expr(sql[name])
         frame = frame.withColumn(name, tried(column) if name in risky else column)
-    frame = observed(frame, counter, COUNTS)
+    before, after = to_count(
+        routes, dead_letters=dead_letters is not None, repeats=repeats is not None, sink_counts=sink_counts
+    )
+    if counters is not None and before:
+        frame = observed(frame, counters[0], before)
     frame = frame.where(f"{KEEP} OR {REASON} IS NOT NULL")
     if repeats is not None:
         frame = frame.withWatermark(EVENT_TIME, repeats.within).dropDuplicatesWithinWatermark(list(SAME))
-    if kept is not None:
-        frame = observed(frame, kept, KEPT)
+    if counters is not None and after:
+        frame = observed(frame, counters[1], after)
     columns = [name for name in sql if name in RECORD]
     result = frame.select(*(F.expr(sql[name]).alias(name) for name in columns))
     return result.repartition(parallelism, "key") if parallelism > 1 else result.coalesce(1)
