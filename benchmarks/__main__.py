@@ -1,40 +1,39 @@
-"""``python -m benchmarks [NAME ...] [--quick]``: all but paho when none is named."""
+"""``python -m benchmarks [NAME ...] [--quick]``: all of them when none is named."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import Final
 
-from benchmarks import downlink, exactly_once, intake, latency, pipeline, publisher, restart, session
+from benchmarks import costs, downlink, exactly_once, intake, latency, pipeline, publisher, restart, session, start
 
-_ALL = ["session", "intake", "exactly_once", "restart", "publisher", "downlink"]
-#: Parts of others, and what costs little to run alone: exactly_once has the whole way and its latency in it.
-_MORE = ["paho", "pipeline", "latency"]
+#: What runs in full size and, quickly, in a size that shows that it works.
+_BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
+    "session": lambda scale, quick: session.run(300_000 // scale, rounds=1 if quick else 5),
+    "intake": lambda scale, quick: intake.run(300_000 // scale, rounds=1 if quick else 3),
+    "pipeline": lambda scale, quick: pipeline.run(300_000 // scale, rounds=1 if quick else 3),
+    "exactly_once": lambda _, quick: exactly_once.run(quick=quick),
+    "profile": lambda scale, quick: costs.run(300_000 // scale, rounds=2 if quick else 6),
+    "start": lambda _, quick: start.run(rounds=1 if quick else 3),
+    "latency": lambda _scale, _quick: latency.run(),
+    "restart": lambda scale, _: restart.run(1_000_000 // scale),
+    "publisher": lambda scale, _: publisher.run(100_000 // scale),
+    "downlink": lambda scale, _: downlink.run(100_000 // scale),
+}
+#: Parts of others: exactly_once has the whole way and its latency in it.
+_PARTS: Final = {"pipeline", "latency"}
 
 
 def main() -> None:
     """Run what is named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("which", nargs="*", choices=[*_ALL, *_MORE, []])
+    parser.add_argument("which", nargs="*", choices=[*_BENCHMARKS, []])
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast")
     asked = parser.parse_args()
-    which = asked.which or _ALL
-    scale = 10 if asked.quick else 1
-    if "session" in which:
-        session.run(300_000 // scale, rounds=1 if asked.quick else 5)
-    if "intake" in which:
-        intake.run(300_000 // scale, rounds=1 if asked.quick else 3)
-    if "pipeline" in which or "paho" in which:
-        pipeline.run(300_000 // scale, rounds=1 if asked.quick else 3)
-    if "exactly_once" in which:
-        exactly_once.run(quick=asked.quick)
-    if "latency" in which:
-        latency.run()
-    if "restart" in which:
-        restart.run(1_000_000 // scale)
-    if "publisher" in which:
-        publisher.run(100_000 // scale)
-    if "downlink" in which:
-        downlink.run(100_000 // scale)
+    for name, measure in _BENCHMARKS.items():
+        if name in asked.which or (not asked.which and name not in _PARTS):
+            measure(10 if asked.quick else 1, asked.quick)
 
 
 if __name__ == "__main__":

@@ -164,6 +164,7 @@ def bench() -> Iterator[Bench]:
         jars = ",".join(map(str, spark_kafka_jars(pyspark.__version__)))
         conf = {
             **towline.spark_conf(),
+            "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",  # as a bridge has it: docs/exactly-once.md
             "spark.jars": jars,
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",

@@ -17,9 +17,9 @@ from towline import processes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Cpu", "Role", "command_line", "cpu_of", "memory_fields", "memory_of", "named", "role_of", "tree"]
+__all__ = ["TICKS", "Cpu", "Role", "command_line", "cpu_of", "memory_fields", "memory_of", "named", "role_of", "tree"]
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+TICKS = os.sysconf("SC_CLK_TCK")
 _SIZE = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -101,7 +101,7 @@ def cpu_of(pids: Iterable[int]) -> Cpu:
         if fields:
             own += int(fields[11]) + int(fields[12])
             reaped += int(fields[13]) + int(fields[14])
-    return Cpu(own / _TICKS, reaped / _TICKS)
+    return Cpu(own / TICKS, reaped / TICKS)
 
 
 def memory_fields(pid: int) -> dict[str, int]:
