@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.pipeline import Ends
+from benchmarks.intake import forget
+from benchmarks.peers import beside
+from benchmarks.pipeline import RIVAL_TOPIC, Ends
 from benchmarks.rig import UNLIMITED, held, machine, publish, wait
 from towline_prove import processes
 from towline_prove.processes import Role
@@ -123,9 +125,15 @@ def profile(count: int, rounds: int, guarantee: str) -> None:
             cost = _drained(rig, Path(name), child.pid, count)
             if number >= rounds // 2:
                 used.update(cost)
-    counted = (rounds - rounds // 2) * count
-    print(f"  {guarantee}: {counted:,} messages after {rounds // 2 * count:,} to warm up\n")
-    _print(used, counted)
+        counted = (rounds - rounds // 2) * count
+        print(f"  {guarantee}: {counted:,} messages after {rounds // 2 * count:,} to warm up\n")
+        _print(used, counted)
+        if guarantee == "at_least_once":
+            rig.bridge.stop()
+            forget(rig.mosquitto, "prove-telemetry")
+            rig.kafka.create_topics({RIVAL_TOPIC: 2})
+            beside(rig, Path(name), count, rounds // 2)
+            print()
 
 
 def _print(used: Counter[Place], count: int) -> None:

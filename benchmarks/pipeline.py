@@ -61,7 +61,7 @@ def towline_drain(rig: Rig, directory: Path, count: int) -> Outcome:
     )
     own = ["gateway", "spark tree", "supervisor"]
     qos = 2 if rig.guarantee == "exactly_once" else 1
-    return _drain(f"towline {rig.guarantee}", rig, directory, gateway.pid, meter, TOPIC, count, own, qos)
+    return drain(f"towline {rig.guarantee}", rig, directory, gateway.pid, meter, TOPIC, count, own, qos)
 
 
 def _root(rig: Rig) -> int:
@@ -101,10 +101,10 @@ def paho_drain(rig: Rig, directory: Path, pid: int, count: int) -> Outcome:
             "kafka": lambda: [rig.kafka.pid or 0],
         }
     )
-    return _drain("paho + confluent-kafka by hand", rig, directory, pid, meter, RIVAL_TOPIC, count, ["bridge"])
+    return drain("paho + confluent-kafka by hand", rig, directory, pid, meter, RIVAL_TOPIC, count, ["bridge"])
 
 
-def _drain(
+def drain(
     name: str,
     rig: Rig,
     directory: Path,
@@ -115,6 +115,7 @@ def _drain(
     own: list[str],
     qos: int = 1,
 ) -> Outcome:
+    """Hold a process, pile up a backlog, let go, and wait until all of it is in the topic."""
     ends = Ends(rig.bootstrap, topic, 2)
     with held(pid):
         publish(rig.mosquitto, directory, count, qos=qos)
