@@ -8,6 +8,7 @@ messages of one topic that came together share one list.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -17,13 +18,13 @@ import pyarrow.compute as pc
 
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.options import FORMAT
+from towline.kafka.properties import USER_PREFIX, Header, property_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["ACCEPTED", "A_HEADER", "ORIGIN", "PLAIN", "Columns", "Record", "Rows", "header_lists"]
+__all__ = ["ACCEPTED", "A_HEADER", "ORIGIN", "PROPERTIES", "Columns", "Record", "Rows", "header_lists"]
 
-Header: TypeAlias = tuple[str, bytes | None]
 #: Positional arguments of `confluent_kafka.Producer.produce`: topic, value, key, partition (-1: the partitioner
 #: decides) and, with headers or timestamps, callback, on_delivery (both None), timestamp in ms (0: now), headers.
 #: Positional because keywords cost 0.3 to 1 us a record (measured).
@@ -54,12 +55,26 @@ ORIGIN: Final[Mapping[str, str]] = MappingProxyType(
         "towline_message": "array<struct<key:string,value:binary>>",
     }
 )
-#: And for a message whose headers are ``mqtt.topic``, ``mqtt.qos`` and ``mqtt.received-at``, as most are: its topic and
-#: its QoS, beside ``timestamp``. An array of structs costs four times as much on its way here. Null elsewhere.
-PLAIN: Final[Mapping[str, str]] = MappingProxyType({"towline_topic": "string", "towline_qos": "tinyint"})
-_MQTT_TOPIC, _MQTT_QOS = PLAIN
-#: What such headers take at most beside the topic: three names, a digit, and the microseconds since 1970.
-_PLAIN_BYTES: Final = 100
+#: And what the headers of the MQTT message are made of, which come before those in ``headers``: an array of structs
+#: costs four times as much on its way here, and the SQL that builds it is planned anew for every batch.
+#:   topic   the topic; null for a record that has no such headers
+#:   qos     its QoS
+#:   rare    what only some messages have; null for the others
+PROPERTIES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "towline_topic": "string",
+        "towline_qos": "tinyint",
+        "towline_rare": (
+            "struct<retain:boolean,content_type:string,payload_is_utf8:boolean,response_topic:string,"
+            "correlation_data:binary,user_properties:array<struct<key:string,value:string>>,"
+            "message_expiry_seconds:bigint,subscription_ids:array<int>>"
+        ),
+    }
+)
+_TOPIC, _QOS, _RARE = PROPERTIES
+#: What headers take at most beside texts, topics and properties of users: names, digits, and microseconds since 1970.
+_FIXED_BYTES: Final = 100
+_RARE_BYTES: Final = 200
 #: -1 is librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides.
 _UNASSIGNED: Final = -1
 #: What Kafka and its client need for a header beside name and value.
@@ -168,34 +183,33 @@ class Columns:
     def _headers(self, batch: Any) -> Iterator[Any]:
         if "headers" not in self.present:
             return repeat(None)
-        if _MQTT_TOPIC not in self.present:
-            return header_lists(batch.column("headers"))
-        topics = batch.column(_MQTT_TOPIC).cast(pa.binary())
-        if topics.null_count == batch.num_rows:
-            return header_lists(batch.column("headers"))
-        plain = _PlainHeaders()
+        column = batch.column("headers")
+        if _TOPIC not in self.present or batch.column(_TOPIC).null_count == batch.num_rows:
+            return header_lists(column)
+        topics, rare = batch.column(_TOPIC).cast(pa.binary()), batch.column(_RARE)
         names = zip(
             topics.to_pylist(),
-            _values(batch.column(_MQTT_QOS)),
+            _values(batch.column(_QOS)),
             _values(batch.column("timestamp").cast(pa.int64())),
             strict=False,  # what is the same in all rows is repeated
         )
-        if not topics.null_count:
+        plain = _PlainHeaders()
+        some = rare.null_count < batch.num_rows
+        if not some and not topics.null_count and not len(column.flatten()):
             return map(plain.__getitem__, names)
-        others = header_lists(batch.column("headers"))
-        return (other if name[0] is None else plain[name] for name, other in zip(names, others, strict=True))
+        more = rare.to_pylist() if some else repeat(None)
+        return map(partial(_joined, plain), names, more, header_lists(column))
 
     def largest(self, batch: Any) -> int:
         """At least the bytes of keys, values and headers of any record, and some for what Kafka adds to a header."""
         size = sum(_longest(batch.column(name)) for name in ("key", "value") if name in self.present)
         if "headers" not in self.present:
             return size
-        if _MQTT_TOPIC in self.present:
-            size += _PLAIN_BYTES + _longest(batch.column(_MQTT_TOPIC))
+        if _TOPIC in self.present:
+            size += _FIXED_BYTES + _longest(batch.column(_TOPIC)) + _most_of(batch.column(_RARE))
         column = batch.column("headers")
         pairs = column.flatten()
-        most = pc.max(column.value_lengths()).as_py() or 0
-        return size + most * (A_HEADER + _longest(pairs.field("key")) + _longest(pairs.field("value")))
+        return size + _most(column) * (A_HEADER + _longest(pairs.field("key")) + _longest(pairs.field("value")))
 
     def _binary(self, batch: Any, name: str) -> Any:
         # A string is its UTF-8 bytes; the cast copies nothing.
@@ -237,14 +251,34 @@ class _PlainHeaders(dict[tuple[bytes, int, int], list[Header]]):
     """
 
     def __missing__(self, name: tuple[bytes, int, int]) -> list[Header]:
-        topic, qos, received = name
-        headers: list[Header] = [
-            ("mqtt.topic", topic),
-            ("mqtt.qos", b"%d" % qos),
-            ("mqtt.received-at", b"%d" % received),
-        ]
-        self[name] = headers
+        headers = self[name] = property_headers(*name)
         return headers
+
+
+def _joined(
+    plain: _PlainHeaders, name: tuple[bytes | None, int, int], more: Mapping[str, Any] | None, own: list[Header]
+) -> list[Header]:
+    topic, qos, received = name
+    if topic is None:
+        return own
+    made = plain[topic, qos, received] if more is None else property_headers(topic, qos, received, more)
+    return [*made, *own] if own else made
+
+
+def _most_of(rare: Any) -> int:
+    """At least the bytes of the headers that any message's rare properties become."""
+    if rare.null_count == len(rare):
+        return 0
+    parts = dict(zip(rare.type.names, rare.flatten(), strict=True))
+    texts = sum(_longest(parts[name]) for name in ("content_type", "response_topic", "correlation_data"))
+    users, numbers = parts["user_properties"], parts["subscription_ids"]
+    pairs = users.flatten()
+    one = A_HEADER + len(USER_PREFIX) + _longest(pairs.field("key")) + _longest(pairs.field("value"))
+    return _RARE_BYTES + texts + _most(users) * one + _most(numbers) * (A_HEADER + _RARE_BYTES)
+
+
+def _most(lists: Any) -> int:
+    return pc.max(lists.value_lengths()).as_py() or 0
 
 
 def _values(column: Any) -> Iterator[Any]:
@@ -259,7 +293,7 @@ def _longest(column: Any) -> int:
 
 
 def _check_column(name: str, kind: str) -> None:
-    if {**ORIGIN, **PLAIN}.get(name) == kind:
+    if {**ORIGIN, **PROPERTIES}.get(name) == kind:
         return
     if name not in ACCEPTED:
         known = ", ".join(ACCEPTED)

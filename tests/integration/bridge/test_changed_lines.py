@@ -21,6 +21,7 @@ from towline.bridge.uplink import sql
 from towline.bridge.uplink.account import UplinkCounts
 from towline.bridge.uplink.query import CONSUMER, UplinkQuery
 from towline.checkpoint import Checkpoint
+from towline.spark.tally import given
 from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -50,8 +51,10 @@ class Carried:
         self.values: list[int] = []
         self.observed: list[dict[str, int]] = []
 
-    def _keep(self, frame: DataFrame, _: int) -> None:
-        self.values += sorted(int(bytes(row.value)) for row in frame.collect())
+    def _keep(self, frame: DataFrame, batch: int) -> None:
+        rows = frame.collect()
+        given(Checkpoint(str(self._query.line.checkpoint)), batch, len(rows))  # as the Kafka sink notes it
+        self.values += sorted(int(bytes(row.value)) for row in rows)
 
     def carry(self, *moments: datetime) -> None:
         mine, server = self._query, self._server

@@ -25,7 +25,7 @@ from towline.bridge.uplink.working import SAME
 from towline.guarantee import Guarantee
 from towline.kafka import screening
 from towline.kafka.admin import TopicFacts
-from towline.kafka.columns import PLAIN, Columns
+from towline.kafka.columns import PROPERTIES, Columns
 from towline.kafka.deadletters import DeadLetter, Reason, from_record
 from towline.kafka.options import SinkSettings
 from towline.kafka.screening import RecordCheck
@@ -268,7 +268,7 @@ def test_the_columns_are_those_the_sink_takes(spark: SparkSession) -> None:
         ("value", "binary"),
         ("headers", "array<struct<key:string,value:binary>>"),
         ("timestamp", "timestamp"),
-        *PLAIN.items(),
+        *PROPERTIES.items(),
     ]
     assert [name for name in expressions(ROUTES) if not name.startswith("__")] == rows.columns
     assert set(COUNTS).isdisjoint(KEPT)

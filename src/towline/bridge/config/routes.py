@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
+from towline.kafka.properties import USER_PREFIX, Header, property_headers
 from towline.kafka.reserved import INTERNAL, reserved
 from towline.mqtt.events import Filter
 from towline.mqtt.rules import filter_problem
@@ -50,7 +51,6 @@ FIELDS = {
     "mqtt.gateway": "gateway",
     "mqtt.offset": "offset",
 }
-USER_PREFIX = "mqtt.user."
 
 #: Kafka header → what it carries. The first two are always there, the others when the message has them; user properties
 #: keep their order and repetition [MQTT-3.3.2-18]. DUP and topic aliases belong to one hop, not to the message.
@@ -362,7 +362,7 @@ class Route:
             "topic": self.topic_for(values) or self.fallback_topic,
             "key": _bytes(key),
             "value": row["payload"],
-            "headers": [*(_property_headers(row) if self.properties else ()), *own] or None,
+            "headers": [*(_properties(row) if self.properties else ()), *own] or None,
             "timestamp": row["received_at"],
         }
 
@@ -382,21 +382,8 @@ def _message_fields(row: Mapping[str, Any]) -> dict[str, str | None]:
     return values
 
 
-def _property_headers(row: Mapping[str, Any]) -> list[tuple[str, bytes | None]]:
-    headers = [("mqtt.topic", row["topic"]), ("mqtt.qos", _text(row["qos"]))]
-    headers += [("mqtt.retain", "true")] if row["retain"] else []
-    optional = {
-        "mqtt.content-type": row["content_type"],
-        "mqtt.response-topic": row["response_topic"],
-        "mqtt.correlation-data": row["correlation_data"],
-        "mqtt.message-expiry": _text(row["message_expiry_seconds"]),
-        "mqtt.payload-format": None if row["payload_is_utf8"] is None else str(int(row["payload_is_utf8"])),
-    }
-    headers += [(name, value) for name, value in optional.items() if value is not None]
-    headers += [("mqtt.subscription-id", str(number)) for number in row["subscription_ids"] or []]
-    headers.append(("mqtt.received-at", str(_micros(row["received_at"]))))
-    headers += [(USER_PREFIX + pair["key"], pair["value"]) for pair in row["user_properties"] or []]
-    return [(name, value if isinstance(value, bytes) else _bytes(value)) for name, value in headers]
+def _properties(row: Mapping[str, Any]) -> list[Header]:
+    return property_headers(row["topic"].encode(), row["qos"], _micros(row["received_at"]), row)
 
 
 def _micros(moment: Any) -> int:

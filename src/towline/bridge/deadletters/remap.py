@@ -14,8 +14,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import Line
-from towline.bridge.config.routes import USER_PREFIX, Route, first_match
+from towline.bridge.config.routes import Route, first_match
 from towline.kafka.deadletters import DeadLetter, Reason
+from towline.kafka.properties import USER_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

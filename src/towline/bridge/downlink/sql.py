@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.downlink import FIELDS, OURS, DownlinkSection, FailureNotice, Spoken, Sql
-from towline.bridge.config.routes import USER_PREFIX, Template
+from towline.bridge.config.routes import Template
 from towline.bridge.lines.sql import (
     HEADER_TYPE,
     NO_HEADERS,
@@ -29,6 +29,7 @@ from towline.bridge.lines.sql import (
 from towline.errors import ConfigError
 from towline.guarantee import policy
 from towline.kafka.deadletters import PREFIX, Reason
+from towline.kafka.properties import USER_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from towline.bridge.config.routes import USER_PREFIX
 from towline.bridge.lines.sql import NO_HEADERS, header, literal
 from towline.bridge.uplink.working import NAME, REASON
 from towline.kafka.deadletters import PREFIX, Reason
+from towline.kafka.properties import USER_PREFIX
 
 if TYPE_CHECKING:
     from towline.bridge.lines.sql import DeadLetterTarget
 
-__all__ = ["RARE", "all_headers", "dead_letter_headers", "property_headers"]
+__all__ = ["dead_letter_headers", "property_headers", "rare_properties"]
 
 
 def _some(column: str, name: str, value: str | None = None) -> str:
@@ -20,26 +20,45 @@ def _some(column: str, name: str, value: str | None = None) -> str:
     return f"CASE WHEN {column} IS NOT NULL THEN {header(literal(name), value or f'CAST({column} AS STRING)')} END"
 
 
-#: The headers of most messages: `towline.kafka.columns.PLAIN` has no others.
+#: The headers of most messages.
 _ALWAYS = [header("'mqtt.topic'", "topic"), header("'mqtt.qos'", "CAST(qos AS STRING)")]
 _RECEIVED = header("'mqtt.received-at'", "CAST(unix_micros(received_at) AS STRING)")
 #: Whether a message says more than every message does.
-RARE: Final = (
+_IS_RARE: Final = (
     "coalesce(retain, false) OR content_type IS NOT NULL OR response_topic IS NOT NULL OR correlation_data IS NOT NULL "
     "OR message_expiry_seconds IS NOT NULL OR payload_is_utf8 IS NOT NULL "
     "OR coalesce(size(subscription_ids), 0) > 0 OR coalesce(size(user_properties), 0) > 0"
 )
 
 
+#: The columns of the source that say more, in the order of the struct in `towline.kafka.columns.PROPERTIES`.
+_RARE: Final = (
+    "retain",
+    "content_type",
+    "payload_is_utf8",
+    "response_topic",
+    "correlation_data",
+    "user_properties",
+    "message_expiry_seconds",
+    "subscription_ids",
+)
+
+
+def rare_properties() -> str:
+    """What only some messages say, as a struct; null for the others."""
+    fields = ", ".join(f"{literal(name)}, {name}" for name in _RARE)
+    return f"CASE WHEN {_IS_RARE} THEN named_struct({fields}) END"
+
+
 def property_headers() -> str:
-    """All properties as headers, in the order of `towline.bridge.config.routes.HEADERS`.
+    """All properties as headers, in the order of `towline.bridge.config.routes.HEADERS`, for dead letters.
 
     Most messages carry none of the optional ones; they take a branch without lambdas, which Spark would interpret.
     """
-    return f"CASE WHEN {RARE} THEN {all_headers()} ELSE array({', '.join([*_ALWAYS, _RECEIVED])}) END"
+    return f"CASE WHEN {_IS_RARE} THEN {_all_headers()} ELSE array({', '.join([*_ALWAYS, _RECEIVED])}) END"
 
 
-def all_headers() -> str:
+def _all_headers() -> str:
     """The same of a message that may have any of them."""
     optional = ", ".join(
         [

@@ -5,7 +5,7 @@ an array would cost four times as much, and a regular expression a route more, w
 send.
 `towline.bridge.config.routes` is the reference for what they mean.
 
-The headers that every message has are left to the sink, which makes them of columns (`towline.kafka.columns.PLAIN`).
+The headers of the message are left to the sink, which makes them of columns (`towline.kafka.columns.PROPERTIES`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from towline.bridge.config.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, USER_PREFIX, Route, Template
+from towline.bridge.config.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, Route, Template
 from towline.bridge.lines.sql import (
     HEADER_TYPE,
     NO_HEADERS,
     NO_TEXT,
     DeadLetterTarget,
     analyse,
-    concatenated,
     condition,
     header,
     literal,
@@ -34,7 +33,7 @@ from towline.bridge.lines.sql import (
     tried,
 )
 from towline.bridge.uplink.counting import to_count
-from towline.bridge.uplink.headers import RARE, all_headers, dead_letter_headers, property_headers
+from towline.bridge.uplink.headers import dead_letter_headers, property_headers, rare_properties
 from towline.bridge.uplink.working import (
     KEEP,
     NAME,
@@ -48,8 +47,9 @@ from towline.bridge.uplink.working import (
     TOPIC,
     WHERE,
 )
-from towline.kafka.columns import ORIGIN, PLAIN
+from towline.kafka.columns import ORIGIN, PROPERTIES
 from towline.kafka.deadletters import Reason
+from towline.kafka.properties import USER_PREFIX
 from towline.schema import EVENT_TIME
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 __all__ = ["Repeats", "apply", "expressions", "level_sql", "matches"]
 
 #: Columns of the result; all others are working columns, or a route's fields.
-RECORD = frozenset(("topic", "key", "value", "headers", "timestamp", *ORIGIN, *PLAIN))
+RECORD = frozenset(("topic", "key", "value", "headers", "timestamp", *ORIGIN, *PROPERTIES))
 #: The end of the text, for Java; ``$`` would also match before a line feed there.
 END = r"\z"
 
@@ -191,19 +191,9 @@ def _own_headers(route: Route) -> str:
     return f"array_compact(array({', '.join(some)}))"
 
 
-def _is_plain(route: Route) -> bool:
-    """Whether the sink makes the headers of the route's messages, but of those that have more than every message."""
-    return route.properties and not route.headers
-
-
 def _headers(route: Route) -> str:
-    if _is_plain(route):
-        return f"CAST(CASE WHEN {RARE} THEN {all_headers()} ELSE {NO_HEADERS} END AS {HEADER_TYPE})"
-    parts = [property_headers()] if route.properties else []
-    parts += [_own_headers(route)] if route.headers else []
-    if not parts:
-        return NO_HEADERS
-    return f"CAST({concatenated(parts)} AS {HEADER_TYPE})"
+    """The headers that come after those of the message, which the sink makes."""
+    return f"CAST({_own_headers(route)} AS {HEADER_TYPE})" if route.headers else NO_HEADERS
 
 
 def _key(route: Route) -> str:
@@ -292,19 +282,21 @@ def expressions(
         "value": f"coalesce(payload, {PACKET}, X'')",
         "headers": _switch(routes, _headers, NO_HEADERS),
         "timestamp": "received_at",
-        **_plain(routes),
+        **_properties(routes, dead_letters),
     }
     return columns if dead_letters is None else _with_dead_letters(columns, routes, dead_letters, repeats)
 
 
-def _plain(routes: Sequence[Route]) -> dict[str, str]:
-    """What the sink makes headers of: the columns of `PLAIN`, where a route has such messages."""
-    if not any(map(_is_plain, routes)):
+def _properties(routes: Sequence[Route], dead_letters: DeadLetterTarget | None) -> dict[str, str]:
+    """What the sink makes the message's headers of: the columns of `PROPERTIES`, where a route wants them.
+
+    A dead letter has them among its own.
+    """
+    if not any(route.properties for route in routes):
         return {}
-    topic = _switch(
-        routes, lambda route: f"CASE WHEN NOT ({RARE}) THEN topic END" if _is_plain(route) else NO_TEXT, NO_TEXT
-    )
-    return dict(zip(PLAIN, (topic, "qos"), strict=True))
+    topic = _switch(routes, lambda route: "topic" if route.properties else NO_TEXT, NO_TEXT)
+    topic = topic if dead_letters is None else f"CASE WHEN {REASON} IS NULL THEN {topic} END"
+    return dict(zip(PROPERTIES, (topic, "qos", rare_properties()), strict=True))
 
 
 def _with_dead_letters(
@@ -321,7 +313,6 @@ def _with_dead_letters(
         "topic": f"CASE WHEN {dead} THEN {literal(dead_letters.topic)} ELSE coalesce({TOPIC}, {fallback}) END",
         "key": f"CASE WHEN {ROUTE} IS NOT NULL THEN {columns['key']} END",
         "headers": f"CASE WHEN {dead} THEN {dead_letter_headers(dead_letters, refusing)} ELSE {columns['headers']} END",
-        **{name: f"CASE WHEN {REASON} IS NULL THEN {columns[name]} END" for name in PLAIN if name in columns},
         **_origin(routes),
     }
 

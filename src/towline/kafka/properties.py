@@ -1,0 +1,44 @@
+"""The properties of an MQTT message as headers of a Kafka record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+__all__ = ["USER_PREFIX", "Header", "property_headers"]
+
+Header: TypeAlias = tuple[str, bytes | None]
+
+USER_PREFIX: Final = "mqtt.user."
+
+
+def property_headers(topic: bytes, qos: int, received_us: int, more: Mapping[str, Any] | None = None) -> list[Header]:
+    """All properties, in the order of `towline.bridge.config.routes.HEADERS`.
+
+    Args:
+        topic: The topic name, UTF-8.
+        qos: 0, 1 or 2.
+        received_us: Microseconds since 1970 UTC.
+        more: What only some messages have, by the columns of `towline.schema.ROW_SCHEMA`; None for nothing.
+    """
+    headers: list[Header] = [("mqtt.topic", topic), ("mqtt.qos", b"%d" % qos)]
+    received: Header = ("mqtt.received-at", b"%d" % received_us)
+    if more is None:
+        return [*headers, received]
+    headers += [("mqtt.retain", b"true")] if more["retain"] else []
+    optional = {
+        "mqtt.content-type": more["content_type"],
+        "mqtt.response-topic": more["response_topic"],
+        "mqtt.correlation-data": more["correlation_data"],
+        "mqtt.message-expiry": more["message_expiry_seconds"],
+        "mqtt.payload-format": None if more["payload_is_utf8"] is None else int(more["payload_is_utf8"]),
+    }
+    headers += [(name, _bytes(value)) for name, value in optional.items() if value is not None]
+    headers += [("mqtt.subscription-id", _bytes(number)) for number in more["subscription_ids"] or ()]
+    headers.append(received)
+    headers += [(USER_PREFIX + pair["key"], pair["value"].encode()) for pair in more["user_properties"] or ()]
+    return headers
+
+
+def _bytes(value: bytes | str | int) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
