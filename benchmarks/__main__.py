@@ -6,7 +6,19 @@ import argparse
 from collections.abc import Callable
 from typing import Final
 
-from benchmarks import costs, downlink, exactly_once, intake, latency, pipeline, publisher, restart, session, start
+from benchmarks import (
+    costs,
+    downlink,
+    exactly_once,
+    intake,
+    latency,
+    memory,
+    pipeline,
+    publisher,
+    restart,
+    session,
+    start,
+)
 
 #: What runs in full size and, quickly, in a size that shows that it works.
 _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
@@ -18,11 +30,12 @@ _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
     "start": lambda _, quick: start.run(rounds=1 if quick else 3),
     "latency": lambda _scale, _quick: latency.run(),
     "restart": lambda scale, _: restart.run(1_000_000 // scale),
+    "memory": lambda scale, _: memory.run(10_000_000 // scale),
     "publisher": lambda scale, _: publisher.run(100_000 // scale),
     "downlink": lambda scale, _: downlink.run(100_000 // scale),
 }
-#: Parts of others: exactly_once has the whole way and its latency in it.
-_PARTS: Final = {"pipeline", "latency"}
+#: What another has in it: the profile drains the whole way, beside the same peers.
+_PARTS: Final = {"pipeline"}
 
 
 def main() -> None:

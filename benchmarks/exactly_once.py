@@ -19,7 +19,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import towline
-from benchmarks import latency, pipeline
+from benchmarks import pipeline
 from benchmarks.rig import Meter, Outcome, machine, wait
 from towline.spark.connector import spark_kafka_jars
 from towline_prove import processes
@@ -222,11 +222,8 @@ def _load() -> str:
 
 
 def run(*, quick: bool = False) -> None:
-    """The sinks, then the latencies and the whole pipeline of both guarantees."""
+    """The sinks with every shape of rows."""
     shapes = [replace(shape, rows=shape.rows // 10) for shape in SHAPES] if quick else SHAPES
     sinks(rounds=1 if quick else 3, batches=3 if quick else 12, shapes=shapes)
-    print(f"\nlatency of the whole way; {_load()}", flush=True)
-    for guarantee in (EXACTLY, AT_LEAST):
-        latency.way(seconds=5.0 if quick else 30.0, guarantee=guarantee)
     print()
     pipeline.run(30_000 if quick else 300_000, rounds=1 if quick else 3, guarantees=(EXACTLY, AT_LEAST))

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from benchmarks.intake import gateway_at
-from benchmarks.rig import machine
+from benchmarks.rig import Meter, machine
 from benchmarks.stub_broker import StubBroker
+from towline_prove import processes
 from towline_prove.load import run_load
 from towline_prove.numbered import decode
 from towline_prove.reader import Tail
@@ -49,16 +50,24 @@ def way(rate: float = 100.0, seconds: float = 30.0, guarantee: str = "at_least_o
         tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
         Rig(Path(name), direct=True, guarantee=guarantee) as rig,
     ):
-        rig.warm(5_000)
+        rig.warm(20_000)
+        gateway, child = rig.bridge.gateway(), rig.bridge.child
+        assert gateway is not None
+        assert child is not None
+        meter = Meter({"gateway": lambda: [gateway.pid], "all": lambda: processes.tree(child.pid)})
         with rig.trial("latency") as trial:
             plan, claims = trial.plan(int(rate * seconds), rate=rate)
             tail = Tail(rig.bootstrap, TOPIC, from_now=True)
             sender = threading.Thread(target=run_load, args=(plan, claims))
+            meter.start()
             sender.start()
             seen = _delays(tail, plan.messages, seconds + 30)
+            meter.stop()
             sender.join()
             tail.close()
-        tell(f"published → readable in Kafka, {rate:,.0f} msg/s, {guarantee}", seen, "100 / 250 ms")
+        tell(f"published → readable in Kafka, {rate:,.0f} msg/s, {guarantee}", seen, "150 / 400 ms")
+        micros = {name: used / plan.messages * 1e6 for name, used in meter.used.items()}
+        print(f"    CPU us a message: gateway {micros['gateway']:.0f}, all told {micros['all']:.0f}", flush=True)
 
 
 def _delays(tail: Tail, count: int, seconds: float) -> list[float]:
@@ -76,5 +85,6 @@ def run() -> None:
     print(f"latency\n  {machine()}\n")
     acks()
     for guarantee in ("exactly_once", "at_least_once"):
-        way(guarantee=guarantee)
+        for rate in (5_000.0, 100.0):
+            way(rate, 20.0, guarantee)
     print()
