@@ -34,8 +34,6 @@ _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
     "publisher": lambda scale, _: publisher.run(100_000 // scale),
     "downlink": lambda scale, _: downlink.run(100_000 // scale),
 }
-#: What another has in it: the profile drains the whole way, beside the same peers.
-_PARTS: Final = {"pipeline"}
 
 
 def main() -> None:
@@ -45,7 +43,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast")
     asked = parser.parse_args()
     for name, measure in _BENCHMARKS.items():
-        if name in asked.which or (not asked.which and name not in _PARTS):
+        if name in asked.which or not asked.which:
             measure(10 if asked.quick else 1, asked.quick)
 
 

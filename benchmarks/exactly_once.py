@@ -19,7 +19,6 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import towline
-from benchmarks import pipeline
 from benchmarks.rig import Meter, Outcome, machine, wait
 from towline.spark.connector import spark_kafka_jars
 from towline_prove import processes
@@ -226,4 +225,3 @@ def run(*, quick: bool = False) -> None:
     shapes = [replace(shape, rows=shape.rows // 10) for shape in SHAPES] if quick else SHAPES
     sinks(rounds=1 if quick else 3, batches=3 if quick else 12, shapes=shapes)
     print()
-    pipeline.run(30_000 if quick else 300_000, rounds=1 if quick else 3, guarantees=(EXACTLY, AT_LEAST))
