@@ -12,16 +12,18 @@ Header: TypeAlias = tuple[str, bytes | None]
 USER_PREFIX: Final = "mqtt.user."
 
 
-def property_headers(topic: bytes, qos: int, received_us: int, more: Mapping[str, Any] | None = None) -> list[Header]:
+def property_headers(
+    topic: bytes | None, qos: int | None, received_us: int, more: Mapping[str, Any] | None = None
+) -> list[Header]:
     """All properties, in the order of `towline.bridge.config.routes.HEADERS`.
 
     Args:
-        topic: The topic name, UTF-8.
+        topic: The topic name, UTF-8; None where a dead letter does not say it, as all that follows.
         qos: 0, 1 or 2.
         received_us: Microseconds since 1970 UTC.
         more: What only some messages have, by the columns of `towline.schema.ROW_SCHEMA`; None for nothing.
     """
-    headers: list[Header] = [("mqtt.topic", topic), ("mqtt.qos", b"%d" % qos)]
+    headers: list[Header] = [("mqtt.topic", topic), ("mqtt.qos", _bytes(qos))]
     received: Header = ("mqtt.received-at", b"%d" % received_us)
     if more is None:
         return [*headers, received]
@@ -36,9 +38,9 @@ def property_headers(topic: bytes, qos: int, received_us: int, more: Mapping[str
     headers += [(name, _bytes(value)) for name, value in optional.items() if value is not None]
     headers += [("mqtt.subscription-id", _bytes(number)) for number in more["subscription_ids"] or ()]
     headers.append(received)
-    headers += [(USER_PREFIX + pair["key"], pair["value"].encode()) for pair in more["user_properties"] or ()]
+    headers += [(USER_PREFIX + pair["key"], _bytes(pair["value"])) for pair in more["user_properties"] or ()]
     return headers
 
 
-def _bytes(value: bytes | str | int) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+def _bytes(value: bytes | str | int | None) -> bytes | None:
+    return value if value is None or isinstance(value, bytes) else str(value).encode()

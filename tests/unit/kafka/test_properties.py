@@ -33,7 +33,7 @@ KINDS = {
     "towline_rare": pa.struct([ROW_SCHEMA.field(name) for name in RARE]),
 }
 text = st.text(st.characters(codec="utf-8"), max_size=6)
-pair = st.fixed_dictionaries({"key": text, "value": text})
+pair = st.fixed_dictionaries({"key": text, "value": st.none() | text})
 rare = st.fixed_dictionaries(
     {
         "retain": st.none() | st.booleans(),
@@ -54,7 +54,7 @@ message = st.fixed_dictionaries(
         "headers": st.none() | st.just([]) | own,
         "timestamp": st.integers(0, 10) | st.integers(0, 2**52),
         "towline_topic": st.none() | st.sampled_from(["a", "b/ü"]),
-        "towline_qos": st.integers(0, 2),
+        "towline_qos": st.none() | st.integers(0, 2),
         "towline_rare": st.none() | rare,
     }
 )

@@ -383,7 +383,7 @@ def _message_fields(row: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _properties(row: Mapping[str, Any]) -> list[Header]:
-    return property_headers(row["topic"].encode(), row["qos"], _micros(row["received_at"]), row)
+    return property_headers(_bytes(row["topic"]), row["qos"], _micros(row["received_at"]), row)
 
 
 def _micros(moment: Any) -> int:
