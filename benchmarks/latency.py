@@ -50,7 +50,7 @@ def way(rate: float = 100.0, seconds: float = 30.0, guarantee: str = "at_least_o
         tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
         Rig(Path(name), direct=True, guarantee=guarantee) as rig,
     ):
-        rig.warm(20_000)
+        rig.warm(5_000)
         gateway, child = rig.bridge.gateway(), rig.bridge.child
         assert gateway is not None
         assert child is not None
