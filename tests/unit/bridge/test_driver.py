@@ -107,6 +107,31 @@ def test_a_batch_of_which_the_sink_said_nothing_is_one_that_nobody_heard_of(
     assert (counts.rows, counts.missed, counts.agree) == (0, 10, True)
 
 
+@pytest.mark.parametrize("before", [None, "64m"])
+def test_what_an_uplink_sets_is_no_other_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    """Rows of a downlink may be large: one that starts after it still hands 64 MiB to its sink at a time."""
+    name = "spark.sql.execution.arrow.maxBytesPerBatch"
+    conf = {} if before is None else {name: before}
+    kept = SimpleNamespace(get=conf.get, set=conf.__setitem__, unset=conf.__delitem__)
+    started: list[str] = []
+
+    def start() -> Any:
+        started.append(conf[name])
+        raise LookupError
+
+    writer = MagicMock()
+    writer.queryName().option().trigger().start = start
+    uplink = uplink_with(tmp_path)
+    monkeypatch.setattr(uplink, "_prepared", lambda _: (writer, None))
+    spark: Any = SimpleNamespace(conf=kept)
+    with pytest.raises(LookupError):
+        uplink.start(spark)
+    assert started == [str((1 << 31) - 1)]
+    assert conf.get(name) == before
+
+
 def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery) -> None:
     """Spark reports it with the number of the next one, which would then be taken for counted [I11]."""
     out = io.StringIO()

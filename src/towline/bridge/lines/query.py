@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from towline.bridge.config.model import AnyLine
@@ -54,14 +55,9 @@ class LineQuery(ABC, Generic[LineT]):
         for repair in checkpoint.mend():
             sys.stderr.write(f"--- line {line.name}\n{repair}\n")
         writer, identity = self._prepared(spark)
-        for name, value in self._conf().items():
-            spark.conf.set(name, value)  # the query takes a copy of the session as it is now
-        query = (
-            writer.queryName(line.name)
-            .option("checkpointLocation", str(line.checkpoint))
-            .trigger(processingTime=f"{line.trigger_interval_s:g} seconds")
-            .start()
-        )
+        writer = writer.queryName(line.name).option("checkpointLocation", str(line.checkpoint))
+        with _settings(spark, self._conf()):
+            query = writer.trigger(processingTime=f"{line.trigger_interval_s:g} seconds").start()
         try:  # a query that went on unknown to its runner would keep its successor from starting
             identity.started(str(query.id), line)
             checkpoint.sync()  # else a power failure could leave an identity without its checkpoint
@@ -116,6 +112,19 @@ class LineQuery(ABC, Generic[LineT]):
         client = {f"kafka.{name}": value for name, value in self.bridge.kafka.client().items()}
         parts = {"parallelism": str(self.line.parallelism)} if policy(self.line.guarantee).transactions else {}
         return {**client, "sinkId": identity.sink, **parts}
+
+
+@contextmanager
+def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Settings of a query that is started meanwhile, which takes a copy of the session's; no other line has them."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
 def source_of(progress: Mapping[str, Any]) -> Mapping[str, Any]:
