@@ -19,6 +19,7 @@ __all__ = [
     "MESSAGE_SCHEMA",
     "NO_MESSAGES",
     "NO_ROWS",
+    "OPTIONAL",
     "OUTBOX_SCHEMA",
     "REFUSED_SCHEMA",
     "ROW_SCHEMA",
@@ -55,6 +56,17 @@ ROW_SCHEMA = pa.schema(
     ]
 )
 
+#: What a publisher or the broker may say beside topic, payload, QoS and RETAIN, in the order of the columns.
+OPTIONAL = (
+    "content_type",
+    "payload_is_utf8",
+    "response_topic",
+    "correlation_data",
+    "user_properties",
+    "message_expiry_seconds",
+    "subscription_ids",
+)
+
 #: One more column for a query with a watermark: `received_at`, but never so early that the row would be late. A clock
 #: that was ahead for a moment and is right again would else make every row late until it has caught up.
 EVENT_TIME = "event_time"
@@ -64,18 +76,7 @@ TIMED_SCHEMA = ROW_SCHEMA.append(pa.field(EVENT_TIME, pa.timestamp("us", "UTC"))
 NO_ROWS = pa.RecordBatch.from_pylist([], schema=ROW_SCHEMA)
 
 #: What a received message has and a message to be sent has too: what came up can be sent down as it is.
-_SENDABLE = (
-    "topic",
-    "payload",
-    "qos",
-    "retain",
-    "content_type",
-    "payload_is_utf8",
-    "response_topic",
-    "correlation_data",
-    "user_properties",
-    "message_expiry_seconds",
-)
+_SENDABLE = ("topic", "payload", "qos", "retain", *(name for name in OPTIONAL if name != "subscription_ids"))
 MESSAGE_SCHEMA = pa.schema([ROW_SCHEMA.field(name) for name in _SENDABLE])
 OUTBOX_SCHEMA = MESSAGE_SCHEMA.append(pa.field("arrived_at", pa.timestamp("us", "UTC")))
 #: The message, its number in the outbox, and the reason code.

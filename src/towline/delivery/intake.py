@@ -15,31 +15,18 @@ import pyarrow as pa
 
 from towline.delivery.plain import ArrowColumns
 from towline.delivery.receipts.mark import AUTH_KEY, ID_KEY, NUMBER_KEY, unmarked
+from towline.mqtt.codec3 import DUPLICATE_OF, QOS_OF, RETAIN_OF
 from towline.mqtt.events import Messages
 from towline.mqtt.plain import PlainMessages
 from towline.mqtt.stubs import Published
-from towline.schema import ROW_SCHEMA
+from towline.schema import OPTIONAL, ROW_SCHEMA
 
 __all__ = ["below", "to_rows"]
 
-#: First byte of a PUBLISH → QoS, RETAIN, DUP, for `bytes.translate` [MQTT 5 section 3.3.1].
-_QOS: Final = bytes(byte >> 1 & 3 for byte in range(256))
-_RETAIN: Final = bytes(byte & 1 for byte in range(256))
-_DUPLICATE: Final = bytes(byte >> 3 & 1 for byte in range(256))
 #: Bytes of a payload whose copy would be felt.
 _LARGE: Final = 1 << 20
 _FALSE: Final = pa.scalar(False)
 _MOMENT: Final = pa.timestamp("us", "UTC")
-#: What a publisher may say beside topic and payload, in the order of the columns.
-_PROPERTIES: Final = (
-    "content_type",
-    "payload_is_utf8",
-    "response_topic",
-    "correlation_data",
-    "user_properties",
-    "message_expiry_seconds",
-    "subscription_ids",
-)
 _KINDS: Final = {field.name: field.type for field in ROW_SCHEMA}
 #: Columns of up to so many rows are kept when they are empty: there most of the time goes into making them.
 _SMALL: Final = 64
@@ -47,7 +34,7 @@ _SMALL: Final = 64
 
 def below(messages: Messages | PlainMessages, least: int) -> int:
     """How many came with a lower QoS than `least`."""
-    levels = messages.headers.translate(_QOS)
+    levels = messages.headers.translate(QOS_OF)
     return sum(levels.count(qos) for qos in range(least))
 
 
@@ -69,12 +56,12 @@ def to_rows(
     columns = [
         said.topics,
         said.payloads,
-        pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(headers.translate(_QOS))]),
-        _flags(headers.translate(_RETAIN)),
-        _flags(headers.translate(_DUPLICATE)),
+        pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(headers.translate(QOS_OF))]),
+        _flags(headers.translate(RETAIN_OF)),
+        _flags(headers.translate(DUPLICATE_OF)),
         *said.properties,
         pa.repeat(pa.scalar(received_at_us, _MOMENT), count),
-        pa.repeat(_text(gateway), count),  # a string costs 130 us here, its scalar next to nothing
+        pa.repeat(_text(gateway), count),  # of a bare string Arrow would guess the type
         pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(array("q", range(first, first + count)))]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
@@ -98,7 +85,7 @@ def _plain(messages: PlainMessages, count: int) -> _Said:
     else:
         topics = pa.array([topic for one in columns for topic in one.topics()], pa.string())
         payloads = pa.array([payload for one in columns for payload in one.payloads()], pa.binary())
-    return _Said(topics, payloads, [_nulls(name, count) for name in _PROPERTIES])
+    return _Said(topics, payloads, [_nulls(name, count) for name in OPTIONAL])
 
 
 def _joined(parts: list[pa.Array]) -> pa.Array:
@@ -170,7 +157,7 @@ def _nulls(column: str, count: int) -> pa.Array:
     return _kept_nulls(column, count) if count <= _SMALL else pa.nulls(count, _KINDS[column])
 
 
-@lru_cache(maxsize=len(_PROPERTIES) * _SMALL)
+@lru_cache(maxsize=len(OPTIONAL) * _SMALL)
 def _kept_nulls(column: str, count: int) -> pa.Array:
     return pa.nulls(count, _KINDS[column])
 

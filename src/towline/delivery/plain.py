@@ -15,6 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from towline.mqtt.codec3 import QOS_OF
 from towline.mqtt.plain import FIELDS, PlainRun
 
 __all__ = ["ArrowColumns", "plain_run"]
@@ -25,8 +26,6 @@ _WORTH: Final = 50
 _MOST_BYTES: Final = 1 << 30
 #: Of the four fields.
 _LEAD, _TOPIC, _MIDDLE, _PAYLOAD = range(FIELDS)
-#: First byte of a PUBLISH → QoS, for `bytes.translate` [MQTT 5 section 3.3.1.2].
-_QOS: Final = bytes(byte >> 1 & 3 for byte in range(256))
 #: Arrow guesses the type of a bare Python number, and looks for pandas each time: 35 us.
 _ONE: Final = pa.scalar(1, pa.int32())
 #: Places of one field among the fields of many packets; replaced by a longer array when it is too short.
@@ -93,7 +92,7 @@ class _Cut:
         self.end: int = self._bounds[count].as_py()
         #: The first byte of each packet.
         self.headers = self._bytes_at(self._starts(_LEAD))
-        self._levels = self.headers.translate(_QOS)
+        self._levels = self.headers.translate(QOS_OF)
         #: The packet id of each; 0 for QoS 0.
         self.ids = self._ids()
 

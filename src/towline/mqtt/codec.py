@@ -54,8 +54,6 @@ Packet: TypeAlias = mqtt5.Packet
 LEVEL_5: Final = 5
 
 _PUBLISH_NIBBLE: Final = 3
-#: First byte of a PUBLISH → QoS, for `bytes.translate` [MQTT 5 section 3.3.1.2].
-_QOS_OF_HEADER: Final = bytes((byte >> 1) & 3 for byte in range(256))
 #: Longest variable byte integer [MQTT-1.5.5-1].
 _MAX_LENGTH_BYTES: Final = 4
 #: A packet up to this size other than PUBLISH has no room for a property with a string: type, length, reason code, the
@@ -102,7 +100,7 @@ class PublishRun:
     @property
     def qos(self) -> bytes:
         """The QoS of each packet as one byte each."""
-        return self.headers.translate(_QOS_OF_HEADER)
+        return self.headers.translate(codec3.QOS_OF)
 
 
 Acknowledgement: TypeAlias = PubAckPacket | PubRecPacket | PubRelPacket | PubCompPacket

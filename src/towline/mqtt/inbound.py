@@ -41,6 +41,7 @@ from typing import Any, Final
 from mqtt5 import PubCompPacket, PubCompReasonCode
 
 from towline.mqtt.codec import PublishRun
+from towline.mqtt.codec3 import QOS_OF, RETAIN_OF
 from towline.mqtt.events import Deliver, Held, Messages, Screening
 from towline.mqtt.plain import PlainMessages, PlainRun
 from towline.mqtt.stubs import Published
@@ -50,10 +51,6 @@ __all__ = ["AliasError", "Inbound"]
 #: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
 _ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
 _PUBCOMP_WORD: Final = 0x70020000
-#: First byte of a PUBLISH → QoS, for `bytes.translate` [MQTT 5 section 3.3.1.2].
-_QOS: Final = bytes(byte >> 1 & 3 for byte in range(256))
-#: First byte of a PUBLISH → RETAIN, for `bytes.translate` [MQTT 5 section 3.3.1.3].
-_RETAIN: Final = bytes(byte & 1 for byte in range(256))
 #: What the publisher sent beside topic and payload, and the values of a message without any of it.
 _PROPERTIES: Final = attrgetter(
     "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties"
@@ -178,7 +175,7 @@ class Inbound:
 
     def plain(self, run: PlainRun) -> None:
         """Take in messages without properties, of which a screen has nothing to say."""
-        qos = run.headers.translate(_QOS)
+        qos = run.headers.translate(QOS_OF)
         if b"\x02" in qos and not self._all_new(qos, run.packet_ids):
             packets, topics = PublishRun(run.packets, run.headers), list(run.columns.topics())
             self._one_by_one(packets, qos, topics, self._untagged(len(run)))
@@ -374,7 +371,7 @@ def _digests(run: PublishRun, topics: Sequence[str]) -> list[int]:
     # A stub has no payload, but the facts of the one that came; the packet it keeps holds what may differ next time.
     contents = [p.facts if p.payload is None else p.payload for p in run.packets]
     digests = [zlib.crc32(content, seeds[topic]) for content, topic in zip(contents, topics, strict=True)]
-    retained = run.headers.translate(_RETAIN)
+    retained = run.headers.translate(RETAIN_OF)
     properties = list(map(_PROPERTIES, run.packets))
     if 1 in retained or properties.count(_NONE) < len(properties):
         every = zip(run.packets, retained, properties, digests, strict=True)
@@ -385,7 +382,7 @@ def _digests(run: PublishRun, topics: Sequence[str]) -> list[int]:
 def _plain_digests(run: PlainRun) -> list[int]:
     """The same digests of messages without properties."""
     topics = run.columns.topics()
-    if any(run.headers.translate(_RETAIN)):
+    if any(run.headers.translate(RETAIN_OF)):
         return _digests(PublishRun(run.packets, run.headers), topics)
     seeds = {topic: zlib.crc32(topic.encode()) for topic in set(topics)}
     return list(map(zlib.crc32, run.columns.payloads(), map(seeds.__getitem__, topics)))

@@ -23,7 +23,7 @@ from towline.spark.classes import QUIET_JVM, archive_for, archive_once, recordin
 from towline.spark.home import light_home, sweep
 from towline.spark.java import find_java, java_version
 
-__all__ = ["Tier", "archive_of", "jvm_options", "prepare_spark"]
+__all__ = ["QUICK", "Tier", "archive_of", "jvm_options", "prepare_spark"]
 
 
 class Tier(StrEnum):
@@ -42,7 +42,7 @@ _UNCHECKED: Final = ("-Darrow.enable_unsafe_memory_access=true", "-Darrow.enable
 #: Of a process that Java starts: Hadoop starts a ``chmod`` for each file of a checkpoint. Java 24 has it no more.
 _DIRECTLY: Final = "-Djdk.lang.Process.launchMechanism=VFORK"
 _NEWEST_DIRECTLY: Final = 23
-_QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 #: On more cores than these the second compiler has one to itself.
 _FEW_CORES: Final = 2
 _VARIABLE: Final = "SPARK_SUBMIT_OPTS"
@@ -90,7 +90,7 @@ def jvm_options(tier: Tier) -> list[str]:
     """What Spark's JVM is started with, beside the archive."""
     few = len(os.sched_getaffinity(0)) <= _FEW_CORES
     quick = tier is Tier.QUICK or (tier is Tier.AUTO and few)
-    return [*QUIET_JVM, *_UNCHECKED, *_directly(), *(_QUICK if quick else ())]
+    return [*QUIET_JVM, *_UNCHECKED, *_directly(), *(QUICK if quick else ())]
 
 
 def _directly() -> list[str]:

@@ -62,9 +62,8 @@ def given_at(checkpoint: Checkpoint, batch: int) -> int | None:
 
 def _rows(checkpoint: Checkpoint) -> list[tuple[int, int]]:
     try:
-        told = json.loads(checkpoint.note(_ROWS) or "{}").get("rows", [])
-        return [(int(batch), int(rows)) for batch, rows in told]
-    except (OSError, ValueError, TypeError, AttributeError):
+        return _read(checkpoint, _ROWS, "rows")
+    except OSError:
         return []
 
 
@@ -77,10 +76,10 @@ def sum_at(checkpoint: Checkpoint, batch: int) -> int:
     return next((total for number, total in reversed(known) if number <= batch), 0)
 
 
-def _read(checkpoint: Checkpoint) -> list[tuple[int, int]]:
-    """Batch and sum up to it, in order; a note that is none of ours is one that was never written."""
+def _read(checkpoint: Checkpoint, name: str = _NAME, key: str = "sums") -> list[tuple[int, int]]:
+    """Batches and what was noted of each, in order; a note that is none of ours is one that was never written."""
     try:
-        told = json.loads(checkpoint.note(_NAME) or "{}").get("sums", [])
-        return [(int(batch), int(total)) for batch, total in told]
+        told = json.loads(checkpoint.note(name) or "{}").get(key, [])
+        return [(int(batch), int(count)) for batch, count in told]
     except (ValueError, TypeError, AttributeError):
         return []

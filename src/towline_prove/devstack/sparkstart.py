@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from towline.spark.classes import sharing
 from towline.spark.home import light_home
-from towline.spark.quickstart import Tier, archive_of, jvm_options
+from towline.spark.quickstart import QUICK, Tier, archive_of, jvm_options
 from towline_prove.devstack.kafka import PERFORMANCE
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ __all__ = ["start_quickly"]
 
 #: spark-submit adds what this variable holds to its JVM.
 _VARIABLE: Final = "SPARK_SUBMIT_OPTS"
-_KAFKA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def start_quickly(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -36,5 +35,5 @@ def start_quickly(environment: MutableMapping[str, str] = os.environ) -> None:
     if home is not None:
         environment["SPARK_HOME"] = str(home)
         options += sharing(archive_of(home))
-    environment.setdefault(PERFORMANCE, _KAFKA)
+    environment.setdefault(PERFORMANCE, " ".join(QUICK))
     environment[_VARIABLE] = " ".join([shlex.join(options), environment.get(_VARIABLE, "")]).strip()

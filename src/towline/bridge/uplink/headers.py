@@ -8,6 +8,7 @@ from towline.bridge.lines.sql import NO_HEADERS, header, literal
 from towline.bridge.uplink.working import NAME, REASON
 from towline.kafka.deadletters import PREFIX, Reason
 from towline.kafka.properties import USER_PREFIX
+from towline.schema import OPTIONAL
 
 if TYPE_CHECKING:
     from towline.bridge.lines.sql import DeadLetterTarget
@@ -31,22 +32,9 @@ _IS_RARE: Final = (
 )
 
 
-#: The columns of the source that say more, in the order of the struct in `towline.kafka.columns.PROPERTIES`.
-_RARE: Final = (
-    "retain",
-    "content_type",
-    "payload_is_utf8",
-    "response_topic",
-    "correlation_data",
-    "user_properties",
-    "message_expiry_seconds",
-    "subscription_ids",
-)
-
-
 def rare_properties() -> str:
-    """What only some messages say, as a struct; null for the others."""
-    fields = ", ".join(f"{literal(name)}, {name}" for name in _RARE)
+    """What only some messages say, as the struct in `towline.kafka.columns.PROPERTIES`; null for the others."""
+    fields = ", ".join(f"{literal(name)}, {name}" for name in ("retain", *OPTIONAL))
     return f"CASE WHEN {_IS_RARE} THEN named_struct({fields}) END"
 
 
