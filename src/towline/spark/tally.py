@@ -17,10 +17,11 @@ from towline.errors import JournalError
 if TYPE_CHECKING:
     from towline.checkpoint import Checkpoint
 
-__all__ = ["given", "given_at", "noted", "sum_at"]
+__all__ = ["begun_before", "given", "given_at", "noted", "run_again", "sum_at"]
 
 _NAME: Final = "towline.letters"
 _ROWS: Final = "towline.rows"
+_AGAIN: Final = "towline.again"
 #: Batches remembered: more than whoever listens can be behind.
 _KEPT: Final = 100
 
@@ -53,6 +54,24 @@ def given(checkpoint: Checkpoint, batch: int, rows: int | None) -> None:
     now = [entry for entry in known if entry[0] < batch] + ([] if rows is None else [(batch, rows)])
     if now != known:
         checkpoint.keep_note(_ROWS, json.dumps({"v": 1, "rows": now[-_KEPT:]}, separators=(",", ":")), synced=False)
+
+
+def begun_before(checkpoint: Checkpoint, batch: int) -> None:
+    """Note that a query begins with a batch that was begun before, whose rows are not all served again.
+
+    Raises:
+        JournalError: TL-J20, the disk did not take it.
+    """
+    now = [*(one for one in run_again(checkpoint) if one != batch), batch][-_KEPT:]
+    checkpoint.keep_note(_AGAIN, json.dumps({"v": 1, "batches": [(one, 0) for one in now]}, separators=(",", ":")))
+
+
+def run_again(checkpoint: Checkpoint) -> list[int]:
+    """The batches that `begun_before` was told of, in order."""
+    try:
+        return [batch for batch, _ in _read(checkpoint, _AGAIN, "batches")]
+    except OSError:
+        return []
 
 
 def given_at(checkpoint: Checkpoint, batch: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.uplink.account import UplinkCounts
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
+from towline.spark import tally
 from towline.spark.tally import noted
 
 
@@ -118,3 +119,29 @@ def test_the_way_up_tells_of_letters_that_nobody_heard_of(tmp_path: Path, guaran
     assert counts.agree
     Identity("telemetry", "plant-7.telemetry", query="another").save(line.gateway.state_dir)
     assert list(query.unreported(spark, {})) == []
+
+
+@pytest.mark.parametrize(("guarantee", "given", "given_up"), [("at_most_once", 0, 10), ("by_qos", 4, 6)])
+def test_the_way_up_tells_what_a_batch_gave_up_that_nobody_heard_of(
+    tmp_path: Path, guarantee: str, given: int, given_up: int
+) -> None:
+    """The JVM was killed in batch 1, the driver after that had been run again: its rows are not in Kafka."""
+    text = GOOD.replace('name = "telemetry"', f'name = "telemetry"\nguarantee = "{guarantee}"')
+    bridge = read(text, tmp_path)
+    (line,) = bridge.uplinks
+    query, spark = UplinkQuery(bridge, line), cast("Any", None)
+    ends = [{"gateways": {"g": {"journal": "j", "offset": n}}} for n in (10, 20, 30)]
+    logs = Checkpoint(str(checkpoint(line.checkpoint, ends, 3)))
+    Identity("telemetry", "plant-7.telemetry", query="q").save(line.gateway.state_dir)
+    before = UplinkCounts().add({"journal": "j", "batch": 0, "start": 0, "end": 10, "query": "q", "rows": 10})
+    tally.begun_before(logs, 1)
+    for report in query.unreported(spark, {}):  # the sink's note was lost
+        counts = before.add(report)
+    assert (counts.upto, counts.rows, counts.missed, counts.skipped) == (30, 10, 20, 0)
+    tally.given(logs, 1, given)
+    counts = before
+    for _ in range(2):
+        for report in query.unreported(spark, {}):
+            counts = counts.add(report)
+    assert (counts.upto, counts.rows, counts.missed, counts.skipped) == (30, 10 + given, 10, given_up)
+    assert counts.agree

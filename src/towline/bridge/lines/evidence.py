@@ -16,7 +16,7 @@ from towline.gateway.launch import discover
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
 
-__all__ = ["Evidence", "KafkaOffsets", "answer_of", "kafka_offsets", "read_checkpoint", "status_of"]
+__all__ = ["Evidence", "KafkaOffsets", "answer_of", "kafka_offsets", "range_of", "read_checkpoint", "status_of"]
 
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0
@@ -127,6 +127,11 @@ def _gateway_offset(logs: Checkpoint, batch: int | None) -> _GatewayOffset:
             ((_, place),) = value["gateways"].items()
             return _GatewayOffset(str(place["journal"]), int(place["offset"]), str(place.get("incarnation", "")))
     return _GatewayOffset()
+
+
+def range_of(logs: Checkpoint, batch: int) -> tuple[int, int]:
+    """Offsets of a journal where a batch begins and ends; 0 for what can't be read."""
+    return _gateway_offset(logs, batch - 1).offset, _gateway_offset(logs, batch).offset
 
 
 def kafka_offsets(checkpoint: Path, batch: int | None) -> KafkaOffsets:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import BATCH_BYTES, Line
-from towline.bridge.lines.evidence import read_checkpoint
+from towline.bridge.lines.evidence import range_of, read_checkpoint
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
@@ -57,6 +57,8 @@ class UplinkQuery(LineQuery[Line]):
             identity.save(line.gateway.state_dir)  # the next start finds a checkpoint, and asks for the same
         begin = starting(line, identity, evidence)
         self._began = offset_of(begin, evidence)
+        if evidence.planned is not None and not evidence.decided and policy(line.guarantee).gives_up:
+            tally.begun_before(Checkpoint(str(line.checkpoint)), evidence.planned)
         rows = self.source(spark, begin, handed)
         writer = (
             self.records(rows, identity)
@@ -119,16 +121,24 @@ class UplinkQuery(LineQuery[Line]):
         )
 
     def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """One report on all batches that are done: offsets say their rows, the sink knows its dead letters."""
+        """Reports on the batches that are done: offsets say their rows, the sink knows its dead letters.
+
+        One on all of them, and before that one on each that was run again without all of its rows: what it was not
+        given is given up, and not in Kafka.
+        """
         del spark, counts
         line = self.line
         identity, evidence = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
         if identity is None or identity.query != evidence.query or evidence.done is None or not evidence.done_end:
             return  # another line's batches, or none
-        report = {"query": evidence.query, "batch": evidence.done, "journal": evidence.journal}
-        yield self._with_dead_letters(
-            {**report, "end": evidence.done_end, "rows": 0, "observed": {}, "gives_up": False}
-        )
+        report = {"query": evidence.query, "journal": evidence.journal, "rows": 0, "observed": {}, "gives_up": False}
+        checkpoint = Checkpoint(str(line.checkpoint))
+        for batch in tally.run_again(checkpoint):
+            given, (start, end) = tally.given_at(checkpoint, batch), range_of(checkpoint, batch)
+            if batch <= evidence.done and given is not None and end:
+                part = {"batch": batch, "start": start, "end": end, "rows": given, "gives_up": True}
+                yield self._with_dead_letters({**report, **part})
+        yield self._with_dead_letters({**report, "batch": evidence.done, "end": evidence.done_end})
 
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """What the account takes of a batch: journal and offsets, and repeats, which are rows that did not come out."""
