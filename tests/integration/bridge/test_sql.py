@@ -16,7 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
 from tests.integration.bridge.mapped import mapped
 from towline.bridge.config.model import RouteSection
-from towline.bridge.config.routes import Pattern, Route, first_match
+from towline.bridge.config.patterns import Pattern
+from towline.bridge.config.routes import Route, first_match
 from towline.bridge.deadletters.remap import Mapper, row_of
 from towline.bridge.lines.sql import DeadLetterTarget, literal
 from towline.bridge.uplink.counting import COUNTS, KEPT

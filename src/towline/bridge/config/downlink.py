@@ -14,7 +14,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from towline.bridge.config.routes import HEADERS, Template, kafka_name_problem
+from towline.bridge.config.patterns import Template, kafka_name_problem
+from towline.bridge.config.routes import HEADERS
 from towline.bridge.config.section import NAME, Section
 from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.guarantee import Guarantee

@@ -11,16 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import CHECKPOINT, Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
+from towline.bridge.config.patterns import Pattern, Template, allowed, kafka_name_problem
 from towline.bridge.config.places import KeyPath
-from towline.bridge.config.routes import (
-    Pattern,
-    Route,
-    Template,
-    allowed,
-    at_odds,
-    kafka_name_problem,
-    subscriptions,
-)
+from towline.bridge.config.routes import Route, at_odds, subscriptions
 from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.bridge.config.tables import Surroundings, Tables
 from towline.gateway.settings import GatewaySettings, ReceiptSettings

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from towline.bridge.config.downlink import DownlinkSection
-from towline.bridge.config.routes import Pattern, Route, Template
+from towline.bridge.config.patterns import Pattern, Template
+from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings, ReceiptSettings

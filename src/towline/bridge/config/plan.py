@@ -8,7 +8,8 @@ from typing import Any, Final
 from towline.bridge.config.downlink import KafkaPattern, Sql
 from towline.bridge.config.kafka_source import source_text
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
-from towline.bridge.config.routes import Pattern, Route, covers, shadowed, subscriptions
+from towline.bridge.config.patterns import Pattern, covers
+from towline.bridge.config.routes import Route, shadowed, subscriptions
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecurities
 from towline.text import printable

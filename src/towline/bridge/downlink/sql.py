@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.downlink import FIELDS, OURS, DownlinkSection, FailureNotice, Spoken, Sql
-from towline.bridge.config.routes import Template
+from towline.bridge.config.patterns import Template
 from towline.bridge.lines.sql import (
     HEADER_TYPE,
     NO_HEADERS,

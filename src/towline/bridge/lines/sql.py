@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, Observation
 
-    from towline.bridge.config.routes import Template
+    from towline.bridge.config.patterns import Template
 
 __all__ = [
     "HEADER_TYPE",

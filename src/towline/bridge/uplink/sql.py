@@ -17,7 +17,8 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from towline.bridge.config.routes import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, Route, Template
+from towline.bridge.config.patterns import FIELDS, LEGAL_TOPIC, MAX_TOPIC_LENGTH, Template
+from towline.bridge.config.routes import Route
 from towline.bridge.lines.sql import (
     HEADER_TYPE,
     NO_HEADERS,
@@ -55,7 +56,7 @@ from towline.schema import EVENT_TIME
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation
 
-    from towline.bridge.config.routes import Pattern
+    from towline.bridge.config.patterns import Pattern
 
 __all__ = ["Repeats", "apply", "expressions", "level_sql", "matches"]
 

@@ -1,0 +1,255 @@
+"""Patterns of MQTT topics and templates of text, which routes are made of. Pure, and quickly imported by a worker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Self
+
+from towline.kafka.properties import USER_PREFIX
+
+__all__ = [
+    "FIELDS",
+    "LEGAL_TOPIC",
+    "MAX_TOPIC_LENGTH",
+    "Pattern",
+    "Template",
+    "allowed",
+    "covers",
+    "kafka_name_problem",
+    "kafka_topic",
+]
+
+#: Message fields a template may name, and the row's column behind each; ``mqtt.user.<key>`` is the first such property.
+FIELDS = {
+    "mqtt.topic": "topic",
+    "mqtt.qos": "qos",
+    "mqtt.retain": "retain",
+    "mqtt.content_type": "content_type",
+    "mqtt.response_topic": "response_topic",
+    "mqtt.message_expiry": "message_expiry_seconds",
+    "mqtt.gateway": "gateway",
+    "mqtt.offset": "offset",
+}
+
+#: Kafka: Topic.MAX_NAME_LENGTH and LEGAL_CHARS.
+MAX_TOPIC_LENGTH = 249
+LEGAL_TOPIC = r"^[a-zA-Z0-9._-]+\z"
+
+_CAPTURE = re.compile(r"^\{([A-Za-z_][A-Za-z0-9_]*)\}$")
+_PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A topic filter with named wildcards: ``telemetry/{tenant}/+/#``.
+
+    Attributes:
+        text: As written.
+        levels: One entry for each level before a final ``#``: its literal text, or None for a wildcard.
+        names: Wildcard name → level.
+        deep: Whether it ends with ``#``, which also matches the level above it [MQTT-4.7.1-2].
+        share: Group of a shared subscription, or "".
+    """
+
+    text: str
+    levels: tuple[str | None, ...]
+    names: Mapping[str, int]
+    deep: bool
+    share: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a filter; ``{{`` and ``}}`` stand for braces.
+
+        Raises:
+            ValueError: If it is no topic filter, or a name is used twice or does not fill its level.
+        """
+        share, body = _share(text)
+        raw = body.split("/")
+        deep = raw[-1] == "#"
+        levels: list[str | None] = []
+        names: dict[str, int] = {}
+        for position, level in enumerate(raw[:-1] if deep else raw):
+            if capture := _CAPTURE.match(level):
+                if capture[1] in names:
+                    raise ValueError(f"the wildcard {{{capture[1]}}} stands twice in from; give each its own name")
+                names[capture[1]] = position
+            levels.append(None if capture or level == "+" else _unbrace(level))
+        pattern = cls(text, tuple(levels), names, deep, share)
+        from towline.mqtt.rules import filter_problem  # noqa: PLC0415 - workers parse nothing, and need no MQTT
+
+        if problem := filter_problem(pattern.filter) or ("" if body else "from must not be empty"):
+            raise ValueError(problem)
+        return pattern
+
+    @property
+    def filter(self) -> str:
+        """The MQTT topic filter to subscribe."""
+        prefix = f"$share/{self.share}/" if self.share else ""
+        return prefix + "/".join([*("+" if level is None else level for level in self.levels), *(["#"] * self.deep)])
+
+    def match(self, topic: str) -> dict[str, str] | None:
+        """The captures if the topic matches, else None.
+
+        A leading wildcard never matches a topic that begins with ``$`` [MQTT-4.7.2-1].
+        """
+        parts = topic.split("/")
+        if len(parts) < len(self.levels) or (len(parts) > len(self.levels) and not self.deep):
+            return None
+        if self.wild_start and topic.startswith("$"):
+            return None
+        if any(level is not None and level != part for level, part in zip(self.levels, parts, strict=False)):
+            return None
+        return {name: parts[position] for name, position in self.names.items()}
+
+    @property
+    def wild_start(self) -> bool:
+        """Whether the first level is a wildcard."""
+        return not self.levels or self.levels[0] is None
+
+
+def _share(text: str) -> tuple[str, str]:
+    if not text.startswith("$share/"):
+        return "", text
+    _, group, *rest = text.split("/", 2)
+    if not group or not rest or not rest[0] or any(c in group for c in "+#{}"):
+        raise ValueError("a shared subscription is $share/NAME/FILTER; the name has no +, # or braces")
+    return group, rest[0]
+
+
+_BRACE = re.compile(r"\{\{|\}\}|[{}]")
+
+
+def _unbrace(level: str) -> str:
+    def single(brace: re.Match[str]) -> str:
+        if len(brace[0]) == 1:
+            raise ValueError(
+                f'"{level}" is no level of a filter; a wildcard {{name}} fills a whole level, a brace is written {{{{'
+            )
+        return brace[0][0]
+
+    return _BRACE.sub(single, level)
+
+
+def covers(wide: Pattern, narrow: Pattern) -> bool:
+    """Whether every topic that ``narrow`` matches is matched by ``wide`` too."""
+    if wide.deep:
+        if len(narrow.levels) < len(wide.levels):
+            return False
+    elif narrow.deep or len(narrow.levels) != len(wide.levels):
+        return False
+    first_is_dollar = bool(narrow.levels) and (narrow.levels[0] or "").startswith("$")
+    if wide.wild_start and first_is_dollar:
+        return False
+    return all(a is None or a == b for a, b in zip(wide.levels, narrow.levels, strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Text with fields in braces: ``telemetry.{tenant}``; ``{{`` and ``}}`` stand for braces.
+
+    Attributes:
+        text: As written.
+        parts: Literal text at even places, field names at odd ones.
+    """
+
+    text: str
+    parts: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str, captures: Iterable[str] = ()) -> Self:
+        """Read a template.
+
+        Raises:
+            ValueError: For a lone brace, or a field that is neither captured in ``from`` nor of the message.
+        """
+        fields = {*captures, *FIELDS}
+
+        def problem(name: str) -> str:
+            if name in fields or (name.startswith(USER_PREFIX) and name != USER_PREFIX):
+                return ""
+            return f"which from does not capture; {_fields_known(captures)}"
+
+        return cls.read(text, problem)
+
+    @classmethod
+    def read(cls, text: str, problem: Callable[[str], str]) -> Self:
+        """Read a template whose fields another rule judges.
+
+        Args:
+            text: As written.
+            problem: Says what is wrong with a field's name, "" if nothing is.
+
+        Raises:
+            ValueError: For a lone brace, or a field with a problem.
+        """
+        parts = [""]
+        for piece in _PIECE.finditer(text):
+            name = piece[1]
+            if name is None:
+                if piece[0] in "{}":
+                    raise ValueError(f'"{text}" has a lone brace; write {{{{ or }}}} for a brace')
+                parts[-1] += {"{{": "{", "}}": "}"}.get(piece[0], piece[0])
+                continue
+            if wrong := problem(name):
+                raise ValueError(f'"{text}" names {{{name}}}, {wrong}')
+            parts += [name, ""]
+        return cls(text, tuple(parts))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names in braces, in order."""
+        return self.parts[1::2]
+
+    @property
+    def constant(self) -> str | None:
+        """The text if there are no fields, else None."""
+        return None if self.fields else self.parts[0]
+
+    def render(self, values: Mapping[str, str | None]) -> str | None:
+        """The text for these values; None if one of them is missing."""
+        parts = [part if i % 2 == 0 else values.get(part) for i, part in enumerate(self.parts)]
+        return None if None in parts else "".join(part for part in parts if part is not None)
+
+
+def _fields_known(captures: Iterable[str]) -> str:
+    names = [f"{{{name}}}" for name in (*captures, *FIELDS)]
+    return f"known are {', '.join(names)} and {{{USER_PREFIX}NAME}}"
+
+
+def kafka_name_problem(name: str) -> str | None:
+    """Say why Kafka refuses a topic name, or None [Kafka: Topic.validate]."""
+    if name in {"", ".", ".."}:
+        return f'"{name}" is no Kafka topic name'
+    if len(name) > MAX_TOPIC_LENGTH:
+        return f"a Kafka topic name has at most {MAX_TOPIC_LENGTH} characters"
+    if not re.match(LEGAL_TOPIC.replace(r"\z", r"\Z"), name):
+        return f'"{name}" is no Kafka topic name: letters, digits, dots, _ and - only'
+    return None
+
+
+def allowed(name: str, globs: Sequence[str]) -> bool:
+    """Whether a topic name is on the list of names and globs (``*``, ``?``); an empty list allows all."""
+    return not globs or any(fnmatchcase(name, glob) for glob in globs)
+
+
+def kafka_topic(
+    template: Template, values: Mapping[str, str | None], globs: Sequence[str], taken: str | None
+) -> str | None:
+    """The Kafka topic that a template gives, or None where no message may choose it.
+
+    Args:
+        template: Of the name; one without fields is a route's own, and not checked.
+        values: Of its fields.
+        globs: Names and globs that are allowed.
+        taken: Names that are reserved, as a regular expression; None for none that the template could give.
+    """
+    if template.constant is not None:
+        return template.constant
+    name = template.render(values)
+    if name is None or kafka_name_problem(name) or (taken is not None and re.fullmatch(taken, name)):
+        return None
+    return name if allowed(name, globs) else None
