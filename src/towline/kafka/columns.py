@@ -8,7 +8,6 @@ messages of one topic that came together share one list.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -186,19 +185,12 @@ class Columns:
         column = batch.column("headers")
         if _TOPIC not in self.present or batch.column(_TOPIC).null_count == batch.num_rows:
             return header_lists(column)
-        topics, rare = batch.column(_TOPIC).cast(pa.binary()), batch.column(_RARE)
-        names = zip(
-            topics.to_pylist(),
-            _values(batch.column(_QOS)),
-            _values(batch.column("timestamp").cast(pa.int64())),
-            strict=False,  # what is the same in all rows is repeated
-        )
-        plain = _PlainHeaders()
+        rare, plain = batch.column(_RARE), _plain_headers(batch)
         some = rare.null_count < batch.num_rows
-        if not some and not topics.null_count and not len(column.flatten()):
-            return map(plain.__getitem__, names)
+        if not some and not batch.column(_TOPIC).null_count and not len(column.flatten()):
+            return plain
         more = rare.to_pylist() if some else repeat(None)
-        return map(partial(_joined, plain), names, more, header_lists(column))
+        return map(_joined, plain, _names(batch), more, header_lists(column))
 
     def largest(self, batch: Any) -> int:
         """At least the bytes of keys, values and headers of any record, and some for what Kafka adds to a header."""
@@ -244,24 +236,43 @@ class Columns:
         return _values(pc.divide(micros, 1000).fill_null(_NOW))
 
 
-class _PlainHeaders(dict[tuple[bytes, int, int], list[Header]]):
-    """The headers of messages of one topic that came together: one list for all of them.
+def _names(batch: Any) -> Iterator[tuple[bytes | None, int, int]]:
+    """Topic, QoS, and the microseconds since 1970 of each message."""
+    moments = _values(batch.column("timestamp").cast(pa.int64()))
+    # What is the same in all rows is repeated.
+    return zip(batch.column(_TOPIC).cast(pa.binary()).to_pylist(), _values(batch.column(_QOS)), moments, strict=False)
 
-    By topic, QoS, and the microseconds since 1970 at which they came.
-    """
 
-    def __missing__(self, name: tuple[bytes, int, int]) -> list[Header]:
-        headers = self[name] = property_headers(*name)
-        return headers
+def _plain_headers(batch: Any) -> Iterator[list[Header]]:
+    """The headers that every message has: one list for all messages of a topic that came together."""
+    topics, levels, moments = (_coded(batch.column(name)) for name in (_TOPIC, _QOS, "timestamp"))
+    number = pc.add(pc.multiply(topics.indices, len(levels.dictionary)), levels.indices)
+    number = pc.add(pc.multiply(number, len(moments.dictionary)), moments.indices).dictionary_encode()
+    said = [one.to_pylist() for one in (topics.dictionary, levels.dictionary, moments.dictionary)]
+
+    def headers(code: int) -> list[Header]:
+        rest, moment = divmod(code, len(said[2]))
+        topic, qos = divmod(rest, len(said[1]))
+        return property_headers(said[0][topic], said[1][qos], said[2][moment])
+
+    groups = [headers(code) for code in number.dictionary.to_pylist()]
+    return map(groups.__getitem__, number.indices.to_pylist())
+
+
+def _coded(column: Any) -> Any:
+    """Values by number, null among them; wide numbers, because they are multiplied."""
+    plain = column.cast(pa.binary() if pa.types.is_string(column.type) else pa.int64())
+    kind = pa.dictionary(pa.int64(), plain.type)
+    return plain.dictionary_encode(null_encoding="encode").cast(kind)
 
 
 def _joined(
-    plain: _PlainHeaders, name: tuple[bytes | None, int, int], more: Mapping[str, Any] | None, own: list[Header]
+    plain: list[Header], name: tuple[bytes | None, int, int], more: Mapping[str, Any] | None, own: list[Header]
 ) -> list[Header]:
     topic, qos, received = name
     if topic is None:
         return own
-    made = plain[topic, qos, received] if more is None else property_headers(topic, qos, received, more)
+    made = plain if more is None else property_headers(topic, qos, received, more)
     return [*made, *own] if own else made
 
 
