@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.options import FORMAT
+from towline.kafka.packed import PACKED
 from towline.kafka.properties import USER_PREFIX, Header, property_headers
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Columns:
             raise ConfigError(
                 "TL-C48", FORMAT, "no topic", 'Set option("topic", ...) or select a string column "topic".'
             )
-        unused = set() if include_headers else {"headers"}
+        unused = {PACKED} if include_headers else {PACKED, "headers"}
         if topic is not None:
             unused.add("topic")
         return cls(topic, frozenset(schema) - unused)
@@ -304,7 +305,7 @@ def _longest(column: Any) -> int:
 
 
 def _check_column(name: str, kind: str) -> None:
-    if {**ORIGIN, **PROPERTIES}.get(name) == kind:
+    if {**ORIGIN, **PROPERTIES, PACKED: "binary"}.get(name) == kind:
         return
     if name not in ACCEPTED:
         known = ", ".join(ACCEPTED)

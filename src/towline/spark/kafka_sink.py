@@ -22,6 +22,7 @@ from towline.kafka.columns import Columns
 from towline.kafka.delivery import ByQos, Delivered, Task
 from towline.kafka.exactly_once import BatchOrigin, ExactlyOnce
 from towline.kafka.options import FORMAT, SinkSettings
+from towline.kafka.packed import unpacked
 from towline.kafka.strategies import delivery_for
 from towline.spark import tally
 from towline.spark.tasks import TaskAnswer, answers, batch_task, speculates, streaming_task
@@ -225,7 +226,7 @@ def _write(delivery: Delivery, batches: Iterator[RecordBatch], task: Task) -> Ka
 
     def counted() -> Iterator[RecordBatch]:
         nonlocal given
-        for batch in batches:
+        for batch in unpacked(batches):
             given += batch.num_rows
             yield batch
 

@@ -108,8 +108,9 @@ def test_a_batch_of_which_the_sink_said_nothing_is_one_that_nobody_heard_of(
 
 
 @pytest.mark.parametrize("before", [None, "64m"])
+@pytest.mark.parametrize(("route", "most"), [("", 1 << 20), (WHERE, (1 << 31) - 1)])
 def test_what_an_uplink_sets_is_no_other_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None, route: str, most: int
 ) -> None:
     """Rows of a downlink may be large: one that starts after it still hands 64 MiB to its sink at a time."""
     name = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -123,13 +124,20 @@ def test_what_an_uplink_sets_is_no_other_lines(
 
     writer = MagicMock()
     writer.queryName().option().trigger().start = start
-    uplink = uplink_with(tmp_path)
+    uplink = uplink_with(tmp_path, route=route)
     monkeypatch.setattr(uplink, "_prepared", lambda _: (writer, None))
     spark: Any = SimpleNamespace(conf=kept)
     with pytest.raises(LookupError):
         uplink.start(spark)
-    assert started == [str((1 << 31) - 1)]
+    assert started == [str(most)]
     assert conf.get(name) == before
+
+
+def test_rows_that_hold_many_messages_are_counted_by_their_offsets(uplink: UplinkQuery, tmp_path: Path) -> None:
+    sink_was_given(uplink, 9)
+    assert uplink.report({**PROGRESS, "numInputRows": 1})["rows"] == 10
+    asks = uplink_with(tmp_path, route=WHERE)
+    assert asks.report({**PROGRESS, "numInputRows": 1})["rows"] == 1
 
 
 def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery) -> None:

@@ -13,6 +13,7 @@ import towline
 from towline.bridge.config import sqlcheck
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.runtime.surroundings import short_sockets
+from towline.bridge.uplink.source import PackedSource
 from towline.guarantee import policy
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def session(bridge: Bridge, judge: Callable[[Any], None] | None = None) -> Spark
     builder = SparkSession.builder.master(bridge.spark.master).appName(f"towline {bridge.name}")
     spark = builder.config(map={**conf}).getOrCreate()
     towline.register(spark)
+    spark.dataSource.register(PackedSource)
     return spark
 
 

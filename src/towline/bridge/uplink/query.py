@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import BATCH_BYTES, Line
@@ -11,7 +12,9 @@ from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
 from towline.bridge.uplink.counting import COUNTS, reasons
+from towline.bridge.uplink.packing import plain_routes
 from towline.bridge.uplink.recovery import gather, handed_out, offset_of, starting
+from towline.bridge.uplink.source import FORMAT
 from towline.bridge.uplink.sql import Repeats, apply
 from towline.checkpoint import Checkpoint
 from towline.guarantee import Guarantee, policy
@@ -35,6 +38,8 @@ _ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 #: The value with which Spark does not ask for the size of an Arrow batch after every row, which costs a fifth of its
 #: work (`BatchedPythonArrowInput.writeSizedBatch`). Micro-batches are small enough: the gateway knows their size.
 _UNLIMITED: Final = (1 << 31) - 1
+#: With records packed, rows are few and large, and the sink begins with the first before the last is read.
+PACKED_BYTES: Final = 1 << 20
 
 
 class UplinkQuery(LineQuery[Line]):
@@ -45,7 +50,8 @@ class UplinkQuery(LineQuery[Line]):
 
     def _conf(self) -> dict[str, str]:
         limited = self.line.max_bytes_per_trigger > BATCH_BYTES
-        return {_ARROW_BYTES: str(BATCH_BYTES if limited else _UNLIMITED)}
+        most = PACKED_BYTES if self._packs else BATCH_BYTES if limited else _UNLIMITED
+        return {_ARROW_BYTES: str(most)}
 
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         line, identity = self.line, self._identity()
@@ -92,10 +98,13 @@ class UplinkQuery(LineQuery[Line]):
             begin: Where a query without a checkpoint begins, as the source's option ``startingOffset``.
             handed: Offset below which rows may have been handed to Kafka before, as its option ``repeatedBelow``.
         """
-        line = self.line
+        line, routes = self.line, self._packs
+        reader = spark.readStream.format("mqtt")
+        if routes:
+            reader = spark.readStream.format(FORMAT).option("routes", routes)
+            reader = reader.option("signed", str(self._sink_counts()).lower())
         return (
-            spark.readStream.format("mqtt")
-            .option("gateway", str(line.gateway.state_dir))
+            reader.option("gateway", str(line.gateway.state_dir))
             .option("consumer", CONSUMER)
             .option("guarantee", line.guarantee.value)
             .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
@@ -118,7 +127,13 @@ class UplinkQuery(LineQuery[Line]):
             counters=(COUNTER, KEPT_COUNTER),
             sink_counts=self._sink_counts(),
             parallelism=line.parallelism,
+            packed=self._packs is not None,
         )
+
+    @cached_property
+    def _packs(self) -> str | None:
+        """Its routes, where most of its messages need no SQL."""
+        return plain_routes(self.line)
 
     def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Reports on the batches that are done: offsets say their rows, the sink knows its dead letters.
@@ -146,6 +161,8 @@ class UplinkQuery(LineQuery[Line]):
         begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
         start = begin.get("offset", self._began)
         report |= {"journal": end.get("journal", ""), "start": start, "end": end.get("offset")}
+        if self._packs and start is not None:  # Spark counts rows, of which one may hold many messages
+            report["rows"] = end.get("offset", start) - start
         return self._with_dead_letters(self._with_left_out(report, progress))
 
     def _with_left_out(self, report: dict[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:

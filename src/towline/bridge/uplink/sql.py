@@ -50,6 +50,7 @@ from towline.bridge.uplink.working import (
 )
 from towline.kafka.columns import ORIGIN, PROPERTIES
 from towline.kafka.deadletters import Reason
+from towline.kafka.packed import PACKED
 from towline.kafka.properties import USER_PREFIX
 from towline.schema import EVENT_TIME
 
@@ -385,6 +386,7 @@ def apply(
     counters: tuple[str | Observation, str | Observation] | None = None,
     sink_counts: bool = True,
     parallelism: int = 1,
+    packed: bool = False,
 ) -> DataFrame:
     """Turn rows of the source into records for the sink and count on the way what only this way knows.
 
@@ -397,6 +399,7 @@ def apply(
             observed metrics, or observations of a batch read. None to leave it uncounted.
         sink_counts: The sink counts dead letters.
         parallelism: Parts of the result; more than one are split by key.
+        packed: Rows may hold records already (`towline.kafka.packed`), which pass as they are.
 
     Raises:
         pyspark.errors.AnalysisException: If a ``where`` or a dedupe key is no SQL over these columns.
@@ -420,11 +423,15 @@ def apply(
     )
     if counters is not None and before:
         frame = observed(frame, counters[0], before)
-    frame = frame.where(f"{KEEP} OR {REASON} IS NOT NULL")
+    passes = f"{PACKED} IS NOT NULL OR " if packed else ""
+    frame = frame.where(f"{passes}{KEEP} OR {REASON} IS NOT NULL")
     if repeats is not None:
         frame = frame.withWatermark(EVENT_TIME, repeats.within).dropDuplicatesWithinWatermark(list(SAME))
     if counters is not None and after:
         frame = observed(frame, counters[1], after)
-    columns = [name for name in sql if name in RECORD]
-    result = frame.select(*(F.expr(sql[name]).alias(name) for name in columns))
+    columns = {name: text for name, text in sql.items() if name in RECORD}
+    if packed:
+        columns = {name: f"CASE WHEN {PACKED} IS NULL THEN {text} END" for name, text in columns.items()}
+        columns[PACKED] = PACKED
+    result = frame.select(*(F.expr(text).alias(name) for name, text in columns.items()))
     return result.repartition(parallelism, "key") if parallelism > 1 else result.coalesce(1)
