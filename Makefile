@@ -6,7 +6,7 @@ GUARANTEE ?= at_least_once
 BIN := .venv/bin
 TESTS ?= tests
 # More than the cores: a test on real brokers waits for half of its time and more.
-WORKERS ?= 6
+WORKERS ?= 4
 MINUTES ?= 10
 STEPS ?= 10000000
 ROLES ?= gateway,jvm,driver,bridge,worker,kafka

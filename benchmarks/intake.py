@@ -8,8 +8,9 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mqtt5 import ConnectPacket, DisconnectPacket
 
@@ -37,13 +38,14 @@ class Subject(NamedTuple):
     taken: Callable[[], int]
 
 
-def settings(port: int, directory: Path) -> GatewaySettings:
-    """A gateway with every default but the broker."""
+def settings(port: int, directory: Path, *, qos: int = 1, **more: int) -> GatewaySettings:
+    """A gateway with every default but the broker and what is said."""
     return GatewaySettings(
         name="bench",
         state_dir=directory / "gateway",
         brokers=(f"mqtt://127.0.0.1:{port}",),  # type: ignore[arg-type]
-        subscriptions=(Filter("telemetry/#"),),
+        subscriptions=(Filter("telemetry/#", qos=qos),),
+        **more,  # type: ignore[arg-type]
     )
 
 
@@ -55,9 +57,10 @@ def gateway_at(port: int, directory: Path) -> Iterator[GatewayRun]:
 
 
 @contextmanager
-def gateway(broker: Mosquitto, directory: Path) -> Iterator[Subject]:
+def gateway(broker: Mosquitto, directory: Path, **more: int) -> Iterator[Subject]:
     """Run a gateway whose journal is on a disk."""
-    with gateway_at(broker.port, directory) as run:
+    with GatewayRun(settings(broker.port, directory, **more)) as run:
+        run.start()
         run.online()
         client = run.client()
         assert client is not None
@@ -85,13 +88,13 @@ def null(broker: Mosquitto, directory: Path, count: int) -> Iterator[Subject]:
     child.wait()
 
 
-def drain(subject: Subject, broker: Mosquitto, directory: Path, count: int) -> Outcome:
+def drain(subject: Subject, broker: Mosquitto, directory: Path, count: int, qos: int = 1) -> Outcome:
     """Let a backlog pile up behind a stopped subject, then measure how it goes down."""
     broker_pid = broker.pid or 0
     meter = Meter({"mosquitto": lambda: [broker_pid], "subject": lambda: [subject.pid]})
     before = subject.taken()
     with held(subject.pid):
-        publish(broker, directory, count)
+        publish(broker, directory, count, qos=qos)
         meter.start()
         began = time.monotonic()
     wait(lambda: subject.taken() - before >= count, f"{subject.name} to drain", pause=0.02)
@@ -100,14 +103,14 @@ def drain(subject: Subject, broker: Mosquitto, directory: Path, count: int) -> O
     return Outcome(subject.name, count, seconds, meter.used, ["subject"])
 
 
-def live(subject: Subject, broker: Mosquitto, directory: Path, count: int) -> Outcome:
-    """Measure with 8 publishers pushing flat out at the same time."""
+def live(subject: Subject, broker: Mosquitto, directory: Path, count: int, qos: int = 1, rate: float = 0.0) -> Outcome:
+    """Measure with 8 publishers at the same time, flat out where no rate is said."""
     broker_pid = broker.pid or 0
     meter = Meter({"mosquitto": lambda: [broker_pid], "subject": lambda: [subject.pid]})
     before = subject.taken()
     meter.start()
     began = time.monotonic()
-    publish(broker, directory, count)
+    publish(broker, directory, count, qos=qos, rate=rate)
     wait(lambda: subject.taken() - before >= count, f"{subject.name} to keep up", pause=0.02)
     seconds = time.monotonic() - began
     meter.stop()
@@ -160,6 +163,7 @@ def _raw_gateway(name: str, stub: StubBroker, directory: Path, count: int) -> Ou
 
 def run(count: int = 300_000, rounds: int = 2) -> None:
     """Both subjects in turn, on one broker, and their ratio (the best of each, as noise only slows)."""
+    alone(count, rounds)
     raw(count, rounds)
     with tempfile.TemporaryDirectory(prefix="towline-bench-") as name:
         directory = Path(name)
@@ -174,6 +178,34 @@ def run(count: int = 300_000, rounds: int = 2) -> None:
                 ratio = best[1].rate / best[0].rate
                 print(f"\n  ratio gateway : null subscriber   {ratio:.2f}   (aim {aim})")
                 print(f"  gateway CPU {best[1].micros('subject'):.2f} us a message, {_plus(best)} us more than null\n")
+
+
+#: Both levels; then what a larger Receive Maximum does to the broker that has to look after it.
+_ALONE: Final[tuple[tuple[int, dict[str, int]], ...]] = (
+    (1, {}),
+    (2, {}),
+    (2, {"receive_maximum": 4_000}),
+    (2, {"receive_maximum": 8_000}),
+)
+
+
+def alone(count: int, rounds: int) -> None:
+    """The gateway by QoS: a backlog drained, and 5,000 messages a second; the best of each."""
+    for qos, more in _ALONE:
+        said = "".join(f", {name} {value:,}" for name, value in more.items())
+        print(f"intake: QoS {qos}{said}, {count:,} drained, then 5,000 msg/s\n  {machine()}\n")
+        best: list[Outcome] = []
+        for measured in (drain, partial(live, rate=5_000.0)):
+            with (
+                tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
+                Mosquitto(Path(name) / "mosquitto", settings=UNLIMITED) as broker,
+                gateway(broker, Path(name), qos=qos, **more) as subject,
+            ):
+                size = count if measured is drain else min(count, 50_000)
+                outcomes = [measured(subject, broker, Path(name), size, qos) for _ in range(rounds)]
+            best.append(min(outcomes, key=lambda outcome: outcome.micros("subject")))
+            print(best[-1].line(), flush=True)
+        print()
 
 
 def _plus(best: list[Outcome]) -> str:

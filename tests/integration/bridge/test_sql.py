@@ -50,11 +50,7 @@ ROUTES = compiled(
     {"from": "tri/{x}", "topic": "{x}", "allowed_topics": ["t1", "a*", "?"], "fallback_topic": "tri.other"},
     {"from": "it's/+/#", "topic": "quote", "key": "'{mqtt.user.k}\\", "headers": {"it's": "${{}}%"}},
     {"from": "+/b", "topic": "wild", "where": "length(payload) > 1", "key": "{mqtt.retain}{mqtt.content_type}"},
-    {
-        "from": "$SYS/{x}",
-        "topic": "sys",
-        "key": "{mqtt.offset}{mqtt.gateway}{mqtt.message_expiry}{mqtt.response_topic}",
-    },
+    {"from": "$SYS/{x}", "topic": "s", "key": "{mqtt.offset}{mqtt.gateway}{mqtt.message_expiry}{mqtt.response_topic}"},
     {"from": "tow/{x}", "topic": "towline.{x}", "fallback_topic": "tow.other"},
     {"from": "low/{x}", "topic": "_{x}", "fallback_topic": "low.other"},
     {"from": "{x}/{y}/{z}", "topic": "deep", "properties": "none", "key": "{mqtt.topic}"},

@@ -58,11 +58,18 @@ class Gateway:
     def until(self, timeout: float = 60, **wanted: object) -> dict[str, Any]:
         """Wait until the status shows all of `wanted`."""
 
-        def shown() -> dict[str, Any] | None:
-            status = self.status()
-            return status if all(status.get(key) == value for key, value in wanted.items()) else None
+        last: dict[str, Any] = {}
 
-        return wait_until(shown, timeout, f"a status with {wanted}")
+        def shown() -> bool:
+            last.update(self.status())
+            return all(last.get(key) == value for key, value in wanted.items())
+
+        try:
+            wait_until(shown, timeout, f"a status with {wanted}")
+        except AssertionError as error:
+            error.add_note(f"the last status: {last}")
+            raise
+        return last
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self.process is not None
