@@ -55,6 +55,7 @@ def small(bridge: Running) -> OnSmallDisk:
     return bridge
 
 
+@pytest.mark.long
 def test_spark_waits_for_the_disk(small: OnSmallDisk, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic) -> None:
     name = topic()
     write(small, mosquitto.port, kafka.bootstrap, name, "[uplink.journal]\nmin_free_bytes = 0\nsegment_bytes = 1048576")

@@ -220,6 +220,7 @@ def leader(cluster: KafkaCluster, topic: str) -> tuple[ClusterNode, list[int]]:
     return cluster.node(found.leader), list(found.isrs)
 
 
+@pytest.mark.long
 def test_everything_once_while_a_broker_of_three_is_killed(
     cluster: KafkaCluster, tmp_path: Path, mosquitto: Mosquitto
 ) -> None:
