@@ -26,6 +26,7 @@ from towline.kafka.packed import unpacked
 from towline.kafka.strategies import delivery_for
 from towline.spark import tally
 from towline.spark.tasks import TaskAnswer, answers, batch_task, speculates, streaming_task
+from towline.spark.workers import settle
 from towline.text import printable
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class KafkaTransactional(DataSource):
             JournalError: TL-J20.
             KafkaError: TL-K04 for a topic that is not there; TL-K10, TL-K11, as `guard.look` says.
         """
+        settle()
         location = self.options.get("checkpointlocation", "")
         if policy(self._settings.guarantee).gives_up:
             Checkpoint(location).sync()
@@ -160,6 +162,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         Raises:
             KafkaError: The rows are not safely in Kafka; TL-K08 if Spark does not say which batch this is.
         """
+        settle()
         task = Task(*streaming_task(_out_of_place))
         if isinstance(self._delivery, ExactlyOnce | ByQos):
             _refuse_speculation()
@@ -176,6 +179,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             KafkaError: TL-K08 if an answer is missing or belongs to another batch; what `deliver` raises.
             JournalError: TL-J20, the state can't be made durable.
         """
+        settle()
         written = answers(messages, KafkaWritten, batchId, _out_of_place)
         total = account(written, batchId)
         if isinstance(self._delivery, ExactlyOnce) and written:

@@ -33,6 +33,7 @@ from towline.spark.cut import Cut
 from towline.spark.link import PATIENCE_S, GatewayPlace, patiently
 from towline.spark.offsets import Position
 from towline.spark.served import timed, unrepeated
+from towline.spark.workers import settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -334,6 +335,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         For them a repeated task is as a repeated batch: the first attempt may have passed rows on.
         """
+        settle()
         assert isinstance(partition, Slice)
         plan = self._plan
         fresh = partition.end if plan.once_below and _attempt() > 0 else partition.fresh

@@ -25,6 +25,7 @@ from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
 from towline.spark.link import GatewayPlace, Retry, client_of
 from towline.spark.sink_columns import SinkColumns
 from towline.spark.tasks import TaskAnswer, answers, batch_task, streaming_task
+from towline.spark.workers import settle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -206,6 +207,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         Raises:
             GatewayError: The rows are not in the outbox; TL-G25 if Spark does not say which batch this is.
         """
+        settle()
         task = streaming_task(_out_of_place)
         sender = self._sender.of(task.partition)
         stored = sender.bring(f"{task.query}/{task.partition}", task.batch or 0, iterator)
@@ -220,6 +222,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
             GatewayError: TL-G25 if an answer is missing or belongs to another batch.
             JournalError: TL-J20, the checkpoint's disk did not take it.
         """
+        settle()
         written = answers(messages, MqttWritten, batchId, _out_of_place)
         clients = len(self._sender.places)
         for number in range(clients):
