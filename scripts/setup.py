@@ -362,11 +362,13 @@ print(f"Kafka {KAFKA_VERSION} ({len(list(jars.glob('*.jar')))} jars), {archived(
 
 
 def spark() -> tuple[str, str]:
-    """An archive of the classes that Spark loads: tests and demo start it many times, each in half the time."""
+    """An archive of the classes that Spark loads, for starts in half the time, and a quicker way to its checkpoints."""
     code = """
 import pyspark
+from towline.spark import localfs
 from towline.spark.quickstart import prepare_spark
 archive = prepare_spark()
+localfs.fetch()
 print(f"PySpark {pyspark.__version__}, {archived(archive and archive.parent)}")
 """
     return prepared(ARCHIVED + code), ""

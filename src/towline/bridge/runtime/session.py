@@ -15,6 +15,7 @@ from towline.bridge.config.kafka_source import java_client
 from towline.bridge.runtime.surroundings import short_sockets
 from towline.bridge.uplink.source import PackedSource
 from towline.guarantee import policy
+from towline.spark import localfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +75,7 @@ def _settings(bridge: Bridge) -> dict[str, str]:
         **short_sockets(os.environ.get("SPARK_LOCAL_DIRS")),
         "spark.ui.enabled": str(own.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
+        **localfs.settings(),
         **sqlcheck.SESSION_SQL,
         "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
         **{name: value for line in bridge.lines for name, value in policy(line.guarantee).spark.items()},

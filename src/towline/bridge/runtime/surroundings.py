@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from towline import files
 from towline.errors import SetupError
 from towline.gateway.endpoint import MAX_SOCKET_BYTES
+from towline.spark import localfs
 from towline.spark.classes import sharing
 from towline.spark.home import light_home
 from towline.spark.java import OLDEST_JAVA, java_version
@@ -85,7 +86,8 @@ def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.env
     """The driver's environment.
 
     Args:
-        bridge: With a local master, Spark's processes start quicker in a home of our own, from an archive of classes.
+        bridge: With a local master, Spark's processes start quicker in a home of our own, from an archive of classes,
+            and its checkpoints are written by `towline.spark.localfs`.
         place: From `scratch`; a ``spark.local.dir`` of the user's is left alone.
         environ: What it inherits.
     """
@@ -93,6 +95,7 @@ def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.env
     local = bridge.spark.master.startswith("local")
     home = light_home() if local else None
     options = jvm_options(bridge.spark.tier) if local else []
+    variables |= localfs.class_path(environ) if local else {}
     if home is not None:
         variables["SPARK_HOME"] = str(home)
         with contextlib.suppress(SetupError):  # Spark may know a Java that we do not
