@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 import threading
@@ -46,6 +47,18 @@ def refusal(uri: str, proxy: Proxy | None = None, timeout_s: float = 3) -> str:
     with pytest.raises(TowlineError) as caught:
         connect(Endpoint.parse(uri), proxy=proxy, timeout_s=timeout_s)
     return str(caught.value)
+
+
+def test_what_arrives_is_confirmed_at_once() -> None:
+    """Linux waits for our next packet otherwise, and a broker without TCP_NODELAY for the confirmation (RFC 896)."""
+    with answering(b"a") as port:
+        transport = connect(Endpoint.parse(f"mqtt://127.0.0.1:{port}"), timeout_s=5)
+        with socket.socket(fileno=os.dup(transport.fileno())) as same:
+            transport.write(b"b")
+            same.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+            wait_until(lambda: transport.read() == b"a")
+            assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
+        transport.close()
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
