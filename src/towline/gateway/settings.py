@@ -179,7 +179,8 @@ class GatewaySettings(_Model):
             the whole window (100,000 messages: 4 s with 1000, minutes with 65534, measured on 2.0.21).
         max_packet_bytes: Of a larger message only a row without payload is kept (`towline.mqtt.stubs`). It is not
             announced to the broker, which would silently drop larger messages [MQTT-3.1.2-25].
-        linger_ms: How long a chunk may wait for more bytes before it is made durable.
+        linger_ms: How long a chunk of a stream may wait for more before it is made durable; a small one up to four
+            times as long.
         protocol: ``5``, ``3.1.1``, ``3.1``, or ``auto``: 5, and 3.1.1 or 3.1 where the broker does not speak it, as it
             says, or shows by ending the connection or by silence in place of CONNACK. 3.1 and 3.1.1 have no expiry, no
             Receive Maximum and no properties.

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from towline.errors import BrokerError, ConfigError, TakenOver
@@ -42,6 +43,7 @@ from towline.mqtt.reasons import CUT
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import NAMES, Versions
 from towline.net.attempts import Attempts
+from towline.net.linger import Linger
 from towline.net.options import ConnectionOptions
 from towline.net.pauses import Pauses
 from towline.net.transport import Endpoint, Transport, connect
@@ -52,12 +54,10 @@ __all__ = ["Hooks", "SessionDriver"]
 _LAST_WORDS: Final = 0.2
 #: A chunk below may be the beginning of more, and waits `ConnectionOptions.linger_s`; above, waiting gains nothing.
 _SMALL_CHUNK: Final = 128 << 10
-#: Packets of a chunk in a stream.
-_STREAM: Final = 100
 
 
-def _packets(item: Item) -> int:
-    return len(item) if isinstance(item, PublishRun | PlainRun | AnswerRun) else 1
+def _packets(items: list[Item]) -> int:
+    return sum(len(item) if isinstance(item, PublishRun | PlainRun | AnswerRun) else 1 for item in items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +110,7 @@ class SessionDriver:
         #: What no other try will mend; the owner has to stop.
         self.fatal: BrokerError | ConfigError | None = None
         self._reading = True
-        #: Packets of the last chunk that waited in vain for more: perhaps as many as the broker sends at a time.
-        self._window = 0
-        #: Whether the last chunk was one of a stream, which is better decoded in one go.
-        self._streaming = False
+        self._linger = Linger(options.linger_s)
         self._cancelled = threading.Event()
         #: Read end and write end of what `wake` writes to; empty when disposed of.
         self._pipe: tuple[int, ...] = os.pipe()
@@ -312,28 +309,24 @@ class SessionDriver:
     def _chunk(self, transport: Transport, data: bytes) -> list[Item]:
         """What was read, and what came in a moment of waiting for more of the same, so that one sync serves many.
 
-        A broker with a small window sends nothing more before our acknowledgements, so where a wait brought nothing,
-        the next chunk of as many packets is not kept waiting.
-
         Raises:
             MalformedPacket: As `Decoder.feed`.
         """
-        wait = len(data) < _SMALL_CHUNK and self._options.linger_s and self.session.state is SessionState.ONLINE
-        if wait and self._streaming:
-            data += self._more(transport)
-            wait = 0.0
-        items = self._decoder.feed(data)
-        packets = sum(map(_packets, items))
-        if wait and packets != self._window:
-            if more := self._more(transport):
-                items += self._decoder.feed(more)
-            else:
-                self._window = packets
-        self._streaming = packets >= _STREAM
+        if len(data) >= _SMALL_CHUNK or self.session.state is not SessionState.ONLINE:
+            return self._decoder.feed(data)
+        linger = self._linger
+        if pause := linger.at_once():
+            items = self._decoder.feed(data + self._more(transport, pause))
+        else:
+            items = self._decoder.feed(data)
+            for pause in linger.pauses(partial(_packets, items)):
+                if more := self._more(transport, pause):
+                    items += self._decoder.feed(more)
+        linger.done(_packets(items))
         return items
 
-    def _more(self, transport: Transport) -> bytes:
-        time.sleep(self._options.linger_s)
+    def _more(self, transport: Transport, seconds: float) -> bytes:
+        time.sleep(seconds)
         return transport.read() or b""
 
     def _note(self, action: Action) -> None:

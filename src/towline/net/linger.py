@@ -1,0 +1,82 @@
+"""How long a chunk waits for more messages, so that one sync and one round of work serve many. Pure: no clock.
+
+Waiting saves CPU where messages come one by one. It harms where a broker sends nothing more before our
+acknowledgements: with a window of 20, a wait of 4 ms each time would hold the line at 5,000 messages a second. Such a
+broker shows itself by chunks of one and the same number of packets, its window; a chunk of that many does not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+__all__ = ["Linger"]
+
+#: Packets of a chunk in a stream.
+_STREAM: Final = 100
+#: Any other chunk waits so many times as long as that of a stream.
+_PATIENCE: Final = 4
+#: One step towards a window that is not full yet, in seconds: a broker fills it packet by packet.
+_STEP_S: Final = 0.00025
+#: Chunks of other numbers in a row after which there is no window.
+_MISSES: Final = 3
+#: Every so many chunks one is kept waiting all the same: what looked like a window may have been a low rate.
+_TRIAL: Final = 64
+
+
+class Linger:
+    """What was learned from the chunks so far, for the next one.
+
+    Args:
+        stream_s: How long a chunk of a stream waits, in seconds, and others four times as long; 0 for none.
+    """
+
+    def __init__(self, stream_s: float) -> None:
+        self._stream = stream_s
+        #: Packets of the last chunk.
+        self._last = 0
+        #: As many as the broker seems to send at a time; 0 for unknown.
+        self._window = 0
+        #: Chunks since the last one of a whole window; < _MISSES.
+        self._misses = 0
+        #: Chunks of a whole window since the last one that was kept waiting; <= _TRIAL.
+        self._spared = 0
+
+    def at_once(self) -> float:
+        """Seconds to wait before the bytes of a chunk are looked at: those of a stream are better decoded in one go."""
+        return self._stream if self._last >= _STREAM else 0.0
+
+    def pauses(self, packets: Callable[[], int]) -> Iterator[float]:
+        """Seconds to wait for more, one wait after the other.
+
+        Args:
+            packets: How many the chunk has by now.
+        """
+        left, first = _PATIENCE * self._stream, packets()
+        trial = self._spared == _TRIAL
+        self._spared *= not trial
+        while self._window and left > 0:
+            before = packets()
+            if before == self._window and not trial:
+                self._spared += 1
+                return
+            pause = min(left, _STEP_S)
+            left -= pause
+            yield pause
+            if packets() == before:
+                break
+        if left > 0:
+            yield left
+        if packets() == first:
+            self._window = first
+        elif trial:
+            self._window = 0  # more came than was taken for all
+
+    def done(self, packets: int) -> None:
+        """The chunk is complete, with so many packets."""
+        if packets == self._last < _STREAM:
+            self._window = packets
+        self._misses = 0 if packets == self._window else self._misses + 1
+        if self._misses == _MISSES:
+            self._window = self._misses = 0
+        self._last = packets
