@@ -1,14 +1,13 @@
 """From PUBLISH packets to one Arrow record batch of `ROW_SCHEMA`.
 
-Most messages carry few properties, so a column without a value is made as a whole instead of value by value, and kept:
-what a chunk of ten messages costs is mostly the making of columns.
+Most messages are alike in most columns, so a column of one value is cut off a longer one that is kept: what a chunk of
+ten messages costs is mostly the making of columns.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -25,11 +24,10 @@ __all__ = ["below", "to_rows"]
 
 #: Bytes of a payload whose copy would be felt.
 _LARGE: Final = 1 << 20
-_FALSE: Final = pa.scalar(False)
 _MOMENT: Final = pa.timestamp("us", "UTC")
 _KINDS: Final = {field.name: field.type for field in ROW_SCHEMA}
-#: Columns of up to so many rows are kept when they are empty: there most of the time goes into making them.
-_SMALL: Final = 64
+#: Name of a column and the one value in it → the longest such column so far; few values are kept, see `_of_one`.
+_kept: dict[tuple[str, Any], pa.Array] = {}
 
 
 def below(messages: Messages | PlainMessages, least: int) -> int:
@@ -52,16 +50,17 @@ def to_rows(
             a copy that carries them further would be taken for a repeat.
     """
     headers, count = messages.headers, len(messages)
+    levels = headers.translate(QOS_OF)
     said = _said(messages, strip_marks=strip_marks) if isinstance(messages, Messages) else _plain(messages, count)
     columns = [
         said.topics,
         said.payloads,
-        pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(headers.translate(QOS_OF))]),
-        _flags(headers.translate(RETAIN_OF)),
-        _flags(headers.translate(DUPLICATE_OF)),
+        _levels(levels),
+        _flags("retain", headers.translate(RETAIN_OF)),
+        _flags("duplicate", headers.translate(DUPLICATE_OF)),
         *said.properties,
         pa.repeat(pa.scalar(received_at_us, _MOMENT), count),
-        pa.repeat(_text(gateway), count),  # of a bare string Arrow would guess the type
+        _of_one("gateway", gateway, count),
         pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(array("q", range(first, first + count)))]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
@@ -85,7 +84,7 @@ def _plain(messages: PlainMessages, count: int) -> _Said:
     else:
         topics = pa.array([topic for one in columns for topic in one.topics()], pa.string())
         payloads = pa.array([payload for one in columns for payload in one.payloads()], pa.binary())
-    return _Said(topics, payloads, [_nulls(name, count) for name in OPTIONAL])
+    return _Said(topics, payloads, [_of_one(name, None, count) for name in OPTIONAL])
 
 
 def _joined(parts: list[pa.Array]) -> pa.Array:
@@ -115,15 +114,22 @@ def _payloads(values: list[bytes | None]) -> pa.Array:
     return pa.array(values, pa.binary())
 
 
-def _flags(values: bytes) -> pa.Array:
+def _levels(values: bytes) -> pa.Array:
+    count = len(values)
+    if count and values.count(values[0]) == count:
+        return _of_one("qos", values[0], count)
+    return pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(values)])
+
+
+def _flags(column: str, values: bytes) -> pa.Array:
     if 1 not in values:
-        return pa.repeat(_FALSE, len(values))
+        return _of_one(column, False, len(values))
     return pa.array([value == 1 for value in values], pa.bool_())
 
 
 def _optional(values: list[Any], column: str) -> pa.Array:
     if values.count(None) == len(values):
-        return _nulls(column, len(values))
+        return _of_one(column, None, len(values))
     return pa.array(values, _KINDS[column])
 
 
@@ -131,13 +137,13 @@ def _payload_format(packets: Sequence[Published]) -> pa.Array:
     """Payload Format Indicator 1 is UTF-8 text; the codec can't tell 0 from absent, so both are null."""
     values = [p.payload_format_indicator for p in packets]
     if 1 not in values:
-        return _nulls("payload_is_utf8", len(values))
+        return _of_one("payload_is_utf8", None, len(values))
     return pa.array([True if value else None for value in values], pa.bool_())
 
 
 def _lists(values: Sequence[Sequence[Any]], column: str) -> pa.Array:
     if not any(values):
-        return _nulls(column, len(values))
+        return _of_one(column, None, len(values))
     return pa.array([value or None for value in values], _KINDS[column])
 
 
@@ -148,20 +154,19 @@ def _user_properties(packets: Sequence[Published], *, strip_marks: bool) -> pa.A
         marks = (NUMBER_KEY, ID_KEY, AUTH_KEY)
         values = [unmarked(v) if any(key in marks for key, _ in v) else v for v in values]
     if not any(values):
-        return _nulls("user_properties", len(values))
+        return _of_one("user_properties", None, len(values))
     rows = [[{"key": key, "value": value} for key, value in pairs] or None for pairs in values]
     return pa.array(rows, _KINDS["user_properties"])
 
 
-def _nulls(column: str, count: int) -> pa.Array:
-    return _kept_nulls(column, count) if count <= _SMALL else pa.nulls(count, _KINDS[column])
+def _of_one(column: str, value: Any, count: int) -> pa.Array:
+    """So many rows of one value, None for null.
 
-
-@lru_cache(maxsize=len(OPTIONAL) * _SMALL)
-def _kept_nulls(column: str, count: int) -> pa.Array:
-    return pa.nulls(count, _KINDS[column])
-
-
-@lru_cache(maxsize=8)
-def _text(value: str) -> pa.Scalar:
-    return pa.scalar(value, pa.string())
+    What is kept is bounded: by the largest chunk, and by the values, which are the process's own and the three of QoS.
+    """
+    known = _kept.get((column, value))
+    if known is None or len(known) < count:
+        kind = _KINDS[column]
+        known = pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
+        _kept[column, value] = known
+    return known.slice(0, count)

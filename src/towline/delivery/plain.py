@@ -10,6 +10,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,6 +29,8 @@ _MOST_BYTES: Final = 1 << 30
 _LEAD, _TOPIC, _MIDDLE, _PAYLOAD = range(FIELDS)
 #: Arrow guesses the type of a bare Python number, and looks for pandas each time: 35 us.
 _ONE: Final = pa.scalar(1, pa.int32())
+#: 1 for each QoS that has packet ids.
+_ONES: Final = bytes((0, 1, 1)) + bytes(253)
 #: Places of one field among the fields of many packets; replaced by a longer array when it is too short.
 _places: dict[int, Any] = {}
 
@@ -46,8 +49,9 @@ class ArrowColumns:
 
     def topics(self) -> list[str]:
         """The topic of each."""
-        topics: list[str] = self.topic.to_pylist()
-        return topics
+        encoded = self.topic.dictionary_encode()  # a text for each topic, not for each message
+        names: list[str] = encoded.dictionary.to_pylist()
+        return list(map(names.__getitem__, encoded.indices.to_pylist()))
 
     def payloads(self) -> list[bytes]:
         """The payload of each."""
@@ -60,12 +64,12 @@ def plain_run(
 ) -> tuple[PlainRun, int] | None:
     """The longest run of sound packets, as `towline.mqtt.plain.PlainReader` says; None below `worth` packets."""
     while len(fields) >= worth and len(buffer) <= _MOST_BYTES:
-        cut = _Cut(buffer, position, fields)
-        sound = min(cut.without_properties() if properties else len(fields), cut.with_ids())
+        cut = _Cut(buffer, position, fields, properties=properties)
+        sound = min(cut.without_properties(), cut.with_ids())
         if sound == len(fields):
             sound = _sound_topics(topic := cut.field(_TOPIC))
             if sound == len(fields):
-                columns = ArrowColumns(topic.cast(pa.string()), cut.field(_PAYLOAD))
+                columns = ArrowColumns(topic.view(pa.string()), cut.field(_PAYLOAD))  # no cast: it is UTF-8
                 return PlainRun(cut.headers, cut.ids, columns), cut.end
         fields = fields[:sound]
     return None
@@ -78,9 +82,10 @@ class _Cut:
         buffer: Received bytes.
         position: Where the first packet begins.
         fields: The lengths of each packet's fields.
+        properties: Whether packets have a property length.
     """
 
-    def __init__(self, buffer: bytes, position: int, fields: Sequence[bytes]) -> None:
+    def __init__(self, buffer: bytes, position: int, fields: Sequence[bytes], *, properties: bool) -> None:
         count, data = FIELDS * len(fields), pa.py_buffer(buffer)
         lengths = pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(b"".join(fields))])
         start = pa.array([position], pa.int32())
@@ -93,8 +98,12 @@ class _Cut:
         #: The first byte of each packet.
         self.headers = self._bytes_at(self._starts(_LEAD))
         self._levels = self.headers.translate(QOS_OF)
+        high, low, self._lengths = self._middles(properties=properties)
+        pairs = bytearray(2 * self._count)
+        pairs[sys.byteorder == "little" :: 2] = high
+        pairs[sys.byteorder != "little" :: 2] = low
         #: The packet id of each; 0 for QoS 0.
-        self.ids = self._ids()
+        self.ids = array("H", bytes(pairs))
 
     def field(self, which: int) -> Any:
         """One field of every packet."""
@@ -102,8 +111,7 @@ class _Cut:
 
     def without_properties(self) -> int:
         """How many packets from the first on have a property length of 0."""
-        lengths = self._bytes_at(pc.subtract(self._starts(_PAYLOAD), _ONE))
-        return self._count - len(lengths.lstrip(b"\0"))
+        return self._count - len(self._lengths.lstrip(b"\0"))
 
     def with_ids(self) -> int:
         """How many packets from the first on have a packet id that is not 0, or need none."""
@@ -112,17 +120,18 @@ class _Cut:
         pairs = enumerate(zip(self._levels, self.ids, strict=True))
         return next((at for at, (level, packet_id) in pairs if level and not packet_id), self._count)
 
-    def _ids(self) -> array[int]:
-        starts = self._starts(_MIDDLE)
-        if 0 in self._levels:  # without an id, and at the very end without anything behind it
-            starts = pc.min_element_wise(starts, pa.scalar(len(self._bytes) - 2, pa.int32()))
-        pairs = bytearray(2 * self._count)
-        pairs[sys.byteorder == "little" :: 2] = self._bytes_at(starts)
-        pairs[sys.byteorder != "little" :: 2] = self._bytes_at(pc.add(starts, _ONE))
-        ids = array("H", bytes(pairs))
-        if 0 in self._levels:
-            return array("H", [packet_id if level else 0 for level, packet_id in zip(self._levels, ids, strict=True)])
-        return ids
+    def _middles(self, *, properties: bool) -> tuple[bytes, bytes, bytes]:
+        """What is between topics and payloads: either byte of the packet ids, 0 for QoS 0, and the property lengths."""
+        if 0 not in self._levels:  # all are equally long
+            middles: bytes = self.field(_MIDDLE).buffers()[2].to_pybytes()
+            size = 2 + properties
+            middles = middles[: size * self._count]
+            return middles[::size], middles[1::size], middles[2::size]
+        # Without an id, and at the very end without anything behind it.
+        starts = pc.min_element_wise(self._starts(_MIDDLE), pa.scalar(len(self._bytes) - 2, pa.int32()))
+        has_id = self._levels.translate(_ONES)
+        high, low = (bytes(map(mul, has_id, self._bytes_at(at))) for at in (starts, pc.add(starts, _ONE)))
+        return high, low, self._bytes_at(pc.subtract(self._starts(_PAYLOAD), _ONE)) if properties else b""
 
     def _places(self, which: int) -> Any:
         known = _places.get(which)

@@ -117,6 +117,9 @@ def combined(pieces: Iterable[RowSlice], batch_rows: int, batch_bytes: int = BAT
 
 def cut(rows: Any, batch_rows: int, batch_bytes: int) -> Iterator[Any]:
     """Yield the rows of one record batch in slices within both bounds, at least one row each, without a copy."""
+    if rows.num_rows <= batch_rows and rows.get_total_buffer_size() <= batch_bytes:
+        yield rows  # of columns as a whole; to ask each for its share, as `nbytes` does, takes 25 us
+        return
     at = 0
     while at < rows.num_rows:
         most = min(batch_rows, rows.num_rows - at)

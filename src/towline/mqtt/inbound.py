@@ -51,6 +51,8 @@ __all__ = ["AliasError", "Inbound"]
 #: PUBACK and PUBREC with reason 0 in their short form, by QoS, before the packet id is added.
 _ACK_WORD: Final = {1: 0x40020000, 2: 0x50020000}
 _PUBCOMP_WORD: Final = 0x70020000
+#: `Held._make` in half the time.
+_HELD: Final = partial(tuple.__new__, Held)
 #: What the publisher sent beside topic and payload, and the values of a message without any of it.
 _PROPERTIES: Final = attrgetter(
     "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties"
@@ -284,7 +286,7 @@ class Inbound:
         self.next_number += len(ids)
         numbers = range(first, self.next_number)
         if b"\x02" in qos:
-            new = dict(zip(ids, map(Held, numbers, digests()), strict=True))
+            new = dict(zip(ids, map(_HELD, zip(numbers, digests(), strict=True)), strict=True))
             self.held.update(new)
             self._chunk.held.update(new)
         word = _ACK_WORD[2 if b"\x02" in qos else 1]
