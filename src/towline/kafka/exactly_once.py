@@ -3,7 +3,7 @@
 For batch b and partition p of one sink:
 
     1  spool      read all rows; upstream is done, nothing is open
-    2  producer   a new one with transactional.id <prefix>.<sink>.<p>; list_topics()
+    2  producer   meanwhile: a new one with transactional.id <prefix>.<sink>.<p>; list_topics()
     3  init       init_transactions(): older producers are fenced, their transaction is committed or aborted
     4  marker     read it, read_committed, to the last stable offset
     5  decide     `markers.STEPS`: write, skip, or stop with a clear line
@@ -104,9 +104,13 @@ class ExactlyOnce(Delivery):
         self._check(task)
         if task.partition >= self.settings.parallelism and task.batch is not None:
             raise self._refuse(task)
-        with Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
+        claim, sink_id = self._claim(task), self._sink_id(task)
+        # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
+        name = sink_id if claim else f"{sink_id}.{self.origin.job}"
+        starting = transactions.Starting(self.settings, self.settings.transactional_id(name, task.partition))
+        with starting, Spool(self.settings.spool_memory, self.settings.spool_disk) as spool:
             spool.fill(batches)
-            return self._persist(_Work(task, spool, self._claim(task), self._sink_id(task)))
+            return self._persist(_Work(task, spool, claim, sink_id, starting))
 
     def fence(self, query: str | None) -> None:
         """End open transactions of this sink's tasks, dead or alive; never raises, and gives up soon.
@@ -168,17 +172,14 @@ class ExactlyOnce(Delivery):
         return done
 
     def _take(self, work: _Work, screen: RecordCheck) -> Transactional:
-        # A batch query has a job; its id keeps two queries of one sink apart, and lets attempts of a task fence.
-        name = work.sink_id if work.claim else f"{work.sink_id}.{self.origin.job}"
-        transactional_id = self.settings.transactional_id(name, work.task.partition)
         fitting = screen.fitting()
         longer = transactions.clock(self.settings, work.spool.size)
         try:
-            return transactions.take(self.settings, transactional_id, {**fitting, **longer})
+            return work.starting.take({**fitting, **longer})
         except KafkaError as problem:
             if not longer or problem.code != "TL-K20":
                 raise
-            return transactions.take(self.settings, transactional_id, fitting)  # the cluster allows no longer one
+            return work.starting.take(fitting)  # the cluster allows no longer one
 
     def _transact(self, work: _Work, producer: Transactional, screen: RecordCheck) -> Delivered:
         if work.claim is None:
@@ -293,12 +294,14 @@ class _Work:
         spool: The rows.
         claim: What to compare with the marker; None in a batch query.
         sink_id: The sink.
+        starting: Its producer.
     """
 
     task: Task
     spool: Spool
     claim: Claim | None
     sink_id: str
+    starting: transactions.Starting
 
     def store(self, settings: SinkSettings) -> MarkerStore:
         """Where its markers are."""

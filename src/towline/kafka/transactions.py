@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from towline.kafka import faults
 from towline.kafka.faults import TransactionVerdict
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
-__all__ = ["Indefinite", "Transactional", "clock", "give_back", "take"]
+__all__ = ["Indefinite", "Starting", "Transactional", "clock", "give_back", "take"]
 
 #: Longest single call, in seconds, so that a deadline is met and a signal is heard.
 _CALL_S: Final = 5.0
@@ -243,6 +245,58 @@ def take(settings: SinkSettings, transactional_id: str, more: Mapping[str, str])
         fresh.close()
         raise
     return fresh
+
+
+class Starting:
+    """A producer that is started while its task still waits for rows; a context manager, which closes one not taken.
+
+    To start fences older producers and opens no transaction, so it may come as early as one likes. It takes as long as
+    Spark takes to hand over the rows of a small batch.
+
+    Args:
+        settings: The sink's settings.
+        transactional_id: Whom it fences.
+    """
+
+    def __init__(self, settings: SinkSettings, transactional_id: str) -> None:
+        self._settings = settings
+        self._id = transactional_id
+        #: None once it was taken.
+        self._started: Future[Transactional] | None = Future()
+        threading.Thread(target=self._start, args=(self._started,), name="producer", daemon=True).start()
+
+    def _start(self, started: Future[Transactional]) -> None:
+        try:
+            started.set_result(take(self._settings, self._id, {}))
+        except BaseException as problem:  # noqa: BLE001 - whoever takes it hears of it
+            started.set_exception(problem)
+
+    def take(self, more: Mapping[str, str]) -> Transactional:
+        """The producer, if it has these settings and was not taken before; else a new one.
+
+        Raises:
+            KafkaError: TL-K01, TL-K20.
+            ConfigError: Secrets or TLS files.
+        """
+        started, self._started = self._started, None
+        if started is not None:
+            producer = started.result()
+            if producer.more == dict(more):
+                return producer
+            producer.close()
+        return take(self._settings, self._id, more)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._started is not None:  # it may still be asking a Kafka that does not answer
+            self._started.add_done_callback(_closed)
+
+
+def _closed(started: Future[Transactional]) -> None:
+    if started.exception() is None:
+        started.result().close()
 
 
 def give_back(settings: SinkSettings, producer: Transactional) -> None:
