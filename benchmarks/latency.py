@@ -16,6 +16,9 @@ from towline_prove.numbered import decode
 from towline_prove.reader import Tail
 from towline_prove.rig import TOPIC, Rig
 
+#: Seconds at the same rate before the first message that counts.
+_WARM_S = 15.0
+
 
 def percentile(values: list[float], share: float) -> float:
     """A percentile, in the unit of the values."""
@@ -51,6 +54,7 @@ def way(rate: float = 100.0, seconds: float = 30.0, guarantee: str = "at_least_o
         Rig(Path(name), direct=True, guarantee=guarantee) as rig,
     ):
         rig.warm(5_000)
+        rig.warm(int(rate * _WARM_S), rate)  # as many batches again, for Spark's compiler
         gateway, child = rig.bridge.gateway(), rig.bridge.child
         assert gateway is not None
         assert child is not None

@@ -136,15 +136,19 @@ class Rig:
         if self.bridge.state != "online":
             raise NotReady("TL-P01", "bridge", "its gateway is not subscribed", f"See {self.bridge.log}.")
 
-    def warm(self, messages: int = 200) -> None:
+    def warm(self, messages: int = 200, rate: float = 0.0) -> None:
         """Send a first few messages the whole way, so that Spark is warm.
+
+        Args:
+            messages: How many.
+            rate: Messages a second; 0 for as fast as the broker takes them.
 
         Raises:
             NotReady: They did not arrive in time (TL-P01).
         """
         self.online()
         with self.trial("warm") as trial:
-            trial.load(messages)
+            trial.load(messages, rate=rate)
             account = trial.account(PATIENCE_S)
         if not account.ok:
             raise NotReady("TL-P01", "bridge", f"the first messages: {account.line()}", f"See {self.bridge.log}.")

@@ -14,8 +14,9 @@ __all__ = ["Linger"]
 
 #: Packets of a chunk in a stream.
 _STREAM: Final = 100
-#: Any other chunk waits so many times as long as that of a stream.
-_PATIENCE: Final = 4
+#: How often the time that is set a chunk of a stream waits, and how often any other.
+_IN_STREAM: Final = 2
+_ELSEWHERE: Final = 3
 #: One step towards a window that is not full yet, in seconds: a broker fills it packet by packet.
 _STEP_S: Final = 0.00025
 #: Chunks of other numbers in a row after which there is no window.
@@ -28,11 +29,11 @@ class Linger:
     """What was learned from the chunks so far, for the next one.
 
     Args:
-        stream_s: How long a chunk of a stream waits, in seconds, and others four times as long; 0 for none.
+        linger_s: In seconds: a chunk of a stream waits twice as long, any other up to three times; 0 for none.
     """
 
-    def __init__(self, stream_s: float) -> None:
-        self._stream = stream_s
+    def __init__(self, linger_s: float) -> None:
+        self._linger = linger_s
         #: Packets of the last chunk.
         self._last = 0
         #: As many as the broker seems to send at a time; 0 for unknown.
@@ -44,7 +45,7 @@ class Linger:
 
     def at_once(self) -> float:
         """Seconds to wait before the bytes of a chunk are looked at: those of a stream are better decoded in one go."""
-        return self._stream if self._last >= _STREAM else 0.0
+        return _IN_STREAM * self._linger if self._last >= _STREAM else 0.0
 
     def pauses(self, packets: Callable[[], int]) -> Iterator[float]:
         """Seconds to wait for more, one wait after the other.
@@ -52,7 +53,7 @@ class Linger:
         Args:
             packets: How many the chunk has by now.
         """
-        left, first = _PATIENCE * self._stream, packets()
+        left, first = _ELSEWHERE * self._linger, packets()
         trial = self._spared == _TRIAL
         self._spared *= not trial
         while self._window and left > 0:

@@ -43,8 +43,8 @@ class ConnectionOptions:
         max_packet_bytes: Of a larger message only a stub is kept; any other packet that is larger ends the connection.
         follow_redirects: Go where a broker points; see `towline.net.redirect`.
         brokers_share_sessions: They are one cluster; otherwise each has a session of its own.
-        linger_s: Seconds that a chunk of a stream waits for more, so that one sync serves many; a small one up to four
-            times as long (`towline.net.linger`).
+        linger_s: How many seconds a chunk waits for more, so that one sync serves many: twice as many in a stream, up
+            to three times elsewhere (`towline.net.linger`).
         reconnect_delay_s: First pause before another connection in seconds; each further one is twice as long.
         reconnect_max_delay_s: The longest.
         websocket_headers: Further headers of the request that opens a WebSocket, such as an authorization.

@@ -278,12 +278,12 @@ def test_small_chunks_wait_for_more_only_where_that_brings_some(
     for _ in range(17):
         line.incoming.append(packet * 3)
         world.driver.turn(0)
-    assert sum(waits) == pytest.approx(4 * linger_s), "a wait in vain says that the broker sends three at a time"
+    assert sum(waits) == pytest.approx(3 * linger_s), "a wait in vain says that the broker sends three at a time"
     for count, waited in ((2, 1), (3, 1), (3, 0), (4, 1), (4, 0)):
         waits.clear()
         line.incoming.append(packet * count)
         world.driver.turn(0)
-        assert sum(waits) == pytest.approx(4 * waited * linger_s)
+        assert sum(waits) == pytest.approx(3 * waited * linger_s)
 
 
 def test_what_comes_during_the_wait_is_of_the_same_chunk(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:

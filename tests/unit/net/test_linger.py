@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from towline.net.linger import Linger
 
-STREAM_S = 0.001
+LINGER_S = 0.001
 
 
 def chunk(linger: Linger, *arrivals: int) -> float:
@@ -23,23 +23,23 @@ def chunk(linger: Linger, *arrivals: int) -> float:
 
 
 def test_a_wait_in_vain_is_not_repeated_for_as_many() -> None:
-    linger = Linger(STREAM_S)
-    assert chunk(linger, 3) == pytest.approx(4 * STREAM_S)
+    linger = Linger(LINGER_S)
+    assert chunk(linger, 3) == pytest.approx(3 * LINGER_S)
     assert [chunk(linger, 3) for _ in range(10)] == [0.0] * 10
-    assert chunk(linger, 2) == pytest.approx(4 * STREAM_S)
+    assert chunk(linger, 2) == pytest.approx(3 * LINGER_S)
 
 
 def test_a_window_that_fills_packet_by_packet_ends_the_wait() -> None:
-    linger = Linger(STREAM_S)
+    linger = Linger(LINGER_S)
     for _ in range(2):
         chunk(linger, 1, 19)
-    assert chunk(linger, 1, 19) == pytest.approx(STREAM_S / 4)
-    assert chunk(linger, 1, 5, 14) == pytest.approx(STREAM_S / 2)
+    assert chunk(linger, 1, 19) == pytest.approx(LINGER_S / 4)
+    assert chunk(linger, 1, 5, 14) == pytest.approx(LINGER_S / 2)
     assert chunk(linger, 20) == 0.0
 
 
 def test_a_window_is_put_to_the_test_and_forgotten_when_more_comes() -> None:
-    linger = Linger(STREAM_S)
+    linger = Linger(LINGER_S)
     waits = [chunk(linger, 1) for _ in range(200)]
     assert [number for number, waited in enumerate(waits) if waited] == [0, 65, 130, 195]
     waits = [chunk(linger, 1, *[1] * (3 + number % 5)) for number in range(100)]
@@ -47,11 +47,11 @@ def test_a_window_is_put_to_the_test_and_forgotten_when_more_comes() -> None:
 
 
 def test_a_stream_waits_once_and_before_it_is_looked_at() -> None:
-    linger = Linger(STREAM_S)
+    linger = Linger(LINGER_S)
     assert linger.at_once() == 0.0
     chunk(linger, 150)
-    assert chunk(linger, 150, 30) == STREAM_S
-    assert chunk(linger, 150, 30) == STREAM_S, "equal numbers of a stream are no window"
+    assert chunk(linger, 150, 30) == 2 * LINGER_S
+    assert chunk(linger, 150, 30) == 2 * LINGER_S, "equal numbers of a stream are no window"
     chunk(linger, 10)
     assert linger.at_once() == 0.0
 
@@ -63,6 +63,6 @@ def test_without_a_linger_nothing_waits() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 150), max_size=20).map(lambda more: [1, *more]), max_size=150))
 def test_no_chunk_waits_longer_than_it_may(chunks: Sequence[Sequence[int]]) -> None:
-    linger = Linger(STREAM_S)
+    linger = Linger(LINGER_S)
     for arrivals in chunks:
-        assert chunk(linger, *arrivals) <= 4 * STREAM_S + 1e-9
+        assert chunk(linger, *arrivals) <= 3 * LINGER_S + 1e-9
