@@ -7,17 +7,21 @@ import threading
 import time
 from pathlib import Path
 
+from benchmarks.costs import clocks
 from benchmarks.intake import gateway_at
-from benchmarks.rig import Meter, machine
+from benchmarks.rig import machine
 from benchmarks.stub_broker import StubBroker
-from towline_prove import processes
+from towline.checkpoint import Checkpoint
 from towline_prove.load import run_load
 from towline_prove.numbered import decode
 from towline_prove.reader import Tail
 from towline_prove.rig import TOPIC, Rig
+from towline_prove.subject import LINE
 
 #: Seconds at the same rate before the first message that counts.
 _WARM_S = 15.0
+#: Places that use the most CPU in a batch.
+_SHOWN = 9
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -55,23 +59,37 @@ def way(rate: float = 100.0, seconds: float = 30.0, guarantee: str = "at_least_o
     ):
         rig.warm(5_000)
         rig.warm(int(rate * _WARM_S), rate)  # as many batches again, for Spark's compiler
-        gateway, child = rig.bridge.gateway(), rig.bridge.child
-        assert gateway is not None
+        child = rig.bridge.child
         assert child is not None
-        meter = Meter({"gateway": lambda: [gateway.pid], "all": lambda: processes.tree(child.pid)})
         with rig.trial("latency") as trial:
             plan, claims = trial.plan(int(rate * seconds), rate=rate)
             tail = Tail(rig.bootstrap, TOPIC, from_now=True)
             sender = threading.Thread(target=run_load, args=(plan, claims))
-            meter.start()
+            first, began, before = _newest_batch(rig), time.monotonic(), clocks(child.pid)
             sender.start()
             seen = _delays(tail, plan.messages, seconds + 30)
-            meter.stop()
+            used, took, batches = clocks(child.pid), time.monotonic() - began, _newest_batch(rig) - first
+            used.subtract(before)
             sender.join()
             tail.close()
         tell(f"published → readable in Kafka, {rate:,.0f} msg/s, {guarantee}", seen, "150 / 400 ms")
-        micros = {name: used / plan.messages * 1e6 for name, used in meter.used.items()}
-        print(f"    CPU us a message: gateway {micros['gateway']:.0f}, all told {micros['all']:.0f}", flush=True)
+        gateway = sum(value for place, value in used.items() if place.process == "gateway")
+        all_told = sum(used.values())
+        print(
+            f"    CPU us a message: gateway {gateway / plan.messages * 1e6:.0f},"
+            f" all told {all_told / plan.messages * 1e6:.0f}; {batches} batches, each {took / batches * 1e3:.0f} ms and"
+            f" {all_told / batches * 1e3:.0f} ms of CPU:"
+        )
+        parts = {f"{place.process}, {place.part}": value / batches * 1e3 for place, value in used.items()}
+        largest = sorted(parts.items(), key=lambda part: -part[1])[:_SHOWN]
+        print(f"    {'; '.join(f'{name} {value:.0f}' for name, value in largest)}", flush=True)
+
+
+def _newest_batch(rig: Rig) -> int:
+    """Number of the newest batch in Spark's offset log."""
+    batch = Checkpoint(str(rig.directory / "state" / LINE / "checkpoint")).last_offsets_batch()
+    assert batch is not None
+    return batch
 
 
 def _delays(tail: Tail, count: int, seconds: float) -> list[float]:

@@ -127,12 +127,14 @@ class ReceiptsDemo(Scene[ReceiptsAccount]):
             raise self._failed("the publisher gave up", publisher.log)
 
     def _watch(self, publisher: _Child, tail: Tail, bridge: BridgeRun) -> bool:
-        report = publisher.report()
         moment = self._moment
-        if report:
-            moment.offered, moment.acknowledged = int(report["on_disk"]), int(report["at_broker"])
-            self._sent_again = max(self._sent_again, int(report["sent_again"]))
         self._count(tail.pull(0.1))
+        report = publisher.report()
+        if report:
+            # It reports now and then: what is in Kafka has been offered, whether it has said so or not.
+            moment.offered = max(int(report["on_disk"]), moment.in_kafka)
+            moment.acknowledged = int(report["at_broker"])
+            self._sent_again = max(self._sent_again, int(report["sent_again"]))
         status = bridge.status()
         moment.journaled = int(status["journaled"]) if status else moment.journaled
         self.stage.show(moment, self.messages)

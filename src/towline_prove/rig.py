@@ -63,6 +63,7 @@ class Rig:
         kafka: Settings of Kafka.
         client: Settings of the bridge's Kafka client.
         direct: The bridge meets both brokers without a proxy between, for measurements; nothing can be cut then.
+        tier: Of Spark.
     """
 
     def __init__(
@@ -75,12 +76,14 @@ class Rig:
         kafka: Mapping[str, str] | None = None,
         client: Mapping[str, int] | None = None,
         direct: bool = False,
+        tier: str = "auto",
     ) -> None:
         self.directory = directory
         self.guarantee = guarantee
         self._partitions = partitions
         self._client = dict(client or {})
         self._direct = direct
+        self._tier = tier
         directory.mkdir(parents=True, exist_ok=True)
         self.mosquitto = Mosquitto(directory / "mosquitto", settings={"sys_interval": "1", **(mosquitto or {})})
         self.mqtt_proxy = FaultProxy(self.mosquitto.port)
@@ -119,7 +122,7 @@ class Rig:
             writer="prove",
             more=f"settings = {{ {settings} }}",
         )
-        self.bridge.config.write_text(text, encoding="utf-8")
+        self.bridge.config.write_text(f'{text}\n[spark]\ntier = "{self._tier}"\n', encoding="utf-8")
 
     @property
     def bootstrap(self) -> str:

@@ -1,0 +1,84 @@
+"""The floor: socket, decoder, librdkafka. ``python -m benchmarks.floor_bridge PORT KAFKA TOPIC``.
+
+The decoder is the gateway's, and the records are those of a line, key and three headers. There is no disk, no Spark and
+no error handling, and messages are acknowledged as soon as librdkafka has them: what a line takes more is what its
+promise costs. Prints ``ready`` when subscribed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import socket
+import sys
+import time
+from typing import Any
+
+from confluent_kafka import Producer
+from mqtt5 import PubAckPacket
+
+from benchmarks.null_subscriber import LINGER_S, SMALL, subscribe
+from towline.delivery.plain import plain_run
+from towline.mqtt.codec import Decoder, PublishRun
+from towline.mqtt.plain import PlainRun
+
+_QUEUED = 1_000_000
+
+
+def forward(sock: socket.socket, rest: bytes, producer: Producer, topic: str) -> None:
+    """Receive, produce and acknowledge for ever."""
+    decoder = Decoder(plain=plain_run)
+    acks = [b"", *(PubAckPacket(number).write() for number in range(1, 65536))]
+    print("ready", flush=True)
+    while data := sock.recv(1 << 20):
+        if len(data) < SMALL:
+            time.sleep(LINGER_S)
+            with contextlib.suppress(BlockingIOError):
+                data += sock.recv(1 << 21, socket.MSG_DONTWAIT)
+        ids: list[int] = []
+        for run in decoder.feed(rest + data):
+            if isinstance(run, PlainRun):
+                names, payloads = run.columns.topics(), run.columns.payloads()
+                ids += run.packet_ids
+            elif isinstance(run, PublishRun):
+                names, payloads = [packet.topic for packet in run.packets], [packet.payload for packet in run.packets]
+                ids += [packet.packet_id or 0 for packet in run.packets]
+            else:
+                continue
+            _produce(producer, topic, names, payloads)
+        rest = b""
+        sock.sendall(b"".join([acks[number] for number in ids]))
+
+
+def _produce(producer: Producer, topic: str, names: Any, payloads: Any) -> None:
+    received = b"%d" % (time.time_ns() // 1000)
+    known = {
+        name: (
+            name.split("/")[1].encode(),
+            [("mqtt.topic", name.encode()), ("mqtt.qos", b"1"), ("mqtt.received-at", received)],
+        )
+        for name in set(names)
+    }
+    produce = producer.produce
+    for name, payload in zip(names, payloads, strict=True):
+        key, headers = known[name]
+        while True:
+            try:
+                produce(topic, payload, key, -1, None, None, 0, headers)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    producer.poll(0)
+
+
+def main() -> None:
+    """Take port, servers and topic from the command line."""
+    gc.disable()
+    settings = {"enable.idempotence": True, "linger.ms": 20, "batch.size": 1_000_000, "partitioner": "murmur2_random"}
+    limits = {"queue.buffering.max.messages": _QUEUED}
+    sock, rest = subscribe(int(sys.argv[1]), "floor", "telemetry/#")
+    forward(sock, rest, Producer({"bootstrap.servers": sys.argv[2], **settings, **limits}), sys.argv[3])
+
+
+if __name__ == "__main__":
+    main()
