@@ -112,7 +112,7 @@ def resolve_jars(name: str, coordinates: Sequence[str], *, alone: bool = False) 
 def _download(target: Path, coordinates: Sequence[str], exclusions: str) -> None:
     maven = shutil.which("mvn")
     if maven is None:
-        raise SetupError("TL-S15", "mvn", "Maven is missing, which fetches Kafka's jars", "Run `make setup`.")
+        raise SetupError("TL-S15", "mvn", "Maven is missing, which fetches jars", "Run `make setup`.")
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as draft:
         jars = Path(draft) / "jars"
         pom = Path(draft) / "pom.xml"
