@@ -7,18 +7,19 @@ promise costs. Prints ``ready`` when subscribed.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import socket
 import sys
 import time
+from itertools import chain
 from typing import Any
 
 from confluent_kafka import Producer
 from mqtt5 import PubAckPacket
 
-from benchmarks.null_subscriber import LINGER_S, SMALL, subscribe
+from benchmarks.null_subscriber import chunks, subscribe
 from towline.delivery.plain import plain_run
+from towline.kafka.properties import property_headers
 from towline.mqtt.codec import Decoder, PublishRun
 from towline.mqtt.plain import PlainRun
 
@@ -30,13 +31,9 @@ def forward(sock: socket.socket, rest: bytes, producer: Producer, topic: str) ->
     decoder = Decoder(plain=plain_run)
     acks = [b"", *(PubAckPacket(number).write() for number in range(1, 65536))]
     print("ready", flush=True)
-    while data := sock.recv(1 << 20):
-        if len(data) < SMALL:
-            time.sleep(LINGER_S)
-            with contextlib.suppress(BlockingIOError):
-                data += sock.recv(1 << 21, socket.MSG_DONTWAIT)
+    for data in chain([rest] if rest else [], chunks(sock)):
         ids: list[int] = []
-        for run in decoder.feed(rest + data):
+        for run in decoder.feed(data):
             if isinstance(run, PlainRun):
                 names, payloads = run.columns.topics(), run.columns.payloads()
                 ids += run.packet_ids
@@ -46,19 +43,12 @@ def forward(sock: socket.socket, rest: bytes, producer: Producer, topic: str) ->
             else:
                 continue
             _produce(producer, topic, names, payloads)
-        rest = b""
         sock.sendall(b"".join([acks[number] for number in ids]))
 
 
 def _produce(producer: Producer, topic: str, names: Any, payloads: Any) -> None:
-    received = b"%d" % (time.time_ns() // 1000)
-    known = {
-        name: (
-            name.split("/")[1].encode(),
-            [("mqtt.topic", name.encode()), ("mqtt.qos", b"1"), ("mqtt.received-at", received)],
-        )
-        for name in set(names)
-    }
+    received = time.time_ns() // 1000
+    known = {name: (name.split("/")[1].encode(), property_headers(name.encode(), 1, received)) for name in set(names)}
     produce = producer.produce
     for name, payload in zip(names, payloads, strict=True):
         key, headers = known[name]

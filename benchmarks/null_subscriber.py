@@ -11,6 +11,7 @@ import json
 import socket
 import sys
 import time
+from collections.abc import Iterator
 
 import mqtt5
 from mqtt5 import ConnectPacket, PubAckPacket, PublishPacket, QoS, SubscribePacket, TopicFilter
@@ -31,19 +32,25 @@ def subscribe(port: int, client_id: str, pattern: str) -> tuple[socket.socket, b
     return sock, data[used:]
 
 
+def chunks(sock: socket.socket) -> Iterator[bytes]:
+    """What arrives, small pieces with what follows them soon, until the broker ends it."""
+    while data := sock.recv(1 << 20):
+        if len(data) < SMALL:
+            time.sleep(LINGER_S)
+            with contextlib.suppress(BlockingIOError):
+                data += sock.recv(1 << 21, socket.MSG_DONTWAIT)
+        yield data
+
+
 def drain(sock: socket.socket, rest: bytes, count: int) -> None:
     """Receive and acknowledge for ever."""
     acks = [b"", *(PubAckPacket(number).write() for number in range(1, 65536))]
     read, publish = mqtt5.read, PublishPacket
     seen, first = 0, 0.0
     print("ready", flush=True)
-    while data := sock.recv(1 << 20):
+    for data in chunks(sock):
         if not seen:
             first = time.time()
-        if len(data) < SMALL:
-            time.sleep(LINGER_S)
-            with contextlib.suppress(BlockingIOError):
-                data += sock.recv(1 << 21, socket.MSG_DONTWAIT)
         view, at, ids = memoryview(rest + data), 0, []
         end = len(view)
         while at < end:

@@ -18,7 +18,7 @@ from benchmarks.rig import Meter, publish, wait
 from towline.spark.java import find_java, resolve_jars
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from towline_prove.rig import Rig
@@ -34,16 +34,6 @@ route.start()
 print("ready", flush=True)
 time.sleep(3600)
 """
-
-
-def _install(directory: Path) -> Path:
-    """A virtual environment with mq-bridge; its Python."""
-    subprocess.run([sys.executable, "-m", "venv", directory / "venv"], check=True)
-    python = directory / "venv/bin/python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", _MQ_BRIDGE], check=True)
-    return python
-
-
 _CAMEL: Final = "4.14.0"
 _CAMEL_PARTS: Final = ("camel-main", "camel-paho-mqtt5", "camel-kafka", "camel-xml-io-dsl")
 _CAMEL_ROUTE: Final = """
@@ -55,6 +45,14 @@ _CAMEL_ROUTE: Final = """
 """
 
 
+def _install(directory: Path) -> Path:
+    """A virtual environment with mq-bridge; its Python."""
+    subprocess.run([sys.executable, "-m", "venv", directory / "venv"], check=True)
+    python = directory / "venv/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", _MQ_BRIDGE], check=True)
+    return python
+
+
 def _route(rig: Rig) -> dict[str, object]:
     session = {"client_id": "mq-bridge", "clean_session": False, "session_expiry_interval": 3600, "qos": 1}
     source = {"url": f"mqtt://127.0.0.1:{rig.mosquitto.port}", "topic": "telemetry/#", "queue_capacity": 4096}
@@ -63,21 +61,28 @@ def _route(rig: Rig) -> dict[str, object]:
 
 
 @contextmanager
+def _running(command: Sequence[str | Path], out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that says what it has to say in a file, and is killed afterwards."""
+    with out.open("wb") as file:
+        child = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+@contextmanager
 def mq_bridge(rig: Rig, directory: Path) -> Iterator[int]:
     """Run it; its pid."""
-    python, out = _install(directory), directory / "mq-bridge.log"
-    with out.open("wb") as file:
-        child = subprocess.Popen([python, "-c", _PROGRAM, json.dumps(_route(rig))], stdout=file, stderr=file)
-    try:
+    out = directory / "mq-bridge.log"
+    with _running([_install(directory), "-c", _PROGRAM, json.dumps(_route(rig))], out) as child:
         wait(lambda: "ready" in out.read_text(), f"mq-bridge, see {out}", seconds=30)
         ends = Ends(rig.bootstrap, RIVAL_TOPIC, 2)
         publish(rig.mosquitto, directory, 1_000)
         wait(lambda: ends() >= 1_000, "mq-bridge to be warm")
         ends.close()
         yield child.pid
-    finally:
-        child.kill()
-        child.wait()
 
 
 @contextmanager
@@ -90,17 +95,12 @@ def camel(rig: Rig, directory: Path) -> Iterator[int]:
     command = [find_java(), "-cp", f"{jars}/*", f"-Dcamel.main.routesIncludePattern=file:{route}"]
     ends = Ends(rig.bootstrap, RIVAL_TOPIC, 2)
     before = ends()
-    with out.open("wb") as file:
-        child = subprocess.Popen([*command, "org.apache.camel.main.Main"], stdout=file, stderr=file)
-    try:
+    with _running([*command, "org.apache.camel.main.Main"], out) as child:
         wait(lambda: child.poll() is not None or _arrives(rig, ends, before), f"Camel, see {out}", seconds=60, pause=1)
         ends.close()
         if child.poll() is not None:
             raise SystemExit(f"Camel has ended, see {out}")
         yield child.pid
-    finally:
-        child.kill()
-        child.wait()
 
 
 @contextmanager
@@ -108,14 +108,9 @@ def floor(rig: Rig, directory: Path) -> Iterator[int]:
     """Run what stands in `benchmarks.floor_bridge`; its pid."""
     out = directory / "floor.log"
     command = [sys.executable, "-m", "benchmarks.floor_bridge", str(rig.mosquitto.port), rig.bootstrap, RIVAL_TOPIC]
-    with out.open("wb") as file:
-        child = subprocess.Popen(command, stdout=file, stderr=file)
-    try:
+    with _running(command, out) as child:
         wait(lambda: "ready" in out.read_text(), f"the floor, see {out}", seconds=30)
         yield child.pid
-    finally:
-        child.kill()
-        child.wait()
 
 
 def _arrives(rig: Rig, ends: Ends, before: int) -> bool:
