@@ -208,6 +208,25 @@ def test_the_transaction_of_another_writer_is_waited_for(
     assert replay.replay(shelf, dlq.Wanted(), no_spark).mended == {}
 
 
+def test_what_somebody_else_replayed_meanwhile_does_not_count_to_the_limit(
+    kafka: Kafka, make: Make, another: Callable[[str], Any]
+) -> None:
+    """The mark of it is not to be seen yet when the search begins: it lies above an open transaction."""
+    bridge, target, dead = make()
+    put(kafka.bootstrap, dead, [letter(number) for number in range(3)])
+    (shelf,), (other,) = dlq.shelves(bridge), dlq.shelves(bridge)
+    (first, *_) = shelf.entries(dlq.Wanted())
+    unfinished = another(dead)
+    writer = replay._Writer(other)
+    writer.write(dead, [first], replay._outcomes(other, {"line": Mapper(bridge.uplinks[0], no_spark)}, [first]))
+
+    later = threading.Timer(2.0, unfinished.abort_transaction, (20,))
+    later.start()
+    assert replay.replay(shelf, dlq.Wanted(limit=2), no_spark).mended == {target: 2}
+    later.join()
+    assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2"]
+
+
 def test_a_letter_within_a_letter_is_opened(kafka: Kafka, make: Make) -> None:
     bridge, target, dead = make()
     inner = letter(0, size=9000)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 
@@ -100,8 +101,10 @@ def replay(
     """
     mappers = {line.name: mapper_of(line, spark) for line in ledger.lines.values()}
     done = Replay()
-    entries = ledger.entries(wanted)
-    while chunk := _chunk(entries):
+    # The limit counts under the fence: what the search takes for waiting may have been replayed (see `waiting`).
+    entries = ledger.entries(replace(wanted, limit=None))
+    left = sys.maxsize if wanted.limit is None else wanted.limit
+    while chunk := _chunk(entries, min(left, CHUNK)):
         if dry_run:
             outcomes = _outcomes(ledger, mappers, chunk)
         else:
@@ -109,17 +112,18 @@ def replay(
                 chunk = ledger.waiting(chunk)
                 outcomes = _outcomes(ledger, mappers, chunk)
                 writer.write(ledger.topic, chunk, outcomes)
+        left -= len(chunk)
         for outcome in outcomes:
             done.add(outcome)
         on_chunk(done)
     return done
 
 
-def _chunk(entries: Iterator[Entry]) -> list[Entry]:
-    """The next dead letters, as many as one transaction carries."""
+def _chunk(entries: Iterator[Entry], limit: int) -> list[Entry]:
+    """The next dead letters, as many as one transaction carries and no more than the limit."""
     made: list[Entry] = []
     size = 0
-    for entry in islice(entries, CHUNK):
+    for entry in islice(entries, limit):
         made.append(entry)
         size += len(entry.dead_letter.value or b"")
         if size > _CHUNK_BYTES:
