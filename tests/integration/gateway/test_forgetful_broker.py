@@ -4,6 +4,9 @@ Its saving (`autosave_on_changes`) does not count a message's phase as a change 
 PUBREL and before PUBCOMP, it knows the message as published only, and publishes it again instead of its PUBREL. So a
 QoS 2 subscriber gets it twice under one packet id, and tests that kill Mosquitto count those apart.
 
+What it has sent to a subscriber it saves later (src/loop.c): killed in between, it has forgotten that too, and the
+subscriber waits for a PUBREL that never comes.
+
 Nor is a QoS 2 message that waits for its PUBREL a change: killed then, however long after its PUBREC, it has forgotten
 what its publisher must take for received, and completes the exchange as if it had it.
 """
@@ -18,12 +21,12 @@ from paho.mqtt import publish
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
-from tests.integration.gateway.test_outbox import KEEPING, rests
+from tests.integration.gateway.test_outbox import KEEPING, rests, save
 
 CONNECT_KEPT = bytes.fromhex("10 0f 0004 4d515454 04 00 003c 0003 656172")  # 3.1.1, clean session 0, client id "ear"
 CONNECT_OTHER = CONNECT_KEPT.replace(b"ear", b"bee")
 SUBSCRIBE = bytes.fromhex("82 08 0001 0003 612f23 02")  # "a/#" at QoS 2
-PUBLISH, PUBREC, PUBREL, PUBCOMP = 3, 5, 6, 7
+PUBLISH, PUBREC, PUBREL, PUBCOMP, PINGREQ, PINGRESP = 3, 5, 6, 7, 12, 13
 PACKET_ID = b"\0\7"
 TOPIC = b"\0\3a/b"
 
@@ -84,3 +87,17 @@ def test_mosquitto_forgets_what_it_had_acknowledged(new_mosquitto: NewMosquitto)
         assert read(publisher) == (PUBCOMP, PACKET_ID)
         publisher.sendall(bytes([PUBLISH << 4, 6]) + TOPIC + b"2")
         assert read(ear) == (PUBLISH, TOPIC + b"2")  # and nothing before it
+
+
+def test_mosquitto_forgets_what_it_has_published(new_mosquitto: NewMosquitto) -> None:
+    broker = new_mosquitto(**KEEPING | {"autosave_interval": "1000000"})  # changes: it saves when it is told to
+    ear = subscribed(broker.port, CONNECT_KEPT)
+    save(broker)
+    publish.single("a/b", b"once", 2, hostname="127.0.0.1", port=broker.port)
+    assert read(ear)[0] == PUBLISH
+    broker.kill()
+    ear.close()
+    broker.start()
+    with meet(broker.port, CONNECT_KEPT) as again:
+        again.sendall(bytes([PINGREQ << 4, 0]))
+        assert read(again) == (PINGRESP, b"")  # neither PUBLISH nor PUBREL came before it

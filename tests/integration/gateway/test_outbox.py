@@ -45,9 +45,9 @@ def save(broker: Mosquitto) -> None:
     assert broker.pid is not None
     store, process = Path(broker.directory) / "mosquitto.db", psutil.Process(broker.pid)
     wait_until(lambda: rests(process), what="a Mosquitto at rest")
-    before = store.stat()
+    before = store.stat() if store.exists() else None
     process.send_signal(signal.SIGUSR1)
-    wait_until(lambda: store.stat() != before, what="Mosquitto's store")
+    wait_until(lambda: store.exists() and store.stat() != before, what="Mosquitto's store")
 
 
 def rests(process: psutil.Process) -> bool:
