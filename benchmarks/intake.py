@@ -197,9 +197,8 @@ def alone(count: int, rounds: int) -> None:
     """The gateway by QoS: a backlog drained, and 5,000 messages a second; the best of each."""
     for qos, more, limits in _ALONE:
         said = "".join(f", {name} {value}" for name, value in more.items())
-        if limits is _NARROW:
-            count = min(count, 60_000)
-        print(f"intake: QoS {qos}{said}, {count:,} drained, then 5,000 msg/s\n  {machine()}\n")
+        backlog = min(count, 60_000) if limits is _NARROW else count
+        print(f"intake: QoS {qos}{said}, {backlog:,} drained, then 5,000 msg/s\n  {machine()}\n")
         best: list[Outcome] = []
         for measured in (drain, partial(live, rate=5_000.0)):
             with (
@@ -207,7 +206,7 @@ def alone(count: int, rounds: int) -> None:
                 Mosquitto(Path(name) / "mosquitto", settings=limits) as broker,
                 gateway(broker, Path(name), qos=qos, **more) as subject,
             ):
-                size = count if measured is drain else min(count, 50_000)
+                size = backlog if measured is drain else min(backlog, 50_000)
                 outcomes = [measured(subject, broker, Path(name), size, qos) for _ in range(rounds)]
             best.append(min(outcomes, key=lambda outcome: outcome.micros("subject")))
             print(best[-1].line(), flush=True)

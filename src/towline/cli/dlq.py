@@ -53,7 +53,7 @@ def show(
     first: list[dict[str, Any]] = []
     ledgers = shelves(bridge)
     for shelf in ledgers:
-        for entry in shelf.entries(_wanted(bridge, line, reason, None)):
+        for entry in shelf.entries(_wanted(bridge, line, reason)):
             owner = shelf.line_of(entry.dead_letter)
             counts[shelf.topic, owner.name if owner else "", entry.dead_letter.reason.value] += 1
             if len(first) < limit:
@@ -82,24 +82,24 @@ def replay(
     from towline.bridge.deadletters.dlq import shelves  # noqa: PLC0415 - loaded when it is called
 
     bridge = load(file)
-    wanted, total = _wanted(bridge, line, reason, limit), replaying.Replay()
+    wanted, total = _wanted(bridge, line, reason), replaying.Replay()
     ledgers = shelves(bridge)
     for shelf in ledgers:
-        total.include(replaying.replay(shelf, wanted, _session(bridge), dry_run=dry_run))
+        total.include(replaying.replay(shelf, wanted, _session(bridge), limit=limit, dry_run=dry_run))
     found = {**_facts_of(total, dry_run=dry_run), **_besides(ledgers)}
     sys.stdout.write(json_text(found) if as_json else lines_text(_told(total, found, dry_run=dry_run)))
     if total.dead:
         raise typer.Exit(1)
 
 
-def _wanted(bridge: Bridge, line: str | None, reason: str | None, limit: int | None) -> Wanted:
+def _wanted(bridge: Bridge, line: str | None, reason: str | None) -> Wanted:
     from towline.bridge.deadletters.dlq import Wanted  # noqa: PLC0415 - loaded when it is called
     from towline.errors import ConfigError, did_you_mean  # noqa: PLC0415
     from towline.kafka.deadletters import Reason as Known  # noqa: PLC0415
 
     if reason is not None and reason not in set(Known):
         raise ConfigError("TL-C21", "--reason", f'there is no reason "{reason}"', did_you_mean(reason, set(Known)))
-    return Wanted(bridge.line(line).name if line else None, reason, limit)
+    return Wanted(bridge.line(line).name if line else None, reason)
 
 
 def _session(bridge: Bridge) -> Callable[[], SparkSession]:

@@ -88,7 +88,7 @@ def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
     assert dry.mended == {target: 3}
     assert values(kafka, target) == []
 
-    first = replay.replay(shelf, dlq.Wanted(limit=1), no_spark)
+    first = replay.replay(shelf, dlq.Wanted(), no_spark, limit=1)
     assert sum(first.mended.values()) == 1 or first.dead
     rest = replay.replay(shelf, dlq.Wanted(), no_spark)
     assert rest.dead == {"no route takes its topic": 1}
@@ -147,11 +147,11 @@ def test_two_replays_at_once_carry_each_letter_once(kafka: Kafka, make: Make, mo
     bridge, target, dead = make()
     put(kafka.bootstrap, dead, [letter(number) for number in range(4)])
     (shelf,), (other,) = dlq.shelves(bridge), dlq.shelves(bridge)
-    turns = [dlq.Wanted(limit=2)]
+    turns = [2]
 
     def overtaken(_: replay.Replay) -> None:
         if turns:
-            assert replay.replay(other, turns.pop(), no_spark).mended == {target: 2}
+            assert replay.replay(other, dlq.Wanted(), no_spark, limit=turns.pop()).mended == {target: 2}
 
     assert replay.replay(shelf, dlq.Wanted(), no_spark, on_chunk=overtaken).mended == {target: 2}
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2", b"m3"]
@@ -222,7 +222,7 @@ def test_what_somebody_else_replayed_meanwhile_does_not_count_to_the_limit(
 
     later = threading.Timer(2.0, unfinished.abort_transaction, (20,))
     later.start()
-    assert replay.replay(shelf, dlq.Wanted(limit=2), no_spark).mended == {target: 2}
+    assert replay.replay(shelf, dlq.Wanted(), no_spark, limit=2).mended == {target: 2}
     later.join()
     assert sorted(values(kafka, target)) == [b"m0", b"m1", b"m2"]
 

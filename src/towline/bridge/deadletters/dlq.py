@@ -16,7 +16,6 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -95,12 +94,10 @@ class Wanted:
     Attributes:
         line: Of this line; None for all lines of the bridge.
         reason: With this reason; None for all.
-        limit: At most so many; None for all.
     """
 
     line: str | None = None
     reason: str | None = None
-    limit: int | None = None
 
 
 class _Settled:
@@ -157,8 +154,7 @@ class DeadLetterTopic:
         """
         self._replayed, self._known, self.nobodys = _Settled(), {}, Counter()
         self._read_marks(self._ends())
-        chosen = (entry for entry in self._letters() if self._chosen(entry, wanted))
-        return islice(chosen, wanted.limit)
+        return (entry for entry in self._letters() if self._chosen(entry, wanted))
 
     def waiting(self, entries: Iterable[Entry]) -> list[Entry]:
         """Those that still wait; asked when a new producer has fenced all others, so that no mark can follow.

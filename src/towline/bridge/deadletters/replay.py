@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 
@@ -83,6 +83,7 @@ def replay(
     wanted: Wanted,
     spark: Callable[[], SparkSession],
     *,
+    limit: int | None = None,
     dry_run: bool = False,
     on_chunk: Callable[[Replay], None] = lambda _: None,
 ) -> Replay:
@@ -92,6 +93,7 @@ def replay(
         ledger: The dead-letter topic.
         wanted: Which dead letters.
         spark: Makes a session, for routes with a ``where``.
+        limit: At most so many; None for all.
         dry_run: Write nothing.
         on_chunk: Called after each transaction with what was done so far.
 
@@ -101,9 +103,9 @@ def replay(
     """
     mappers = {line.name: mapper_of(line, spark) for line in ledger.lines.values()}
     done = Replay()
-    # The limit counts under the fence: what the search takes for waiting may have been replayed (see `waiting`).
-    entries = ledger.entries(replace(wanted, limit=None))
-    left = sys.maxsize if wanted.limit is None else wanted.limit
+    entries = ledger.entries(wanted)
+    # Counts under the fence: what the search takes for waiting may have been replayed (see `waiting`).
+    left = sys.maxsize if limit is None else limit
     while chunk := _chunk(entries, min(left, CHUNK)):
         if dry_run:
             outcomes = _outcomes(ledger, mappers, chunk)
