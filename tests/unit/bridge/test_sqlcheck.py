@@ -113,6 +113,32 @@ def test_a_jvm_that_ends_at_once_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     assert verdict == "not checked: Spark's JVM can't be started (the JVM ended with code 1)"
 
 
+#: What an application with a log of its own does.
+LATER = """
+import gc, logging, sys
+from pathlib import Path
+from towline.bridge.config.file import load
+from towline.bridge.config.sqlcheck import examine
+from towline.errors import ConfigError
+
+logging.basicConfig()
+gc.disable()
+try:
+    examine(load(Path("bridge.toml")))
+except ConfigError as error:
+    sys.stdout.write(f"{error}\\n")
+gc.collect()
+"""
+
+
+def test_nothing_is_asked_of_a_jvm_that_is_gone(tmp_path: Path) -> None:
+    """Nor is its secret sent to whoever has its port by then."""
+    (tmp_path / "bridge.toml").write_text(GOOD + 'where = "lenght(payload) > 0"\n')
+    done = subprocess.run([sys.executable, "-c", LATER], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "TL-C74" in done.stdout
+    assert done.stderr == ""
+
+
 def test_a_file_without_sql_starts_no_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlcheck, "find_java", lambda: pytest.fail("a JVM for nothing"))
     text = GOOD + f'dedupe = {{ key = "{{device}}", within = "1 minute" }}\n{DOWNLINK}topic = "a/{{key}}"\n'

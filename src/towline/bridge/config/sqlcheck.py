@@ -409,7 +409,12 @@ def _jvm() -> Iterator[Any]:
             port, secret = process.stdout.readline().strip(), process.stdout.readline().strip()
             if not secret:
                 raise ValueError(f"the JVM ended with code {process.wait(_START_S)}")
-            parameters = GatewayParameters(port=int(port), auth_token=secret, auto_field=True)
+            parameters = GatewayParameters(
+                port=int(port),
+                auth_token=secret,
+                auto_field=True,
+                enable_memory_management=False,  # Python may find what it made of it when its port is somebody else's
+            )
             gateway = JavaGateway(gateway_parameters=parameters)
             try:
                 yield gateway.jvm
