@@ -70,7 +70,9 @@ def run(messages: int) -> dict[str, float]:
 
 def fill(kafka: Kafka, topic: str, count: int) -> None:
     """Put so many records into a topic, for 50 devices."""
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": "50", "batch.size": "1000000"})
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, "linger.ms": "50", "batch.size": "1000000"}
+    )
     for number in range(count):
         producer.produce(topic, PAYLOAD, b"d%d" % (number % 50))
         if number % 10_000 == 0:

@@ -12,6 +12,7 @@ from typing import NoReturn, TypeVar
 
 import mqtt5
 import pytest
+from confluent_kafka import Producer
 
 from towline import Client
 from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
@@ -23,6 +24,7 @@ __all__ = [
     "lacking",
     "outgoing",
     "packets_in",
+    "producer_in_order",
     "ptrace_works",
     "publish_all",
     "read_all",
@@ -50,6 +52,15 @@ def wait_until(condition: Callable[[], T | None], timeout: float = 60.0, what: s
             awaited = what or getattr(condition, "__name__", "the condition")
             raise AssertionError(f"waited {timeout:g} s for {awaited}; the last answer was {answer!r}")
         time.sleep(min(0.2, max(0.01, 20 * (now - asked))))  # what is awaited needs the machine too
+
+
+def producer_in_order(bootstrap: str) -> Producer:
+    """A producer whose records stand in each partition as they were given to it.
+
+    Without idempotence (KIP-98) several requests are on their way, and one that is tried again comes after the next:
+    right after a topic was made its broker may answer NOT_LEADER_OR_FOLLOWER.
+    """
+    return Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
 
 
 def wait_while_it_moves(condition: Callable[[], T | None], state: Callable[[], object], standstill: float) -> T:

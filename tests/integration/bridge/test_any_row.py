@@ -11,11 +11,10 @@ from operator import itemgetter
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from tests import extremes
 from tests.conftest import NewMosquitto
-from tests.helpers import publish_all, wait_until
+from tests.helpers import producer_in_order, publish_all, wait_until
 from tests.integration.bridge.round_trips import (
     Foreign,
     Header,
@@ -187,7 +186,7 @@ def check_headers(kafka: Kafka, foreign: Foreign, sent: list[list[Header]], acco
 
 
 def produce(kafka: Kafka, topic: str, put: Sequence[tuple[bytes | None, bytes | None, Any]]) -> None:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer = producer_in_order(kafka.bootstrap)
     for key, value, headers in put:
         producer.produce(topic, value, key, headers=headers)
     assert producer.flush(60) == 0

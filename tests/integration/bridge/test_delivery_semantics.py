@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.conftest import NewMosquitto
-from tests.helpers import wait_until
+from tests.helpers import producer_in_order, wait_until
 from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.consuming import BATCH, values
 from tests.integration.bridge.mixing import JVM, MIXED, Mixed, check_mixed, stop_in_mid_batch
@@ -361,7 +361,7 @@ def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> 
         wait_until(lambda line=line: any(m.topic.startswith(line) for m in ear.messages), PATIENCE, line)  # type: ignore[misc]
     broker.pause()  # what the gateways send now stays where it is
     put(kafka, source, range(STEP, 2 * STEP))
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer = producer_in_order(kafka.bootstrap)
     for number in range(LARGE):
         producer.produce(large, b"%-50000d" % number, b"large")
     assert producer.flush(30) == 0
@@ -390,7 +390,7 @@ SEEN_AMID = {"committed": len(COMMITTED), "uncommitted": len(ALL)}
 
 def put_in_transactions(kafka: Kafka, topic: str) -> Producer:
     """Tens of records: committed, aborted, plain, aborted, committed, open, plain; the producer of what is open."""
-    plain = Producer({"bootstrap.servers": kafka.bootstrap})
+    plain = producer_in_order(kafka.bootstrap)
     client = {"bootstrap.servers": kafka.bootstrap, "transaction.timeout.ms": 900_000}
     for ten, how in enumerate(("commit", "abort", "plain", "abort", "commit", "open", "plain")):
         producer = plain

@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from tests.conftest import NewTopic
+from tests.helpers import producer_in_order
 from tests.integration.bridge.running import PATIENCE, in_kafka
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
@@ -34,7 +35,7 @@ def no_spark() -> NoReturn:
 
 
 def put(bootstrap: str, topic: str, letters: list[DeadLetter], limit: int = 1_000_000) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = producer_in_order(bootstrap)
     for letter in letters:
         for key, value, headers in to_records(letter, limit):
             producer.produce(topic, value, key, headers=[*headers])

@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -24,7 +23,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from tests.conftest import NewMosquitto, NewTopic
-from tests.helpers import wait_until, wait_while_it_moves
+from tests.helpers import producer_in_order, wait_until, wait_while_it_moves
 from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order, repeats, save
 from towline.bridge.runtime.status import collect
@@ -59,7 +58,7 @@ def accounts(bridge: Running) -> dict[str, Any]:
 
 
 def put(kafka: Kafka, topic: str, numbers: range, keys: int = 5) -> None:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer = producer_in_order(kafka.bootstrap)
     for number in numbers:
         producer.produce(topic, b"%d" % number, b"k%d" % (number % keys))
         producer.poll(0)
@@ -173,7 +172,7 @@ def test_round_trip_request_response_and_dead_letters(
     assert answer.payload == b"\x00\xffX1"
     assert_same(answer.properties, {"CorrelationData": b"\x00\xff\x01"})
 
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer = producer_in_order(kafka.bootstrap)
     for name, header in {"none": b"0", "one": b"1", "two": b"2", "unsaid": None}.items():
         producer.produce(both, name.encode(), name.encode(), headers=[("mqtt.qos", header)] if header else [])
     producer.produce(extra, b"42", b"back/fine", headers=[("trace", b"t1"), ("null", None)])
@@ -387,7 +386,7 @@ def test_a_batch_that_was_committed_while_nobody_listened_is_counted(
 
 def put_mixed(kafka: Kafka, source: str, parts: int = 3) -> None:
     """Two records to be delivered, three to be filtered, five dead letters."""
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer = producer_in_order(kafka.bootstrap)
     for number in range(10):
         value, key = b"skip" if number < 3 else b"m", b"down" if number < 5 else b"#"
         producer.produce(source, value, key, partition=number % parts)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.helpers import wait_until
+from tests.helpers import producer_in_order, wait_until
 from tests.integration.bridge.conftest import ended
 from tests.integration.bridge.running import PATIENCE, Running
 from towline_prove.devstack import Kafka, Mosquitto
@@ -151,7 +151,7 @@ def online(bridge: Running) -> bool:
 
 def command(kafka: Kafka) -> None:
     """What an application writes."""
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer = producer_in_order(kafka.bootstrap)
     for name, headers in COMMANDS.items():
         pairs: list[tuple[str, Any]] = list(headers.items())
         producer.produce(f"hono.command.{TENANT}", name.encode(), DEVICE.encode(), headers=pairs)

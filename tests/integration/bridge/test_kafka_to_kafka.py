@@ -9,10 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Producer
 
 from tests.conftest import NewTopic
-from tests.helpers import wait_until
+from tests.helpers import producer_in_order, wait_until
 from tests.integration.bridge.running import PATIENCE, in_kafka
 from towline.checkpoint import Checkpoint
 from towline_prove.devstack import Kafka
@@ -23,7 +22,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "kafka_to_kafka.py"
 
 
 def put(bootstrap: str, topic: str, count: int) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = producer_in_order(bootstrap)
     for number in range(count):
         value = json.dumps({"number": number, "celsius": 80 + number % 2})
         producer.produce(topic, value, key=f"d{number % 10}")

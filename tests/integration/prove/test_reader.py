@@ -18,7 +18,7 @@ from towline_prove.referee import Arrival
 
 
 def send(kafka: Kafka, topic: str, values: list[bytes | None], *, partition: int = 0, txn: str = "") -> Producer:
-    settings: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap, "linger.ms": 0}
+    settings: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap, "linger.ms": 0, "enable.idempotence": True}
     producer = Producer(settings | ({"transactional.id": txn} if txn else {}))
     if txn:
         producer.init_transactions(30)
