@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import NoReturn, TypeVar
 
@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Producer
 
 from towline import Client
+from towline.kafka.deadletters import Header
 from towline.mqtt.codec import AnswerRun, Item, Packet, PublishRun
 from towline.mqtt.message import OutboundMessage
 from towline.mqtt.plain import PlainRun
@@ -24,6 +25,7 @@ __all__ = [
     "lacking",
     "outgoing",
     "packets_in",
+    "produce_all",
     "producer_in_order",
     "ptrace_works",
     "publish_all",
@@ -61,6 +63,17 @@ def producer_in_order(bootstrap: str) -> Producer:
     right after a topic was made its broker may answer NOT_LEADER_OR_FOLLOWER.
     """
     return Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+
+
+def produce_all(
+    bootstrap: str, topic: str, records: Iterable[tuple[bytes | None, bytes | None, Sequence[Header]]]
+) -> None:
+    """Write records of key, value and headers, in order, and return when Kafka has all of them."""
+    producer = producer_in_order(bootstrap)
+    for key, value, headers in records:
+        producer.produce(topic, value, key, headers=[*headers])
+        producer.poll(0)
+    assert producer.flush(60) == 0
 
 
 def wait_while_it_moves(condition: Callable[[], T | None], state: Callable[[], object], standstill: float) -> T:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests import extremes
 from tests.conftest import NewMosquitto
-from tests.helpers import producer_in_order, publish_all, wait_until
+from tests.helpers import produce_all, publish_all, wait_until
 from tests.integration.bridge.round_trips import (
     Foreign,
     Header,
@@ -95,9 +95,9 @@ def test_every_row_goes_on_or_is_set_aside(
     round_trip, headers = generated_messages(ROUND, SEED), generated_headers(RECORDS, SEED)
     sent, put = list(extremes.messages(SEED)), list(extremes.records(SEED))
     own_kafka.create_topics({"records": 1, "round": 1})
-    produce(own_kafka, "records", put)
+    produce_all(own_kafka.bootstrap, "records", put)
     theirs = [(b"k", b"v", [("mqtt.topic", f"r/k/{n}".encode()), *one]) for n, one in enumerate(headers)]
-    produce(own_kafka, "round", theirs)
+    produce_all(own_kafka.bootstrap, "round", theirs)
     bridge.file.write_text(BOTH_WAYS.format(mqtt=broker.uri, kafka=own_kafka.bootstrap))
     bridge.start()
     wait_until(lambda: gateway(bridge, "line").get("state") == "online", PATIENCE, "the gateway")
@@ -183,13 +183,6 @@ def check_headers(kafka: Kafka, foreign: Foreign, sent: list[list[Header]], acco
     lost = [headers for n, headers in enumerate(sent) if wanted[f"k/{n}"] is None]
     assert [headers[1:] for headers in dead] == lost
     assert (account["delivered"], account["dead_lettered"]) == (ROUND + len(fine), len(lost))
-
-
-def produce(kafka: Kafka, topic: str, put: Sequence[tuple[bytes | None, bytes | None, Any]]) -> None:
-    producer = producer_in_order(kafka.bootstrap)
-    for key, value, headers in put:
-        producer.produce(topic, value, key, headers=headers)
-    assert producer.flush(60) == 0
 
 
 def gateway(bridge: Running, line: str) -> dict[str, Any]:

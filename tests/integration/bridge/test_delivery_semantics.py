@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.conftest import NewMosquitto
-from tests.helpers import producer_in_order, wait_until
+from tests.helpers import produce_all, producer_in_order, wait_until
 from tests.integration.bridge.conftest import a_bridge
 from tests.integration.bridge.consuming import BATCH, values
 from tests.integration.bridge.mixing import JVM, MIXED, Mixed, check_mixed, stop_in_mid_batch
@@ -361,10 +361,7 @@ def carried_down(bridge: Running, broker: Mosquitto, kafka: Kafka, ear: Ear) -> 
         wait_until(lambda line=line: any(m.topic.startswith(line) for m in ear.messages), PATIENCE, line)  # type: ignore[misc]
     broker.pause()  # what the gateways send now stays where it is
     put(kafka, source, range(STEP, 2 * STEP))
-    producer = producer_in_order(kafka.bootstrap)
-    for number in range(LARGE):
-        producer.produce(large, b"%-50000d" % number, b"large")
-    assert producer.flush(30) == 0
+    produce_all(kafka.bootstrap, large, ((b"large", b"%-50000d" % number, []) for number in range(LARGE)))
     wait_until(partial(on_their_way, bridge, []), PATIENCE, "messages on their way")
     for line in ("q0", "q1", "q2"):
         kill_gateway(bridge, line)

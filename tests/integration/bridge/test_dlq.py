@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 from tests.conftest import NewTopic
-from tests.helpers import producer_in_order
+from tests.helpers import produce_all
 from tests.integration.bridge.running import PATIENCE, in_kafka
 from towline.bridge.config.file import load
 from towline.bridge.config.model import Bridge
@@ -35,11 +35,7 @@ def no_spark() -> NoReturn:
 
 
 def put(bootstrap: str, topic: str, letters: list[DeadLetter], limit: int = 1_000_000) -> None:
-    producer = producer_in_order(bootstrap)
-    for letter in letters:
-        for key, value, headers in to_records(letter, limit):
-            producer.produce(topic, value, key, headers=[*headers])
-    assert producer.flush(20) == 0
+    produce_all(bootstrap, topic, (record for letter in letters for record in to_records(letter, limit)))
 
 
 def letter(number: int, mqtt: str = "t/d/x", reason: Reason = Reason.TOPIC_ILLEGAL, size: int = 10) -> DeadLetter:

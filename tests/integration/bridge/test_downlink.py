@@ -23,7 +23,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from tests.conftest import NewMosquitto, NewTopic
-from tests.helpers import producer_in_order, wait_until, wait_while_it_moves
+from tests.helpers import produce_all, producer_in_order, wait_until, wait_while_it_moves
 from tests.integration.bridge.running import PATIENCE, Running
 from tests.integration.gateway.test_outbox import KEEPING, Ear, in_order, repeats, save
 from towline.bridge.runtime.status import collect
@@ -58,11 +58,7 @@ def accounts(bridge: Running) -> dict[str, Any]:
 
 
 def put(kafka: Kafka, topic: str, numbers: range, keys: int = 5) -> None:
-    producer = producer_in_order(kafka.bootstrap)
-    for number in numbers:
-        producer.produce(topic, b"%d" % number, b"k%d" % (number % keys))
-        producer.poll(0)
-    assert producer.flush(30) == 0
+    produce_all(kafka.bootstrap, topic, ((b"k%d" % (number % keys), b"%d" % number, []) for number in numbers))
 
 
 class Device:

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.helpers import producer_in_order, wait_until
+from tests.helpers import produce_all, wait_until
 from tests.integration.bridge.conftest import ended
 from tests.integration.bridge.running import PATIENCE, Running
 from towline_prove.devstack import Kafka, Mosquitto
@@ -151,11 +151,11 @@ def online(bridge: Running) -> bool:
 
 def command(kafka: Kafka) -> None:
     """What an application writes."""
-    producer = producer_in_order(kafka.bootstrap)
-    for name, headers in COMMANDS.items():
-        pairs: list[tuple[str, Any]] = list(headers.items())
-        producer.produce(f"hono.command.{TENANT}", name.encode(), DEVICE.encode(), headers=pairs)
-    assert producer.flush(30) == 0
+    records = (
+        (DEVICE.encode(), name.encode(), [(header, value.encode()) for header, value in headers.items()])
+        for name, headers in COMMANDS.items()
+    )
+    produce_all(kafka.bootstrap, f"hono.command.{TENANT}", records)
 
 
 def read(kafka: Kafka, seen: World) -> bool:

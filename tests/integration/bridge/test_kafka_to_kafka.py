@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.conftest import NewTopic
-from tests.helpers import producer_in_order, wait_until
+from tests.helpers import produce_all, wait_until
 from tests.integration.bridge.running import PATIENCE, in_kafka
 from towline.checkpoint import Checkpoint
 from towline_prove.devstack import Kafka
@@ -22,12 +22,8 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "kafka_to_kafka.py"
 
 
 def put(bootstrap: str, topic: str, count: int) -> None:
-    producer = producer_in_order(bootstrap)
-    for number in range(count):
-        value = json.dumps({"number": number, "celsius": 80 + number % 2})
-        producer.produce(topic, value, key=f"d{number % 10}")
-        producer.poll(0)
-    assert producer.flush(30) == 0
+    values = (json.dumps({"number": number, "celsius": 80 + number % 2}) for number in range(count))
+    produce_all(bootstrap, topic, ((b"d%d" % (number % 10), value.encode(), []) for number, value in enumerate(values)))
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
