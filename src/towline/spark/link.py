@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from towline import processes
 from towline.errors import GatewayUnreachable, TowlineError
@@ -41,6 +41,16 @@ class GatewayPlace:
     state_dir: str
     location: str
     settings: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """The place of a running gateway, as the option ``gateways`` names it: a location, or a state directory."""
+        return cls("", text) if "://" in text else cls(text, "")
+
+    @property
+    def text(self) -> str:
+        """The place in one word, as `of` takes it."""
+        return self.location or self.state_dir
 
     def attach(self) -> GatewayClient:
         """Find the running gateway.
