@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -24,6 +25,7 @@ from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, error_field
 from towline.gateway.leases import Leases, now_text
 from towline.gateway.longpoll import LongPoll
 from towline.gateway.request import Request, bad_request
+from towline.gateway.tickets import TicketKey
 from towline.logfile import own_log
 from towline.processes import ProcessMark
 from towline.schema import ROW_SCHEMA
@@ -103,7 +105,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "refused": self._refused,
             "over": self._over,
             "outbox": self._position_of_outbox,
+            "sign": self._sign,
+            "sign_writer": self._sign_writer,
         }
+        #: Signs what a remote service then takes; who may call here may do all of it anyway.
+        self.tickets = TicketKey.of(name, state_dir)
         self._outbox = outbox
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
@@ -312,6 +318,22 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         if do not in ACTIONS:
             raise bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
         return self._outgoing().refused(do, request.number("at"))
+
+    def _sign(self, request: Request, context: Any) -> dict[str, object]:
+        """Tickets to read ranges of this journal; whether the rows are there shows when one is used."""
+        del context
+        journal, valid_s = request.text("journal"), request.seconds("valid_s")
+        check_journal(self._name, self._journal, journal)
+        asked = request.ranges()
+        sign = partial(self.tickets.sign, valid_s, kind="read", journal=journal)
+        return {"tickets": [sign(start=start, end=end, incarnation=known) for start, end, known in asked]}
+
+    def _sign_writer(self, request: Request, context: Any) -> dict[str, object]:
+        """A ticket for the batches of one query or job."""
+        del context
+        self._outgoing()
+        valid_s, writer = request.seconds("valid_s"), request.text("writer")
+        return {"ticket": self.tickets.sign(valid_s, kind="write", writer=writer)}
 
     def _outgoing(self) -> OutboxHandler:
         if self._outbox is None:
