@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
-from towline.errors import Fenced, GatewayError, GatewayUnreachable
+from towline.errors import Fenced, GatewayError, GatewayUnreachable, JournalFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from towline.gateway.client import GatewayClient, Lease, Window
     from towline.spark.link import GatewayPlace
@@ -38,6 +39,8 @@ class GatewayHold:
         self._met = met
         self._client: GatewayClient | None = None
         self._lease: Lease | None = None
+        #: A second lease would take the first one over: one thread at a time takes one.
+        self._opening = threading.Lock()
 
     def lease(self) -> Lease:
         """The lease; connects, and starts the gateway where that is ours to do, at the first call.
@@ -46,17 +49,18 @@ class GatewayHold:
             Fenced: TL-G03 when another living reader has it.
             GatewayUnreachable: No gateway answers.
         """
-        if self._lease is None:
-            self._client = self._client or self.place.connect()
-            try:
-                if self._met:
-                    status = self._client.status()
-                    self._met(str(status["name"]), str(status["journal"]))
-                self._lease = self._client.open(self._consumer, patience_s=TAKEOVER_S)
-            except GatewayUnreachable:
-                self.drop()
-                raise
-        return self._lease
+        with self._opening:
+            if self._lease is None:
+                client = self._client = self._client or self.place.connect()
+                try:
+                    if self._met:
+                        status = client.status()
+                        self._met(str(status["name"]), str(status["journal"]))
+                    self._lease = client.open(self._consumer, patience_s=TAKEOVER_S)
+                except GatewayUnreachable:
+                    self.drop(client)
+                    raise
+            return self._lease
 
     def wait(
         self,
@@ -89,12 +93,12 @@ class GatewayHold:
                 incarnation=here.incarnation,
                 sized=sized,
             )
-        except GatewayUnreachable:
-            self.drop()
+        except (GatewayUnreachable, JournalFailed):
+            self.drop(client)
             raise
         except Fenced as error:
             if error.code == "TL-G07" and client.status()["epoch"] != lease.epoch:
-                self.drop()  # not taken over: the gateway was started again and knows no leases
+                self.drop(client)  # not taken over: the gateway was started again and knows no leases
                 raise GatewayUnreachable(error.code, error.where, error.what, error.do) from error
             raise
 
@@ -105,10 +109,25 @@ class GatewayHold:
             GatewayUnreachable: No gateway answers; the next call connects again.
         """
         self.lease()
+        client = self._connected()
         try:
-            return self._connected().incarnation(offset)
+            return client.incarnation(offset)
         except GatewayUnreachable:
-            self.drop()
+            self.drop(client)
+            raise
+
+    def tickets(self, journal: str, ranges: Sequence[tuple[int, int]], incarnations: Sequence[str]) -> list[str]:
+        """What lets workers in to read ranges of a gateway on a network; "" for each of a local one.
+
+        Raises:
+            GatewayUnreachable: No gateway answers; the next call connects again.
+        """
+        self.lease()
+        client = self._connected()
+        try:
+            return self.place.tickets(client, journal, ranges, incarnations)
+        except GatewayUnreachable:
+            self.drop(client)
             raise
 
     def status(self) -> dict[str, Any]:
@@ -120,10 +139,10 @@ class GatewayHold:
         client = self._client
         return client.status(timeout_s=1.0) if client else {}
 
-    def drop(self) -> None:
-        """Forget the connection; the next call makes a new one."""
-        client, self._client, self._lease = self._client, None, None
-        if client:
+    def drop(self, client: GatewayClient | None) -> None:
+        """Forget a connection, unless a newer one is there; the next call makes a new one."""
+        if client is not None and self._client is client:
+            self._client, self._lease = None, None
             client.close()
 
     def release(self) -> None:
@@ -132,11 +151,13 @@ class GatewayHold:
         with contextlib.suppress(GatewayError):
             if client and lease:
                 client.release(lease)
-        self.drop()
+        self.drop(client)
 
     def _connected(self) -> GatewayClient:
-        assert self._client is not None, "a lease came by a connection"
-        return self._client
+        client = self._client
+        if client is None:  # another thread has found it gone
+            raise GatewayUnreachable("TL-G01", self.place.text, "no gateway answers", "It is asked again.")
+        return client
 
 
 def foreign(here: JournalPlace, journal: str) -> Fenced:
