@@ -32,6 +32,7 @@ __all__ = [
     "access_values",
     "at_least_one",
     "check_sharing",
+    "gateway_list",
     "gateway_place",
     "gateway_settings",
     "gateway_values",
@@ -211,6 +212,28 @@ def _gateway(text: str) -> str:
     return text
 
 
+def gateway_list(text: str) -> tuple[str, ...]:
+    """Read several gateways: ``/var/lib/g1, grpc+tls://g2:8815``, or a JSON list of the same texts.
+
+    Raises:
+        ValueError: One is none, or stands there twice, or there is none.
+    """
+    parts: object = text.split(",")
+    if text.lstrip().startswith("["):
+        try:
+            parts = json.loads(text)
+        except ValueError:
+            parts = None
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError('it is gateways with a comma between them, or a JSON list such as ["/var/lib/g1"]')
+    named = [_gateway(part.strip()).rstrip("/") for part in parts if part.strip()]
+    if not named:
+        raise ValueError("it names no gateway")
+    if twice := next((one for one in named if named.count(one) > 1), None):
+        raise ValueError(f"{printable(twice, 60)} stands there twice")
+    return tuple(named)
+
+
 #: The files that let Spark in to a gateway on a network; `Option.into` names fields of `GatewayPlace`.
 ACCESS: Final = (
     Option("gatewayTokenFile", read.path, "access.token_file"),
@@ -246,18 +269,25 @@ def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None,
         ConfigError: TL-C20, TL-C21, TL-C23.
     """
     _check_access(given)
-    if "gateway" not in given:
+    if "gateway" not in given and "gateways" not in given:
         if not given.text("stateDir"):
             raise missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
         return Path(given.value("stateDir")), None
+    named = "gateways" if "gateways" in given else "gateway"
     beside = [name for name in (*(option.name for option in options), "stateDir") if name in given]
+    if named == "gateways" and "gateway" in given:
+        beside = ["gateway"]
     if beside:
         raise ConfigError(
             "TL-C23",
             f'{WHERE} option "{beside[0]}"',
-            "it belongs to the gateway, and the option gateway names one that runs already",
+            f"it belongs to the gateway, and the option {named} names one that runs already"
+            if named == "gateway"
+            else "it is of one gateway, and the option gateways names those that run already",
             "Give one of the two.",
         )
+    if named == "gateways":
+        return None, None
     place = given.value("gateway")
     return (None, place) if "://" in place else (Path(place), None)
 
@@ -265,7 +295,8 @@ def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None,
 def _check_access(given: Given) -> None:
     """See that what lets Spark in to a gateway is there for one on a network, and for no other."""
     said = [option.name for option in ACCESS if option.name in given]
-    if not is_remote(given.text("gateway")):
+    places = given.value("gateways", ()) or (given.text("gateway"),)
+    if not any(map(is_remote, places)):
         if said:
             what = "it belongs to a gateway on a network, and this one is on this machine"
             raise ConfigError("TL-C23", f'{WHERE} option "{said[0]}"', what, f"Leave it out, or give gateway={REMOTE}.")

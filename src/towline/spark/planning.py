@@ -19,7 +19,7 @@ from towline.gateway.interruptible import interruptible
 from towline.spark.admission import Offer, admit, fitting
 from towline.spark.gateways import Question, SourceGateway, SourceGateways
 from towline.spark.hold import foreign
-from towline.spark.link import patiently
+from towline.spark.link import PATIENCE_S, patiently
 from towline.spark.offsets import JournalPlace, Position
 from towline.spark.slices import Slice, divided, ranges_between
 
@@ -104,11 +104,11 @@ class BatchPlanner:
         known, former = self._known(here)
         left = self._leaving(former, safe)
         news = bool(left) or bool(self._newcomers(here, known))
-        questions = {one: self._question(place, safe, limit) for one, place in known.items()}
+        placed = {one: replace(place, at=self._at(one) or place.at) for one, place in known.items()}
+        questions = {one: self._question(place, safe, limit) for one, place in placed.items()}
         answers = self.gateways.ask(questions, 0.0 if news else patience_s)
         moved = self._admitted(questions, answers, limit)
-        placed = [replace(place, at=self._at(one) or place.at) for one, place in known.items()]
-        there = here.having(*placed).having(*moved).having(*self._joining(here)).without(*left)
+        there = here.having(*placed.values()).having(*moved).having(*self._joining(here)).without(*left)
         self._reached |= {one: spot.offset for one in known if (spot := there.place(known[one].gateway))}
         if there == here and self._ends is not None and (missing := self._missing(known)):
             self.gateways.lease_of(missing)  # a query with an end does not end without its rows
@@ -335,7 +335,7 @@ class BatchPlanner:
 
     def _patiently(self, rows: JournalRange, one: SourceGateway, call: Any) -> Any:
         try:
-            return patiently(lambda: interruptible(call))
+            return patiently(lambda: interruptible(call), patience_s=PATIENCE_S)
         except GatewayUnreachable as error:
             if not self._plan.several:
                 raise
