@@ -245,7 +245,8 @@ def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None,
     Raises:
         ConfigError: TL-C20, TL-C21, TL-C23.
     """
-    _check_access(given)
+    place = given.value("gateway", "")
+    _check_access(given, place)
     if "gateway" not in given:
         if not given.text("stateDir"):
             raise missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
@@ -258,14 +259,13 @@ def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None,
             "it belongs to the gateway, and the option gateway names one that runs already",
             "Give one of the two.",
         )
-    place = given.value("gateway")
     return (None, place) if "://" in place else (Path(place), None)
 
 
-def _check_access(given: Given) -> None:
+def _check_access(given: Given, place: str) -> None:
     """See that what lets Spark in to a gateway is there for one on a network, and for no other."""
     said = [option.name for option in ACCESS if option.name in given]
-    if not is_remote(given.text("gateway")):
+    if not is_remote(place):
         if said:
             what = "it belongs to a gateway on a network, and this one is on this machine"
             raise ConfigError("TL-C23", f'{WHERE} option "{said[0]}"', what, f"Leave it out, or give gateway={REMOTE}.")

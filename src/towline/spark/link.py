@@ -78,6 +78,10 @@ class GatewayPlace:
             return [""] * len(ranges)
         return client.sign(journal, ranges, incarnations=incarnations, valid_s=self.ticket_s)
 
+    def writer_ticket(self, client: GatewayClient, writer: str) -> str:
+        """A ticket for the tasks of one query or job. On the driver."""
+        return client.sign_writer(writer, valid_s=self.ticket_s)
+
     def attach(self) -> GatewayClient:
         """Find the running gateway.
 
