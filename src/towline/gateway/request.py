@@ -61,11 +61,12 @@ class Request:
         return [self._range(each) for each in value]
 
     def _range(self, value: object) -> tuple[int, int, str]:
-        match value:
-            case [int(start), int(end), str(incarnation)] if 0 <= start <= end and len(incarnation) <= 256:
-                return start, end, incarnation
-            case _:
-                self._refuse("ranges", "a list of [start, end, incarnation]")
+        if not isinstance(value, list) or list(map(type, value)) != [int, int, str]:
+            self._refuse("ranges", "a list of [start, end, incarnation]")
+        start, end, incarnation = value
+        if not 0 <= start <= end or len(incarnation) > 256:
+            self._refuse("ranges", "a list of [start, end, incarnation]")
+        return start, end, incarnation
 
     def batch(self) -> Batch:
         """The batch that rows belong to."""

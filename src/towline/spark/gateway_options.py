@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -268,34 +268,30 @@ def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None,
     Raises:
         ConfigError: TL-C20, TL-C21, TL-C23.
     """
-    _check_access(given)
+    places = given.value("gateways", ()) or (given.value("gateway", ""),)
+    _check_access(given, places)
     if "gateway" not in given and "gateways" not in given:
         if not given.text("stateDir"):
             raise missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
         return Path(given.value("stateDir")), None
-    named = "gateways" if "gateways" in given else "gateway"
+    several = "gateways" in given
     beside = [name for name in (*(option.name for option in options), "stateDir") if name in given]
-    if named == "gateways" and "gateway" in given:
+    if several and "gateway" in given:
         beside = ["gateway"]
     if beside:
-        raise ConfigError(
-            "TL-C23",
-            f'{WHERE} option "{beside[0]}"',
-            f"it belongs to the gateway, and the option {named} names one that runs already"
-            if named == "gateway"
-            else "it is of one gateway, and the option gateways names those that run already",
-            "Give one of the two.",
-        )
-    if named == "gateways":
+        what = "it belongs to the gateway, and the option gateway names one that runs already"
+        if several:
+            what = "it is of one gateway, and the option gateways names those that run already"
+        raise ConfigError("TL-C23", f'{WHERE} option "{beside[0]}"', what, "Give one of the two.")
+    if several:
         return None, None
-    place = given.value("gateway")
+    place = places[0]
     return (None, place) if "://" in place else (Path(place), None)
 
 
-def _check_access(given: Given) -> None:
+def _check_access(given: Given, places: Sequence[str]) -> None:
     """See that what lets Spark in to a gateway is there for one on a network, and for no other."""
     said = [option.name for option in ACCESS if option.name in given]
-    places = given.value("gateways", ()) or (given.text("gateway"),)
     if not any(map(is_remote, places)):
         if said:
             what = "it belongs to a gateway on a network, and this one is on this machine"

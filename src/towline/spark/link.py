@@ -88,6 +88,10 @@ class GatewayPlace:
         """The place in one word, as `of` takes it."""
         return self.location or self.state_dir
 
+    def writer_ticket(self, client: GatewayClient, writer: str) -> str:
+        """A ticket for the tasks of one query or job. On the driver."""
+        return client.sign_writer(writer, valid_s=self.ticket_s)
+
     def attach(self) -> GatewayClient:
         """Find the running gateway.
 
