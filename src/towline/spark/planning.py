@@ -358,10 +358,12 @@ class BatchPlanner:
             return self._told(self.gateways.all[0], status) if status else None
         named = [one for one in self.gateways.all if one.name]
         parts = {one.name: self._told(one, statuses.get(one, {})) for one in sorted(named, key=lambda one: one.name)}
-        errors = [part["last_error"] for part in parts.values() if "last_error" in part]
+        away = [name for name, part in parts.items() if "away_since" in part]  # warned of when it went
+        errors = [part["last_error"] for name, part in parts.items() if "last_error" in part and name not in away]
         totals = {key: sum(part[key] for part in parts.values()) for key in ("tip", "queued")}
         unmet = {one.place.text: self._away(one) for one in self.gateways.all if not one.name and one.absence}
-        return {**totals, **({"last_error": errors[0]} if errors else {}), "gateways": {**parts, **unmet}}
+        trouble = {"last_error": errors[0]} if errors else {}
+        return {**totals, **trouble, "away": [*away, *unmet], "gateways": {**parts, **unmet}}
 
     def _told(self, one: SourceGateway, status: Mapping[str, Any]) -> dict[str, Any]:
         plain = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}

@@ -220,7 +220,8 @@ def test_one_that_is_away_holds_back_its_own_rows_only(
         report = _report(stream)
         assert json.loads(json.dumps(report)) == report
         assert (report["tip"], report["queued"]) == (16, 0)
-        assert "no gateway runs in this state directory" in report["gateways"]["g2"]["last_error"]
+        assert report["away"] == ["g2"]
+        assert "no gateway" in report["gateways"]["g2"]["last_error"]
         assert report["gateways"]["g1"]["connected"] is True
         with served(tmp_path / "g2", name="g2") as other:
             other.add(7)
