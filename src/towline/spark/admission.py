@@ -81,7 +81,9 @@ def admit(offers: Sequence[Offer], max_rows: int | None, max_bytes: int | None, 
         turn: As `shares`.
     """
     rows = shares([offer.rows for offer in offers], max_rows, turn)
-    sizes = [-(-offer.size * count // offer.rows) if offer.rows else 0 for offer, count in zip(offers, rows, strict=True)]
+    sizes = [
+        -(-offer.size * count // offer.rows) if offer.rows else 0 for offer, count in zip(offers, rows, strict=True)
+    ]
     granted = shares(sizes, max_bytes, turn)
     return [
         Admitted(count, None if got >= size else got) for count, size, got in zip(rows, sizes, granted, strict=True)

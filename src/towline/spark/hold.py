@@ -31,9 +31,7 @@ class GatewayHold:
             lease from being taken.
     """
 
-    def __init__(
-        self, place: GatewayPlace, consumer: str, met: Callable[[str, str], None] | None = None
-    ) -> None:
+    def __init__(self, place: GatewayPlace, consumer: str, met: Callable[[str, str], None] | None = None) -> None:
         self.place = place
         self._consumer = consumer
         self._met = met

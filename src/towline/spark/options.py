@@ -189,14 +189,20 @@ def parse_options(texts: Mapping[str, str]) -> SourceOptions:
 
 def _check_offsets(given: Given, options: SourceOptions) -> None:
     """An offset is one of a journal: of several gateways each has its own."""
-    values = {"startingOffset": options.starting, "endingOffset": options.ending, "repeatedBelow": options.repeated_below}
+    values = {
+        "startingOffset": options.starting,
+        "endingOffset": options.ending,
+        "repeatedBelow": options.repeated_below,
+    }
     for name, value in values.items():
         if options.gateways and isinstance(value, int) and name in given:
             what, do = "an offset is one of a single journal", 'Give one for each gateway by its name: {"g1": 4711}.'
             raise ConfigError("TL-C23", f'{WHERE} option "{name}"', what, do)
         if not options.gateways and isinstance(value, Mapping):
             what = "it names gateways, and the source has only one"
-            raise ConfigError("TL-C23", f'{WHERE} option "{name}"', what, "Give it without a name, or the option gateways.")
+            raise ConfigError(
+                "TL-C23", f'{WHERE} option "{name}"', what, "Give it without a name, or the option gateways."
+            )
     if options.removed and not options.gateways:
         what = "it belongs to the option gateways"
         raise ConfigError("TL-C23", f'{WHERE} option "removedGateways"', what, "Leave it out.")

@@ -198,7 +198,9 @@ class BatchPlanner:
         offers = [self._offer(questions[one], windows[one], max_bytes) for one in ones]
         granted = dict(zip(ones, admit(offers, max_rows, max_bytes, self._turn), strict=True))
         cut = {
-            one: replace(questions[one], max_rows=got.rows, max_bytes=questions[one].max_bytes if got.size is None else got.size)
+            one: replace(
+                questions[one], max_rows=got.rows, max_bytes=questions[one].max_bytes if got.size is None else got.size
+            )
             for one, offer, got in zip(ones, offers, granted.values(), strict=True)
             if got.rows and got.size != 0 and (got.rows < offer.rows or got.size is not None)
         }
@@ -206,7 +208,9 @@ class BatchPlanner:
         taken |= self.gateways.again(cut)
         ordered = [one for one in ones if one in taken]
         sizes = [max(1, self._offer(questions[one], taken[one], max_bytes).size) for one in ordered]
-        return {one: taken[one] for one, fits in zip(ordered, fitting(sizes, max_bytes, self._turn), strict=True) if fits}
+        return {
+            one: taken[one] for one, fits in zip(ordered, fitting(sizes, max_bytes, self._turn), strict=True) if fits
+        }
 
     def _offer(self, question: Question, window: Window, max_bytes: int | None) -> Offer:
         rows = window.end - question.here.offset

@@ -27,6 +27,8 @@ def line_state(view: LineView, spark: str) -> str:
         return "no gateway" if view.gateway_error else "gateway silent"
     if not view.status:
         return "starting"
+    if (account := view.account) is not None and account.away:
+        return "; ".join(account.away)
     if view.status.get("state") not in ("online", "connected"):
         return f"broker {view.status.get('state', 'offline')}"
     if view.status.get("held_back"):
