@@ -1,7 +1,7 @@
 """All gateways of one stream: who answers, who is away, and what waits at each; lives in the runner only.
 
 Each gateway is asked on a thread of its own, because a long poll holds its call: the first answer with rows wakes the
-reader, the others' polls go on and are still good for the next call, as long as their gateway's place is the same. Where
+reader, the others' polls go on and are still good for the next call while their gateway's place is the same. Where
 one gateway is the whole source, it is waited for as long as `PATIENCE_S`; of several, one that is away holds back
 nobody's rows but its own.
 """
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalFailed
@@ -154,7 +155,7 @@ class SourceGateways:
                 self._begin(one, None, 0.0, deadline)
             poll = one.poll
             assert poll is not None
-            self._wait(lambda poll=poll: poll.done, deadline + 1)  # type: ignore[misc]
+            self._wait(partial(getattr, poll, "done"), deadline + 1)
             self._raise()
             if poll.error is not None:
                 raise poll.error
@@ -231,11 +232,14 @@ class SourceGateways:
         found: dict[SourceGateway, Window] = {}
         for one, question in questions.items():
             try:
-                found[one] = interruptible(lambda one=one, question=question: self._asked(one, question, 0.0))  # type: ignore[misc]
+                window = interruptible(partial(self._asked, one, question, 0.0))
             except _AWAY as error:
                 if not self.several:
                     raise
                 self._absent(one, error)
+                continue
+            if window is not None:
+                found[one] = window
         return found
 
     def _asked(self, one: SourceGateway, question: Question | None, timeout_s: float) -> Window | None:

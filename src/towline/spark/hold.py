@@ -1,4 +1,4 @@
-"""A reader's hold on one gateway: the connection and the lease, kept over restarts of the gateway; in the runner only."""
+"""A reader's hold on one gateway: connection and lease, kept over restarts of the gateway; in the runner only."""
 
 from __future__ import annotations
 

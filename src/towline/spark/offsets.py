@@ -3,8 +3,8 @@
 ``{"gateways": {"plant-7": {"journal": "<id>", "offset": 4711, "incarnation": "<hex>"}}, "tick": 0}``. Spark compares
 offsets as JSON text, so gateways stand in the order of their names, and keys in one order. Of a source over several
 gateways (option ``gateways``) each place says too where its gateway is, ``"at"``: a batch that a crash interrupted is
-then served again, and a gateway that was taken out of the list asked what waits there. Offsets of an earlier Towline have
-no incarnation: they are written back as they are, and the next one has it.
+then served again, and a gateway that was taken out of the list asked what waits there. Offsets of an earlier Towline
+have no incarnation: they are written back as they are, and the next one has it.
 """
 
 from __future__ import annotations
@@ -90,15 +90,10 @@ class Position:
         try:
             places = tuple(JournalPlace.parse(str(name), fields) for name, fields in offset["gateways"].items())
             found = cls(places, int(offset.get("tick", 0)))
-            if not places:
-                raise ValueError("no gateway")
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise GatewayError(
-                "TL-G12",
-                'format("mqtt")',
-                f"the checkpoint holds an offset of another kind ({str(offset)[:80]})",
-                "It belongs to another source: give this query a checkpoint directory of its own.",
-            ) from None
+            raise _another_kind(offset) from None
+        if not places:
+            raise _another_kind(offset)
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -126,3 +121,12 @@ class Position:
     def ticked(self) -> Self:
         """The same places one tick later: a new offset for Spark, without a row."""
         return replace(self, tick=self.tick + 1)
+
+
+def _another_kind(offset: object) -> GatewayError:
+    return GatewayError(
+        "TL-G12",
+        'format("mqtt")',
+        f"the checkpoint holds an offset of another kind ({str(offset)[:80]})",
+        "It belongs to another source: give this query a checkpoint directory of its own.",
+    )

@@ -103,7 +103,7 @@ class BatchPlanner:
             patience_s = 0.0
         known, former = self._known(here)
         left = self._leaving(former, safe)
-        news = bool(left) or bool(self._newcomers(here, known))
+        news = bool(left) or bool(self._newcomers(known))
         placed = {one: replace(place, at=self._at(one) or place.at) for one, place in known.items()}
         questions = {one: self._question(place, safe, limit) for one, place in placed.items()}
         answers = self.gateways.ask(questions, 0.0 if news else patience_s)
@@ -141,7 +141,7 @@ class BatchPlanner:
         only = here.places[0] if not self._plan.several and len(here.places) == 1 else None
         return by_journal or here.place(one.lease.name) or only
 
-    def _newcomers(self, here: Position, known: Mapping[SourceGateway, JournalPlace]) -> list[SourceGateway]:
+    def _newcomers(self, known: Mapping[SourceGateway, JournalPlace]) -> list[SourceGateway]:
         """Gateways that were met and have no place yet; none where the query has an end they have no part in."""
         met = [one for one in self.gateways.all if one.lease and one not in known]
         return [one for one in met if self._ends is None or (one.lease and one.lease.journal in self._ends)]
@@ -149,7 +149,7 @@ class BatchPlanner:
     def _joining(self, here: Position) -> list[JournalPlace]:
         """Where newcomers begin, those met in this call too; their rows come with the next batch."""
         entries = []
-        for one in self._newcomers(here, self._known(here)[0]):
+        for one in self._newcomers(self._known(here)[0]):
             try:
                 entries.append(interruptible(lambda one=one: self._entry(one)))  # type: ignore[misc]
             except GatewayUnreachable:
@@ -166,7 +166,7 @@ class BatchPlanner:
         return Question(place, upto, max_rows, max_bytes)
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
-        """Rows and bytes; Spark has no limit of both in one, and where it wants all there is (Trigger.Once) it gets it."""
+        """Rows and bytes; Spark has no limit of both in one, and gets all there is where it wants that (Trigger.Once)."""
         if isinstance(limit, ReadMaxBytes):
             return None, limit.max_bytes
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None

@@ -1,4 +1,4 @@
-"""The partitions of a batch: which rows of which journal a task reads. Pure: the same range is always cut the same way."""
+"""The partitions of a batch: which rows of which journal a task reads. Pure: a range is always cut the same way."""
 
 from __future__ import annotations
 

@@ -126,17 +126,22 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     for error in (line["gateway_error"], line["query_error"]):
         if error:
             yield str(error) if running else f"before the bridge ended: {error}"
+    yield from _troubles(gateway)
+    account = line["account"] or last.get("account") or {}  # these only grow
+    yield from _told_of(_BROKER, gateway)
+    yield from _told_of(_OUTBOX, (gateway or last.get("gateway") or {}).get("outbox") or {})
+    yield from _told_of(_RECEIPTS, _publishers(gateway.get("receipts") or {}))
+    yield from _told_of(_ACCOUNT, {**account, "fallback": line["fallback"]})
+
+
+def _troubles(gateway: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong at a gateway, or at each of several."""
     parts = gateway.get("gateways")
     for name, part in (parts if parts is not None else {"": gateway}).items():
         if AWAY in part:
             yield f"{away_text(name, part)}: {part.get('why', 'no answer')}.   [TL-G54]"
         elif trouble := (part.get("last_error") or {}).get("text"):
             yield str(trouble)
-    account = line["account"] or last.get("account") or {}  # these only grow
-    yield from _told_of(_BROKER, gateway)
-    yield from _told_of(_OUTBOX, (gateway or last.get("gateway") or {}).get("outbox") or {})
-    yield from _told_of(_RECEIPTS, _publishers(gateway.get("receipts") or {}))
-    yield from _told_of(_ACCOUNT, {**account, "fallback": line["fallback"]})
 
 
 #: The query of a line that the running bridge does not have.

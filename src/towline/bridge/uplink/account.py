@@ -180,7 +180,8 @@ class UplinkCounts(LineCounts):
             committed = max(int(part.get("committed", upto)), min(upto, end))
             sums = [total + one for total, one in zip(sums, (end, repeats, received, committed), strict=True)]
         away = {name: part for name, part in gateways.items() if AWAY in part}
-        told = self._account(*sums, why_not or self._disagreement(None))
+        end, repeats, received, committed = sums
+        told = self._account(end, repeats, received, committed, why_not or self._disagreement(None))
         return replace(told, away=tuple(away_text(name, part) for name, part in away.items()))
 
     def _account(self, end: int, repeats: int, received: int, committed: int, why_not: str) -> LineAccount:

@@ -1,4 +1,4 @@
-"""Where the query of a line over several gateways begins, and whether its checkpoint and their journals belong together."""
+"""Where the query of a line over several gateways begins, and whether its checkpoint and their journals fit."""
 
 from __future__ import annotations
 
