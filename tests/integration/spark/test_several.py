@@ -1,4 +1,4 @@
-"""One query over two real gateways behind a real broker: one is killed, comes back, and nothing is missing or doubled."""
+"""One query over two real gateways: one is killed, comes back, and nothing is missing or doubled."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
 
 
 @pytest.fixture
-def gateways(broker: Mosquitto, new_gateway: NewGateway) -> tuple[Gateway, Gateway]:  # noqa: F811 - a fixture
+def gateways(broker: Mosquitto, new_gateway: NewGateway) -> tuple[Gateway, Gateway]:
     """Devices a come by g1, devices b by g2: split filters keep the order of each."""
     made = [
         new_gateway(broker, name, subscriptions=[{"filter": f"{device}/#", "qos": 2}])
