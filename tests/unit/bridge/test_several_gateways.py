@@ -53,7 +53,7 @@ def test_a_line_may_read_gateways_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "wanted"),
     [
-        ('["g1", "g2"]', '["g1", "g1"]', "/g1 stands there twice."),
+        ('["g1", "g2"]', '["g1", "g1"]', "g1 stands there twice."),
         ('["g1", "g2"]', "[]", 'uplink "telemetry": it names no gateway.'),
         ('["g1", "g2"]', '["grpc+tcp://x:1"]', "there is none without TLS."),
         ('["g1", "g2"]', '["grpc+tls://x:1"]', "a gateway on a network lets nobody in without a token."),
