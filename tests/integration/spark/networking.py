@@ -28,9 +28,7 @@ def session(place: Path) -> SparkSession:
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": (place / "events").as_uri(),
     }
-    made = SparkSession.builder.master("local[2]").appName("network").config(map=settings).getOrCreate()
-    made.sparkContext.setLogLevel("INFO")
-    return made
+    return SparkSession.builder.master("local[2]").appName("network").config(map=settings).getOrCreate()
 
 
 def main(place: Path, access: dict[str, str]) -> None:

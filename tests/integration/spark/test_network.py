@@ -232,7 +232,7 @@ def test_rows_arrive_once_through_a_gateway_that_is_killed_and_no_secret_is_show
         "events": "SparkListenerApplicationEnd",
         "checkpoint": "incarnation",
         "plan": "Physical Plan",
-        "driver's log": "MicroBatchExecution",
+        "driver's log": "ResolveWriteToStream",
         "gateway's log": "listening",
         "gateway's directory": "journal",
         "status": network.address,
