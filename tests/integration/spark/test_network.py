@@ -144,9 +144,9 @@ def network(new_mosquitto: NewMosquitto, tmp_path: Path) -> Iterator[Network]:
 def driver(network: Network) -> Iterator[Driver]:
     running = Driver(network)
     yield running
-    if running.process.poll() is None:
-        running.process.send_signal(signal.SIGTERM)
-        running.process.wait(60)
+    with running.process:  # closes the pipes
+        if running.process.poll() is None:
+            running.process.send_signal(signal.SIGTERM)
 
 
 def fetched(ui: str) -> str:
