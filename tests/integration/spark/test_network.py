@@ -186,7 +186,7 @@ def told(network: Network) -> dict[str, Any]:
 def test_rows_arrive_once_through_a_gateway_that_is_killed_and_no_secret_is_shown(
     network: Network, driver: Driver, tmp_path: Path
 ) -> None:
-    broker = str(network._settings["brokers"][0])  # type: ignore[index]
+    broker = str(network._settings["brokers"][0])
     heard: Counter[bytes] = Counter()
     with Client(broker, client_id="ear", subscribe=[Filter("out/#", qos=2), Filter("batch/#", qos=2)]) as ear:
 
