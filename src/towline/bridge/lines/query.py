@@ -107,6 +107,10 @@ class LineQuery(ABC, Generic[LineT]):
         topic = self.line.dead_letter_topic
         return DeadLetterTarget(topic, identity.sink) if topic else None
 
+    def _gateway_options(self) -> dict[str, str]:
+        """How Spark finds the line's gateway."""
+        return {"gateway": str(self.line.gateway.state_dir)}
+
     def _sink_options(self, identity: Identity) -> dict[str, str]:
         """Options of the line's Kafka sink: its client's settings, its id, and how many transactions a batch is."""
         client = {f"kafka.{name}": value for name, value in self.bridge.kafka.client().items()}
