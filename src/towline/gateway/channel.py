@@ -32,8 +32,8 @@ _CHANNEL: Final = [
 _NOT_TRUSTED: Final = re.compile(r"certificate verify failed: ([a-z ]+)|(Peer name \S+ is not in peer certificate)")
 _NEAR: Final = "Is it running? `towline status` shows it; with the option stateDir the source starts one by itself."
 _FAR: Final = (
-    "Does it run and listen there? `towline status` on its machine shows it. One that asks for client certificates ends "
-    "the connection of who has none: gatewayCertFile and gatewayKeyFile."
+    "Does it run and listen there? `towline status` on its machine shows it. One that asks for client certificates "
+    "ends the connection of who has none: gatewayCertFile and gatewayKeyFile."
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -158,10 +159,34 @@ def test_a_message_without_end_of_a_stranger_costs_the_gateway_nothing(fronted: 
 
 def test_its_end_and_its_failure_are_told(tmp_path: Path, fronted: Fronted) -> None:
     taken = {"address": fronted.front.location.removeprefix("grpc+tls://")}
-    with pytest.raises(GatewayError, match=r"can't listen on this address.*TL-G45"):
+    with pytest.raises(GatewayError, match=r"can't listen on this address \(address already in use\).*TL-G45"):
         NetworkFront(settings(fronted.pki, tmp_path, **taken), fronted.server.location)
     with pytest.raises(ConfigError, match="TL-C98"):
         NetworkFront(settings(fronted.pki, tmp_path, token_file=tmp_path / "none"), fronted.server.location)
+
+
+def test_handshakes_that_fail_leave_no_line(fronted: Fronted, tmp_path: Path) -> None:
+    """Whoever reaches the port can make as many as he likes."""
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)  # the process in front inherits it
+        try:
+            front = NetworkFront(settings(fronted.pki, fronted.server.state_dir), fronted.server.location)
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+    for _ in range(5):
+        with flight.connect(front.location) as stranger, pytest.raises(flight.FlightUnavailableError):
+            list(stranger.do_action(flight.Action("status", b"")))
+        host, _, port = front.location.removeprefix("grpc+tls://").rpartition(":")
+        with socket.create_connection((host, int(port))) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            raw.settimeout(10)
+            while raw.recv(1000):
+                continue
+    front.close()
+    assert log.read_text() == ""
 
 
 def test_it_ends_with_the_gateway(tmp_path: Path, fronted: Fronted) -> None:
