@@ -64,10 +64,14 @@ class ShareSettings(BaseModel):
             return None
         return HashedShare(len(self.members), self.place, tuple(KeyLevel(*one) for one in self.keys))
 
+    def id_of(self, member: str) -> str:
+        """The MQTT client id of a member."""
+        return f"{self.client_id}-{member}"
+
     @property
     def promise(self) -> dict[str, object]:
         """What must not change while messages wait: which of the line's messages are in this member's journal."""
         said: dict[str, object] = {"way": self.way.value}
         if self.way is ShareWay.HASH:
-            said |= {"of": len(self.members), "place": self.place, "key": self.key}
+            said |= {"members": list(self.members), "key": self.key}
         return said

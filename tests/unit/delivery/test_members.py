@@ -68,7 +68,9 @@ def _stream(draw: st.DrawFn) -> list[PublishPacket]:
         qos = draw(st.sampled_from([0, 1, 1, 2, 2]))
         properties = draw(st.sampled_from([{}, {}, {"content_type": "t"}]))
         packet_id = draw(st.integers(1, 50)) if qos else None
-        packets.append(PublishPacket(draw(st.sampled_from(_TOPICS)), b"x", qos=QoS(qos), packet_id=packet_id, **properties))
+        packets.append(
+            PublishPacket(draw(st.sampled_from(_TOPICS)), b"x", qos=QoS(qos), packet_id=packet_id, **properties)
+        )
     return packets
 
 
