@@ -16,7 +16,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.logfile import MOST_BYTES, LogStream
 
 
-def main() -> int:
+def main(start: str = Start.GO_ON) -> int:
     """Read the settings, run the gateway, return its exit code."""
     configure_logging(LogStream(sys.stderr, MOST_BYTES))  # the file is ours, and nobody else looks after it
     try:
@@ -26,8 +26,8 @@ def main() -> int:
         place = ".".join(str(part) for part in first["loc"]) or "settings"
         sys.stderr.write(f"{place}: {first['msg']}.   [TL-C01]\n")
         return EXIT_CONFIG
-    return run(settings, Start(sys.argv[1]) if len(sys.argv) > 1 else Start.GO_ON)
+    return run(settings, Start(start))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:2]))

@@ -86,7 +86,7 @@ def note_client(state_dir: Path, session: ClientSession) -> None:
         OSError: The disk does not take it.
     """
     known = read_clients(state_dir)
-    before = next((one for one in known if one.client_id == session.client_id and one.ended is None), None)
+    before = next((one for one in known if _is_there(one, session.client_id)), None)
     now = session if before is None else replace(before, brokers=session.brokers, share=session.share)
     if now != before:
         _write(state_dir, [*(one for one in known if one.client_id != session.client_id), now])
@@ -95,7 +95,7 @@ def note_client(state_dir: Path, session: ClientSession) -> None:
 def abandoned(state_dir: Path, client_id: str) -> bool:
     """Whether a session of this client id is written down in a state directory, or beside it, and not ended."""
     beside = (one for sessions in siblings(state_dir).values() for one in sessions if one.share)
-    return any(one.client_id == client_id and one.ended is None for one in (*read_clients(state_dir), *beside))
+    return any(_is_there(one, client_id) for one in (*read_clients(state_dir), *beside))
 
 
 def end_client(state_dir: Path, client_id: str, how: str) -> None:
@@ -105,8 +105,8 @@ def end_client(state_dir: Path, client_id: str, how: str) -> None:
         OSError: The disk does not take it.
     """
     known, now = read_clients(state_dir), time.time()
-    if any(one.client_id == client_id for one in known):
-        ended = [replace(one, ended=now, how=how) if one.client_id == client_id else one for one in known]
+    ended = [replace(one, ended=now, how=how) if _is_there(one, client_id) else one for one in known]
+    if ended != [*known]:
         _write(state_dir, ended)
 
 
@@ -116,6 +116,10 @@ def siblings(state_dir: Path) -> Mapping[Path, tuple[ClientSession, ...]]:
         beside = [one for one in sorted(state_dir.parent.iterdir()) if one.name != state_dir.name]
         return {one: found for one in beside if (found := read_clients(one))}
     return {}
+
+
+def _is_there(session: ClientSession, client_id: str) -> bool:
+    return session.client_id == client_id and session.ended is None
 
 
 def _write(state_dir: Path, clients: Iterable[ClientSession]) -> None:

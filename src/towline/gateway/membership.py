@@ -6,13 +6,14 @@ wait, on disk or in the session at the broker, would bring a device's messages t
 
 from __future__ import annotations
 
+import contextlib
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import ConfigError, GatewayError
-from towline.gateway.clients import siblings
+from towline.gateway.clients import end_client, siblings
 from towline.gateway.sharing import ShareSettings
 from towline.schema import NO_ROWS
 
@@ -60,6 +61,8 @@ def enter(settings: GatewaySettings, inbox: Inbox, start: Start = Start.GO_ON) -
     """
     drained = (inbox.notes.get(DRAIN_NOTE) or {}).get("done")
     if drained and start is not Start.JOIN:
+        with contextlib.suppress(OSError):  # a kill may have come before it was written there
+            end_client(settings.state_dir, settings.mqtt_client_id, "drained")
         at = datetime.fromtimestamp(float(drained), UTC)
         what = f"this gateway was drained at {at:%Y-%m-%d %H:%M:%S} UTC, and has no session at the broker any more"
         raise GatewayError("TL-G55", settings.name, what, "Start it with towline gateway --join to take part again.")

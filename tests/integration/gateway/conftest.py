@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,19 +32,19 @@ class Gateway:
         self._client: GatewayClient | None = None
         self.log = settings.state_dir.parent / "gateway.log"
 
-    def spawn(self) -> ForkedProcess:
-        self.process = fork_gateway(self.settings, self.log)
+    def spawn(self, start: str = "go-on", prepare: Callable[[], None] | None = None) -> ForkedProcess:
+        self.process = fork_gateway(self.settings, self.log, start=start, prepare=prepare)
         return self.process
 
-    def start(self) -> GatewayClient:
-        process = self.spawn()
+    def start(self, start: str = "go-on") -> GatewayClient:
+        process = self.spawn(start)
         self._client = wait_until(lambda: discover(self.settings.state_dir), what="the gateway's endpoint")
         assert process.poll() is None
         return self._client
 
-    def fail(self, timeout: float = 15) -> str:
+    def fail(self, start: str = "go-on", timeout: float = 15) -> str:
         """Start it, expect it to end by itself with an error, and return the last line of its log."""
-        assert self.spawn().wait(timeout) not in (0, None)
+        assert self.spawn(start).wait(timeout) not in (0, None)
         return self.log.read_text().splitlines()[-1]
 
     @property
@@ -79,6 +79,12 @@ class Gateway:
             self._client.close()
             self._client = None
         return self.process.wait(60)
+
+    def commit(self, consumer: str = "spark") -> int:
+        """Commit everything that is in the journal, as a query does; the offset."""
+        status = self.status()
+        self.client.commit(consumer, status["end"], journal=status["journal"])
+        return int(status["end"])
 
     def seen(self) -> list[int]:
         """The numbers in the journal of the running gateway."""
