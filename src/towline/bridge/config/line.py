@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from towline.bridge.config.members import MembersReader
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import CHECKPOINT, Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
 from towline.bridge.config.patterns import Pattern, Template, allowed, kafka_name_problem
@@ -171,6 +172,7 @@ class LineReader(TableReader):
             return None
         if guarantee is Guarantee.EXACTLY_ONCE and not (uplink.dedupe or all(one.dedupe for one in sections)):
             self._sharing(gateway)  # what a key names may come twice
+        reader = MembersReader(self._tables, self._path, self._subject, self._table)
         return Line(
             name=uplink.name,
             guarantee=guarantee,
@@ -182,6 +184,7 @@ class LineReader(TableReader):
             parallelism=uplink.parallelism,
             dead_letter_topic=self._dead_letters(uplink.dead_letter_topic),
             dedupe=uplink.dedupe,
+            members=reader.members(uplink, gateway, routes, self._surroundings.bridge),
         )
 
     def _receipts(self, receipts: ReceiptSettings) -> ReceiptSettings:
@@ -189,7 +192,7 @@ class LineReader(TableReader):
         return receipts.model_copy(update={"key_file": file})
 
     def _uplink(self) -> UplinkSection | None:
-        uplink = self._section(UplinkSection, ("mqtt", "journal", "route"))
+        uplink = self._section(UplinkSection, ("mqtt", "journal", "route", "member"))
         if uplink is None:
             return None
         guarantee, acks = uplink.guarantee, policy(uplink.guarantee).acks

@@ -15,6 +15,7 @@ from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
+from towline.gateway.sharing import ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.mqtt.events import Filter
 from towline.spark.quickstart import Tier
@@ -22,6 +23,7 @@ from towline.spark.quickstart import Tier
 __all__ = [
     "BATCH_BYTES",
     "CHECKPOINT",
+    "MEMBER_NAME",
     "NAME",
     "AnyLine",
     "Bridge",
@@ -38,6 +40,8 @@ __all__ = [
 ]
 
 
+#: Names of members: the ends of a client id and of a gateway's name.
+MEMBER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
 #: Directory of Spark's checkpoint in a line's state directory.
 CHECKPOINT = "checkpoint"
 #: Most bytes of a micro-batch, if the file says nothing: a whole one may be in memory twice on its way to the sink.
@@ -215,6 +219,9 @@ class UplinkSection(Section):
     dead_letter_topic: str | Literal[False] | None = None
     dedupe: Dedupe | None = None
     receipts: bool | ReceiptSettings = False
+    share: ShareWay | None = None
+    share_key: str | None = None
+    share_group: Annotated[str, Field(pattern=NAME)] | None = None
 
 
 class AnyLine(Section):
@@ -239,6 +246,11 @@ class AnyLine(Section):
     dead_letter_topic: str | None = None
 
     @property
+    def each_gateway(self) -> tuple[GatewaySettings, ...]:
+        """What its gateways are told: one, or a member each."""
+        return (self.gateway,)
+
+    @property
     def checkpoint(self) -> Path:
         """Spark's checkpoint of the line's query."""
         return self.gateway.state_dir / CHECKPOINT
@@ -253,6 +265,7 @@ class Line(AnyLine):
         sections: Its routes as written.
         dedupe: How repeats are recognised on routes that do not say it themselves.
         dead_letter_topics: Of all lines of the bridge.
+        members: What the gateways are told that share its messages, each on its machine; none for one gateway alone.
     """
 
     direction: Literal["up"] = "up"
@@ -260,6 +273,29 @@ class Line(AnyLine):
     sections: tuple[RouteSection, ...]
     dedupe: Dedupe | None = None
     dead_letter_topics: tuple[str, ...] = ()
+    members: tuple[GatewaySettings, ...] = ()
+
+    @property
+    def each_gateway(self) -> tuple[GatewaySettings, ...]:
+        """What its gateways are told: one, or a member each."""
+        return self.members or (self.gateway,)
+
+    def member(self, name: str, file: Path) -> GatewaySettings:
+        """What a member's gateway is told.
+
+        Args:
+            name: Of the member.
+            file: For messages.
+
+        Raises:
+            ConfigError: TL-C120, there is none of this name.
+        """
+        for one in self.members:
+            if one.share is not None and one.share.member == name:
+                return one
+        names = [one.share.member for one in self.members if one.share]
+        hint = did_you_mean(name, names) if names else "Add it as [[uplink.member]], or leave out --member."
+        raise ConfigError("TL-C120", str(file), f'line "{self.name}" has no member "{name}"', hint)
 
     @property
     def routes(self) -> tuple[Route, ...]:

@@ -84,6 +84,7 @@ class Supervisor:
         """
         bridge = self._bridge
         with _alone(bridge), _signals(self._interrupted):
+            _check_members(bridge)
             check_java()
             bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
             bridge = self._bridge = equipped(bridge)
@@ -211,6 +212,15 @@ class Supervisor:
             if account.pending:
                 yield f'line "{name}": {counted(account.pending)} on disk; the next start carries on'
             yield f'line "{name}": {kept_by_broker(view.status)}'
+
+
+def _check_members(bridge: Bridge) -> None:
+    """The gateways of a line with members are no children of a bridge: each is started on its machine."""
+    for line in bridge.uplinks:
+        if line.members:
+            what = f'line "{line.name}" has {len(line.members)} gateways, and a bridge here starts and reads one'
+            do = "Start each with towline gateway --member NAME, and read them with a query of your own."
+            raise ConfigError("TL-C127", str(bridge.file), what, do)
 
 
 def kept_by_broker(status: Mapping[str, Any]) -> str:
