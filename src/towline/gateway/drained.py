@@ -37,7 +37,7 @@ def drained(settings: GatewaySettings, say: Callable[[str], None]) -> int:
 
     Raises:
         ConfigError: TL-G57, it can't be drained.
-        GatewayError: TL-G58, it ended before all was done.
+        GatewayError: TL-G58, it ended before all was done, or the drain was taken back.
         TowlineError: What kept it from starting.
     """
     drainable(settings)
@@ -72,17 +72,21 @@ def _watch(settings: GatewaySettings, client: GatewayClient, say: Callable[[str]
                 return
         else:
             silent_since = None
-            if (text := progress(status)) != said:
+            text = progress(status)
+            if said and not text:
+                what = "the drain was taken back by somebody else"
+                raise GatewayError("TL-G58", settings.name, what, "The gateway takes part again.")
+            if text != said:
                 said = text
                 say(f"{settings.name}: {text}")
         time.sleep(_LOOK_S)
 
 
 def progress(status: Mapping[str, Any]) -> str:
-    """How far a drain is, from the answer to ``status``."""
+    """How far a drain is, from the answer to ``status``; "" where none has begun."""
     drain = status.get("drain")
     if drain is None:
-        return "takes part"
+        return ""
     text = str(drain["step"])
     if status.get("state") != "online" and (error := (status.get("last_error") or {}).get("text")):
         return f"{text}   {error}"

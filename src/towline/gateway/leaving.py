@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -121,7 +122,7 @@ class Departure:
         client_id, self._given_up = self._given_up, ""
         try:
             end_session(self._options, client_id, _ENDING, self._stopping)
-            for directory in (self._settings.state_dir, *siblings(self._settings.state_dir)):
+            for directory in _directories(self._settings):
                 end_client(directory, client_id, "discarded")
         except (BrokerError, ConfigError) as error:
             what = f'the session of client id "{client_id}", which was given up, is not ended: {error}'
@@ -139,8 +140,15 @@ def _given_up(settings: GatewaySettings, inbox: Inbox) -> str:
     if not client_id or client_id in (settings.mqtt_client_id, *others):
         return ""
     known = inbox.session.get("client_id") == client_id or abandoned(settings.state_dir, client_id)
-    of_line = share is not None and client_id.startswith(f"{share.client_id}-")
+    of_line = share is not None and f"{client_id}-".startswith(f"{share.client_id}-")
     return client_id if known or of_line else ""
+
+
+def _directories(settings: GatewaySettings) -> tuple[Path, ...]:
+    """Where it may be written down that a session of the line is there."""
+    own = settings.state_dir
+    line = () if settings.share is None else (own.parent.parent,)
+    return (own, *siblings(own), *line)
 
 
 def end_session(

@@ -14,6 +14,7 @@ import pytest
 from tests.engines.forked import ForkedProcess, fork_gateway
 from tests.helpers import wait_until
 from towline import Client
+from towline.bridge.config.file import load
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover
 from towline.gateway.settings import GatewaySettings
@@ -129,6 +130,40 @@ def new_gateway(tmp_path: Path) -> Iterator[NewGateway]:
     for gateway in gateways:
         if gateway.process is not None and gateway.process.poll() is None:
             gateway.stop(signal.SIGKILL)
+
+
+class NewMembers(Protocol):
+    def __call__(self, broker: Mosquitto, uplink: str) -> dict[str, Gateway]: ...
+
+
+@pytest.fixture
+def new_members(tmp_path: Path) -> Iterator[NewMembers]:
+    """Make the gateways of the only line of a bridge file, by member: what `towline gateway --member` would run."""
+    gateways: list[Gateway] = []
+
+    def make(broker: Mosquitto, uplink: str) -> dict[str, Gateway]:
+        text = f'name = "b"\nstate_dir = "state"\nmqtt = {{ brokers = "{broker.uri}" }}\n'
+        text += 'kafka = { bootstrap_servers = "k:9092" }\n[[uplink]]\nname = "line"\n' + uplink
+        (tmp_path / "bridge.toml").write_text(text)
+        (line,) = load(tmp_path / "bridge.toml").uplinks
+        made = {}
+        for settings in line.members:
+            assert settings.share is not None
+            made[settings.share.member] = gateway = Gateway(settings.model_copy(update={"owner_pid": os.getpid()}))
+            gateway.log = tmp_path / f"{settings.name}.log"
+        gateways.extend(made.values())
+        return made
+
+    yield make
+    for gateway in gateways:
+        if gateway.process is not None and gateway.process.poll() is None:
+            gateway.stop(signal.SIGKILL)
+
+
+def until_all_is_taken(gateway: Gateway) -> None:
+    wait_until(
+        lambda: (gateway.status()["drain"] or {}).get("step") == "waiting for commits", what="commits to wait for"
+    )
 
 
 def publish(broker: Mosquitto, numbers: range, topic: str = "t/1", *, qos: int = 1, tls: Tls | None = None) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -51,14 +51,15 @@ SUBSCRIBED = [*STEPS][:2]
 def _is_due(which: str, args: tuple[Any, ...], answer: object) -> bool:
     event = args[1] if len(args) > 1 else None
     kinds = {type(item).__name__ for item in event.items} if isinstance(event, Received) else set()
-    return {
+    due: dict[str, Callable[[], bool]] = {
         "any": lambda: True,
         "rows": lambda: args[1].num_rows > 0,
         "true": lambda: answer is True,
         "empty": lambda: args[1] == {},
         "unsuback": lambda: "UnsubAckPacket" in kinds,
         "clean": lambda: "ConnAckPacket" in kinds and args[0].config.clean_start,
-    }[which]()
+    }
+    return due[which]()
 
 
 def die_at(step: str) -> None:
@@ -116,12 +117,6 @@ def carried_on(client: GatewayClient) -> list[int]:
     numbers = [int(payload) for batch in rows for payload in batch.column("payload").to_pylist()]
     client.commit("spark", end, journal=journal)
     return numbers
-
-
-def until_all_is_taken(gateway: Gateway) -> None:
-    wait_until(
-        lambda: (gateway.status()["drain"] or {}).get("step") == "waiting for commits", what="commits to wait for"
-    )
 
 
 def sessions(gateway: Gateway) -> list[tuple[str, str]]:

@@ -13,7 +13,8 @@ __all__ = ["UplinkCounts"]
 #: Counts of every batch.
 _OBSERVED: Final = ("filtered", "unrouted", "fallback", "dead_lettered", "deduplicated", "late", "astray")
 #: ``unrouted``: taken by no route. ``skipped``: given up by at_most_once after a crash. ``deduplicated``: recognised as
-#: repeats, by a dedupe key or by an open QoS 2 packet id. ``arriving``: not yet on disk and not acknowledged.
+#: repeats, by a dedupe key or by an open QoS 2 packet id. ``of_other_members``: received here, and stored by the member
+#: that they hash to. ``arriving``: not yet on disk and not acknowledged.
 _WORDS: Final = AccountWords(
     "received",
     "in_kafka",
@@ -24,6 +25,7 @@ _WORDS: Final = AccountWords(
         "skipped": "given up",
         "dead_lettered": "dead-lettered",
         "deduplicated": "deduplicated",
+        "of_other_members": "of other members",
         "arriving": "arriving",
     },
 )
@@ -118,8 +120,9 @@ class UplinkCounts(LineCounts):
         end = int(gateway["end"])
         # What the broker sent again under an open QoS 2 id was answered and not stored [I3].
         repeats = int(gateway.get("deduplicated", 0))
+        others = int(gateway.get("of_other_members", 0))
         # The status is not one instant: rows may become durable between reading `received` and `end`.
-        received = max(int(gateway["received"]), end + repeats)
+        received = max(int(gateway["received"]), end + repeats + others)
         # The gateway learns of a commit with the next `latestOffset`, the bridge right after the batch.
         committed = max(int(gateway["committed"]), min(self.upto, end))
         elsewhere = self.dead_lettered + self.deduplicated + self.late + self.astray
@@ -136,7 +139,8 @@ class UplinkCounts(LineCounts):
                 "skipped": self.skipped,
                 "dead_lettered": self.dead_lettered,
                 "deduplicated": self.deduplicated + repeats,
-                "arriving": received - end - repeats,
+                "of_other_members": others,
+                "arriving": received - end - repeats - others,
             },
             why_not=why_not,
             uncounted=uncounted,
