@@ -91,12 +91,9 @@ def _drain(settings: GatewaySettings) -> int:
 
 def _taken_back(settings: GatewaySettings) -> bool:
     """Whether a gateway runs, which takes part from now on."""
-    from towline.gateway.launch import discover  # noqa: PLC0415 - loaded when it is called
+    from towline.gateway.drained import taken_back  # noqa: PLC0415 - loaded when it is called
 
-    running = discover(settings.state_dir)
-    if running is None:
+    if not taken_back(settings):
         return False
-    with running:
-        running.drain(begin=False)
     _say(f"{settings.name} takes part")
     return True

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
     from towline.gateway.settings import GatewaySettings
 
-__all__ = ["drained", "progress"]
+__all__ = ["drained", "progress", "taken_back"]
 
 #: Seconds between two looks.
 _LOOK_S: Final = 0.2
@@ -41,6 +41,7 @@ def drained(settings: GatewaySettings, say: Callable[[str], None]) -> int:
         TowlineError: What kept it from starting.
     """
     drainable(settings)
+    began = time.time()
     running = discover(settings.state_dir)
     try:
         client = running or ensure(settings, owner_pid=os.getpid(), start=Start.DRAIN)
@@ -51,15 +52,15 @@ def drained(settings: GatewaySettings, say: Callable[[str], None]) -> int:
         return 0
     with client:
         client.drain()
-        _watch(settings, client, say)
-    if not _has_left(settings):
+        _watch(settings, client, say, began)
+    if not _has_left(settings, began):
         what = "the gateway ended before it was drained"
         raise GatewayError("TL-G58", settings.name, what, "Nothing is lost. Run the same command again: it goes on.")
     say(f"{settings.name} is drained: all is committed, and its session at the broker is ended")
     return 0
 
 
-def _watch(settings: GatewaySettings, client: GatewayClient, say: Callable[[str], None]) -> None:
+def _watch(settings: GatewaySettings, client: GatewayClient, say: Callable[[str], None], began: float) -> None:
     """Tell how far it is until it is gone."""
     said, silent_since = "", None
     while True:
@@ -68,7 +69,7 @@ def _watch(settings: GatewaySettings, client: GatewayClient, say: Callable[[str]
         except GatewayError:
             now = time.monotonic()
             silent_since = silent_since or now
-            if _has_left(settings) or _gone(settings) or now - silent_since > _SILENT_S:
+            if _has_left(settings, began) or _gone(settings) or now - silent_since > _SILENT_S:
                 return
         else:
             silent_since = None
@@ -104,7 +105,28 @@ def _gone(settings: GatewaySettings) -> bool:
     return running is None
 
 
-def _has_left(settings: GatewaySettings) -> bool:
-    """Whether the session is written down as ended: nothing comes after that but the end of the process."""
-    sessions = [one for one in read_clients(settings.state_dir) if one.client_id == settings.mqtt_client_id]
-    return bool(sessions) and sessions[-1].how == "drained"
+def _has_left(settings: GatewaySettings, began: float) -> bool:
+    """Whether its session was ended since: nothing comes after that but the end of the process."""
+    mine = settings.mqtt_client_id
+    return any(
+        one.client_id == mine and one.how == "drained" and one.ended is not None and one.ended >= began
+        for one in read_clients(settings.state_dir)
+    )
+
+
+def taken_back(settings: GatewaySettings) -> bool:
+    """Have the gateway that runs take part again; whether there is one that does.
+
+    Raises:
+        GatewayError: It does not answer.
+    """
+    running = discover(settings.state_dir)
+    if running is None:
+        return False
+    with running:
+        running.drain(begin=False)
+        while not _gone(settings):  # it may have come to its end before it was told
+            if running.status()["drain"] is None:
+                return True
+            time.sleep(_LOOK_S)
+    return False

@@ -155,7 +155,7 @@ def _end(process: ProcessMark, deadline: float) -> None:
         time.sleep(0.02)
 
 
-def _start(settings: bytes, log: Path, start: str) -> subprocess.Popen[bytes]:
+def _start(settings: bytes, log: Path, start: str = "") -> subprocess.Popen[bytes]:
     _children[:] = [child for child in _children if child.poll() is None]
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -175,7 +175,7 @@ def _start(settings: bytes, log: Path, start: str) -> subprocess.Popen[bytes]:
     return child
 
 
-def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float, start: str) -> GatewayClient:
+def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float, start: str = "") -> GatewayClient:
     """Start gateways until one answers: the one before may still be ending, or another starter was quicker."""
     locked: JournalLocked | None = None
     while True:

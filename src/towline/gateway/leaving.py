@@ -83,6 +83,8 @@ class Departure:
         if takes_part is not None:
             self._log.info("takes part again" if takes_part else "draining", client_id=self._settings.mqtt_client_id)
             driver.handle(Want(self._options.session.filters if takes_part else ()))
+        if not self.drain.active:
+            return False
         facts, now = self._facts(driver, uplink, owing=owing), time.monotonic()
         return self.drain.look(facts, now, lambda: driver.handle(Probe())) and self._left(driver, now)
 

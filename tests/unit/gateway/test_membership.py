@@ -25,8 +25,9 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def settings(place: Path, share: dict[str, Any] | None = None, **more: Any) -> GatewaySettings:
-    given = {"name": "g", "state_dir": place, "brokers": "mqtt://b", "subscriptions": [{"filter": "t/#"}], **more}
-    return GatewaySettings.model_validate({**given, "share": share})
+    given: dict[str, Any] = {"name": "g", "state_dir": place, "brokers": "mqtt://b"}
+    given |= {"subscriptions": [{"filter": "t/#"}], "share": share}
+    return GatewaySettings.model_validate(given | more)
 
 
 def hashed(member: str = "g1", members: tuple[str, ...] = ("g1", "g2"), key: str = "{device}") -> dict[str, Any]:
@@ -127,7 +128,8 @@ def test_a_drained_gateway_starts_only_to_take_part_again(journal: Journal, tmp_
 
 
 def test_what_has_an_outbox_or_several_sessions_is_not_drained(journal: Journal, tmp_path: Path) -> None:
-    for more in ({"outbox": {}}, {"brokers": "mqtt://a,mqtt://b"}):
+    cases: tuple[dict[str, Any], ...] = ({"outbox": {}}, {"brokers": "mqtt://a,mqtt://b"})
+    for more in cases:
         with pytest.raises(ConfigError, match="TL-G57"):
             enter(settings(tmp_path, **more), journal, Start.DRAIN)
     enter(settings(tmp_path, brokers="mqtt://a,mqtt://b", brokers_share_sessions=True), journal, Start.DRAIN)

@@ -105,5 +105,5 @@ def test_without_a_connection_nothing_is_asked() -> None:
     session = online()
     session.handle(Probe(), 2.0)
     session.handle(Lost(), 2.1)
-    assert session.probed
     assert session.handle(Probe(), 3.0) == []
+    assert session.probed
