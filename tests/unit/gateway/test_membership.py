@@ -85,16 +85,16 @@ def test_members_beside_share_alike_or_are_drained(journal: Journal, tmp_path: P
 
 def test_filters_of_a_member_may_change(journal: Journal, tmp_path: Path) -> None:
     """What each takes is the user's to say; a further member, too."""
-    share = {"line": "l", "member": "g1", "members": ["g1", "g2"], "way": "filters"}
+    share: dict[str, Any] = {"line": "l", "member": "g1", "members": ["g1", "g2"], "way": "filters"}
     enter(settings(tmp_path, share), journal)
-    enter(settings(tmp_path, {**share, "members": ["g1", "g2", "g3"]}), journal)
+    enter(settings(tmp_path, share | {"members": ["g1", "g2", "g3"]}), journal)
 
 
 @pytest.mark.parametrize(
     "more",
     [
         {"subscriptions": [{"filter": "$share/g/t"}], "share": hashed()},
-        {"subscriptions": [{"filter": "t"}], "share": {**hashed(), "way": "subscription"}},
+        {"subscriptions": [{"filter": "t"}], "share": hashed() | {"way": "subscription"}},
         {"outbox": {}, "share": hashed()},
         {"share": hashed("g3")},
         {"share": hashed(members=("g2", "g1"))},
