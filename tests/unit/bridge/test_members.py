@@ -39,6 +39,19 @@ def test_by_hash_each_member_has_the_same_filters_and_its_own_place(tmp_path: Pa
     assert hashed.key("telemetry/d7/temp") == "d7"
 
 
+def test_a_level_has_a_number_where_it_has_no_name(tmp_path: Path) -> None:
+    """Hono's routes find the device in SQL."""
+    table = 'name = "telemetry"\nprofile = "hono"\nshare = "hash"\nshare_key = 2\n'
+    text = GOOD.partition("[[uplink]]")[0] + "[[uplink]]\n" + table + MEMBERS
+    (line,) = read(text, tmp_path).uplinks
+    share = line.members[0].share
+    assert share is not None
+    assert share.key == "level 2"
+    hashed = share.hashed
+    assert hashed is not None
+    assert [hashed.key(topic) for topic in ("telemetry/T/d7/?qos=1", "e//d7", "event")] == ["d7", "d7", "event"]
+
+
 def test_by_filters_a_member_takes_its_part_of_the_routes(tmp_path: Path) -> None:
     (line,) = read(with_line("", FILTERS), tmp_path).uplinks
     assert [[s.pattern for s in one.subscriptions] for one in line.members] == [["telemetry/n/#"], ["telemetry/s/#"]]

@@ -185,7 +185,7 @@ class MembersReader:
             self._note("TL-C123", ("share_key",), f'share_key says nothing with share = "{way}"', "Remove it.")
             return False
         for index, route in enumerate(line.routes):
-            if key not in route.pattern.names:
+            if isinstance(key, str) and key not in route.pattern.names:
                 what = f'share_key = "{key}" is no wildcard of route {index + 1}, "{route.pattern.text}"'
                 do = f"Write {{{key}}} in its from, or leave share_key out: then the whole topic is hashed."
                 self._note("TL-C123", ("share_key",), what, do)
@@ -209,7 +209,7 @@ class MembersReader:
             member=section.name,
             members=tuple(sorted(one.name for one in sections)),
             way=way,
-            key=f"{{{line.uplink.share_key}}}" if line.uplink.share_key else "",
+            key=_key_text(line.uplink.share_key),
             keys=_keys(line) if way is ShareWay.HASH else (),
             client_id=gateway.mqtt_client_id,
         )
@@ -270,8 +270,14 @@ def restricted(filters: Sequence[str], subscriptions: Sequence[Filter]) -> tuple
     )
 
 
+def _key_text(key: int | str | None) -> str:
+    """What is hashed, in words; "" for the whole topic."""
+    return "" if key is None else f"{{{key}}}" if isinstance(key, str) else f"level {key}"
+
+
 def _keys(line: _Line) -> tuple[tuple[str, int], ...]:
     key = line.uplink.share_key
     if key is None:
         return ()
-    return tuple((route.pattern.filter, route.pattern.names[key]) for route in line.routes)
+    places = [(route.pattern, route.pattern.names[key] if isinstance(key, str) else key) for route in line.routes]
+    return tuple((pattern.filter, level) for pattern, level in places)

@@ -220,7 +220,7 @@ class UplinkSection(Section):
     dedupe: Dedupe | None = None
     receipts: bool | ReceiptSettings = False
     share: ShareWay | None = None
-    share_key: str | None = None
+    share_key: Annotated[int, Field(ge=0, le=1000)] | str | None = None
     share_group: Annotated[str, Field(pattern=NAME)] | None = None
 
 
