@@ -71,7 +71,11 @@ class ForkedProcess:
 
 
 def fork_gateway(
-    settings: GatewaySettings, log: Path, tracer: Callable[[int], list[str]] | None = None
+    settings: GatewaySettings,
+    log: Path,
+    tracer: Callable[[int], list[str]] | None = None,
+    start: str = "go-on",
+    prepare: Callable[[], None] | None = None,
 ) -> ForkedProcess:
     """Start a gateway.
 
@@ -79,8 +83,11 @@ def fork_gateway(
         settings: Its settings.
         log: For its output.
         tracer: The command that attaches itself to a pid and says so, such as `tests.engines.strace.wrapped`.
+        start: What it is started for (`towline.gateway.membership.Start`).
+        prepare: Called in the new process, before anything else; of a module that can be imported.
     """
-    process = _forkserver.Process(target=_run, args=(settings.model_dump_json().encode(), log, tracer is not None))
+    given = (settings.model_dump_json().encode(), log, tracer is not None, start, prepare)
+    process = _forkserver.Process(target=_run, args=given)
     process.start()
     return ForkedProcess(process, None if tracer is None else _attached(process, tracer, log))
 
@@ -109,7 +116,7 @@ def _attached(process: ForkServerProcess, tracer: Callable[[int], list[str]], lo
     return tracing
 
 
-def _run(settings: bytes, log: Path, traced: bool) -> None:
+def _run(settings: bytes, log: Path, traced: bool, start: str, prepare: Callable[[], None] | None) -> None:
     """In the new process."""
     from towline.gateway.__main__ import main  # noqa: PLC0415 - long imported here, and by nobody who forks
 
@@ -120,4 +127,6 @@ def _run(settings: bytes, log: Path, traced: bool) -> None:
     sys.stdin = io.TextIOWrapper(io.BytesIO(settings))
     if traced:
         os.kill(os.getpid(), signal.SIGSTOP)
-    sys.exit(main())
+    if prepare is not None:
+        prepare()
+    sys.exit(main(start))

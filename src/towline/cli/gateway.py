@@ -2,40 +2,102 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, command_app
+from towline.cli.screen import BridgeFile, command_app, plain
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
+    from towline.gateway.settings import GatewaySettings
 
 __all__ = ["app", "gateway"]
 
 app = command_app()
 
 
-@app.command(epilog="Example:  towline gateway bridge.toml --line telemetry")
+@app.command(epilog="Example:  towline gateway bridge.toml --line telemetry --member g1")
 def gateway(
     file: BridgeFile = Path("bridge.toml"),
     line: Annotated[str | None, typer.Option(help="Name of the line; needed when there are several.")] = None,
+    member: Annotated[
+        str | None, typer.Option(help="Which of the line's gateways, where they are several.", show_default=False)
+    ] = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Have it stop taking, hand on all that it holds, and leave the line.")
+    ] = False,
+    join: Annotated[bool, typer.Option("--join", help="Have it take part again after, or during, a drain.")] = False,
 ) -> None:
     """Run the gateway of one line until Ctrl-C or SIGTERM.
 
     It receives, journals and acknowledges; messages wait in the journal until a bridge carries them on. Meanwhile
     `towline run` of the same file uses this gateway instead of starting one, and Spark on another machine reaches it
-    where [gateway] says listen.
+    where [gateway] says listen. With --drain the running gateway of the line is told to leave, or one is started that
+    does nothing else; exit code 0 when it has left.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.errors import ConfigError  # noqa: PLC0415
+
+    if drain and join:
+        raise ConfigError("TL-C23", "gateway", "--drain and --join contradict each other", "Give one of the two.")
+    settings = _chosen(load(file), file, line, member)
+    if drain:
+        raise typer.Exit(_drain(settings))
+    if join and _taken_back(settings):
+        return
+    from towline.gateway.membership import Start  # noqa: PLC0415
     from towline.gateway.process import configure_logging, run  # noqa: PLC0415
 
-    bridge = load(file)
+    configure_logging()
+    raise typer.Exit(run(settings, Start.JOIN if join else Start.GO_ON))
+
+
+def _chosen(bridge: Bridge, file: Path, line: str | None, member: str | None) -> GatewaySettings:
+    from towline.bridge.config.model import DownLine  # noqa: PLC0415 - loaded when it is called
+    from towline.errors import ConfigError  # noqa: PLC0415
+
     if line is None and len(bridge.lines) > 1:
         names = ", ".join(each.name for each in bridge.lines)
         raise ConfigError("TL-C73", str(file), f"there are several lines: {names}", "Name one with --line.")
     chosen = bridge.lines[0] if line is None else bridge.line(line)
-    if getattr(chosen, "gateways", ()):
+    members = () if isinstance(chosen, DownLine) else chosen.members
+    if member is not None and not isinstance(chosen, DownLine):
+        return chosen.member(member, file)
+    if member is not None or members:
+        names = ", ".join(one.share.member for one in members if one.share)
+        what = f'line "{chosen.name}" has several gateways: {names}' if members else "a downlink has no members"
+        do = "Name the one of this machine with --member." if members else "Leave out --member."
+        raise ConfigError("TL-C120", str(file), what, do)
+    if not isinstance(chosen, DownLine) and chosen.gateways:
         what, do = "it reads gateways that run elsewhere, and has none of its own", "Run it where such a gateway is."
         raise ConfigError("TL-C113", f'{file}: line "{chosen.name}"', what, do)
-    configure_logging()
-    raise typer.Exit(run(chosen.gateway))
+    return chosen.gateway
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(plain(text + "\n"))
+    sys.stdout.flush()
+
+
+def _drain(settings: GatewaySettings) -> int:
+    from towline.gateway.drained import drained  # noqa: PLC0415 - loaded when it is called
+
+    try:
+        return drained(settings, _say)
+    except KeyboardInterrupt:
+        _say("nothing is lost: a gateway that ran by itself goes on with the drain, and so does its next start;")
+        _say("towline gateway --drain shows it again, towline gateway --join takes it back")
+        return 130
+
+
+def _taken_back(settings: GatewaySettings) -> bool:
+    """Whether a gateway runs, which takes part from now on."""
+    from towline.gateway.drained import taken_back  # noqa: PLC0415 - loaded when it is called
+
+    if not taken_back(settings):
+        return False
+    _say(f"{settings.name} takes part")
+    return True

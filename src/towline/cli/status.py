@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -33,9 +33,9 @@ def status(
     Asks the gateways themselves, so it works while Spark or Kafka is down. Exit codes: 0 every line runs and adds up,
     1 an account does not add up, 3 a line does not run or its account is not known.
     """
-    place, lines = _place(file, state_dir)
+    place, lines, clients = _place(file, state_dir)
     while True:
-        current = _look(place, lines, as_json=as_json, clear=watch and is_live())
+        current = _look(place, lines, clients, as_json=as_json, clear=watch and is_live())
         if not watch:
             break
         time.sleep(WATCH_S)
@@ -45,19 +45,27 @@ def status(
         raise typer.Exit(code)
 
 
-def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, list[str] | None]:
+#: Of each line, which client ids are wanted.
+_Clients: TypeAlias = dict[str, dict[str, str]]
+
+
+def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, list[str] | None, _Clients | None]:
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.members import wanted_clients  # noqa: PLC0415
 
     if state_dir is not None and file is None:
-        return state_dir, None
+        return state_dir, None, None
     bridge = load(file or Path("bridge.toml"))
-    return state_dir or bridge.state_dir, [line.name for line in bridge.lines]
+    clients = {line.name: wanted_clients(line) for line in bridge.lines}
+    return state_dir or bridge.state_dir, [*clients], clients
 
 
-def _look(place: Path, lines: list[str] | None, *, as_json: bool, clear: bool) -> dict[str, Any]:
+def _look(
+    place: Path, lines: list[str] | None, clients: _Clients | None, *, as_json: bool, clear: bool
+) -> dict[str, Any]:
     from towline.bridge.runtime.status import collect, render  # noqa: PLC0415 - loaded when it is called
 
-    current = collect(place, lines)
+    current = collect(place, lines, clients)
     text = json_text(current, indent=None if clear else 2) if as_json else plain(render(current))
     sys.stdout.write(("\x1b[H\x1b[2J" if clear else "") + text)
     sys.stdout.flush()

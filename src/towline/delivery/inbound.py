@@ -25,6 +25,7 @@ from towline.journal.reading import cut
 from towline.mqtt.events import Deliver, Event, Held, Messages, Settled, Stored
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.plain import PlainMessages
+from towline.mqtt.screens import LeftOut
 from towline.mqtt.stubs import TOO_LARGE, TOO_MANY, Stub
 
 __all__ = ["InboundConfig", "Uplink"]
@@ -35,6 +36,8 @@ _ROOM_RETRY: Final = 0.5
 _REPORT_EVERY: Final = 60.0
 #: Characters of a topic in the log; a device chose them, so they are escaped there [I13].
 _SHOWN: Final = 200
+#: Why a message is not stored → the counter in the ledger [I11].
+_LEFT_OUT: Final = {LeftOut.REPEAT: "deduplicated", LeftOut.OTHER_MEMBER: "of_other_members"}
 #: Why there is only a stub → the counter in the ledger.
 _COUNTERS: Final = {TOO_LARGE: "packets_too_large", TOO_MANY: "too_many_properties"}
 
@@ -82,7 +85,7 @@ class Uplink:
         ledger: Of the publishers that want receipts; None when nobody gets any.
 
     Attributes:
-        received: Messages received over the journal's life, repeats included.
+        received: Messages received over the journal's life, those included that were not stored.
         room_at: When a full inbox is tried again, on `time.monotonic`.
     """
 
@@ -111,7 +114,7 @@ class Uplink:
         #: Stubs that no line of the log has reported, by their counter, and when the next may.
         self._unreported: Counter[str] = Counter()
         self._report_at = 0.0
-        self.received = inbox.end + inbox.ledger.get("deduplicated", 0)
+        self.received = inbox.end + sum(inbox.ledger.get(name, 0) for name in _LEFT_OUT.values())
 
     @property
     def full(self) -> bool:
@@ -188,13 +191,13 @@ class Uplink:
         """Of the messages that wait for room."""
         return [mark for frame in self._waiting for mark in frame.marks]
 
-    def count_repeats(self, inbound: Inbound, where: str) -> None:
-        """Carry what the session saw of the broker's repeats into the ledger [I11]."""
-        repeats, inbound.repeats = inbound.repeats, 0
+    def count_left_out(self, inbound: Inbound, where: str) -> None:
+        """Carry what the session did not have stored, and what it saw of the broker's faults, into the ledger [I11]."""
         reused, inbound.reused_ids = inbound.reused_ids, 0
-        if repeats:
-            self.received += repeats
-            self._inbox.count(deduplicated=repeats)
+        if left_out := inbound.left_out:
+            self.received += left_out.total()
+            self._inbox.count(**{_LEFT_OUT[reason]: count for reason, count in left_out.items()})
+            inbound.left_out = Counter()
         if reused:
             self._inbox.count(packet_ids_reused=reused)
             what = "the broker used QoS 2 packet ids again before we released them; stored as new messages"

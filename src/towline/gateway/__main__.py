@@ -1,6 +1,7 @@
-"""``python -m towline.gateway``: run the gateway whose settings come as JSON on standard input.
+"""``python -m towline.gateway [START]``: run the gateway whose settings come as JSON on standard input.
 
-Settings come this way, not as arguments, so that nothing of them stands in the list of processes.
+Settings come this way, not as arguments, so that nothing of them stands in the list of processes. What it is started
+for (`towline.gateway.membership.Start`) is no setting.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import sys
 
 from pydantic import ValidationError
 
+from towline.gateway.membership import Start
 from towline.gateway.process import EXIT_CONFIG, configure_logging, run
 from towline.gateway.settings import GatewaySettings
 from towline.logfile import MOST_BYTES, LogStream
 
 
-def main() -> int:
+def main(start: str = Start.GO_ON) -> int:
     """Read the settings, run the gateway, return its exit code."""
     configure_logging(LogStream(sys.stderr, MOST_BYTES))  # the file is ours, and nobody else looks after it
     try:
@@ -24,8 +26,8 @@ def main() -> int:
         place = ".".join(str(part) for part in first["loc"]) or "settings"
         sys.stderr.write(f"{place}: {first['msg']}.   [TL-C01]\n")
         return EXIT_CONFIG
-    return run(settings)
+    return run(settings, Start(start))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:2]))

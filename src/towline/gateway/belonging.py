@@ -84,7 +84,7 @@ def check_history(name: str, journal: Journal, offset: int, incarnation: str) ->
         )
 
 
-def check_checkpoint(name: str, journal: Journal, location: str) -> None:
+def check_checkpoint(name: str, journal: Journal, location: str, *, alone: bool = True) -> None:
     """See that the newest batch a query has planned lies in this journal.
 
     What lies below the journal's first row is left to the reader: those rows were committed.
@@ -93,6 +93,7 @@ def check_checkpoint(name: str, journal: Journal, location: str) -> None:
         name: Of the gateway.
         journal: Its journal.
         location: Of the query's checkpoint; "" for none. One on no disk of this machine can't be read here.
+        alone: It is the only gateway that the query reads: a place under another name is its own from before.
 
     Raises:
         Fenced: TL-G04 for another journal, TL-G26 for an older copy that has gone on.
@@ -102,7 +103,7 @@ def check_checkpoint(name: str, journal: Journal, location: str) -> None:
         return
     places = [place for offset in Checkpoint(location).newest_offsets() for place in _places(offset)]
     ours = [place for place in places if place.journal == journal.journal_id]
-    for place in ours or [place for place in places if place.gateway == name or len(places) == 1]:
+    for place in ours or [place for place in places if place.gateway == name or (alone and len(places) == 1)]:
         check_journal(name, journal, place.journal)
         if place.offset > journal.end:
             raise GatewayError(

@@ -428,6 +428,14 @@ class GatewayClient:
         """
         return self._action("refused", {"do": do, "at": at})
 
+    def drain(self, *, begin: bool = True) -> None:
+        """Have the gateway leave its line, or take part again; `status` shows under ``drain`` how far it is.
+
+        Raises:
+            ConfigError: TL-G57, it can't be drained.
+        """
+        self._action("drain", {"do": "begin" if begin else "take_back"})
+
     def close(self) -> None:
         """Close the connection; the gateway goes on."""
         self._stop_signs()

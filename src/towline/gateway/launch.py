@@ -60,7 +60,7 @@ def discover(state_dir: Path) -> GatewayClient | None:
     return None
 
 
-def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None) -> GatewayClient:
+def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None, start: str = "") -> GatewayClient:
     """Attach to the running gateway of ``settings.state_dir``, or start one.
 
     The started gateway is no part of this process: it outlives it and ends with ``owner_pid``. Callers that come at
@@ -71,6 +71,7 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
         settings: Of the gateway.
         owner_pid: The process whose end ends the gateway.
         log: File for its output; default ``gateway.log`` in the state directory.
+        start: What a new one is started for (`towline.gateway.membership.Start`); "" to go on.
 
     Raises:
         ConfigError: TL-C25 when the state directory can't be used, TL-C27 when a gateway with other settings runs.
@@ -85,7 +86,7 @@ def ensure(settings: GatewaySettings, *, owner_pid: int, log: Path | None = None
             return running
         (state_dir / ERROR_FILE).unlink(missing_ok=True)
         own = settings.model_copy(update={"state_dir": state_dir, "owner_pid": owner_pid})
-        return _launched(state_dir, own.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline)
+        return _launched(state_dir, own.model_dump_json().encode(), log or state_dir / LOG_FILE, deadline, start)
 
 
 def usable(state_dir: Path) -> None:
@@ -154,12 +155,12 @@ def _end(process: ProcessMark, deadline: float) -> None:
         time.sleep(0.02)
 
 
-def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
+def _start(settings: bytes, log: Path, start: str = "") -> subprocess.Popen[bytes]:
     _children[:] = [child for child in _children if child.poll() is None]
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", "towline.gateway"],
+            [sys.executable, "-m", "towline.gateway", *([start] if start else [])],
             stdin=subprocess.PIPE,
             stdout=handle,
             stderr=handle,
@@ -174,11 +175,11 @@ def _start(settings: bytes, log: Path) -> subprocess.Popen[bytes]:
     return child
 
 
-def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float) -> GatewayClient:
+def _launched(state_dir: Path, settings: bytes, log: Path, deadline: float, start: str = "") -> GatewayClient:
     """Start gateways until one answers: the one before may still be ending, or another starter was quicker."""
     locked: JournalLocked | None = None
     while True:
-        child = _start(settings, log)
+        child = _start(settings, log, start)
         try:
             return _listening(state_dir, child, log, deadline)
         except JournalLocked as error:

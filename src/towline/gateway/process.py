@@ -30,6 +30,7 @@ from towline.gateway.admission import TokenFile
 from towline.gateway.belonging import check_checkpoint
 from towline.gateway.certificates import ServerCertificate
 from towline.gateway.endpoint import ERROR_FILE, error_fields
+from towline.gateway.membership import Start, drainable, enter
 from towline.gateway.network import NetworkFront
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.pump import Pump
@@ -55,8 +56,8 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
 
-def run(settings: GatewaySettings) -> int:
-    """Run one gateway until SIGTERM, SIGINT, or the end of its owner; return the exit code.
+def run(settings: GatewaySettings, start: Start = Start.GO_ON) -> int:
+    """Run one gateway until SIGTERM, SIGINT, the end of its owner, or the end of its drain; return the exit code.
 
     A fatal error is one line on stderr, a record in ``<state_dir>/gateway-error.json``, and a code other than 0.
     """
@@ -65,7 +66,7 @@ def run(settings: GatewaySettings) -> int:
         _give_memory_back()
         _prepare(settings.state_dir)
         (settings.state_dir / ERROR_FILE).unlink(missing_ok=True)
-        _Gateway(settings).run()
+        _Gateway(settings, start).run()
     except Exception as error:  # noqa: BLE001 - whoever started us learns why, whatever it was
         failure = error if isinstance(error, TowlineError) else unforeseen(settings.name, error)
         log.error("ended", code=failure.code, reason=str(failure))  # noqa: TRY400  # one line, no traceback
@@ -145,8 +146,7 @@ class Oldest:
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: GatewaySettings, start: Start) -> None:
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._failure: TowlineError | None = None
         self._service: InboxService | None = None
@@ -157,7 +157,8 @@ class _Gateway:
         if self._journal.recovery.note:
             self._log.warning("journal repaired", note=self._journal.recovery.note)
         try:
-            check_checkpoint(settings.name, self._journal, settings.checkpoint)
+            check_checkpoint(settings.name, self._journal, settings.checkpoint, alone=settings.share is None)
+            settings = self._settings = enter(settings, self._journal, start)
             self._journal.tidy()
         except BaseException:
             self._journal.close()
@@ -248,6 +249,7 @@ class _Gateway:
             on_commit=lambda: self._pump.committed(self._journal.committed),
             on_failure=self._failed,
             outbox=self._outbox_handler,
+            on_drain=self._on_drain,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
         if self._settings.listen is not None:
@@ -266,6 +268,11 @@ class _Gateway:
     def _on_rows(self) -> None:
         if self._service is not None:
             self._service.notify()
+
+    def _on_drain(self, begin: bool) -> None:  # noqa: FBT001 - the one thing it is told
+        if begin:
+            drainable(self._settings)
+        self._pump.drain(begin=begin)
 
     def _on_progress(self) -> None:
         if self._outbox_handler is not None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -25,17 +25,31 @@ import structlog
 
 from towline.delivery.inbound import Uplink
 from towline.delivery.inbox import Inbox
+from towline.delivery.members import BothScreens, MemberScreen
 from towline.delivery.outbound import Downlink
 from towline.delivery.plain import plain_run
+from towline.delivery.receipts.screen import MarkScreen
 from towline.delivery.receipts.sender import ReceiptSender, ledger_of
 from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
 from towline.errors import BrokerError, ConfigError, JournalFull, TowlineError, Unreachable
+from towline.gateway.clients import ClientSession, note_client
+from towline.gateway.leaving import Departure
 from towline.gateway.sessions import connection_options, inbound_config, receipt_config
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.journal import Outbox
-from towline.mqtt.events import Acknowledged, Action, Deliver, Event, Held, Online, Remember, SessionLost
+from towline.mqtt.events import (
+    Acknowledged,
+    Action,
+    Deliver,
+    Event,
+    Held,
+    Online,
+    Remember,
+    SessionLost,
+)
+from towline.mqtt.screens import Screen
 from towline.mqtt.session import Session, SessionState
 from towline.mqtt.versions import NAMES
 from towline.net.driver import Hooks, SessionDriver
@@ -81,6 +95,7 @@ class Pump:
         #: Publishers that want receipts; None when nobody gets any.
         receipts = receipt_config(settings)
         self._ledger = ledger_of(receipts, inbox) if receipts is not None else None
+        self._screen = self._screen_of(settings)
         #: The session was made while rows waited for room: it knows neither their numbers nor their packet ids.
         self._stale = False
         self._stopping = threading.Event()
@@ -129,6 +144,7 @@ class Pump:
             plain=plain_run,
         )
         self._options = connection_options(settings, password, headers)
+        self._departure = Departure(settings, self._options, inbox, self._stopping.is_set, self._note)
         self._driver = SessionDriver(self._options, hooks)
 
     # -- from any thread --
@@ -141,8 +157,13 @@ class Pump:
     def committed(self, upto: int) -> None:
         """The consumers have committed everything below `upto`."""
         self._committed = max(self._committed, upto)
-        if self._settings.acks is AckAfter.KAFKA or self._ledger is not None:
+        if self._settings.acks is AckAfter.KAFKA or self._ledger is not None or self._departure.drain.active:
             self.wake()
+
+    def drain(self, *, begin: bool) -> None:
+        """Begin to drain this gateway, or have it take part again; `status` tells how far it is."""
+        self._departure.drain.ask(begin=begin)
+        self.wake()
 
     def ask(self, call: Callable[[RefusedMessages], _T]) -> Future[_T]:
         """Let a call look at the refused messages on the pump's thread; only for a gateway with an outbox."""
@@ -174,6 +195,9 @@ class Pump:
             "window_overruns": inbound.overruns,
             "qos2_held": len(inbound.held),
             "deduplicated": ledger.get("deduplicated", 0),
+            "of_other_members": ledger.get("of_other_members", 0),
+            "share": self._settings.share.model_dump(mode="json") if self._settings.share else None,
+            "drain": self._departure.drain.status(),
             "packet_ids_reused": ledger.get("packet_ids_reused", 0),
             "packets_too_large": ledger.get("packets_too_large", 0),
             "too_many_properties": ledger.get("too_many_properties", 0),
@@ -237,9 +261,11 @@ class Pump:
         driver.turn(self._patience(), may_connect=not self._uplink.full)
         if driver.connected:
             self._shown["broker"] = str(driver.endpoint)
-        self._uplink.count_repeats(driver.session.inbound, str(driver.endpoint))
+        self._uplink.count_left_out(driver.session.inbound, str(driver.endpoint))
         if self._settings.acks is AckAfter.KAFKA:
             self._uplink.settle(driver.session.inbound, self._committed)
+        if self._departure.turn(driver, self._uplink, owing=self._ledger is not None and self._ledger.due):
+            self._stopping.set()
 
     def _send_on(self, downlink: Downlink) -> None:
         try:
@@ -259,6 +285,7 @@ class Pump:
         times = [self._uplink.room_at if self._uplink.full else None]
         times.append(self._downlink.due() if self._downlink is not None else None)
         times.append(self._receipts.due() if self._receipts is not None and self._driver.online else None)
+        times.append(self._departure.drain.due())
         now = time.monotonic()
         return max(0.0, min((at for at in times if at is not None), default=now + _LONGEST_TURN) - now)
 
@@ -295,6 +322,8 @@ class Pump:
         """A session that knows what the journal holds of it."""
         settings = self._settings
         config = self._options.session_at(level)
+        if self._departure.drain.active:
+            config = replace(config, filters=())
         record = recall(self._inbox.session, str(settings.state_dir), config, settings.abandon_session)
         if record is None and self._inbox.held:  # packet ids of a session that is given up are none of the next one's
             self._inbox.append(NO_ROWS, held={}, released=list(self._inbox.held), notes={})
@@ -302,10 +331,15 @@ class Pump:
         session = Session(config, record, self._inbox.end, held)
         if settings.acks is AckAfter.KAFKA:  # a repeat of what is stored and not committed has to wait too [I1]
             session.inbound.settled = self._inbox.committed
-        if self._ledger is not None:
-            ledger = self._ledger
-            session.inbound.screen = lambda packets, topics: ledger.screen(packets, topics, int(time.time()))
+        session.inbound.screen = self._screen
         return session
+
+    def _screen_of(self, settings: GatewaySettings) -> Screen | None:
+        """What leaves messages out; None where all are stored."""
+        hashed = settings.share.hashed if settings.share else None
+        member = MemberScreen(hashed) if hashed else None
+        marks = MarkScreen(self._ledger, time.time) if self._ledger is not None else None
+        return BothScreens(member, marks) if member and marks else member or marks
 
     def _perform(self, action: Action) -> None:
         if isinstance(action, Deliver):
@@ -344,10 +378,20 @@ class Pump:
         broker = str(self._driver.endpoint)
         self._shown.update(connected_since=time.time(), connects=self._shown["connects"] + 1, last_error=None)
         self._log.info("online", broker=broker, session="kept" if action.resumed else "new")
+        self._write_down(broker)
         kept = self._session_kept_s
         if kept < self._settings.session_expiry_s:
             what = f"the broker keeps our session for {kept:,} s only; after longer away, what it held is gone"
             self._log.warning(what, code="TL-M36", broker=broker)
+
+    def _write_down(self, broker: str) -> None:
+        """Note that this client id has a session, for `towline status` and for the members beside."""
+        share, now = self._settings.share, time.time()
+        session = ClientSession(self._settings.mqtt_client_id, (broker,), now, share=share.promise if share else {})
+        try:
+            note_client(self._settings.state_dir, session)
+        except OSError as error:
+            self._log.warning("clients.json can't be written", reason=str(error))
 
     @property
     def _session_kept_s(self) -> int:

@@ -59,6 +59,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_commit: Called when a watermark has moved or is gone, on a server thread (``ack_after = kafka``).
         on_failure: Called when that fails in the journal [I6]; the gateway has to end.
         outbox: Takes what is to be sent; None for a gateway without an outbox.
+        on_drain: Called with whether a drain is to begin, or to be taken back, on a server thread; None where it can't.
 
     Raises:
         GatewayError: TL-G02 when the socket can't be bound.
@@ -76,6 +77,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_commit: Callable[[], None] | None = None,
         on_failure: Callable[[JournalFailed], None] | None = None,
         outbox: OutboxHandler | None = None,
+        on_drain: Callable[[bool], None] | None = None,
     ) -> None:
         # Calls may come in as soon as the base class is constructed: every field is set before.
         self._journal = journal
@@ -104,9 +106,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "outbox": self._position_of_outbox,
             "sign": self._sign,
             "sign_writer": self._sign_writer,
+            "drain": self._drain,
         }
         #: Signs what a remote service then takes; who may call here may do all of it anyway.
         self.tickets = TicketKey.of(name, state_dir)
+        self._on_drain = on_drain
         self._outbox = outbox
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
@@ -318,6 +322,15 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _over(self, request: Request, context: Any) -> dict[str, object]:
         del context
         self._outgoing().end_job(request.text("job"))
+        return {}
+
+    def _drain(self, request: Request, context: Any) -> dict[str, object]:
+        """Begin to drain the gateway (``do`` = ``begin``), or have it take part again (``take_back``)."""
+        del context
+        do = request.text("do")
+        if self._on_drain is None or do not in ("begin", "take_back"):
+            raise bad_request(self._name, '"do" has to be begin or take_back')
+        self._on_drain(do == "begin")
         return {}
 
     def _sent(self, request: Request, context: Any) -> dict[str, object]:

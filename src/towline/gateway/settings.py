@@ -21,6 +21,7 @@ from pydantic import (
 
 from towline.delivery.receipts.payload import PREFIX
 from towline.gateway.listen import ListenSettings
+from towline.gateway.sharing import ShareSettings, ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy, qos_problem
 from towline.journal import Limits
 from towline.mqtt.events import Filter
@@ -152,7 +153,14 @@ class ReceiptSettings(_Model):
 #: A larger one costs Mosquitto, which looks through it for each answer, more than it spares the gateway.
 _WINDOW_QOS_2: Final = 2000
 #: Settings that versions before did not have: left as they are, they leave the digest of a running gateway as it is.
-_SINCE: Final = ("reconnect_delay_s", "reconnect_max_delay_s", "websocket_headers_file", "authenticator", "listen")
+_SINCE: Final = (
+    "reconnect_delay_s",
+    "reconnect_max_delay_s",
+    "websocket_headers_file",
+    "authenticator",
+    "listen",
+    "share",
+)
 _WILL_SINCE: Final = ("payload_is_utf8", "correlation_data")
 
 
@@ -211,6 +219,7 @@ class GatewaySettings(_Model):
         authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
             gives an `towline.mqtt.Authenticator`.
         listen: Where to listen on a network, besides the unix socket; None for not at all.
+        share: Which member of a line this is; None for a line's only gateway.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -249,6 +258,7 @@ class GatewaySettings(_Model):
     websocket_headers_file: Path | None = None
     authenticator: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     listen: ListenSettings | None = None
+    share: ShareSettings | None = None
 
     @field_validator("brokers", mode="before")
     @classmethod
@@ -317,6 +327,17 @@ class GatewaySettings(_Model):
         shared = [s.pattern for s in self.subscriptions if s.pattern.startswith("$share/")]
         if shared:
             raise ValueError(f'receipts need every message of a publisher, "{shared[0]}" shares them with others')
+        return self
+
+    @model_validator(mode="after")
+    def _shared(self) -> Self:
+        if self.share is None:
+            return self
+        if self.outbox is not None:
+            raise ValueError("share is for what is received, and there is an outbox")
+        shared = [s.pattern.startswith("$share/") for s in self.subscriptions]
+        if any(shared) is not (self.share.way is ShareWay.SUBSCRIPTION) or any(shared) is not all(shared):
+            raise ValueError('share = "subscription" and filters with $share/ go together, all of them')
         return self
 
     @model_validator(mode="after")

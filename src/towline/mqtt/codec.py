@@ -17,6 +17,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import ClassVar, Final, TypeAlias
 
 import mqtt5
@@ -101,6 +102,10 @@ class PublishRun:
     def qos(self) -> bytes:
         """The QoS of each packet as one byte each."""
         return self.headers.translate(codec3.QOS_OF)
+
+    def only(self, kept: bytes) -> PublishRun:
+        """The packets that have 1 in `kept`, which has 0 for the others; perhaps none."""
+        return PublishRun(list(compress(self.packets, kept)), bytes(compress(self.headers, kept)))
 
 
 Acknowledgement: TypeAlias = PubAckPacket | PubRecPacket | PubRelPacket | PubCompPacket

@@ -5,7 +5,7 @@ Events tell what happened, actions tell what must be done, in order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -34,12 +34,12 @@ __all__ = [
     "Messages",
     "Online",
     "Opened",
+    "Probe",
     "Publish",
     "PublishMany",
     "Received",
     "Remember",
     "Resumed",
-    "Screening",
     "Send",
     "SessionConfig",
     "SessionLost",
@@ -50,6 +50,7 @@ __all__ = [
     "Suspended",
     "Tick",
     "Token",
+    "Want",
     "Written",
 ]
 
@@ -125,7 +126,7 @@ class Messages:
         packets: As they came; a stub for each that was not taken in whole.
         headers: The first byte of each packet: DUP, QoS and RETAIN.
         topics: The topic of each, topic aliases resolved.
-        tags: What the owner's screen said of each (`Screening`); empty without a screen.
+        tags: What the owner's screen said of each (`towline.mqtt.screens`); empty where it says nothing.
     """
 
     packets: Sequence[Published]
@@ -135,19 +136,6 @@ class Messages:
 
     def __len__(self) -> int:
         return len(self.packets)
-
-
-class Screening(NamedTuple):
-    """What the owner of a session says of messages before they are taken in.
-
-    Attributes:
-        dropped: Places of those that are stored already, by a name their publisher gave them: they are acknowledged and
-            not stored again, as a repeat under an open packet id.
-        tags: One for each message; comes back with it in `Messages.tags`.
-    """
-
-    dropped: Collection[int]
-    tags: Sequence[Any]
 
 
 class Authenticator(Protocol):
@@ -341,6 +329,18 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Want:
+    """From now on these are the subscriptions wanted: a broker that is connected is asked for the difference."""
+
+    filters: tuple[Filter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Send a PINGREQ now: when `Session.probed`, the broker has read all that left before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the connection and leave the session at the broker."""
 
@@ -357,6 +357,8 @@ Event: TypeAlias = (
     | Written
     | Tick
     | Malformed
+    | Want
+    | Probe
     | Lost
     | Stop
 )

@@ -22,6 +22,9 @@ may differ when the same message comes again:
     QoS                        is 2 for every id that is held
 
 A message and its id are stored in one step, and so is an id that is freed: both travel in the same `Deliver` [I3].
+
+The owner may leave messages out before they get numbers (`towline.mqtt.screens`). Of those nothing is stored: the id of
+one with QoS 2 is held in memory, and freed without a `Deliver`.
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain, compress
 from operator import attrgetter
 from typing import Any, Final
 
@@ -42,8 +45,9 @@ from mqtt5 import PubCompPacket, PubCompReasonCode
 
 from towline.mqtt.codec import PublishRun
 from towline.mqtt.codec3 import QOS_OF, RETAIN_OF
-from towline.mqtt.events import Deliver, Held, Messages, Screening
+from towline.mqtt.events import Deliver, Held, Messages
 from towline.mqtt.plain import PlainMessages, PlainRun
+from towline.mqtt.screens import NOTHING, UNSCREENED, LeftOut, Screen, kept
 from towline.mqtt.stubs import Published
 
 __all__ = ["AliasError", "Inbound"]
@@ -58,8 +62,10 @@ _PROPERTIES: Final = attrgetter(
     "payload_format_indicator", "content_type", "response_topic", "correlation_data", "user_properties"
 )
 _NONE: Final[tuple[object, ...]] = (0, None, None, None, [])
-#: Of an owner that says nothing.
-_UNSCREENED: Final = Screening((), ())
+#: Why a message is not stored.
+_REASONS: Final = tuple(reason for reason in LeftOut if reason)
+#: Of a QoS 2 message that is left out: below every number, as the journal does not have it.
+_LEFT_OUT: Final = Held(-1, 0)
 
 
 class AliasError(ValueError):
@@ -131,19 +137,21 @@ class Inbound:
         self._older = next_number
         #: Everything below may be acknowledged. Never above `next_number`, never goes back.
         self.settled = next_number
-        #: QoS 2 packet ids between PUBLISH and PUBREL; outlives connections and, through the journal, the process.
+        #: QoS 2 packet ids between PUBLISH and PUBREL; outlives connections and, through the journal, the process. A
+        #: number below 0 is that of a message that was left out, which the journal does not have.
         self.held: dict[int, Held] = dict(held or {})
         #: Times the broker had more unacknowledged messages open than Receive Maximum allows [MQTT 5 section 4.9].
         self.overruns = 0
-        #: QoS 2 packet ids that came with a new message before their release: the broker's fault. The driver takes
-        #: both counts away as it carries them into its ledger.
+        #: QoS 2 packet ids that came with a new message before their release: the broker's fault. The driver
+        #: takes both counts away as it carries them into its ledger.
         self.reused_ids = 0
-        #: QoS 2 messages that came again and were not stored again.
-        self.repeats = 0
+        #: Messages that were not stored, by the reason: what the owner left out, and QoS 2 messages that came again.
+        #: Taken away as the counts above.
+        self.left_out: Counter[LeftOut] = Counter()
         #: QoS > 0 messages of this connection that are not acknowledged.
         self.unacknowledged = 0
-        #: The owner's word on messages before they are taken in: given the packets and their topics, aliases resolved.
-        self.screen: Callable[[Sequence[Published], Sequence[str]], Screening] | None = None
+        #: The owner's word on messages before they are taken in; None for none.
+        self.screen: Screen | None = None
         self._receive_maximum = receive_maximum
         self._alias_maximum = topic_alias_maximum
         self._reasons = reasons
@@ -162,31 +170,34 @@ class Inbound:
             AliasError: The connection must end with 0x94.
         """
         qos = run.qos
-        topics = self._topics(run)
-        dropped, tags = self.screen(run.packets, topics) if self.screen is not None else _UNSCREENED
-        if dropped:
-            self._one_by_one(run, qos, topics, tags, dropped)
-            return
+        topics: Sequence[str] = self._topics(run)
+        left_out, tags = self.screen.packets(run.packets, topics) if self.screen is not None else UNSCREENED
         ids = [packet.packet_id or 0 for packet in run.packets]
         if b"\x02" in qos and not self._all_new(qos, ids):
-            self._one_by_one(run, qos, topics, tags)
+            self._one_by_one(run, qos, topics, tags, left_out)
             return
+        if left_out:
+            stored = kept(left_out)
+            run, topics, tags = run.only(stored), list(compress(topics, stored)), list(compress(tags, stored))
         self._part_with_plain()
         self._chunk.add(run, topics, tags)
-        self._take(qos, ids, partial(_digests, run, topics))
+        self._take(qos, ids, partial(_digests, run, topics), left_out)
 
     def plain(self, run: PlainRun) -> None:
-        """Take in messages without properties, of which a screen has nothing to say."""
-        qos = run.headers.translate(QOS_OF)
-        if b"\x02" in qos and not self._all_new(qos, run.packet_ids):
-            packets, topics = PublishRun(run.packets, run.headers), list(run.columns.topics())
-            self._one_by_one(packets, qos, topics, self._untagged(len(run)))
+        """Take in messages without properties."""
+        qos, ids = run.headers.translate(QOS_OF), run.packet_ids
+        left_out = self.screen.plain(run.columns) if self.screen is not None else NOTHING
+        if b"\x02" in qos and not self._all_new(qos, ids):
+            packets, topics = PublishRun(run.packets, run.headers), run.columns.topics()
+            self._one_by_one(packets, qos, topics, self._untagged(len(run)), left_out)
             return
+        if left_out:
+            run = run.only(kept(left_out))
         if self._chunk.packets:
             self._chunk.add(PublishRun(run.packets, run.headers), run.columns.topics(), self._untagged(len(run)))
-        else:
+        elif len(run):
             self._chunk.plain.append(run)
-        self._take(qos, run.packet_ids, partial(_plain_digests, run))
+        self._take(qos, ids, partial(_plain_digests, run), left_out)
 
     def _part_with_plain(self) -> None:
         """Have every message of the chunk as an object, because one that comes needs it."""
@@ -196,15 +207,16 @@ class Inbound:
 
     def _untagged(self, count: int) -> Sequence[Any]:
         """The tags of messages of which a screen has nothing to say."""
-        return () if self.screen is None else [None] * count
+        return [None] * count if self.screen is not None and self.screen.tagged else ()
 
     def release(self, packet_ids: Sequence[int]) -> bytes:
         """Take PUBRELs; return the answers that may leave at once, if any."""
         held, chunk = self.held, self._chunk
         answers = []
         for packet_id in packet_ids:
-            if held.pop(packet_id, None) is None:
-                answers.append(self._not_found(packet_id))
+            entry = held.pop(packet_id, None)
+            if entry is None or entry.number < 0:  # nothing of it is on disk
+                answers.append(self._not_found(packet_id) if entry is None else _pubcomp(packet_id))
                 continue
             # An id held and released within one chunk never reaches the journal.
             if chunk.held.pop(packet_id, None) is None:
@@ -262,7 +274,7 @@ class Inbound:
         Returns:
             The ticket of the next `hand_over`, which frees them; None when there are none.
         """
-        self._chunk.released += self.held
+        self._chunk.released += [packet_id for packet_id, entry in self.held.items() if entry.number >= 0]
         self.held.clear()
         return self._ticket + 1 if self._chunk.released else None
 
@@ -280,13 +292,30 @@ class Inbound:
         """Whether these are QoS 2 messages whose ids are all free: the case that has to be fast."""
         return qos.count(2) == len(ids) == len(set(ids)) and self.held.keys().isdisjoint(ids)
 
-    def _take(self, qos: bytes, ids: Sequence[int], digests: Callable[[], list[int]]) -> None:
-        """Number messages that are all new, hold the ids of QoS 2, and owe their acknowledgements."""
+    def _take(
+        self, qos: bytes, ids: Sequence[int], digests: Callable[[], list[int]], left_out: bytes = NOTHING
+    ) -> None:
+        """Number messages that are all new, hold the ids of QoS 2, and owe their acknowledgements.
+
+        Args:
+            qos: Of each.
+            ids: Their packet ids.
+            digests: Of those that are stored.
+            left_out: As `towline.mqtt.screens.Screening` has it.
+        """
         first = self.next_number
-        self.next_number += len(ids)
-        numbers = range(first, self.next_number)
+        numbers: Sequence[int] = range(first, first + len(ids))
+        stored = ids
+        if left_out:
+            numbers = _numbers(first, left_out)
+            stored = list(compress(ids, kept(left_out)))
+            self.left_out.update({reason: left_out.count(reason) for reason in _REASONS})
+        self.next_number += len(stored)
         if b"\x02" in qos:
-            new = dict(zip(ids, map(_HELD, zip(numbers, digests(), strict=True)), strict=True))
+            every = zip(range(first, self.next_number), digests(), strict=True)
+            new = dict(zip(stored, map(_HELD, every), strict=True))
+            if left_out:
+                self.held.update(dict.fromkeys(ids, _LEFT_OUT))
             self.held.update(new)
             self._chunk.held.update(new)
         word = _ACK_WORD[2 if b"\x02" in qos else 1]
@@ -297,9 +326,9 @@ class Inbound:
             self._owe([one for one, _ in owed], [number for _, number in owed])
 
     def _one_by_one(
-        self, run: PublishRun, qos: bytes, topics: list[str], tags: Sequence[Any], dropped: Collection[int] = ()
+        self, run: PublishRun, qos: bytes, topics: Sequence[str], tags: Sequence[Any], left_out: bytes = NOTHING
     ) -> None:
-        """Take messages of which some may be repeats; those at `dropped` are, as the owner says."""
+        """Take messages of which some may be repeats."""
         self._part_with_plain()
         chunk = self._chunk
         digests = _digests(run, topics)
@@ -307,11 +336,11 @@ class Inbound:
         numbers: list[int] = []
         for index, level in enumerate(qos):
             packet_id = run.packets[index].packet_id or 0
-            if index in dropped:
+            if left_out and left_out[index]:
                 repeated = True
-                self.repeats += 1
-                if level == 2:  # for its PUBREL; after a crash the id is free, and PUBCOMP with 0x92 ends it as well
-                    self.held.setdefault(packet_id, Held(self.next_number - 1, digests[index]))
+                self.left_out[LeftOut(left_out[index])] += 1
+                if level == 2:
+                    self.held.setdefault(packet_id, _LEFT_OUT)
             else:
                 repeated = level == 2 and self._is_repeat(run.packets[index], topics[index], digests[index])
             if not repeated:
@@ -330,9 +359,9 @@ class Inbound:
         """Whether a QoS 2 message is held already; if not, hold it under the number it is about to get."""
         packet_id = packet.packet_id or 0
         known = self.held.get(packet_id)
-        if known is not None:
+        if known is not None and known.number >= 0:
             if known.digest == digest or (known.number < self._older and known.digest == _short(packet, topic)):
-                self.repeats += 1
+                self.left_out[LeftOut.REPEAT] += 1
                 return True
             self.reused_ids += 1
             if packet_id not in self._chunk.held:
@@ -411,6 +440,15 @@ def _in_bytes(
     data = [text.encode() if isinstance(text, str) else text for text in texts]
     lengths = b",".join(b"-" if one is None else b"%d" % len(one) for one in data)
     return b"%d %d %b " % (retain, payload_format, lengths) + b"".join(one or b"" for one in data)
+
+
+def _numbers(first: int, left_out: bytes) -> list[int]:
+    """The number of each message; one that is left out waits, as a repeat does, for the stored one before it."""
+    return list(accumulate(kept(left_out), initial=first - 1))[1:]
+
+
+def _pubcomp(packet_id: int) -> bytes:
+    return (_PUBCOMP_WORD | packet_id).to_bytes(4)
 
 
 def _big_endian(words: array[int]) -> bytes:

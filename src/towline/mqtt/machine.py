@@ -11,7 +11,7 @@ from mqtt5 import ConnAckPacket, DisconnectPacket, DisconnectReasonCode
 
 from towline.errors import BrokerError, ProtocolViolation
 from towline.mqtt.codec import Packet, encode
-from towline.mqtt.events import Action, Close, Held, Remember, Send, SessionConfig, SessionRecord
+from towline.mqtt.events import Action, Close, Filter, Held, Remember, Send, SessionConfig, SessionRecord
 from towline.mqtt.handshake import Authentication
 from towline.mqtt.inbound import Inbound
 from towline.mqtt.liveness import Liveness
@@ -58,10 +58,13 @@ class Machine:
         )
         aliases = config.topic_aliases if config.protocol == 5 else 0
         self.outbound = Outbound(self._encode, aliases, durable=config.durable_ids, exactly=config.exactly_once)
-        filters = config.filters
-        if config.protocol < 5:
-            filters = tuple(replace(f, retain_handling=0) for f in filters)
-        self.subscriptions = Subscriptions(filters, record.subscriptions if record else {})
+        self.subscriptions = Subscriptions(_said_by(config), record.subscriptions if record else {})
+        #: Filters that are to be wanted as soon as the answers have come that are missing; None for no change.
+        self._next_filters: tuple[Filter, ...] | None = None
+        #: The session is online, and only asks for other filters.
+        self._changing = False
+        #: PINGREQs of this connection without an answer: answers come in their order.
+        self._pings = 0
         #: Packet id of each SUBSCRIBE or UNSUBSCRIBE without an answer → what it asked for.
         self._requests: dict[int, Request] = {}
         #: The last connection was ended by the broker, for a reason that may be something we sent.
@@ -82,6 +85,11 @@ class Machine:
         self._authentication = Authentication(config.authenticator, config.where)
 
     @property
+    def probed(self) -> bool:
+        """Every PINGREQ is answered: the broker has read all that left before the last one."""
+        return self._pings == 0
+
+    @property
     def keep_alive_s(self) -> int:
         """Seconds in force: the shorter of ours and the server's; 0 where neither has one.
 
@@ -97,6 +105,7 @@ class Machine:
         self.outbound.validate()
         assert self.state is not SessionState.OFFLINE or not self.inbound.unacknowledged
         assert set(self._requests) == self.outbound.reserved
+        assert not self._changing or self.state is SessionState.SUBSCRIBING
         assert self.state is not SessionState.ONLINE or not self._requests
         assert self.record is None or self.record.subscriptions == self.subscriptions.known
 
@@ -159,6 +168,12 @@ class Machine:
         self._go_offline()
         actions.append(Close(error, fatal, again_at_once))
 
+    def _take_filters(self) -> None:
+        """Want other filters from here on."""
+        assert self._next_filters is not None
+        self.config, self._next_filters = replace(self.config, filters=self._next_filters), None
+        self.subscriptions.want(_said_by(self.config))
+
     def _go_offline(self) -> None:
         if self._unanswered:
             self._unanswered, self._known_before = False, True  # the session it may have made is ours
@@ -166,6 +181,16 @@ class Machine:
         self.server = None
         self._liveness.answered()
         self._requests.clear()
+        self._changing, self._pings = False, 0
+        if self._next_filters is not None:
+            self._take_filters()
         # Packet ids owed name nothing after the connection: the broker sends again what we have not acknowledged.
         self.inbound.disconnect()
         self.outbound.disconnected()
+
+
+def _said_by(config: SessionConfig) -> tuple[Filter, ...]:
+    """The filters as the version of the protocol can say them."""
+    if config.protocol == 5:
+        return config.filters
+    return tuple(replace(f, retain_handling=0) for f in config.filters)

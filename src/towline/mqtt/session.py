@@ -12,7 +12,8 @@ done, in order; whoever drives it does that and feeds the outcome back as the ne
    with one, and no SUBSCRIBE leaves before `Stored` says so: what it brings may have the same ids.
 
 The halves are in `towline.mqtt.inbound` and `towline.mqtt.outbound`, what is known of the subscriptions in
-`towline.mqtt.subscriptions`, fields and invariants in `towline.mqtt.machine`; here are the events of a connection.
+`towline.mqtt.subscriptions`, how they are asked for in `towline.mqtt.subscribing`, fields and invariants in
+`towline.mqtt.machine`; here are the events of a connection.
 Transitions are two tables: `_PACKETS` (connection state × packet type → method) and `_EVENTS` (event type → method).
 What is not in the first is a protocol error (0x82).
 """
@@ -40,11 +41,10 @@ from towline.mqtt.events import (
     Action,
     Close,
     Event,
-    Filter,
     Lost,
     Malformed,
-    Online,
     Opened,
+    Probe,
     Publish,
     PublishMany,
     Received,
@@ -57,30 +57,30 @@ from towline.mqtt.events import (
     Stored,
     Suspended,
     Tick,
+    Want,
     Written,
 )
 from towline.mqtt.handshake import Unasked, connect_packet, forgetful, too_narrow
 from towline.mqtt.inbound import AliasError
 from towline.mqtt.liveness import PONG_WITHIN
-from towline.mqtt.machine import Machine, SessionState
+from towline.mqtt.machine import SessionState
 from towline.mqtt.outbound import Answer, Unexpected
 from towline.mqtt.plain import PlainRun
-from towline.mqtt.reasons import BLAMING, ID_IN_USE
-from towline.mqtt.refusals import connection_ended, connection_refused, subscription_refused
-from towline.mqtt.rules import connack_problem, unsupported
-from towline.mqtt.subscriptions import Request, Subscribe, SubscriptionStep, Unsubscribe
+from towline.mqtt.reasons import BLAMING
+from towline.mqtt.refusals import connection_ended, connection_refused
+from towline.mqtt.rules import connack_problem
+from towline.mqtt.subscribing import Subscribing
+from towline.mqtt.subscriptions import SubscriptionStep
 
 __all__ = ["Session", "SessionState"]
 
 
 #: Servers that a record names: where brokers point to others, new ones may come for ever.
 _MOST_SERVERS: Final = 100
-#: Packet ids tried for a SUBSCRIBE: a broker that calls more of them in use says so of any.
-_MOST_IDS_IN_USE: Final = 16
 _PINGREQ: Final = PingReqPacket().write()
 
 
-class Session(Machine):
+class Session(Subscribing):
     """One client identity towards one broker, across its connections.
 
     Args:
@@ -222,8 +222,16 @@ class Session(Machine):
             what = f"no answer to PINGREQ within {self.keep_alive_s * PONG_WITHIN:g} s"
             self._close(Unreachable("TL-M04", where, what, "The connection is made anew."), actions)
         else:
-            self._liveness.pinged(now)
-            actions.append(Send(_PINGREQ))
+            self._ping(now, actions)
+
+    def _ping(self, now: float, actions: list[Action]) -> None:
+        self._liveness.pinged(now)
+        self._pings += 1
+        actions.append(Send(_PINGREQ))
+
+    def _on_probe(self, _event: Probe, now: float, actions: list[Action]) -> None:
+        if self.state is SessionState.ONLINE:
+            self._ping(now, actions)
 
     def _on_malformed(self, event: Malformed, _now: float, actions: list[Action]) -> None:
         self._violation(f"sent {event.what}", event.reason, actions)
@@ -338,74 +346,6 @@ class Session(Machine):
         except Refused as error:
             self._close(error, actions, fatal=True)
 
-    # -- subscribing --
-
-    def _ask_all(self, requests: list[Request], actions: list[Action]) -> None:
-        assert self.server is not None
-        filters = [f for request in requests if isinstance(request, Subscribe) for f in request.filters]
-        refused = unsupported(self.server, filters, self.config.where)
-        if refused:
-            self._send(DisconnectPacket(), actions)
-            self._close(refused, actions, fatal=True)
-            return
-        for request in requests:
-            if self.state is not SessionState.OFFLINE:
-                self._ask(request, actions)
-        self._come_online(actions)
-
-    def _ask(self, request: Request, actions: list[Action]) -> None:
-        assert self.server is not None
-        packet_id = self.outbound.new_id()
-        data, limit = self._encode(request.packet(packet_id)), self.server.max_packet_size
-        if limit is None or len(data) <= limit:
-            self.outbound.reserved.add(packet_id)
-            self._requests[packet_id] = request
-            actions.append(Send(data))
-            return
-        what = f"the broker takes packets of {limit:,} bytes, our subscription has {len(data):,} [MQTT-3.2.2-15]"
-        self._close(Refused("TL-M16", self.config.where, what, "Subscribe to fewer filters."), actions, fatal=True)
-
-    def _answered(self, packet_id: int) -> Request | None:
-        self.outbound.reserved.discard(packet_id)
-        return self._requests.pop(packet_id, None)
-
-    def _on_suback(self, packet: SubAckPacket, _now: float, actions: list[Action]) -> None:
-        request = self._answered(packet.packet_id)
-        if not isinstance(request, Subscribe) or len(request) != len(packet.reason_codes):
-            self._violation("sent a SUBACK that answers no SUBSCRIBE of ours [MQTT-3.9.3-1]", 0x82, actions)
-            return
-        again: list[Filter] = []
-        for wanted, code in zip(request.filters, packet.reason_codes, strict=True):
-            if int(code) == ID_IN_USE and self._ids_in_use < _MOST_IDS_IN_USE:
-                again.append(wanted)
-            elif error := subscription_refused(wanted, int(code), self.config.where):
-                self._send(DisconnectPacket(), actions)
-                self._close(error, actions, fatal=int(code) != ID_IN_USE)
-                return
-        self.subscriptions.granted(Subscribe(tuple(f for f in request.filters if f not in again)))
-        self._remember_subscriptions(actions)
-        if again:
-            self._ids_in_use += 1
-            self._ask(Subscribe(tuple(again)), actions)
-        self._come_online(actions)
-
-    def _on_unsuback(self, packet: UnsubAckPacket, _now: float, actions: list[Action]) -> None:
-        if packet.packet_id not in self._requests:
-            return  # nothing of ours depends on it
-        request = self._answered(packet.packet_id)
-        coded = self.config.protocol == 5
-        if not isinstance(request, Unsubscribe) or (coded and len(request) != len(packet.reason_codes)):
-            self._violation("sent an UNSUBACK that answers no UNSUBSCRIBE of ours [MQTT-3.11.3-1]", 0x82, actions)
-            return
-        self.subscriptions.removed(request, packet.reason_codes)
-        self._remember_subscriptions(actions)
-        self._come_online(actions)
-
-    def _come_online(self, actions: list[Action]) -> None:
-        if self.state is SessionState.SUBSCRIBING and not self._requests:
-            self.state = SessionState.ONLINE
-            actions.append(Online(resumed=self.resumed))
-
     # -- messages --
 
     def _on_publishes(self, run: PublishRun, _now: float, actions: list[Action]) -> None:
@@ -437,6 +377,7 @@ class Session(Machine):
             self._violation(str(error), 0x82, actions)
 
     def _on_pingresp(self, _packet: PingRespPacket, _now: float, _actions: list[Action]) -> None:
+        self._pings = max(0, self._pings - 1)
         self._liveness.answered()
 
     def _on_disconnect(self, packet: DisconnectPacket, _now: float, actions: list[Action]) -> None:
@@ -462,6 +403,8 @@ _EVENTS: Final[dict[type, _Handler]] = {
     Written: Session._on_written,
     Tick: Session._on_tick,
     Malformed: Session._on_malformed,
+    Want: Session._on_want,
+    Probe: Session._on_probe,
     Lost: Session._on_lost,
     Stop: Session._on_stop,
 }

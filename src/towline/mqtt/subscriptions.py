@@ -114,6 +114,10 @@ class Subscriptions:
         self.known = {p: terms if terms == UNSURE else terms & ~RETAIN_HANDLING for p, terms in known.items()}
         self._before = self.known
 
+    def want(self, wanted: Iterable[Filter]) -> None:
+        """Let these be the filters wanted; not while an answer is missing, which is judged by what was wanted."""
+        self._wanted = {f.pattern: f for f in wanted}
+
     def step(self, step: SubscriptionStep, patterns: Iterable[str] | None = None) -> None:
         """Take what happened to these filters; None for all that are known."""
         if step is SubscriptionStep.CONNECT:

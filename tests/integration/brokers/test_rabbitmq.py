@@ -92,3 +92,21 @@ def test_a_shared_subscription_is_refused_on_the_way_down(rabbitmq: RabbitMQ, ne
     gateway.start()
     error = wait_until(lambda: gateway.status()["last_error"], what="an error")
     assert "MQTT 3.1.1 can't be used: a shared subscription" in error["text"]
+
+
+def test_a_drain_takes_in_what_is_queued_and_ends_the_session(rabbitmq: RabbitMQ, new_gateway: NewGateway) -> None:
+    """MQTT 3.1.1 and a window of 10: what was queued still comes after UNSUBSCRIBE, and CleanSession 1 ends it."""
+    gateway = new_gateway(rabbitmq.uri, "out-1", subscriptions=[{"filter": "out/#", "qos": 1}], protocol="3.1.1")
+    gateway.start()
+    gateway.until(state="online")
+    gateway.stop()
+    with Client(rabbitmq.uri, client_id="out-1-sender", protocol="3.1.1") as client:
+        for receipt in [client.publish("out/x", b"%d" % n, qos=1) for n in range(200)]:
+            receipt.wait(30)
+    gateway.start("drain")
+    gateway.until(journaled=200)
+    assert gateway.seen() == [*range(200)]
+    gateway.commit()
+    assert gateway.process is not None
+    assert gateway.process.wait(30) == 0
+    assert "TL-G55" in gateway.fail()

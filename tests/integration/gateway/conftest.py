@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import pytest
 from tests.engines.forked import ForkedProcess, fork_gateway
 from tests.helpers import wait_until
 from towline import Client
+from towline.bridge.config.file import load
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover
 from towline.gateway.settings import GatewaySettings
@@ -32,19 +33,19 @@ class Gateway:
         self._client: GatewayClient | None = None
         self.log = settings.state_dir.parent / "gateway.log"
 
-    def spawn(self) -> ForkedProcess:
-        self.process = fork_gateway(self.settings, self.log)
+    def spawn(self, start: str = "go-on", prepare: Callable[[], None] | None = None) -> ForkedProcess:
+        self.process = fork_gateway(self.settings, self.log, start=start, prepare=prepare)
         return self.process
 
-    def start(self) -> GatewayClient:
-        process = self.spawn()
+    def start(self, start: str = "go-on") -> GatewayClient:
+        process = self.spawn(start)
         self._client = wait_until(lambda: discover(self.settings.state_dir), what="the gateway's endpoint")
         assert process.poll() is None
         return self._client
 
-    def fail(self, timeout: float = 15) -> str:
+    def fail(self, start: str = "go-on", timeout: float = 15) -> str:
         """Start it, expect it to end by itself with an error, and return the last line of its log."""
-        assert self.spawn().wait(timeout) not in (0, None)
+        assert self.spawn(start).wait(timeout) not in (0, None)
         return self.log.read_text().splitlines()[-1]
 
     @property
@@ -79,6 +80,12 @@ class Gateway:
             self._client.close()
             self._client = None
         return self.process.wait(60)
+
+    def commit(self, consumer: str = "spark") -> int:
+        """Commit everything that is in the journal, as a query does; the offset."""
+        status = self.status()
+        self.client.commit(consumer, status["end"], journal=status["journal"])
+        return int(status["end"])
 
     def seen(self) -> list[int]:
         """The numbers in the journal of the running gateway."""
@@ -123,6 +130,40 @@ def new_gateway(tmp_path: Path) -> Iterator[NewGateway]:
     for gateway in gateways:
         if gateway.process is not None and gateway.process.poll() is None:
             gateway.stop(signal.SIGKILL)
+
+
+class NewMembers(Protocol):
+    def __call__(self, broker: Mosquitto, uplink: str) -> dict[str, Gateway]: ...
+
+
+@pytest.fixture
+def new_members(tmp_path: Path) -> Iterator[NewMembers]:
+    """Make the gateways of the only line of a bridge file, by member: what `towline gateway --member` would run."""
+    gateways: list[Gateway] = []
+
+    def make(broker: Mosquitto, uplink: str) -> dict[str, Gateway]:
+        text = f'name = "b"\nstate_dir = "state"\nmqtt = {{ brokers = "{broker.uri}" }}\n'
+        text += 'kafka = { bootstrap_servers = "k:9092" }\n[[uplink]]\nname = "line"\n' + uplink
+        (tmp_path / "bridge.toml").write_text(text)
+        (line,) = load(tmp_path / "bridge.toml").uplinks
+        made = {}
+        for settings in line.members:
+            assert settings.share is not None
+            made[settings.share.member] = gateway = Gateway(settings.model_copy(update={"owner_pid": os.getpid()}))
+            gateway.log = tmp_path / f"{settings.name}.log"
+        gateways.extend(made.values())
+        return made
+
+    yield make
+    for gateway in gateways:
+        if gateway.process is not None and gateway.process.poll() is None:
+            gateway.stop(signal.SIGKILL)
+
+
+def until_all_is_taken(gateway: Gateway) -> None:
+    wait_until(
+        lambda: (gateway.status()["drain"] or {}).get("step") == "waiting for commits", what="commits to wait for"
+    )
 
 
 def publish(broker: Mosquitto, numbers: range, topic: str = "t/1", *, qos: int = 1, tls: Tls | None = None) -> None:

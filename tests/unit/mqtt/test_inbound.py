@@ -5,14 +5,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from itertools import permutations, product
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from mqtt5 import PubCompPacket, PubCompReasonCode, PublishPacket, QoS
 
 from towline.mqtt.codec import Decoder, PublishRun
-from towline.mqtt.events import Deliver, Held, Screening
+from towline.mqtt.events import Deliver, Held
 from towline.mqtt.inbound import AliasError, Inbound
+from towline.mqtt.plain import MessageColumns
+from towline.mqtt.screens import LeftOut, Screening
 from towline.mqtt.stubs import Published
 
 
@@ -59,7 +61,7 @@ def test_a_repeated_id_is_answered_and_not_stored_again() -> None:
     stored(inbound, take(inbound, publish(7)))
     assert take(inbound, publish(7, dup=True), publish(7)) is None
     assert inbound.settle(inbound.settled) == pubrec(7, 7)
-    assert inbound.repeats == 2
+    assert inbound.left_out[LeftOut.REPEAT] == 2
 
 
 PROPERTIES: dict[str, list[Any]] = {
@@ -102,14 +104,14 @@ def test_what_a_server_may_change_when_it_sends_again_does_not_count() -> None:
     take(inbound, with_properties(message_expiry_interval=60, subscription_ids=[1], topic_alias=5, content_type="a"))
     again = with_properties(message_expiry_interval=3, subscription_ids=[2, 3], duplicate=True, content_type="a")
     assert take(inbound, again) is None
-    assert inbound.repeats == 1
+    assert inbound.left_out[LeftOut.REPEAT] == 1
 
 
 def test_ids_that_an_older_version_has_stored_are_known_by_topic_and_payload() -> None:
     inbound = Inbound(5, {7: Held(4, zlib.crc32(b"x", zlib.crc32(b"t")))})
     assert take(inbound, with_properties(content_type="a", retain=True)) is None
     assert take(inbound, with_properties()) is None
-    assert inbound.repeats == 2
+    assert inbound.left_out[LeftOut.REPEAT] == 2
 
 
 def test_a_message_without_properties_has_the_digest_of_older_versions() -> None:
@@ -254,14 +256,24 @@ def test_aliases_are_resolved_and_forgotten_with_the_connection() -> None:
         inbound.publishes(aliased("", 1))
 
 
+class KnownByPayload:
+    """Who knows messages by what they say: those with `b"old"` are stored already, `b"theirs"` another stores."""
+
+    tagged = True
+    words: ClassVar = {b"old": LeftOut.REPEAT, b"theirs": LeftOut.OTHER_MEMBER}
+
+    def packets(self, packets: Sequence[Published], _topics: Sequence[str]) -> Screening:
+        return Screening(self._said([packet.payload for packet in packets]), [packet.payload for packet in packets])
+
+    def plain(self, columns: MessageColumns) -> bytes:
+        return self._said(columns.payloads())
+
+    def _said(self, payloads: Sequence[bytes | None]) -> bytes:
+        return bytes(self.words.get(payload or b"", LeftOut.STORE) for payload in payloads)
+
+
 def known_by_payload(inbound: Inbound) -> None:
-    """Who knows messages by what they say: those with `b"old"` are stored already."""
-
-    def screen(packets: Sequence[Published], _topics: Sequence[str]) -> Screening:
-        old = {place for place, packet in enumerate(packets) if packet.payload == b"old"}
-        return Screening(old, [packet.payload for packet in packets])
-
-    inbound.screen = screen
+    inbound.screen = KnownByPayload()
 
 
 def test_a_tag_stays_with_its_message_when_a_repeat_is_left_out() -> None:
@@ -281,20 +293,20 @@ def test_a_message_known_by_its_publishers_name_is_answered_and_not_stored(qos: 
     delivery = take(inbound, *(publish(i, p, qos=qos) for i, p in zip(ids, (b"old", b"new", b"old"), strict=True)))
     assert delivery is not None
     assert [packet.payload for packet in delivery.messages.packets] == [b"new"] == delivery.messages.tags
-    assert (delivery.first, inbound.next_number, inbound.repeats) == (5, 6, 2)
+    assert (delivery.first, inbound.next_number, inbound.left_out[LeftOut.REPEAT]) == (5, 6, 2)
     assert delivery.held.keys() == ({2} if qos == 2 else set())
     answer = {0: b"", 1: b"\x40\x02\x00\x01", 2: pubrec(1)}[qos]
     assert inbound.settle(inbound.settled) == answer, "only what stands before the new one"
     assert stored(inbound, delivery) == {0: b"", 1: b"\x40\x02\x00\x02\x40\x02\x00\x03", 2: pubrec(2, 3)}[qos]
 
 
-def test_the_id_of_a_known_message_is_released_as_any_other() -> None:
+def test_the_id_of_a_message_left_out_is_freed_without_a_word_to_the_disk() -> None:
     inbound = Inbound()
     known_by_payload(inbound)
     assert take(inbound, publish(7, b"old")) is None
     assert inbound.settle(inbound.settled) == pubrec(7)
-    assert inbound.release((7,)) == b"", "not before it is durable that the id is free"
-    assert stored(inbound, inbound.hand_over()) == pubcomp(7)
+    assert inbound.release((7,)) == pubcomp(7)
+    assert inbound.hand_over() is None
     delivery = take(inbound, publish(7, b"new"))
     assert delivery is not None
     assert len(delivery.messages) == 1

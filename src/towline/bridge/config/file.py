@@ -323,14 +323,18 @@ class Reader:
             named.setdefault(name, (kind, index))
         self._same_address(named, lines)
         seen: dict[tuple[str, str], str] = {}
-        for line in (line for line in lines if not (isinstance(line, Line) and line.gateways)):
-            for broker in line.gateway.brokers:
-                identity = (str(broker), line.gateway.mqtt_client_id)
-                other = seen.setdefault(identity, line.name)
-                if other != line.name:
+        for line, gateway in [(one, each) for one in lines for each in one.each_gateway]:
+            whose = gateway.name
+            path = named[line.name]
+            subject = f'{path[0]} "{line.name}"'
+            if whose != line.name and whose in named:
+                what = f'the gateway of a member would be "{whose}" in its rows, as another line is'
+                self._mistakes.add("TL-C18", path, subject, what, "Rename one.")
+            for broker in gateway.brokers:
+                identity = (str(broker), gateway.mqtt_client_id)
+                other = seen.setdefault(identity, whose)
+                if other != whose:
                     what = f'client id "{identity[1]}" is also that of line "{other}"; they would throw each other out'
-                    path = named[line.name]
-                    subject = f'{path[0]} "{line.name}"'
                     self._mistakes.add("TL-C19", path, subject, what, "Give each line its own client_id.")
 
     def _same_address(self, named: Mapping[object, KeyPath], lines: Sequence[Line | DownLine]) -> None:

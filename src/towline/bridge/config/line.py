@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from towline.bridge.config.members import MembersReader
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import CHECKPOINT, Dedupe, DownLine, DownlinkSection, Line, RouteSection, UplinkSection
 from towline.bridge.config.patterns import Pattern, Template, allowed, kafka_name_problem
@@ -169,7 +170,7 @@ class LineReader(TableReader):
         gateways = self._gateways(uplink)
         own: dict[str, Any] = {"subscriptions": subscriptions(routes) or ({"filter": "x"},)}
         own["journal"] = self._limits("journal")
-        if gateways:
+        if gateways and not self._has_members:
             own["listen"] = None
         if uplink and uplink.ack_after in policy(guarantee).acks:
             own["ack_after"] = uplink.ack_after
@@ -182,10 +183,11 @@ class LineReader(TableReader):
             return None
         if (
             guarantee is Guarantee.EXACTLY_ONCE
-            and not gateways
+            and not (gateways and not self._has_members)
             and not (uplink.dedupe or all(one.dedupe for one in sections))
         ):
             self._sharing(gateway)  # what a key names may come twice
+        reader = MembersReader(self._tables, self._path, self._subject, self._table)
         return Line(
             name=uplink.name,
             guarantee=guarantee,
@@ -199,7 +201,13 @@ class LineReader(TableReader):
             dedupe=uplink.dedupe,
             gateways=gateways,
             removed_gateways=uplink.removed_gateways,
+            members=reader.members(uplink, gateway, routes, self._surroundings.bridge),
         )
+
+    @property
+    def _has_members(self) -> bool:
+        """Whether the file also says what the gateways are told, because it is the same on every machine."""
+        return "member" in self._table
 
     def _gateways(self, uplink: UplinkSection | None) -> tuple[str, ...]:
         """The gateways that the line reads instead of one of its own."""
@@ -207,7 +215,8 @@ class LineReader(TableReader):
             if uplink and uplink.removed_gateways:
                 self._note("TL-C111", "removed_gateways", "it belongs to gateways", "Remove it.")
             return ()
-        for key in sorted(_OF_A_GATEWAY & self._table.keys()):
+        elsewhere = frozenset() if self._has_members else _OF_A_GATEWAY
+        for key in sorted(elsewhere & self._table.keys()):
             what = f"{key} belongs to the gateways, which run elsewhere with settings of their own"
             self._note("TL-C111", key, what, "Remove it here, and set it where they run.")
         try:
@@ -229,7 +238,7 @@ class LineReader(TableReader):
         return receipts.model_copy(update={"key_file": file})
 
     def _uplink(self) -> UplinkSection | None:
-        uplink = self._section(UplinkSection, ("mqtt", "journal", "route"))
+        uplink = self._section(UplinkSection, ("mqtt", "journal", "route", "member"))
         if uplink is None:
             return None
         guarantee, acks = uplink.guarantee, policy(uplink.guarantee).acks

@@ -16,6 +16,7 @@ from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
 from towline.errors import ConfigError, did_you_mean
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
+from towline.gateway.sharing import ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.mqtt.events import Filter
 from towline.spark.quickstart import Tier
@@ -23,6 +24,7 @@ from towline.spark.quickstart import Tier
 __all__ = [
     "BATCH_BYTES",
     "CHECKPOINT",
+    "MEMBER_NAME",
     "NAME",
     "AnyLine",
     "Bridge",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 
+#: Names of members: the ends of a client id and of a gateway's name.
+MEMBER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
 #: Directory of Spark's checkpoint in a line's state directory.
 CHECKPOINT = "checkpoint"
 #: Most bytes of a micro-batch, if the file says nothing: a whole one may be in memory twice on its way to the sink.
@@ -219,6 +223,9 @@ class UplinkSection(Section):
     listen: str | Literal[False] | None = None
     gateways: tuple[str, ...] = ()
     removed_gateways: tuple[str, ...] = ()
+    share: ShareWay | None = None
+    share_key: Annotated[int, Field(ge=0, le=1000)] | str | None = None
+    share_group: Annotated[str, Field(pattern=NAME)] | None = None
 
 
 class AnyLine(Section):
@@ -243,6 +250,11 @@ class AnyLine(Section):
     dead_letter_topic: str | None = None
 
     @property
+    def each_gateway(self) -> tuple[GatewaySettings, ...]:
+        """What its gateways are told: one, or a member each."""
+        return (self.gateway,)
+
+    @property
     def checkpoint(self) -> Path:
         """Spark's checkpoint of the line's query."""
         return self.gateway.state_dir / CHECKPOINT
@@ -260,6 +272,7 @@ class Line(AnyLine):
         gateways: State directories and locations of gateways that run already, which the line reads instead of one of
             its own; `gateway` then says little more than where its checkpoint is.
         removed_gateways: Names of gateways that may leave the line without being asked what waits there.
+        members: What the gateways are told that share its messages, each on its machine; none for one gateway alone.
     """
 
     direction: Literal["up"] = "up"
@@ -269,6 +282,29 @@ class Line(AnyLine):
     dead_letter_topics: tuple[str, ...] = ()
     gateways: tuple[str, ...] = ()
     removed_gateways: tuple[str, ...] = ()
+    members: tuple[GatewaySettings, ...] = ()
+
+    @property
+    def each_gateway(self) -> tuple[GatewaySettings, ...]:
+        """What its gateways are told: one, or a member each; nothing where they run elsewhere by another file."""
+        return self.members or (() if self.gateways else (self.gateway,))
+
+    def member(self, name: str, file: Path) -> GatewaySettings:
+        """What a member's gateway is told.
+
+        Args:
+            name: Of the member.
+            file: For messages.
+
+        Raises:
+            ConfigError: TL-C120, there is none of this name.
+        """
+        for one in self.members:
+            if one.share is not None and one.share.member == name:
+                return one
+        names = [one.share.member for one in self.members if one.share]
+        hint = did_you_mean(name, names) if names else "Add it as [[uplink.member]], or leave out --member."
+        raise ConfigError("TL-C120", str(file), f'line "{self.name}" has no member "{name}"', hint)
 
     @property
     def routes(self) -> tuple[Route, ...]:

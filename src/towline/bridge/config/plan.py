@@ -8,10 +8,11 @@ from typing import Any, Final
 from towline.bridge.config.downlink import KafkaPattern, Sql
 from towline.bridge.config.kafka_source import source_text
 from towline.bridge.config.model import AnyLine, Bridge, DownLine, Line
-from towline.bridge.config.patterns import Pattern, covers
 from towline.bridge.config.routes import Route, shadowed, subscriptions
+from towline.bridge.config.sharing import render_share, share_plan, share_warnings
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.kafka.clientconfig import insecurities
+from towline.mqtt.filters import common, unshared
 from towline.text import printable
 
 __all__ = ["overlapping", "plan_of", "render", "warnings"]
@@ -143,6 +144,7 @@ def _uplink(line: Line) -> dict[str, Any]:
         "max_bytes_per_trigger": line.max_bytes_per_trigger,
         "writes": _writes(line),
         "dedupe_within": line.within,
+        "share": share_plan(line),
     }
 
 
@@ -251,7 +253,7 @@ def _uplink_warnings(line: Line) -> list[str]:
         for index, route in enumerate(routes)
         if route.dedupe is None and line.within
     ]
-    return texts
+    return [*texts, *share_warnings(line)]
 
 
 def _downlink_warnings(line: DownLine) -> list[str]:
@@ -288,17 +290,8 @@ def _transport_warnings(line: AnyLine) -> list[str]:
 
 def overlapping(routes: tuple[Route, ...]) -> list[tuple[str, str]]:
     """Subscribed filters that share some topics without one covering the other."""
-    filters = [Pattern.parse(s.pattern) for s in subscriptions(routes)]
-    return [(a.filter, b.filter) for a, b in combinations(filters, 2) if _meet(a, b)]
-
-
-def _meet(a: Pattern, b: Pattern) -> bool:
-    """Whether some topic matches both."""
-    if covers(a, b) or covers(b, a):
-        return True
-    if (len(a.levels) > len(b.levels) and not b.deep) or (len(b.levels) > len(a.levels) and not a.deep):
-        return False
-    return all(x is None or y is None or x == y for x, y in zip(a.levels, b.levels, strict=False))
+    filters = [s.pattern for s in subscriptions(routes)]
+    return [(a, b) for a, b in combinations(filters, 2) if common(unshared(a), unshared(b)) is not None]
 
 
 def render(plan: dict[str, Any]) -> str:
@@ -327,13 +320,19 @@ def _render_uplink(line: dict[str, Any]) -> list[str]:
     filters = "   ".join(f"{s['filter']} (QoS {s['qos']})" for s in line["subscriptions"])
     return [
         f'▸ line "{line["name"]}"   {line["guarantee"]}',
-        *(_render_gateways(line) if line["gateways"] else [_render_broker(line), f"  subscribe {filters}"]),
+        *(_render_gateways(line) if line["gateways"] else []),
+        *(_render_taking(line, filters) if line["share"] or not line["gateways"] else []),
         *(f"  route {index}   {_render_route(route)}" for index, route in enumerate(line["routes"], start=1)),
-        *([] if line["gateways"] else [f"  acks      {line['acks']}"]),
+        *([] if line["gateways"] and not line["share"] else [f"  acks      {line['acks']}"]),
         f"  kafka     {line['writes']}   {_render_dead_letters(line)}",
         f"  replay    a batch that a crash interrupted is {line['replay']}",
         *_render_promise(line, "journal"),
     ]
+
+
+def _render_taking(line: dict[str, Any], filters: str) -> list[str]:
+    """What the gateways of this file take in, and where."""
+    return [_render_broker(line), *(render_share(line["share"]) if line["share"] else [f"  subscribe {filters}"])]
 
 
 def _render_gateways(line: dict[str, Any]) -> list[str]:

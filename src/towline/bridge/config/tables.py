@@ -31,6 +31,7 @@ _NOT_MQTT = {
     "outbox",
     "owner_pid",
     "receipts",
+    "share",
 }
 _MQTT_KEYS: dict[str, Any] = {name: (Any, None) for name in GatewaySettings.model_fields if name not in _NOT_MQTT}
 #: What [uplink.mqtt] may set: all the rest of `GatewaySettings`. Its values are judged with the line's others.

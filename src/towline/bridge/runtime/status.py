@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from towline.bridge.lines.elsewhere import AWAY, away_text
+from towline.bridge.runtime.members import left_sessions, look_at_members, render_member, told_of_sharing
 from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import (
     SILENT_S,
@@ -30,12 +31,15 @@ __all__ = ["NOT_KNOWN", "WRONG", "advice", "code_of", "collect", "render"]
 WRONG, NOT_KNOWN = 1, 3
 
 
-def collect(state_dir: Path, lines: list[str] | None = None) -> dict[str, Any]:
+def collect(
+    state_dir: Path, lines: list[str] | None = None, clients: Mapping[str, Mapping[str, str]] | None = None
+) -> dict[str, Any]:
     """Ask every gateway and read what the bridge wrote last; Spark is not needed.
 
     Args:
         state_dir: Of the bridge.
         lines: Names of the lines; from ``bridge.json`` when not given.
+        clients: Of each line, the client ids that the file says (`towline.bridge.runtime.members.wanted_clients`).
 
     Raises:
         ConfigError: TL-B11 if no bridge has ever run there.
@@ -62,8 +66,16 @@ def collect(state_dir: Path, lines: list[str] | None = None) -> dict[str, Any]:
         "kafka": state.get("kafka", "unknown") if running else "unknown",
         "kafka_error": state.get("kafka_error"),
         "kafka_insecure": state.get("kafka_insecure", []),
-        "lines": {name: _line(state_dir / name, state["lines"].get(name, {}), running, updated) for name in names},
+        "lines": {
+            name: _line(state_dir / name, state["lines"].get(name, {}), running, updated)
+            | _shared(state_dir / name, None if clients is None else clients.get(name))
+            for name in names
+        },
     }
+
+
+def _shared(line_dir: Path, wanted: Mapping[str, str] | None) -> dict[str, Any]:
+    return {"members": look_at_members(line_dir, wanted), "left_sessions": left_sessions(line_dir, wanted)}
 
 
 def code_of(status: dict[str, Any]) -> int:
@@ -117,6 +129,9 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
         yield "the file has changed since towline run was started. Start it again to run this line."
     elif not line["gateway_running"] and line.get("gateways"):
         yield f"none of its gateways answers: {', '.join(line['gateways'])}. What they took in waits there."
+    elif line.get("members") and not line.get("gateways"):
+        if not any(line["members"].values()):
+            yield "no member of the line answers on this machine. Start it with towline gateway --member."
     elif not line["gateway_running"]:
         yield _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
     elif not running and line["direction"] == "down":
@@ -127,6 +142,7 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
         if error:
             yield str(error) if running else f"before the bridge ended: {error}"
     yield from _troubles(gateway)
+    yield from told_of_sharing(line)
     account = line["account"] or last.get("account") or {}  # these only grow
     yield from _told_of(_BROKER, gateway)
     yield from _told_of(_OUTBOX, (gateway or last.get("gateway") or {}).get("outbox") or {})
@@ -230,9 +246,11 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
     last = line.get("last") or {}
     gateway = line["gateway"] or last.get("gateway") or {}
     out = [f'▸ line "{name}"   {gateway.get("guarantee", "")}   query {line["query"]}']
+    members = line.get("members") or {}
+    out += [render_member(each, status) for each, status in members.items()]
     if line["account"]:
         out.append(f"  account   {line['sentence']}")
-    else:
+    elif not members:
         why = "its gateway does not tell it" if line["gateway_running"] else "no gateway answers"
         out.append(f"  account   unknown: {why}")
         if last:
@@ -292,4 +310,5 @@ def _render_gateway(gateway: dict[str, Any]) -> list[str]:
     place = f"{gateway.get('client_id')} at {gateway.get('broker') or 'no broker'}   {gateway.get('state')}"
     flight = f"unacknowledged {_told(gateway.get('unacknowledged'))}   acks after {gateway.get('ack_after')}"
     offsets = f"offsets {_told(gateway.get('first'))} to {_told(gateway.get('end'))}"
-    return [f"  session   {place}   {flight}", f"  journal   {_megabytes(gateway)}   {offsets}"]
+    drain = [f"  drain     {step['step']}"] if (step := gateway.get("drain")) else []
+    return [f"  session   {place}   {flight}", f"  journal   {_megabytes(gateway)}   {offsets}", *drain]

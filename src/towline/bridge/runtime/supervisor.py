@@ -86,6 +86,7 @@ class Supervisor:
         """
         bridge = self._bridge
         with _alone(bridge), _signals(self._interrupted):
+            _check_members(bridge)
             check_java()
             bridge.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
             bridge = self._bridge = equipped(bridge)
@@ -217,6 +218,15 @@ class Supervisor:
             if account.pending:
                 yield f'line "{name}": {counted(account.pending)} on disk; the next start carries on'
             yield f'line "{name}": {"its gateways go on" if view.gateways else kept_by_broker(view.status)}'
+
+
+def _check_members(bridge: Bridge) -> None:
+    """The gateways of a line with members are no children of a bridge, which has to know where each is."""
+    for line in bridge.uplinks:
+        if line.members and not line.gateways:
+            what = f'line "{line.name}" has {len(line.members)} gateways, and nothing says where they are'
+            do = 'Start each with towline gateway --member NAME, and give gateways = ["grpc+tls://HOST:PORT", ...].'
+            raise ConfigError("TL-C127", str(bridge.file), what, do)
 
 
 def kept_by_broker(status: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 from towline.bridge.lines.account import AccountWords, LineAccount, LineCounts, unseen
 from towline.bridge.lines.elsewhere import AWAY, away_text
@@ -19,7 +19,8 @@ Span: TypeAlias = tuple[int, int]
 #: Counts of every batch.
 _OBSERVED: Final = ("filtered", "unrouted", "fallback", "dead_lettered", "deduplicated", "late", "astray")
 #: ``unrouted``: taken by no route. ``skipped``: given up by at_most_once after a crash. ``deduplicated``: recognised as
-#: repeats, by a dedupe key or by an open QoS 2 packet id. ``arriving``: not yet on disk and not acknowledged.
+#: repeats, by a dedupe key or by an open QoS 2 packet id. ``of_other_members``: received here, and stored by the member
+#: that they hash to. ``arriving``: not yet on disk and not acknowledged.
 _WORDS: Final = AccountWords(
     "received",
     "in_kafka",
@@ -30,9 +31,39 @@ _WORDS: Final = AccountWords(
         "skipped": "given up",
         "dead_lettered": "dead-lettered",
         "deduplicated": "deduplicated",
+        "of_other_members": "of other members",
         "arriving": "arriving",
     },
 )
+
+
+class _Said(NamedTuple):
+    """What a gateway says of itself; the sum of several is a member-wise one."""
+
+    end: int
+    #: Sent again under an open QoS 2 id: answered, and not stored [I3].
+    repeats: int
+    others: int
+    received: int
+    committed: int
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any], upto: int) -> Self:
+        """What one says; of one that says nothing, what was carried.
+
+        Args:
+            told: ``received``, ``end``, ``committed``, ``deduplicated`` ...
+            upto: Where the bridge's own count of its journal ends.
+        """
+        end, repeats, others = (
+            int(told.get(name, default))
+            for name, default in (("end", upto), ("deduplicated", 0), ("of_other_members", 0))
+        )
+        # The status is not one instant: rows may become durable between reading `received` and `end`.
+        received = max(int(told.get("received", end)), end + repeats + others)
+        # The gateway learns of a commit with the next `latestOffset`, the bridge right after the batch.
+        committed = max(int(told.get("committed", upto)), min(upto, end))
+        return cls(end, repeats, others, received, committed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,46 +190,38 @@ class UplinkCounts(LineCounts):
         """
         if "gateways" in gateway:
             return self._account_of_several(gateway["gateways"])
-        end = int(gateway["end"])
-        # What the broker sent again under an open QoS 2 id was answered and not stored [I3].
-        repeats = int(gateway.get("deduplicated", 0))
-        # The status is not one instant: rows may become durable between reading `received` and `end`.
-        received = max(int(gateway["received"]), end + repeats)
-        # The gateway learns of a commit with the next `latestOffset`, the bridge right after the batch.
-        committed = max(int(gateway["committed"]), min(self.upto, end))
-        return self._account(end, repeats, received, committed, self._disagreement(end))
+        said = _Said.of(gateway, self.upto)
+        return self._account(said, self._disagreement(said.end))
 
     def _account_of_several(self, gateways: Mapping[str, Mapping[str, Any]]) -> LineAccount:
         """The sum over the gateways: of one that is away what it said last, of one that has gone what was carried."""
-        sums, why_not = [0, 0, 0, 0], ""
+        total, why_not = _Said(0, 0, 0, 0, 0), ""
         parts = {str(part.get("journal", name)): (name, part) for name, part in gateways.items()}
         for journal in sorted({*parts, *self.spans}):
             (name, part), (_, upto) = parts.get(journal, (journal, {})), self.spans.get(journal, (0, 0))
-            end, repeats = int(part.get("end", upto)), int(part.get("deduplicated", 0))
-            why_not = why_not or (f"gateway {name}: {_beyond(upto, end)}" if upto > end else "")
-            received = max(int(part.get("received", end)), end + repeats)
-            committed = max(int(part.get("committed", upto)), min(upto, end))
-            sums = [total + one for total, one in zip(sums, (end, repeats, received, committed), strict=True)]
+            said = _Said.of(part, upto)
+            why_not = why_not or (f"gateway {name}: {_beyond(upto, said.end)}" if upto > said.end else "")
+            total = _Said(*map(sum, zip(total, said, strict=True)))
         away = {name: part for name, part in gateways.items() if AWAY in part}
-        end, repeats, received, committed = sums
-        told = self._account(end, repeats, received, committed, why_not or self._disagreement(None))
+        told = self._account(total, why_not or self._disagreement(None))
         return replace(told, away=tuple(away_text(name, part) for name, part in away.items()))
 
-    def _account(self, end: int, repeats: int, received: int, committed: int, why_not: str) -> LineAccount:
+    def _account(self, said: _Said, why_not: str) -> LineAccount:
         elsewhere = self.dead_lettered + self.deduplicated + self.late + self.astray
-        uncounted = committed - self.rows - self.skipped if self.agree and not why_not else 0
+        uncounted = said.committed - self.rows - self.skipped if self.agree and not why_not else 0
         return LineAccount(
             _WORDS,
-            received,
-            committed - self.filtered - self.unrouted - self.skipped - elsewhere,
-            waiting=end - committed,
+            said.received,
+            said.committed - self.filtered - self.unrouted - self.skipped - elsewhere,
+            waiting=said.end - said.committed,
             parts={
                 "filtered": self.filtered,
                 "unrouted": self.unrouted,
                 "skipped": self.skipped,
                 "dead_lettered": self.dead_lettered,
-                "deduplicated": self.deduplicated + repeats,
-                "arriving": received - end - repeats,
+                "deduplicated": self.deduplicated + said.repeats,
+                "of_other_members": said.others,
+                "arriving": said.received - said.end - said.repeats - said.others,
             },
             why_not=why_not,
             uncounted=uncounted,

@@ -28,7 +28,7 @@ from towline.delivery.receipts.mark import FARTHEST, MOST_EPOCHS, Mark, is_genui
 from towline.delivery.receipts.openings import Openings
 from towline.delivery.receipts.payload import ReceiptPayload
 from towline.journal.ranges import Ranges
-from towline.mqtt.events import Screening
+from towline.mqtt.screens import NOTHING, LeftOut, Screening
 
 __all__ = ["Change", "Ledger", "MarkVerdict"]
 
@@ -179,15 +179,15 @@ class Ledger:
 
     def screen(self, packets: Sequence[_Marked], topics: Sequence[str], now_s: int) -> Screening:
         """Take messages in: which must not be stored, and the marks of those that are new, as their tags."""
-        dropped: set[int] = set()
+        left_out = bytearray(len(packets))
         marks: list[Mark | None] = []
         for place, packet in enumerate(packets):
             mark = self._genuine_mark(packet, topics[place])
             verdict = None if mark is None else self.take(mark, now_s)
             if verdict in _DROPPED:
-                dropped.add(place)
+                left_out[place] = LeftOut.REPEAT
             marks.append(mark if verdict is MarkVerdict.NEW else None)
-        return Screening(dropped, marks)
+        return Screening(bytes(left_out) if any(left_out) else NOTHING, marks)
 
     def _genuine_mark(self, packet: _Marked, topic: str) -> Mark | None:
         properties = packet.user_properties

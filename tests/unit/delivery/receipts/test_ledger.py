@@ -163,10 +163,10 @@ def test_a_mark_is_believed_on_its_own_message_alone() -> None:
     packets = [sent(own, other) for other in others]
     marks = [own._replace(publisher="q"), own._replace(epoch=2), own._replace(number=1)]
     packets += map(sent, [*marks, own._replace(nonce="ab"), own._replace(opening="a1")])
-    assert ledger.screen(packets, [packet.topic for packet in packets], NOW) == (set(), [None] * len(packets))
+    assert ledger.screen(packets, [packet.topic for packet in packets], NOW) == (b"", [None] * len(packets))
     assert (ledger.forged, ledger.unsigned, len(ledger)) == (len(packets), 0, 0)
-    assert ledger.screen([sent(own)], ["t"], NOW) == (set(), [own])
-    assert ledger.screen([sent(own)], ["t"], NOW) == ({0}, [None])
+    assert ledger.screen([sent(own)], ["t"], NOW) == (b"", [own])
+    assert ledger.screen([sent(own)], ["t"], NOW) == (b"\1", [None])
     ledger.screen([sent(mark(1))], ["t"], NOW)
     assert (ledger.unsigned, len(ledger)) == (1, 1)
 
@@ -193,8 +193,8 @@ def test_a_mark_on_what_is_left_of_a_message_counts_if_its_publisher_says_that_i
         ledger.screen([Left(own._replace(number=1).properties())], ["t"], NOW)
         assert ledger.forged == 2 - believed
         whole = sent(own, content)
-        assert ledger.screen([whole], ["t"], NOW).dropped == ({0} if believed else set())
-        assert not ledger.screen([sent(own, content._replace(payload=bytes(2999)))], ["t"], NOW).dropped
+        assert ledger.screen([whole], ["t"], NOW).left_out == (b"\1" if believed else b"")
+        assert not ledger.screen([sent(own, content._replace(payload=bytes(2999)))], ["t"], NOW).left_out
         assert len(ledger) == 1
 
 
@@ -210,7 +210,7 @@ def test_a_message_that_was_not_taken_in_whole_keeps_its_mark() -> None:
         ("towline-reason", "packet_too_large")
     ]
     ledger = Ledger({}, 0)
-    dropped, (tag,) = ledger.screen(run.packets, ["t"], NOW)
-    assert (dropped, tag) == (set(), mark(5))
+    left_out, (tag,) = ledger.screen(run.packets, ["t"], NOW)
+    assert (left_out, tag) == (b"", mark(5))
     store(ledger, [tag], 1)
-    assert ledger.screen(run.packets, ["t"], NOW).dropped == {0}, "a repeat"
+    assert ledger.screen(run.packets, ["t"], NOW).left_out == b"\1", "a repeat"

@@ -1,0 +1,127 @@
+"""The MQTT client ids of a state directory: which had a session at a broker, and whether that was ended.
+
+A broker keeps a session, with its subscriptions and all that waits, until its client comes back or its time is over. A
+client id that is given up without a word (a member taken out of the file, a changed ``client_id``) leaves its session
+behind: nobody fetches what comes to it. So each id is written down when its first connection stands, and when its
+session was ended; `towline status` names what is left.
+
+The file is for people and for the members beside: what a gateway must not forget stands in its journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from towline import files
+
+__all__ = [
+    "CLIENTS_FILE",
+    "MEMBERS",
+    "ClientSession",
+    "abandoned",
+    "end_client",
+    "note_client",
+    "read_clients",
+    "siblings",
+]
+
+CLIENTS_FILE: Final = "clients.json"
+#: Directory in a line's state directory that has one for each member.
+MEMBERS: Final = "members"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSession:
+    """One client id of a state directory.
+
+    Attributes:
+        client_id: As in CONNECT.
+        brokers: Where its session may be, as last connected to.
+        since: When its first connection stood, in seconds since 1970.
+        ended: When its session was ended at the broker; None while it may be there.
+        how: ``drained`` when it was empty then, ``discarded`` when it was given up with what it held; "" before.
+        share: Of a member: `ShareSettings.promise`, and the names of all members.
+    """
+
+    client_id: str
+    brokers: tuple[str, ...] = ()
+    since: float = 0.0
+    ended: float | None = None
+    how: str = ""
+    share: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """From JSON values."""
+        ended = values.get("ended")
+        return cls(
+            str(values["client_id"]),
+            tuple(map(str, values.get("brokers", ()))),
+            float(values.get("since", 0.0)),
+            None if ended is None else float(ended),
+            str(values.get("how", "")),
+            dict(values.get("share") or {}),
+        )
+
+
+def read_clients(state_dir: Path) -> tuple[ClientSession, ...]:
+    """What is written down in a state directory; nothing where that is not one of our files."""
+    try:
+        values = json.loads((state_dir / CLIENTS_FILE).read_text(encoding="utf-8"))
+        return tuple(map(ClientSession.of, values["clients"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()
+
+
+def note_client(state_dir: Path, session: ClientSession) -> None:
+    """Write down that a client id has a session; what is known of it already stays, but for its brokers and share.
+
+    Raises:
+        OSError: The disk does not take it.
+    """
+    known = read_clients(state_dir)
+    before = next((one for one in known if _is_there(one, session.client_id)), None)
+    now = session if before is None else replace(before, brokers=session.brokers, share=session.share)
+    if now != before:
+        _write(state_dir, [*(one for one in known if one.client_id != session.client_id), now])
+
+
+def abandoned(state_dir: Path, client_id: str) -> bool:
+    """Whether a session of this client id is written down in a state directory, or beside it, and not ended."""
+    beside = (one for sessions in siblings(state_dir).values() for one in sessions if one.share)
+    return any(_is_there(one, client_id) for one in (*read_clients(state_dir), *beside))
+
+
+def end_client(state_dir: Path, client_id: str, how: str) -> None:
+    """Write down that the session of a client id was ended, if it was written down that there is one.
+
+    Raises:
+        OSError: The disk does not take it.
+    """
+    known, now = read_clients(state_dir), time.time()
+    ended = [replace(one, ended=now, how=how) if _is_there(one, client_id) else one for one in known]
+    if ended != [*known]:
+        _write(state_dir, ended)
+
+
+def siblings(state_dir: Path) -> Mapping[Path, tuple[ClientSession, ...]]:
+    """What is written down beside a member's state directory, for the other members on this machine."""
+    with contextlib.suppress(OSError):
+        beside = [one for one in sorted(state_dir.parent.iterdir()) if one.name != state_dir.name]
+        return {one: found for one in beside if (found := read_clients(one))}
+    return {}
+
+
+def _is_there(session: ClientSession, client_id: str) -> bool:
+    return session.client_id == client_id and session.ended is None
+
+
+def _write(state_dir: Path, clients: Iterable[ClientSession]) -> None:
+    text = json.dumps({"clients": [asdict(one) for one in clients]}, indent=1)
+    files.replace_durably(state_dir / CLIENTS_FILE, text + "\n")

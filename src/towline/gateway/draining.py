@@ -1,0 +1,200 @@
+"""Draining a gateway: it stops taking, takes in what the broker still holds for it, and leaves when all is committed.
+
+    step         until                                                         after a kill
+    LEAVING      UNSUBACK has come for every filter                            it is asked once more, which does no harm
+    TAKING       nothing is unacknowledged, no QoS 2 id is open, and the       what was not acknowledged comes again
+                 broker has nothing more: a PINGREQ is answered, and for a
+                 moment nothing comes
+    COMMITTING   every consumer has committed the end of the journal, and      the same
+                 publishers have their receipts
+    ENDING       a CONNECT with Clean Start is answered: the broker has no     an empty session is made, and ended
+                 session any more
+    DRAINED      the gateway is told to take part again                        it does not start
+
+Only the beginning and the end are written down (`towline.gateway.membership`): each step between is found again by
+looking, and going back to an earlier one loses nothing. The order is what keeps the promise: nothing new may be queued
+before what is queued can be taken out [MQTT-3.10.4-2, -3], and a session that is ended takes with it what it holds.
+There is no way to hand a message back: what the broker has queued for this client it gives to no other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from towline.gateway.membership import DRAIN_NOTE, SHARE_NOTE, since_of
+from towline.schema import NO_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from towline.delivery.inbox import Inbox
+
+__all__ = ["Drain", "DrainFacts", "DrainStep", "Stillness", "step_of"]
+
+#: Nothing has to come for so many seconds before a session counts as empty: a broker need not answer a PINGREQ after
+#: the messages that it has ready.
+STILL_S: Final = 1.0
+#: Pause before another try to end the session, in seconds.
+AGAIN_S: Final = 2.0
+
+
+class DrainStep(StrEnum):
+    """Where a drain stands."""
+
+    LEAVING = "unsubscribing"
+    TAKING = "taking what the broker holds"
+    COMMITTING = "waiting for commits"
+    ENDING = "ending the session"
+    DRAINED = "drained"
+
+
+@dataclass(frozen=True, slots=True)
+class DrainFacts:
+    """What a drain looks at.
+
+    Attributes:
+        online: The session is online.
+        subscribed: A filter is subscribed, or may be.
+        open: Messages that are unacknowledged or not on disk, and QoS 2 ids that are not released.
+        received: Messages received so far, those that were not stored too.
+        connection: Tells one connection from the next.
+        probed: Every PINGREQ is answered.
+        uncommitted: Rows that a consumer has not committed.
+        owing: A publisher is to get a receipt.
+    """
+
+    online: bool
+    subscribed: bool
+    open: int
+    received: int
+    connection: int
+    probed: bool
+    uncommitted: int
+    owing: bool = False
+
+
+class Stillness:
+    """Whether the broker has nothing more to send: asked by a PINGREQ, and by waiting a moment.
+
+    Args:
+        still_s: How long nothing may come, in seconds.
+    """
+
+    def __init__(self, still_s: float = STILL_S) -> None:
+        self._still_s = still_s
+        #: What had come on which connection when it was asked, and when that was; None for not asked.
+        self._asked: tuple[int, int] | None = None
+        self._asked_at = 0.0
+
+    def look(self, facts: DrainFacts, now: float, ask: Callable[[], None]) -> bool:
+        """Whether it is still.
+
+        Args:
+            facts: As they are.
+            now: Seconds on a clock that never goes back.
+            ask: Sends a PINGREQ.
+        """
+        if not facts.online or facts.open:
+            self._asked = None
+            return False
+        if self._asked != (facts.connection, facts.received):
+            self._asked, self._asked_at = (facts.connection, facts.received), now
+            ask()
+            return False
+        return facts.probed and now >= self._asked_at + self._still_s
+
+    def due(self) -> float | None:
+        """When to look again by the clock; None for not by the clock."""
+        return None if self._asked is None else self._asked_at + self._still_s
+
+
+def step_of(facts: DrainFacts, *, still: bool) -> DrainStep:
+    """Which step a drain that is not done stands at."""
+    if facts.subscribed:
+        return DrainStep.LEAVING
+    if not still:
+        return DrainStep.TAKING
+    return DrainStep.COMMITTING if facts.uncommitted or facts.owing else DrainStep.ENDING
+
+
+class Drain:
+    """The drain of one gateway; all of it belongs to the pump's thread, but for `ask`, `step` and `since`.
+
+    Args:
+        inbox: Its journal.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        #: When it began, in seconds since 1970; None while the gateway takes part.
+        self.since = since_of(inbox)
+        #: None while the gateway takes part.
+        self.step: DrainStep | None = DrainStep.LEAVING if self.active else None
+        #: Asked for and not yet on disk: True to begin, False to take part again.
+        self._orders: deque[bool] = deque()
+        self._still = Stillness()
+        self._again_at = 0.0
+
+    @property
+    def active(self) -> bool:
+        """It has begun and is not done."""
+        return self.since is not None
+
+    def status(self) -> dict[str, object] | None:
+        """What `towline status` shows; None while the gateway takes part."""
+        return None if self.step is None else {"step": self.step.value, "since": self.since}
+
+    def ask(self, *, begin: bool) -> None:
+        """Begin the drain, or take part again; from any thread."""
+        self._orders.append(begin)
+
+    def obey(self) -> bool | None:
+        """Write down what was asked for; whether the filters are wanted from now on, None for no change.
+
+        Raises:
+            JournalFull: No room; it is tried again.
+        """
+        changed = None
+        while self._orders:
+            begin = self._orders[0]
+            if begin is not self.active:
+                now = time.time()
+                note = {"since": now} if begin else None
+                self._inbox.append(NO_ROWS, held={}, released=(), notes={DRAIN_NOTE: note})
+                self.since, self.step = (now, DrainStep.LEAVING) if begin else (None, None)
+                changed = not begin
+            self._orders.popleft()
+        return changed
+
+    def look(self, facts: DrainFacts, now: float, ask: Callable[[], None]) -> bool:
+        """Whether the session is to be ended now; arguments as for `Stillness.look`."""
+        if not self.active or self.step is DrainStep.DRAINED:
+            return False
+        still = not facts.subscribed and self._still.look(facts, now, ask)
+        self.step = step_of(facts, still=still)
+        return self.step is DrainStep.ENDING and now >= self._again_at
+
+    def due(self) -> float | None:
+        """When to look again by the clock."""
+        if self.step is DrainStep.TAKING:
+            return self._still.due()
+        return self._again_at if self.step is DrainStep.ENDING else None
+
+    def put_off(self, now: float) -> None:
+        """The session could not be ended."""
+        self._again_at = now + AGAIN_S
+
+    def done(self) -> None:
+        """The broker has no session any more: write it down.
+
+        Raises:
+            JournalFull: No room; the session is ended once more, then.
+        """
+        self._inbox.set_session({})
+        note = {"since": self.since, "done": time.time()}
+        self._inbox.append(NO_ROWS, held={}, released=(), notes={DRAIN_NOTE: note, SHARE_NOTE: None})
+        self.step = DrainStep.DRAINED

@@ -1,0 +1,258 @@
+"""Several gateways of one line on a real broker: nothing lost, nothing doubled, order as each way promises it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import Gateway, NewMembers, until_all_is_taken
+from towline import Client
+from towline.gateway.clients import read_clients
+from towline.gateway.launch import discover
+from towline_prove.devstack import Mosquitto
+
+ROUTE = '[[uplink.route]]\nfrom = "t/{site}/{device}/#"\ntopic = "t"\n'
+TWO = '[[uplink.member]]\nname = "g1"\n[[uplink.member]]\nname = "g2"\n'
+DEVICES, EACH = 50, 12
+
+
+class Devices(threading.Thread):
+    """Fifty devices, each with messages in order on several topics, QoS 2."""
+
+    def __init__(self, broker: Mosquitto, first: int = 0) -> None:
+        super().__init__(daemon=True)
+        self._uri = broker.uri
+        self._first = first
+        self.half = threading.Event()
+
+    def run(self) -> None:
+        with Client(self._uri, client_id=f"devices-{self._first}") as client:
+            sent = []
+            for number in range(self._first, self._first + EACH):
+                for device in range(DEVICES):
+                    site = "n" if device % 2 else "s"
+                    sent.append(client.publish(f"t/{site}/d{device}/{number % 3}", b"%d" % number, qos=2))
+                if number == self._first + EACH // 2:
+                    self.half.set()
+            for one in sent:
+                one.wait(60)
+
+
+def stored(gateway: Gateway) -> dict[str, list[int]]:
+    """Device → its numbers, in the order of the journal."""
+    status = gateway.status()
+    found: dict[str, list[int]] = defaultdict(list)
+    for batch in gateway.client.read(status["journal"], status["first"], status["end"]):
+        for row in batch.select(["topic", "payload"]).to_pylist():
+            found[row["topic"].split("/")[2]].append(int(row["payload"]))
+    return dict(found)
+
+
+def accounted(gateway: Gateway) -> dict[str, Any]:
+    """The account of a gateway that nothing comes to: everything received has its place [I11]."""
+    last: dict[str, Any] = {}
+
+    def settled() -> bool:
+        before, now = dict(last), gateway.status()
+        last.update(now)
+        return now == before and now["unacknowledged"] == 0
+
+    wait_until(settled, what="an account that stands still")
+    assert last["received"] == last["end"] + last["deduplicated"] + last["of_other_members"], last
+    return last
+
+
+def status_of(directory: Path) -> str:
+    command = [sys.executable, "-m", "towline", "status", str(directory / "bridge.toml")]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def test_by_hash_each_device_is_with_one_member_in_order_over_a_kill(
+    mosquitto: Mosquitto, new_members: NewMembers, tmp_path: Path
+) -> None:
+    by_device = 'guarantee = "exactly_once"\nshare = "hash"\nshare_key = "device"\n'
+    members = new_members(mosquitto, f"{by_device}{ROUTE}{TWO}")
+    first, second = members["g1"], members["g2"]
+    for one in members.values():
+        one.start()
+        one.until(state="online")
+    devices = Devices(mosquitto)
+    devices.start()
+    assert devices.half.wait(60)
+    wait_until(lambda: second.status()["end"] > 20, what="some in its journal")
+    second.stop(signal.SIGKILL)
+    devices.join(60)
+    second.start()
+    wait_until(lambda: sum(one.status()["end"] for one in members.values()) >= DEVICES * EACH, what="all of it")
+    both = [stored(one) for one in members.values()]
+    assert both[0].keys().isdisjoint(both[1])
+    assert both[0] | both[1] == {f"d{n}": [*range(EACH)] for n in range(DEVICES)}, "in order, none twice, none missing"
+    assert all(len(one) > 15 for one in both)
+    for one in members.values():
+        assert accounted(one)["of_other_members"] > 0
+
+    # Another number of members is another share: refused, as long as what waits was shared otherwise.
+    first.stop()
+    three = new_members(mosquitto, f'{by_device}{ROUTE}{TWO}[[uplink.member]]\nname = "g3"\n')
+    said = three["g1"].fail()
+    assert "TL-G56" in said
+    assert "drain every member" in said
+    assert "TL-G56" in three["g3"].fail(), "it is new, and sees the others beside it"
+    assert "TL-G56" in new_members(mosquitto, f'share = "hash"\n{ROUTE}{TWO}')["g1"].fail(), "another key"
+
+    # Drained as they were, though the file is changed already; then the new number is taken.
+    second.stop()
+    for name in ("g1", "g2"):
+        three[name].start("drain")
+        three[name].commit()
+    for name in ("g1", "g2"):
+        process = three[name].process
+        assert process is not None
+        assert process.wait(30) == 0
+    for one in three.values():
+        one.start("join")
+        one.until(state="online")
+    devices = Devices(mosquitto, EACH)
+    devices.start()
+    devices.join(60)
+    wait_until(lambda: sum(one.status()["end"] for one in three.values()) >= 2 * DEVICES * EACH, what="all of it")
+    every = [stored(one) for one in three.values()]
+    later = [{d: new for d, old in one.items() if (new := [n for n in old if n >= EACH])} for one in every]
+    assert sum(map(len, later)) == DEVICES, "each device with one of the three"
+    assert later[0] | later[1] | later[2] == {f"d{n}": [*range(EACH, 2 * EACH)] for n in range(DEVICES)}
+
+
+def test_by_filters_each_member_has_its_own(mosquitto: Mosquitto, new_members: NewMembers) -> None:
+    two = '[[uplink.member]]\nname = "g1"\nfilters = ["t/n/#"]\n[[uplink.member]]\nname = "g2"\nfilters = ["+/s/#"]\n'
+    members = new_members(mosquitto, f'guarantee = "exactly_once"\n{ROUTE}{two}')
+    for one in members.values():
+        one.start()
+        one.until(state="online")
+    devices = Devices(mosquitto)
+    devices.start()
+    devices.join(60)
+    for one in members.values():
+        one.until(end=DEVICES * EACH // 2)
+    both = [stored(one) for one in members.values()]
+    assert both[0] == {f"d{n}": [*range(EACH)] for n in range(1, DEVICES, 2)}
+    assert both[1] == {f"d{n}": [*range(EACH)] for n in range(0, DEVICES, 2)}
+
+
+def test_a_shared_subscription_loses_and_doubles_nothing_and_hands_nothing_over(
+    mosquitto: Mosquitto, new_members: NewMembers
+) -> None:
+    """What Mosquitto has queued for a member that is away waits for that member [MQTT-4.8.2-4]."""
+    members = new_members(mosquitto, f'guarantee = "exactly_once"\nshare = "subscription"\n{ROUTE}{TWO}')
+    first, second = members["g1"], members["g2"]
+    for one in members.values():
+        one.start()
+        one.until(state="online")
+    devices = Devices(mosquitto)
+    devices.start()
+    assert devices.half.wait(60)
+    second.stop(signal.SIGKILL)
+    devices.join(60)
+
+    still = accounted(first)["end"]
+    assert 0.4 < still / (DEVICES * EACH) < 0.6, "the member that is there gets its part and no more"
+    second.start()
+    wait_until(lambda: sum(one.status()["end"] for one in members.values()) >= DEVICES * EACH, what="all of it")
+    merged: dict[str, list[int]] = defaultdict(list)
+    for one in members.values():
+        for device, numbers in stored(one).items():
+            merged[device] += numbers
+    assert {d: sorted(n) for d, n in merged.items()} == {f"d{n}": [*range(EACH)] for n in range(DEVICES)}
+
+    # A member that leaves gives its part to the others from then on, and strands nothing.
+    second.client.drain()
+    wait_until(
+        lambda: (second.status()["drain"] or {}).get("step") == "waiting for commits", what="commits to wait for"
+    )
+    more = Devices(mosquitto, EACH)
+    more.start()
+    more.join(60)
+    wait_until(lambda: first.status()["end"] == still + DEVICES * EACH, what="all that came since")
+    second.commit()
+    assert second.process is not None
+    assert second.process.wait(30) == 0
+    assert [one.how for one in read_clients(second.settings.state_dir)] == ["drained"]
+
+
+def test_the_command_drains_what_runs_and_starts_what_does_not(
+    mosquitto: Mosquitto, new_members: NewMembers, tmp_path: Path
+) -> None:
+    members = new_members(mosquitto, f'share = "hash"\n{ROUTE}{TWO}')
+    command = [sys.executable, "-m", "towline", "gateway", str(tmp_path / "bridge.toml"), "--member"]
+
+    def run(*more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    first = members["g1"]
+    first.start()
+    first.until(state="online")
+    with Client(mosquitto.uri, client_id="device") as client:
+        for n in range(20):
+            client.publish(f"t/a/d{n}", b"%d" % n, qos=1).wait(30)
+    wait_until(lambda: first.status()["received"] == 20, what="all of it")
+
+    with run("g1", "--drain") as draining:
+        until_all_is_taken(first)
+        draining.send_signal(signal.SIGINT)
+        out, _ = draining.communicate(timeout=30)
+    assert draining.returncode == 130, out
+    assert "10 to be committed by nobody, so far" in out
+    assert "takes part" not in out
+    assert "goes on with the drain" in out
+    assert first.status()["drain"] is not None
+
+    with run("g1", "--drain") as draining:
+        assert draining.stdout is not None
+        assert "to be committed" in draining.stdout.readline()
+        first.commit()
+        out, _ = draining.communicate(timeout=30)
+    assert (draining.returncode, out.splitlines()[-1]) == (
+        0,
+        "line-g1 is drained: all is committed, and its session at the broker is ended",
+    )
+    with run("g1", "--drain") as again:
+        out, _ = again.communicate(timeout=30)
+    assert (again.returncode, out) == (0, "line-g1 is drained already\n")
+    with run("g1") as refused:
+        out, _ = refused.communicate(timeout=30)
+    assert refused.returncode == 1
+    assert "TL-G55" in out
+
+    with run("g2", "--drain") as alone:  # no gateway runs, and none ever has
+        out, _ = alone.communicate(timeout=60)
+    assert alone.returncode == 0, out
+    assert discover(members["g2"].settings.state_dir) is None
+    status = status_of(tmp_path)
+    assert "member    g1   none answers on this machine" in status
+    assert "TL-M51" not in status
+
+
+def test_a_member_taken_out_of_the_file_leaves_a_session_that_is_named_and_ended(
+    mosquitto: Mosquitto, new_members: NewMembers, tmp_path: Path
+) -> None:
+    members = new_members(mosquitto, f'share = "subscription"\n{ROUTE}{TWO}')
+    for one in members.values():
+        one.start()
+        one.until(state="online")
+        one.stop()
+    shared = f'share = "subscription"\n{ROUTE}[[uplink.member]]\nname = "g1"\n'
+    new_members(mosquitto, shared)
+    assert f'the session "b-line-g2" at {mosquitto.uri} was not ended' in status_of(tmp_path)
+
+    given_up = new_members(mosquitto, f'mqtt = {{ abandon_session = "b-line-g2" }}\n{shared}')
+    given_up["g1"].start()
+    its_own = members["g2"].settings.state_dir
+    wait_until(lambda: [one.how for one in read_clients(its_own)] == ["discarded"], what="the end of its session")
+    text = status_of(tmp_path)
+    assert "was not ended" not in text
+    assert "the order of a device's messages is not kept" in text

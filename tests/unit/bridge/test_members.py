@@ -1,0 +1,236 @@
+"""Members of a line in a bridge file: what each is told, and the line each mistake gets."""
+
+# ruff: noqa: E501 - the messages are one line each, and pinned as such
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bridge.test_config import GOOD, read, told
+from towline.bridge.config.members import restricted
+from towline.bridge.config.model import Bridge
+from towline.bridge.config.plan import plan_of, render
+from towline.errors import ConfigError
+from towline.mqtt.events import Filter
+
+MEMBERS = '\n[[uplink.member]]\nname = "g2"\n[[uplink.member]]\nname = "g1"\n'
+FILTERS = '\n[[uplink.member]]\nname = "north"\nfilters = ["telemetry/n/#"]\n[[uplink.member]]\nname = "south"\nfilters = ["telemetry/s/#"]\n'
+
+
+def with_line(keys: str, more: str = "", text: str = GOOD) -> str:
+    return text.replace('name = "telemetry"\n', f'name = "telemetry"\n{keys}\n', 1) + more
+
+
+def test_by_hash_each_member_has_the_same_filters_and_its_own_place(tmp_path: Path) -> None:
+    (line,) = read(with_line('share = "hash"\nshare_key = "device"', MEMBERS), tmp_path).uplinks
+    second, first = line.members
+    assert [one.mqtt_client_id for one in line.members] == ["plant-7-telemetry-g2", "plant-7-telemetry-g1"]
+    assert [one.name for one in line.members] == ["telemetry-g2", "telemetry-g1"]
+    assert first.state_dir == tmp_path / "state" / "telemetry" / "members" / "g1"
+    assert first.subscriptions == second.subscriptions == line.gateway.subscriptions
+    assert first.share is not None
+    assert second.share is not None
+    assert (first.share.place, second.share.place) == (0, 1), "by name, not by the order of the file"
+    assert first.share.keys == (("telemetry/+/#", 1),)
+    hashed = first.share.hashed
+    assert hashed is not None
+    assert hashed.key("telemetry/d7/temp") == "d7"
+
+
+def test_a_level_has_a_number_where_it_has_no_name(tmp_path: Path) -> None:
+    """Hono's routes find the device in SQL."""
+    table = 'name = "telemetry"\nprofile = "hono"\nshare = "hash"\nshare_key = 2\n'
+    text = GOOD.partition("[[uplink]]")[0] + "[[uplink]]\n" + table + MEMBERS
+    (line,) = read(text, tmp_path).uplinks
+    share = line.members[0].share
+    assert share is not None
+    assert share.key == "level 2"
+    hashed = share.hashed
+    assert hashed is not None
+    assert [hashed.key(topic) for topic in ("telemetry/T/d7/?qos=1", "e//d7", "event")] == ["d7", "d7", "event"]
+
+
+def test_by_filters_a_member_takes_its_part_of_the_routes(tmp_path: Path) -> None:
+    (line,) = read(with_line("", FILTERS), tmp_path).uplinks
+    assert [[s.pattern for s in one.subscriptions] for one in line.members] == [["telemetry/n/#"], ["telemetry/s/#"]]
+    assert all(one.share and one.share.hashed is None for one in line.members)
+
+
+def test_filters_narrow_what_the_routes_subscribe() -> None:
+    subscriptions = (Filter("t/+/temp", 2), Filter("t/+/state/#", 1), Filter("u", 1))
+    found = restricted(("t/a/#", "+/b/+"), subscriptions)
+    assert {(one.pattern, one.qos) for one in found} == {
+        ("t/a/temp", 2),
+        ("t/b/temp", 2),
+        ("t/a/state/#", 1),
+        ("t/b/state", 1),
+    }
+    assert restricted(("t/#", "t/a/#"), (Filter("t/#", 1),)) == (Filter("t/#", 1),), "one covers the other"
+    assert restricted(("x/#",), subscriptions) == ()
+
+
+def test_by_subscription_the_broker_chooses(tmp_path: Path) -> None:
+    (line,) = read(with_line('share = "subscription"', MEMBERS), tmp_path).uplinks
+    assert {s.pattern for one in line.members for s in one.subscriptions} == {"$share/plant-7-telemetry/telemetry/+/#"}
+    (line,) = read(with_line('share = "subscription"\nshare_group = "ours"', MEMBERS), tmp_path).uplinks
+    assert line.members[0].subscriptions[0].pattern == "$share/ours/telemetry/+/#"
+
+
+def test_a_bridge_with_members_travels_as_json(tmp_path: Path) -> None:
+    bridge = read(with_line('share = "hash"', MEMBERS), tmp_path)
+    assert Bridge.model_validate_json(bridge.model_dump_json(by_alias=True)) == bridge
+
+
+def test_a_member_is_found_by_its_name(tmp_path: Path) -> None:
+    bridge = read(with_line('share = "hash"', MEMBERS), tmp_path)
+    (line,) = bridge.uplinks
+    assert line.member("g1", bridge.file).name == "telemetry-g1"
+    with pytest.raises(ConfigError, match=r'has no member "g3"\. Known here: g1, g2\.   \[TL-C120\]'):
+        line.member("g3", bridge.file)
+
+
+@pytest.mark.parametrize(
+    ("keys", "more", "line"),
+    [
+        (
+            "",
+            MEMBERS,
+            'uplink "telemetry": nothing says how the members share the line\'s messages. Give each member filters, or write share = "hash" or share = "subscription".   [TL-C122]',
+        ),
+        (
+            'share = "hash"',
+            "",
+            "share says how members share a line, and it has none. Add [[uplink.member]] with a name, or remove it.   [TL-C122]",
+        ),
+        (
+            'share = "hash"',
+            FILTERS,
+            'member "north" has filters, and share = "hash" says what it takes. Remove one of the two.   [TL-C122]',
+        ),
+        (
+            'share = "filters"',
+            MEMBERS,
+            'member "g2" has no filters, so it would take nothing. Give it some.   [TL-C122]',
+        ),
+        (
+            'share = "hash"\nshare_key = "site"',
+            MEMBERS,
+            'share_key = "site" is no wildcard of route 1, "telemetry/{device}/#". Write {site} in its from, or leave share_key out: then the whole topic is hashed.   [TL-C123]',
+        ),
+        (
+            'share = "subscription"\nshare_key = "device"',
+            MEMBERS,
+            'share_key says nothing with share = "subscription". Remove it.   [TL-C123]',
+        ),
+        (
+            'share = "hash"\nshare_group = "x"',
+            MEMBERS,
+            'share_group says nothing with share = "hash". Remove it.   [TL-C122]',
+        ),
+        ('share = "hash"', MEMBERS.replace("g2", "g1"), 'two members are named "g1". Rename one.   [TL-C122]'),
+        (
+            "",
+            FILTERS.replace("telemetry/s/#", "+/n/x"),
+            'members "north" and "south" both take "telemetry/n/x", so that it would be doubled. Give the members filters that have no topic in common.   [TL-C121]',
+        ),
+        (
+            "",
+            FILTERS.replace("telemetry/s/#", "alarms/#"),
+            '"alarms/#" of member "south" takes nothing that a route of the line takes. Correct it, or add a route.   [TL-C124]',
+        ),
+        (
+            "",
+            FILTERS.replace("telemetry/s/#", "telemetry/s#"),
+            '"telemetry/s#": # stands alone and last in a topic filter. Write a plain filter, as "telemetry/north/#".   [TL-C67]',
+        ),
+        (
+            'share = "subscription"\nreceipts = { trust_all_clients = true }',
+            MEMBERS,
+            'share = "subscription" does not go with receipts, which need every message of a publisher. Change it, or take share = "hash".   [TL-C125]',
+        ),
+        (
+            'share = "subscription"\nmqtt = { protocol = "3.1.1" }',
+            MEMBERS,
+            'share = "subscription" does not go with MQTT 3.x, which has no shared subscriptions. Change it, or take share = "hash".   [TL-C125]',
+        ),
+        (
+            'share = "hash"',
+            MEMBERS.replace("g2", "x" * 33),
+            '"name" has letters, digits, dots, - and _, begins with a letter or digit, at most 64. Rename it.   [TL-C03]',
+        ),
+        ('share = "chance"', MEMBERS, '"share" must be "filters", "hash" or "subscription". Choose one.   [TL-C03]'),
+    ],
+)
+def test_mistakes(keys: str, more: str, line: str, tmp_path: Path) -> None:
+    found, *_ = told(with_line(keys, more), tmp_path)
+    assert found.endswith(line.removeprefix('uplink "telemetry": '))
+
+
+def test_a_shared_route_and_members_are_two_ways_at_once(tmp_path: Path) -> None:
+    text = with_line('share = "hash"', MEMBERS).replace('from = "tele', 'from = "$share/g/tele')
+    (found,) = told(text, tmp_path)
+    assert "is a shared subscription, and the line has members" in found
+    assert "[TL-C125]" in found
+
+
+def test_no_two_gateways_have_one_name(tmp_path: Path) -> None:
+    other = '\n[[uplink]]\nname = "telemetry-g1"\n[[uplink.route]]\nfrom = "x"\ntopic = "x"\n'
+    found = told(with_line('share = "hash"', MEMBERS) + other, tmp_path)
+    (said,) = found
+    assert 'the gateway of a member would be "telemetry-g1" in its rows, as another line is' in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "more", "shown"),
+    [
+        (
+            'share = "hash"\nshare_key = "device"',
+            MEMBERS,
+            [
+                "share     hash by {device}   order kept for each {device}; each member receives all messages, and stores its own",
+                "member    g1   client id plant-7-telemetry-g1   telemetry/+/# (QoS 1)",
+            ],
+        ),
+        (
+            'share = "hash"',
+            MEMBERS,
+            [
+                "order kept for each topic;",
+                "share by the whole topic: a device's messages on two topics may come to two members",
+            ],
+        ),
+        (
+            'share = "subscription"',
+            MEMBERS,
+            [
+                "share     subscription   order not kept; the broker gives each message to one member",
+                "the order of a device's messages is not kept",
+                "waits in its session, and is given to no other",
+            ],
+        ),
+        (
+            'share = "subscription"\ndedupe = { key = "{mqtt.user.id}" }',
+            MEMBERS,
+            ["repeats may come to different members; one query that reads all of them drops them all the same."],
+        ),
+        (
+            "",
+            FILTERS,
+            [
+                "share     filters   order kept for each topic",
+                'of "telemetry/+/#" only what the members\' filters take is received',
+            ],
+        ),
+        (
+            'share = "hash"\nreceipts = { trust_all_clients = true }',
+            MEMBERS,
+            ["receipts: each member knows its own messages alone"],
+        ),
+    ],
+)
+def test_check_says_what_it_does_to_order(keys: str, more: str, shown: list[str], tmp_path: Path) -> None:
+    text = render(plan_of(read(with_line(keys, more), tmp_path)))
+    for part in shown:
+        assert part in text, text

@@ -1,0 +1,75 @@
+"""What two topic filters take both, against every topic of a small world."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.mqtt.filters import common, matches, share_of, unshared
+
+LEVELS = ("a", "b", "", "$x")
+TOPICS = ["/".join(levels) for depth in (1, 2, 3, 4) for levels in product(LEVELS, repeat=depth)]
+TOPICS.remove("")
+
+_levels = st.lists(st.sampled_from(["a", "b", "", "+", "$x"]), max_size=3)
+FILTERS = st.builds(lambda levels, deep: "/".join([*levels, *deep]), _levels, st.sampled_from([[], ["#"]])).filter(bool)
+
+
+def taken(pattern: str) -> set[str]:
+    return {topic for topic in TOPICS if matches(pattern, topic)}
+
+
+@given(FILTERS, FILTERS)
+def test_what_two_filters_take_both_is_one_filter_or_nothing(one: str, other: str) -> None:
+    both = common(one, other)
+    assert both == common(other, one)
+    assert taken(one) & taken(other) == (set() if both is None else taken(both))
+    assert both is None or taken(both), "a filter of which some topic is known"
+
+
+@given(FILTERS)
+def test_a_filter_has_all_of_itself_in_common(pattern: str) -> None:
+    assert common(pattern, pattern) == pattern
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "takes"),
+    [
+        ("#", "a/b", True),
+        ("a/#", "a", True),  # also the level above [MQTT-4.7.1-2]
+        ("+", "/a", False),
+        ("/+", "/a", True),
+        ("+/+", "/a", True),
+        ("a/+/#", "a", False),
+        ("#", "$SYS/load", False),  # [MQTT-4.7.2-1]
+        ("+/load", "$SYS/load", False),
+        ("$SYS/#", "$SYS/load", True),
+        ("a/+", "a/$b", True),
+    ],
+)
+def test_a_filter_takes_topics_as_the_standard_says(pattern: str, topic: str, takes: bool) -> None:
+    assert matches(pattern, topic) is takes
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        ("t/#", "t/+/+/temp", "t/+/+/temp"),
+        ("a/#", "+/b/#", "a/b/#"),
+        ("t/north/#", "t/south/#", None),
+        ("#", "$SYS/#", None),
+        ("a/#", "a", "a"),
+        ("a/+", "a", None),
+        ("+/1", "t/+", "t/1"),
+    ],
+)
+def test_examples(one: str, other: str, both: str | None) -> None:
+    assert common(one, other) == both
+
+
+def test_a_shared_subscription_is_taken_apart() -> None:
+    assert (share_of("$share/g/a/#"), unshared("$share/g/a/#")) == ("g", "a/#")
+    assert (share_of("a/#"), unshared("a/#")) == ("", "a/#")

@@ -1,0 +1,114 @@
+"""Other filters while a session lives, and a PINGREQ that asks whether the broker has read all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from mqtt5 import (
+    ConnAckPacket,
+    PingReqPacket,
+    PingRespPacket,
+    SubscribePacket,
+    UnsubAckPacket,
+    UnsubAckReasonCode,
+    UnsubscribePacket,
+)
+
+from tests.unit.mqtt.sessions import CONFIG, KNOWN, A, B, granted, online, only, receive, sent
+from towline.mqtt.events import Close, Lost, Online, Opened, Probe, Remember, Tick, Want
+from towline.mqtt.session import Session, SessionState
+
+SUCCESS, REFUSED = UnsubAckReasonCode.SUCCESS, UnsubAckReasonCode.NOT_AUTHORIZED
+
+
+def probed(session: Session) -> bool:
+    """Asked as a call, because a type checker takes the answer of a property for lasting."""
+    return session.probed
+
+
+def test_nothing_wanted_any_more_is_unsubscribed_on_the_same_connection() -> None:
+    session = online()
+    actions = session.handle(Want(()), 2.0)
+    (unsubscribe,) = sent(actions)
+    assert isinstance(unsubscribe, UnsubscribePacket)
+    assert sorted(unsubscribe.patterns) == ["a/#", "b"]
+    remembered = only(actions, Remember).record
+    assert remembered is not None
+    assert set(remembered.subscriptions.values()) == {-1}, "unsure before it leaves"
+    actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]))
+    assert session.subscriptions.known == {}
+    assert session.state is SessionState.ONLINE
+    assert not [action for action in actions if isinstance(action, Online)], "it was online all the time"
+    assert session.handle(Want(()), 3.0) == []
+
+
+def test_a_filter_that_the_broker_does_not_let_go_stays_known() -> None:
+    session = online()
+    (unsubscribe,) = sent(session.handle(Want(()), 2.0))
+    assert isinstance(unsubscribe, UnsubscribePacket)
+    receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, REFUSED]))
+    assert len(session.subscriptions.known) == 1
+    assert session.state is SessionState.ONLINE
+
+
+def test_what_is_wanted_again_is_subscribed_again() -> None:
+    session = online()
+    (unsubscribe,) = sent(session.handle(Want(()), 2.0))
+    assert isinstance(unsubscribe, UnsubscribePacket)
+    session.handle(Want((A,)), 2.1)  # while the answer is missing
+    actions = receive(session, UnsubAckPacket(unsubscribe.packet_id, [SUCCESS, SUCCESS]), now=2.2)
+    (subscribe,) = sent(actions)
+    assert isinstance(subscribe, SubscribePacket)
+    assert [one.pattern for one in subscribe.topic_filters] == ["a/#"]
+    receive(session, granted(subscribe.packet_id, 1), now=2.3)
+    assert session.state is SessionState.ONLINE
+    assert session.subscriptions.known == {"a/#": A.terms}
+
+
+def test_wanted_while_offline_or_while_subscribing_it_is_what_the_next_step_asks_for() -> None:
+    session = Session(CONFIG, KNOWN)
+    session.handle(Want((B,)), 0.0)
+    session.handle(Opened(), 0.0)
+    (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
+    assert isinstance(unsubscribe, UnsubscribePacket)
+    assert unsubscribe.patterns == ["a/#"]
+    session.handle(Want(()), 1.0)
+    session.handle(Lost(), 1.1)
+    session.validate()
+    session.handle(Opened(), 2.0)
+    (unsubscribe,) = sent(receive(session, ConnAckPacket(session_present=True)))
+    assert isinstance(unsubscribe, UnsubscribePacket)
+    assert sorted(unsubscribe.patterns) == ["a/#", "b"]
+
+
+def test_an_answer_that_does_not_come_ends_the_connection() -> None:
+    session = online(replace(CONFIG, connect_timeout_s=5))
+    session.handle(Want(()), 100.0)
+    assert session.handle(Tick(), 104.0) == []
+    error = only(session.handle(Tick(), 105.0), Close).error
+    assert error is not None
+    assert error.code == "TL-M03"
+
+
+@pytest.mark.parametrize("first", ["probe", "keep alive"])
+def test_every_pingreq_has_its_answer(first: str) -> None:
+    session = online()
+    assert probed(session)
+    if first == "probe":
+        assert [type(packet) for packet in sent(session.handle(Probe(), 2.0))] == [PingReqPacket]
+    else:
+        assert [type(packet) for packet in sent(session.handle(Tick(), 60.0))] == [PingReqPacket]
+    session.handle(Probe(), 60.5)
+    receive(session, PingRespPacket(), now=60.6)
+    assert not probed(session), "the answer to the first one says nothing of the second"
+    receive(session, PingRespPacket(), now=60.7)
+    assert probed(session)
+
+
+def test_without_a_connection_nothing_is_asked() -> None:
+    session = online()
+    session.handle(Probe(), 2.0)
+    session.handle(Lost(), 2.1)
+    assert session.handle(Probe(), 3.0) == []
+    assert probed(session)
