@@ -81,7 +81,10 @@ class Forwarding:
             stream, answers = self._gateway.do_put(descriptor, reader.schema)
             try:
                 for chunk in reader:
-                    stream.write_batch(chunk.data)
+                    if chunk.app_metadata is None:
+                        stream.write_batch(chunk.data)
+                    else:
+                        stream.write_with_metadata(chunk.data, chunk.app_metadata)
                 stream.done_writing()
                 answer = answers.read()
             finally:

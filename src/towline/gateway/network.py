@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -89,6 +90,8 @@ class NetworkFront:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # gRPC has a line on standard error for each handshake that fails: strangers would fill the disk.
+            env={**os.environ, "GRPC_VERBOSITY": "NONE"},
         )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
