@@ -17,6 +17,7 @@ from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, two, until
+from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable
 from towline.gateway.client import GatewayClient
 from towline.spark import gateways, planning, reader
@@ -163,6 +164,33 @@ def test_what_another_checkpoint_has_handed_out_is_told_by_gateway(
     assert ends(at) == {"g1": 1, "g2": 0}
     rows = seen(stream, at, stream.latestOffset(at, ALL))
     assert rows == [("g1", 3), *(("g2", n) for n in range(4))]
+
+
+def test_the_checkpoint_is_synced_once_before_each_inbox_is_cut(
+    two: tuple[Served, Served], new_reader: NewReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "ck"
+    for log in ("offsets", "commits"):
+        (place / log).mkdir(parents=True)
+    stream = new_reader(checkpoint=str(place))
+    for one in two:
+        one.add(10)
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    assert ends(at) == {"g1": 10, "g2": 10}
+    (place / "offsets" / "0").write_text(f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(at)}')
+    (place / "commits" / "0").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    seen_at: list[tuple[int, int]] = []
+    real = Checkpoint.sync
+
+    def sync(checkpoint: Checkpoint) -> None:
+        real(checkpoint)
+        seen_at.append((two[0].journal.committed, two[1].journal.committed))
+
+    monkeypatch.setattr(Checkpoint, "sync", sync)
+    for _ in range(3):
+        stream.latestOffset(at, ALL)
+    assert [one.journal.consumers["default"] for one in two] == [10, 10]
+    assert seen_at == [(0, 0)]
 
 
 # -- who is away -----------------------------------------------------------------------------------------------------
