@@ -324,6 +324,11 @@ class SourceGateways:
                 )
             self._changed.notify_all()
 
+    def forget(self, one: SourceGateway, error: BaseException) -> None:
+        """Look for a gateway as if it had never been met: it was gone before it had a place."""
+        self._absent(one, error)
+        one.lease = None
+
     def _present(self, one: SourceGateway) -> None:
         with self._changed:
             if one.absence is not None:

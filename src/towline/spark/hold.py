@@ -39,7 +39,7 @@ class GatewayHold:
         self._lease: Lease | None = None
         #: A second lease would take the first one over: one thread at a time takes one, and none after `release`.
         self._opening = threading.Lock()
-        self._released = False
+        self._released = threading.Event()
 
     def lease(self) -> Lease:
         """The lease; connects, and starts the gateway where that is ours to do, at the first call.
@@ -49,7 +49,7 @@ class GatewayHold:
             GatewayUnreachable: No gateway answers.
         """
         with self._opening:
-            if self._released:
+            if self._released.is_set():
                 raise self._gone()
             if self._lease is None:
                 client = self._client = self._client or self.place.connect()
@@ -61,7 +61,7 @@ class GatewayHold:
                 except GatewayUnreachable:
                     self.drop(client)
                     raise
-                if self._released:  # while it was being taken
+                if self._released.is_set():  # while it was being taken
                     self.release()
                     raise self._gone()
                 return lease
@@ -152,7 +152,7 @@ class GatewayHold:
 
     def release(self) -> None:
         """Give the lease back and close; never commits anything. No other one is taken."""
-        self._released = True
+        self._released.set()
         client, lease = self._client, self._lease
         with contextlib.suppress(GatewayError):
             if client and lease:
