@@ -262,7 +262,10 @@ class SourceGateways:
         threading.Thread(target=self._run, args=(one, poll), name=f"gateway {one.name}", daemon=True).start()
 
     def _extended(self, one: SourceGateway, question: Question | None, deadline: float) -> bool:
-        """Whether a poll with this question is on its way; it then goes on as long as this one would."""
+        """Whether a poll with this question is on its way; it then goes on as long as this one would.
+
+        One that has ended is asked again, whatever it found: its gateway may have gone since, and the batch with it.
+        """
         with self._changed:
             poll = one.poll
             if poll is None or poll.done or poll.question != question:
@@ -285,7 +288,7 @@ class SourceGateways:
             with self._changed:
                 late = self._closed or one.poll is not poll or time.monotonic() >= poll.deadline
                 empty = window is not None and poll.question is not None and window.end <= poll.question.here.offset
-                # Of a gateway that is the only one, an empty answer is one: its deadline is that of its return.
+                # An empty answer of the only gateway is one too: its deadline leaves time to wait for its return.
                 if late or not (away or (empty and self.several)):
                     poll.window, poll.error, poll.done = window, failure, True
                     self._changed.notify_all()
@@ -320,6 +323,11 @@ class SourceGateways:
                     one.absence.why,
                 )
             self._changed.notify_all()
+
+    def forget(self, one: SourceGateway, error: BaseException) -> None:
+        """Look for a gateway as if it had never been met: it was gone before it had a place."""
+        self._absent(one, error)
+        one.lease = None
 
     def _present(self, one: SourceGateway) -> None:
         with self._changed:

@@ -115,7 +115,7 @@ def test_one_is_killed_and_the_other_goes_on(
     query.stop()
     # ... goes on with two, in many small batches of both.
     both = f"{g1.settings.state_dir},grpc+unix://{g2.settings.state_dir}/gateway.sock"
-    query = start(sink, gateways=both, pollMs=500, maxMessagesPerTrigger=40, minPartitions=4)
+    query = start(sink, gateways=both, pollMs=500, maxMessagesPerTrigger=120, minPartitions=4)
     publishing = threading.Thread(target=publish_all, args=(broker,))
     publishing.start()
     until(query, lambda: sink.of("g2") > 200)

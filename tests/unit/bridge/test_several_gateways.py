@@ -26,7 +26,8 @@ from towline.bridge.runtime.status import render as render_status
 from towline.bridge.runtime.supervisor import Supervisor
 from towline.bridge.uplink import several
 from towline.bridge.uplink.account import UplinkCounts
-from towline.errors import GatewayUnreachable, TowlineError
+from towline.cli.gateway import gateway as run_gateway
+from towline.errors import ConfigError, GatewayUnreachable, TowlineError
 from towline.gateway.access import Access
 
 SEVERAL = changed('name = "telemetry"', 'name = "telemetry"\ngateways = ["g1", "g2"]').replace(
@@ -69,6 +70,12 @@ def test_mistakes_have_their_line(tmp_path: Path, old: str, new: str, wanted: st
     assert any(code in lines[0] for code in ("TL-C110", "TL-C111", "TL-C112"))
 
 
+def test_such_a_line_has_no_gateway_to_run(tmp_path: Path) -> None:
+    read(SEVERAL, tmp_path)
+    with pytest.raises(ConfigError, match=r'line "telemetry": it reads gateways that run elsewhere.*TL-C113'):
+        run_gateway(tmp_path / "bridge.toml", None)
+
+
 # -- the account -----------------------------------------------------------------------------------------------------
 
 
@@ -107,6 +114,15 @@ def test_batches_that_nobody_heard_of_and_rows_given_up() -> None:
     counts = UplinkCounts().add(batch(0, j1=(0, 10), j2=(0, 4))).add(batch(3, 6, j1=(12, 15), j2=(4, 10)))
     assert (counts.rows, counts.missed, counts.skipped) == (20, 2, 3)
     assert counts.account(status(g1=(15, 15, 15), g2=(10, 10, 10))).adds_up
+
+
+def test_what_was_committed_and_not_reported_is_missed() -> None:
+    """As `UplinkQuery.unreported` tells it: up to where the checkpoint has come, without a row."""
+    counts = UplinkCounts().add(batch(0, j1=(0, 10), j2=(0, 4)))
+    counts = counts.add({**batch(4, 0, j1=(15, 15), j2=(9, 9), j3=(7, 7)), "gives_up": False})
+    assert (counts.rows, counts.missed, counts.skipped) == (14, 10, 0)
+    account = counts.account(status(g1=(15, 15, 15), g2=(9, 9, 9), g3=(8, 8, 7)))
+    assert account.sentence() == "received 32 = in Kafka 31 (17 of them uncounted) + waiting 1   adds up ✓"
 
 
 def test_a_journal_that_ends_too_early_is_named() -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.gateway.remote import remote
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, Place, ends, new_reader, quick, seen, two, until
 from towline.errors import ConfigError, Fenced, GatewayUnreachable
 from towline.spark.link import GatewayPlace
-from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan
+from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
+from towline.spark.source import MqttDataSource
 
 __all__ = ["new_reader", "quick", "two"]
 
@@ -146,3 +148,32 @@ def test_a_batch_read_has_all_of_both(two: tuple[Served, Served], new_reader: Ne
 def test_a_batch_read_needs_each_gateway(tmp_path: Path, new_reader: NewReader) -> None:
     with served(tmp_path / "g1", name="g1"), pytest.raises(GatewayUnreachable, match="TL-G01"):
         MqttBatchReader(new_reader()._plan).partitions()
+
+
+# -- on a network ----------------------------------------------------------------------------------------------------
+
+
+def test_one_here_and_one_on_a_network(tmp_path: Path) -> None:
+    """The workers get a ticket for the one on the network, and need no file of the driver."""
+    with served(tmp_path / "g1", name="g1") as one, remote(tmp_path) as far:
+        one.add(3)
+        far.server.add(4)
+        files = far.pki.access()
+        source = MqttDataSource(
+            {
+                "gateways": f"{one.state_dir},{far.location}",
+                "gatewayTokenFile": files.token_file,
+                "gatewayCaFile": files.ca_file,
+                "minPartitions": "4",
+            }
+        )
+        plan = replace(source._plan, poll_s=0.05)
+        stream = MqttStreamReader(plan)
+        at = stream.initialOffset()
+        end = until(stream, at, lambda place: sorted(ends(place).values()) == [3, 4])
+        parts = stream.partitions(at, end)
+        assert [bool(part.ticket) for part in parts if isinstance(part, Slice)] == [False, False, True, True]
+        stream.stop()
+        far.pki.directory.rename(tmp_path / "the driver's alone")
+        worker = MqttStreamReader(plan)
+        assert sum(batch.num_rows for part in parts for batch in worker.read(part)) == 7

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, two, until
+from towline.checkpoint import Checkpoint
 from towline.errors import GatewayUnreachable
+from towline.gateway.client import GatewayClient
 from towline.spark import gateways, planning, reader
 from towline.spark.reader import MqttStreamReader, Slice
 
@@ -94,6 +97,22 @@ def test_the_limit_in_bytes_is_of_the_whole_batch(two: tuple[Served, Served], ne
     assert min(sizes[:-1]) > 40_000, "what is allowed is used"
 
 
+def test_a_gateway_of_the_version_before_gets_an_even_share_of_the_bytes(
+    two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not tell how large its window is."""
+    whole = GatewayClient.wait
+    monkeypatch.setattr(GatewayClient, "wait", lambda *a, **more: replace(whole(*a, **more), size=None))
+    stream = new_reader(max_rows=1000, max_bytes=50_000)
+    for one in two:
+        for _ in range(50):
+            one.add(10, payload=b"x" * 500)
+    at = stream.initialOffset()
+    end = until(stream, at, lambda place: min(ends(place).values()) > 0, ReadMaxRows(1000))
+    assert sum(one.journal.size(0, ends(end)[one.name]) for one in two) <= 2 * 50_000
+    assert ends(until(stream, end, lambda place: ends(place) == {"g1": 500, "g2": 500}, ReadMaxRows(1000)))
+
+
 def test_huge_messages_come_one_after_the_other(two: tuple[Served, Served], new_reader: NewReader) -> None:
     stream = new_reader()
     for one in two:
@@ -145,6 +164,33 @@ def test_what_another_checkpoint_has_handed_out_is_told_by_gateway(
     assert ends(at) == {"g1": 1, "g2": 0}
     rows = seen(stream, at, stream.latestOffset(at, ALL))
     assert rows == [("g1", 3), *(("g2", n) for n in range(4))]
+
+
+def test_the_checkpoint_is_synced_once_before_each_inbox_is_cut(
+    two: tuple[Served, Served], new_reader: NewReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "ck"
+    for log in ("offsets", "commits"):
+        (place / log).mkdir(parents=True)
+    stream = new_reader(checkpoint=str(place))
+    for one in two:
+        one.add(10)
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    assert ends(at) == {"g1": 10, "g2": 10}
+    (place / "offsets" / "0").write_text(f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(at)}')
+    (place / "commits" / "0").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    seen_at: list[tuple[int, int]] = []
+    real = Checkpoint.sync
+
+    def sync(checkpoint: Checkpoint) -> None:
+        real(checkpoint)
+        seen_at.append((two[0].journal.committed, two[1].journal.committed))
+
+    monkeypatch.setattr(Checkpoint, "sync", sync)
+    for _ in range(3):
+        stream.latestOffset(at, ALL)
+    assert [one.journal.consumers["default"] for one in two] == [10, 10]
+    assert seen_at == [(0, 0)]
 
 
 # -- who is away -----------------------------------------------------------------------------------------------------
