@@ -13,8 +13,16 @@ __all__ = ["interruptible"]
 _T = TypeVar("_T")
 
 
-def interruptible(call: Callable[[], _T]) -> _T:
-    """Run a call on a thread of its own, so that signal handlers run here while it takes its time."""
+def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
+    """Run a call on a thread of its own, so that signal handlers run here while it takes its time.
+
+    Args:
+        call: It goes on, and nobody hears of it, when the time is over.
+        timeout_s: Longest time for it, in seconds; None for no end.
+
+    Raises:
+        TimeoutError: The time is over.
+    """
     outcome: list[tuple[_T | None, BaseException | None]] = []
     done = threading.Event()
 
@@ -26,7 +34,8 @@ def interruptible(call: Callable[[], _T]) -> _T:
         done.set()
 
     threading.Thread(target=run, name="gateway-call", daemon=True).start()
-    done.wait()
+    if not done.wait(timeout_s):
+        raise TimeoutError
     value, error = outcome[0]
     if error is not None:
         raise error
