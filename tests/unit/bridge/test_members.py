@@ -157,7 +157,7 @@ def test_a_member_is_found_by_its_name(tmp_path: Path) -> None:
         ),
         (
             'share = "hash"',
-            MEMBERS.replace("g2", "x" * 33),
+            MEMBERS.replace("g2", "x" * 65),
             '"name" has letters, digits, dots, - and _, begins with a letter or digit, at most 64. Rename it.   [TL-C03]',
         ),
         ('share = "chance"', MEMBERS, '"share" must be "filters", "hash" or "subscription". Choose one.   [TL-C03]'),
