@@ -12,6 +12,7 @@ from towline.errors import GatewayError
 from towline.gateway.clients import read_clients
 from towline.gateway.launch import discover, ensure
 from towline.gateway.membership import Start, drainable
+from towline.gateway.sharing import ShareWay
 
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
@@ -52,6 +53,8 @@ def drained(settings: GatewaySettings, say: Callable[[str], None]) -> int:
         return 0
     with client:
         client.drain()
+        if settings.share is None or settings.share.way is not ShareWay.SUBSCRIPTION:
+            say(f"{settings.name}: what is published for it from now on comes to nobody")
         _watch(settings, client, say, began)
     if not _has_left(settings, began):
         what = "the gateway ended before it was drained"

@@ -2,9 +2,8 @@
 
     step         until                                                         after a kill
     LEAVING      UNSUBACK has come for every filter                            it is asked once more, which does no harm
-    TAKING       nothing is unacknowledged, no QoS 2 id is open, and the       what was not acknowledged comes again
-                 broker has nothing more: a PINGREQ is answered, and for a
-                 moment nothing comes
+    TAKING       nothing is unacknowledged, and the broker has nothing more:   what was not acknowledged comes again
+                 a PINGREQ is answered, and for a moment nothing comes
     COMMITTING   every consumer has committed the end of the journal, and      the same
                  publishers have their receipts
     ENDING       a CONNECT with Clean Start is answered: the broker has no     an empty session is made, and ended
@@ -38,6 +37,8 @@ __all__ = ["Drain", "DrainFacts", "DrainStep", "Stillness", "step_of"]
 #: Nothing has to come for so many seconds before a session counts as empty: a broker need not answer a PINGREQ after
 #: the messages that it has ready.
 STILL_S: Final = 1.0
+#: The same while a QoS 2 handshake is open: its message is stored, and a broker that was killed may have forgotten it.
+OPEN_S: Final = 10.0
 #: Pause before another try to end the session, in seconds.
 AGAIN_S: Final = 2.0
 
@@ -59,7 +60,8 @@ class DrainFacts:
     Attributes:
         online: The session is online.
         subscribed: A filter is subscribed, or may be.
-        open: Messages that are unacknowledged or not on disk, and QoS 2 ids that are not released.
+        open: Messages that are unacknowledged or not on disk.
+        handshakes: QoS 2 ids that are not released.
         received: Messages received so far, those that were not stored too.
         connection: Tells one connection from the next.
         probed: Every PINGREQ is answered.
@@ -70,6 +72,7 @@ class DrainFacts:
     online: bool
     subscribed: bool
     open: int
+    handshakes: int
     received: int
     connection: int
     probed: bool
@@ -82,12 +85,14 @@ class Stillness:
 
     Args:
         still_s: How long nothing may come, in seconds.
+        open_s: How long, while a QoS 2 handshake is open.
     """
 
-    def __init__(self, still_s: float = STILL_S) -> None:
+    def __init__(self, still_s: float = STILL_S, open_s: float = OPEN_S) -> None:
         self._still_s = still_s
-        #: What had come on which connection when it was asked, and when that was; None for not asked.
-        self._asked: tuple[int, int] | None = None
+        self._open_s = open_s
+        #: Connection, messages received and handshakes open when it was asked; None for not asked.
+        self._asked: tuple[int, int, int] | None = None
         self._asked_at = 0.0
 
     def look(self, facts: DrainFacts, now: float, ask: Callable[[], None]) -> bool:
@@ -101,15 +106,19 @@ class Stillness:
         if not facts.online or facts.open:
             self._asked = None
             return False
-        if self._asked != (facts.connection, facts.received):
-            self._asked, self._asked_at = (facts.connection, facts.received), now
+        here = (facts.connection, facts.received, facts.handshakes)
+        if self._asked != here:
+            self._asked, self._asked_at = here, now
             ask()
             return False
-        return facts.probed and now >= self._asked_at + self._still_s
+        return facts.probed and now >= self._still_at(facts.handshakes)
+
+    def _still_at(self, handshakes: int) -> float:
+        return self._asked_at + (self._open_s if handshakes else self._still_s)
 
     def due(self) -> float | None:
         """When to look again by the clock; None for not by the clock."""
-        return None if self._asked is None else self._asked_at + self._still_s
+        return None if self._asked is None else self._still_at(self._asked[2])
 
 
 def step_of(facts: DrainFacts, *, still: bool) -> DrainStep:

@@ -93,7 +93,8 @@ class Departure:
         return DrainFacts(
             online=driver.online and session.state is SessionState.ONLINE,
             subscribed=bool(session.subscriptions.known),
-            open=session.inbound.unacknowledged + len(session.inbound.held) + uplink.full,
+            open=session.inbound.unacknowledged + uplink.full,
+            handshakes=len(session.inbound.held),
             received=uplink.received,
             connection=driver.count,
             probed=session.probed,

@@ -213,6 +213,7 @@ def test_the_command_drains_what_runs_and_starts_what_does_not(
 
     with run("g1", "--drain") as draining:
         assert draining.stdout is not None
+        assert draining.stdout.readline() == "line-g1: what is published for it from now on comes to nobody\n"
         assert "to be committed" in draining.stdout.readline()
         first.commit()
         out, _ = draining.communicate(timeout=30)

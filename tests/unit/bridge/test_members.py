@@ -157,7 +157,7 @@ def test_a_member_is_found_by_its_name(tmp_path: Path) -> None:
         ),
         (
             'share = "hash"',
-            MEMBERS.replace("g2", "x" * 33),
+            MEMBERS.replace("g2", "x" * 65),
             '"name" has letters, digits, dots, - and _, begins with a letter or digit, at most 64. Rename it.   [TL-C03]',
         ),
         ('share = "chance"', MEMBERS, '"share" must be "filters", "hash" or "subscription". Choose one.   [TL-C03]'),
@@ -234,3 +234,11 @@ def test_check_says_what_it_does_to_order(keys: str, more: str, shown: list[str]
     text = render(plan_of(read(with_line(keys, more), tmp_path)))
     for part in shown:
         assert part in text, text
+
+
+def test_the_pages_line_is_right(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "several-gateways.md").read_text()
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    (line,) = read(GOOD.partition("[[uplink]]")[0] + text, tmp_path).uplinks
+    assert [one.mqtt_client_id for one in line.members] == ["plant-7-telemetry-g1", "plant-7-telemetry-g2"]
+    assert "CRC32C(key in UTF-8) mod number of members" in page

@@ -189,8 +189,8 @@ def test_a_gateway_that_another_way_started_first_wins(
         endpoint.rename(hidden)
         started = launch._start
 
-        def start(told: bytes, log: Path, *more: str) -> subprocess.Popen[bytes]:
-            child = started(told, log, *more)
+        def start(told: bytes, log: Path, kind: str) -> subprocess.Popen[bytes]:
+            child = started(told, log, kind)
             wait_until(lambda: child.poll() is not None, what="the end of the loser")
             hidden.rename(endpoint)
             return child
@@ -210,8 +210,8 @@ def test_a_gateway_that_is_just_ending_is_waited_for(
     started = launch._start
     tries = []
 
-    def start(told: bytes, log: Path, *more: str) -> subprocess.Popen[bytes]:
-        child = started(told, log, *more)
+    def start(told: bytes, log: Path, kind: str) -> subprocess.Popen[bytes]:
+        child = started(told, log, kind)
         tries.append(child)
         if len(tries) == 1:
             wait_until(lambda: child.poll() is not None, what="the end of the first try")

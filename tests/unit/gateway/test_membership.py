@@ -135,7 +135,9 @@ def test_what_has_an_outbox_or_several_sessions_is_not_drained(journal: Journal,
     enter(settings(tmp_path, brokers="mqtt://a,mqtt://b", brokers_share_sessions=True), journal, Start.DRAIN)
 
 
-FACTS = DrainFacts(online=True, subscribed=False, open=0, received=5, connection=1, probed=True, uncommitted=0)
+FACTS = DrainFacts(
+    online=True, subscribed=False, open=0, handshakes=0, received=5, connection=1, probed=True, uncommitted=0
+)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_the_steps(changed: dict[str, Any], still: bool, step: DrainStep) -> Non
 
 
 def test_a_broker_is_still_when_it_answered_and_nothing_came_for_a_moment() -> None:
-    still, asked = Stillness(1.0), list[int]()
+    still, asked = Stillness(1.0, 10.0), list[int]()
 
     def look(now: float, **changed: Any) -> bool:
         facts = DrainFacts(**{name: getattr(FACTS, name) for name in DrainFacts.__slots__} | changed)
@@ -173,6 +175,11 @@ def test_a_broker_is_still_when_it_answered_and_nothing_came_for_a_moment() -> N
     assert not look(5.5, received=6, connection=2, online=False)
     assert not look(9.0, received=6, connection=2), "asked anew"
     assert len(asked) == 4
+    assert not look(10.0, received=6, connection=2, handshakes=3)
+    assert not look(19.0, received=6, connection=2, handshakes=3), "a PUBREL may be on its way"
+    assert look(20.0, received=6, connection=2, handshakes=3), "a broker that was killed may have forgotten it"
+    assert not look(21.0, received=6, connection=2, handshakes=2), "one came"
+    assert still.due() == 31.0
 
 
 # Client ids -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from towline.bridge.config.model import MEMBER_NAME, UplinkSection
+from towline.bridge.config.model import NAME, UplinkSection
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.routes import Route
 from towline.bridge.config.section import Section
@@ -39,7 +39,7 @@ class MemberSection(Section):
         filters: What it takes of the line's messages, with ``share = "filters"``.
     """
 
-    name: Annotated[str, Field(pattern=MEMBER_NAME)]
+    name: Annotated[str, Field(pattern=NAME)]
     filters: tuple[str, ...] = ()
 
 

@@ -24,7 +24,6 @@ from towline.spark.quickstart import Tier
 __all__ = [
     "BATCH_BYTES",
     "CHECKPOINT",
-    "MEMBER_NAME",
     "NAME",
     "AnyLine",
     "Bridge",
@@ -41,8 +40,6 @@ __all__ = [
 ]
 
 
-#: Names of members: the ends of a client id and of a gateway's name.
-MEMBER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
 #: Directory of Spark's checkpoint in a line's state directory.
 CHECKPOINT = "checkpoint"
 #: Most bytes of a micro-batch, if the file says nothing: a whole one may be in memory twice on its way to the sink.

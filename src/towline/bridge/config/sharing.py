@@ -74,9 +74,11 @@ def _of_filters(line: Line) -> list[str]:
 
 def _of_hash(line: Line) -> list[str]:
     share = line.members[0].share
-    if share is None or share.key:
-        return []
-    return ["share by the whole topic: a device's messages on two topics may come to two members. Give share_key."]
+    texts = ["for a member that is away the broker queues the messages of all members: its limits have to hold them."]
+    if share is not None and not share.key:
+        what = "share by the whole topic: a device's messages on two topics may come to two members"
+        texts.append(f"{what}. Give share_key.")
+    return texts
 
 
 def _of_subscription(line: Line) -> list[str]:
