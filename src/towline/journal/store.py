@@ -1,4 +1,6 @@
-"""The segments of one journal: frames go into the newest, full ones are sealed, committed ones are removed.
+"""The store on disk (`towline.journal.port`): the segments of one journal.
+
+Frames go into the newest, full ones are sealed, committed ones are removed.
 
 `Journal` calls what changes a file from one thread at a time; whatever goes wrong half way, it ends the object [I6].
 """
@@ -6,28 +8,28 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from towline.errors import JournalFull
+from towline.errors import JournalError, JournalFull
 from towline.journal.frames import Kind, encode, frame_bytes
+from towline.journal.port import NO_CHANGES
+from towline.journal.reading import RowSlice, offset_after_bytes, origin_below, pieces
 from towline.journal.segment import removable as removable_of
 from towline.journal.state import Changes, Snapshot, encode_json, section_of
 from towline.journal.writer import new_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from towline.journal.disk import Disk
     from towline.journal.frames import Bytes
     from towline.journal.lock import Lock
     from towline.journal.recovery import RecoveredJournal
-    from towline.journal.room import Room
+    from towline.journal.room import Limits, Room
     from towline.journal.segment import Segment
 
 __all__ = ["SegmentStore"]
-
-_NO_CHANGES: Final = Changes()
 
 
 class SegmentStore:
@@ -63,6 +65,16 @@ class SegmentStore:
         self.end = recovered.state.end
 
     @property
+    def first(self) -> int:
+        """The oldest offset that can be read."""
+        return self.segments[0].first
+
+    @property
+    def limits(self) -> Limits:
+        """How much disk it may take."""
+        return self.room.limits
+
+    @property
     def committed(self) -> int:
         """The smallest watermark of all consumers; the first offset when there is none."""
         return min(self.state.consumers.values(), default=self.segments[0].first)
@@ -83,13 +95,14 @@ class SegmentStore:
 
     # Writing frames ------------------------------------------------------------------------------------------------
 
-    def append(self, payload: Bytes, rows: int, changes: Changes) -> None:
+    def append(self, batch: Any, changes: Changes) -> None:
         """Make rows durable, in one frame with one sync.
 
         Raises:
             JournalFull: TL-J02, no room; nothing was written [I7].
             JournalFailed: TL-J04, a write or sync failed.
         """
+        payload, rows = batch.serialize(), batch.num_rows
         self._make_room(frame_bytes(0, len(payload)))
         start, end = self.state.end, self.state.end + rows
         position = self.write(Kind.RECORDS, payload, changes, rows=rows, durable=True)
@@ -98,7 +111,7 @@ class SegmentStore:
         self._active.publish(end)
         self.end = end
 
-    def write(self, kind: Kind, payload: Bytes, changes: Changes = _NO_CHANGES, *, rows: int = 0, durable: bool) -> int:
+    def write(self, kind: Kind, payload: Bytes, changes: Changes = NO_CHANGES, *, rows: int = 0, durable: bool) -> int:
         """Write one frame, into a new segment if need be, and return its position.
 
         Raises:
@@ -130,7 +143,7 @@ class SegmentStore:
         changes.apply(self.state)
         return position
 
-    def write_watermarks(self, changes: Changes = _NO_CHANGES) -> bool:
+    def write_watermarks(self, changes: Changes = NO_CHANGES) -> bool:
         """Write the watermarks, on a full disk into the room that was kept for it; return whether it worked."""
         for last_try in (False, True):
             try:
@@ -163,6 +176,28 @@ class SegmentStore:
         with self._counting:
             ledger = self.state.ledger
             self._uncounted -= {name for name, total in counted.items() if ledger[name] == total}
+
+    # Reading -------------------------------------------------------------------------------------------------------
+
+    def pieces(self, start: int, end: int) -> Iterator[RowSlice]:
+        """Yield the rows from `start` to `end`, of the segments that are there now; see `towline.journal.reading`."""
+        return pieces(self._from(start), self.schema, start, end)
+
+    def after_bytes(self, start: int, end: int, max_bytes: int) -> int:
+        """How far `max_bytes` on disk reach from row `start`; a frame's bytes count evenly for its rows."""
+        return offset_after_bytes(self._from(start), start, end, max_bytes)
+
+    def _from(self, start: int) -> tuple[Segment, ...]:
+        """The segments that are there now; the caller looked at `end` before."""
+        segments = self.segments
+        if start < segments[0].first:
+            what = f"rows {start:,} to {segments[0].first:,} were committed and removed"
+            raise JournalError("TL-J07", str(self._directory), what, "Read from the journal's first row on.")
+        return segments
+
+    def origin_below(self, offset: int) -> str:
+        """Which opening of the journal wrote the row below an offset."""
+        return origin_below(self.segments, offset)
 
     # Segments come and go ------------------------------------------------------------------------------------------
 
