@@ -7,10 +7,10 @@ Frames go into the newest, full ones are sealed, committed ones are removed.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from towline.errors import JournalError, JournalFull
+from towline.journal.counting import Counters
 from towline.journal.frames import Kind, encode, frame_bytes
 from towline.journal.port import NO_CHANGES
 from towline.journal.reading import RowSlice, offset_after_bytes, origin_below, pieces
@@ -55,10 +55,7 @@ class SegmentStore:
     ) -> None:
         self.schema, self.room, self.state = schema, room, recovered.state
         self._directory, self._disk, self._lock = directory, disk, lock
-        #: guards the ledger alone; never held during a system call
-        self._counting = threading.Lock()
-        #: counters whose totals the file does not have yet
-        self._uncounted: set[str] = set()
+        self._counters = Counters(self.state)
         self._sequence = recovered.sequence
         self._active = new_segment(disk, directory, self._snapshot(recovered.previous_bytes))
         self.segments: tuple[Segment, ...] = (*recovered.segments, self._active.segment)
@@ -86,12 +83,7 @@ class SegmentStore:
 
     def count(self, increments: Mapping[str, int]) -> None:
         """Add to counters of the ledger; any thread."""
-        with self._counting:
-            ledger = dict(self.state.ledger)
-            for name, more in increments.items():
-                ledger[name] = ledger.get(name, 0) + more
-            self.state.ledger = ledger
-            self._uncounted.update(increments)
+        self._counters.add(increments)
 
     # Writing frames ------------------------------------------------------------------------------------------------
 
@@ -118,8 +110,7 @@ class SegmentStore:
             JournalFull: TL-J02, no room on the disk; nothing was written.
             JournalFailed: TL-J04, a write or sync failed.
         """
-        with self._counting:
-            counted = {name: self.state.ledger[name] for name in self._uncounted}
+        counted = self._counters.unstored()
         section = section_of(counted, changes)
         self._roll_if_full(frame_bytes(len(section), len(payload)))
         if durable:
@@ -139,7 +130,7 @@ class SegmentStore:
         if durable:
             self._active.sync()
             self._lock.check()  # no other owner has begun without what is durable now, or nothing of it is promised
-        self._note_counted(counted)
+        self._counters.stored(counted)
         changes.apply(self.state)
         return position
 
@@ -163,19 +154,13 @@ class SegmentStore:
 
     def finish(self) -> None:
         """Write the counters that only memory has, and make everything durable."""
-        if self._uncounted:
+        if self._counters.waiting:
             self.write_watermarks()
         self._active.sync()
 
     def close(self) -> None:
         """Give the descriptor back; nothing is written. A second call does nothing."""
         self._active.close()
-
-    def _note_counted(self, counted: Mapping[str, int]) -> None:
-        """Forget what the file has now, unless it was counted on meanwhile."""
-        with self._counting:
-            ledger = self.state.ledger
-            self._uncounted -= {name for name, total in counted.items() if ledger[name] == total}
 
     # Reading -------------------------------------------------------------------------------------------------------
 
@@ -228,7 +213,7 @@ class SegmentStore:
         return True
 
     def _snapshot(self, previous_bytes: int) -> Snapshot:
-        with self._counting:
+        with self._counters.lock:
             return Snapshot(self.state, self.schema, self._sequence, previous_bytes)
 
     def _roll_if_full(self, more: int) -> None:
