@@ -46,7 +46,7 @@ _LONGEST_S: Final = 20.0
 _ATTEMPTS: Final = 2
 _AGAIN: Final = "Intake goes on by itself when Kafka is back; meanwhile nothing is read from the broker."
 #: Fewer rows than these are not worth a frame that lets them go.
-_REMOVED: Final = 256
+_REMOVED: Final = 100
 #: Of a row's record, beside key and value.
 _AROUND_ROW: Final = 16
 
