@@ -18,11 +18,16 @@ app = command_app()
 def gateway(
     file: BridgeFile = Path("bridge.toml"),
     line: Annotated[str | None, typer.Option(help="Name of the line; needed when there are several.")] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another gateway has this line, and take over when it is gone.")
+    ] = False,
 ) -> None:
     """Run the gateway of one line until Ctrl-C or SIGTERM.
 
     It receives, journals and acknowledges; messages wait in the journal until a bridge carries them on. Meanwhile
     `towline run` of the same file uses this gateway instead of starting one.
+
+    With inbox = "kafka" a second one, with --standby and another state_dir, waits for the first and takes over.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.errors import ConfigError  # noqa: PLC0415
@@ -34,4 +39,4 @@ def gateway(
         raise ConfigError("TL-C73", str(file), f"there are several lines: {names}", "Name one with --line.")
     chosen = bridge.lines[0] if line is None else bridge.line(line)
     configure_logging()
-    raise typer.Exit(run(chosen.gateway))
+    raise typer.Exit(run(chosen.gateway, standby=standby))

@@ -30,7 +30,7 @@ from towline.delivery.plain import plain_run
 from towline.delivery.receipts.sender import ReceiptSender, ledger_of
 from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
-from towline.errors import BrokerError, ConfigError, JournalFull, TowlineError, Unreachable
+from towline.errors import BrokerError, ConfigError, JournalFull, TakenOver, TowlineError, Unreachable
 from towline.gateway.sessions import connection_options, inbound_config, receipt_config
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
@@ -47,6 +47,8 @@ _T = TypeVar("_T")
 
 #: The loop looks around after this many seconds at the latest; everything that matters wakes it.
 _LONGEST_TURN: Final = 60.0
+#: Seconds until it is asked again whether the inbox is still ours.
+_DOUBT: Final = 0.5
 #: Patience with the broker when we leave, in seconds.
 _GOODBYE: Final = 2.0
 
@@ -62,6 +64,8 @@ class Pump:
         on_rows: Called after rows became durable, on the pump's thread.
         outbox: What is to be sent; None for a gateway that only receives.
         on_progress: Called after messages of the outbox are done, on the pump's thread.
+        verify: Sees that the inbox is still ours, for one that another process can take over; raises `JournalFailed`
+            if it is not, and `JournalFull` if that can't be told now. None for one that nobody can.
     """
 
     def __init__(
@@ -74,7 +78,13 @@ class Pump:
         on_rows: Callable[[], None] = lambda: None,
         outbox: Outbox | None = None,
         on_progress: Callable[[], None] = lambda: None,
+        verify: Callable[[], None] | None = None,
     ) -> None:
+        self._verify = verify
+        #: The client id was taken over: no connection is made before it is known that the inbox is still ours.
+        self._doubtful = False
+        #: Why rows wait for room.
+        self._why_full = "journal full"
         self._settings = settings
         self._inbox = inbox
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
@@ -196,6 +206,11 @@ class Pump:
         return SessionState.SUBSCRIBING if settling else state
 
     @property
+    def online(self) -> bool:
+        """The session is online."""
+        return self._driver.online
+
+    @property
     def failed(self) -> bool:
         """Whether `run` ends, or ended, with an error."""
         return self._driver.fatal is not None
@@ -234,12 +249,27 @@ class Pump:
         if self._stale and not self._uplink.full and not driver.connected:
             driver.renew()
         # Not while rows wait: nothing could be read, and a session made anew would give their numbers to others.
-        driver.turn(self._patience(), may_connect=not self._uplink.full)
+        driver.turn(self._patience(), may_connect=not self._uplink.full and not self._in_doubt())
         if driver.connected:
             self._shown["broker"] = str(driver.endpoint)
         self._uplink.count_repeats(driver.session.inbound, str(driver.endpoint))
         if self._settings.acks is AckAfter.KAFKA:
             self._uplink.settle(driver.session.inbound, self._committed)
+
+    def _in_doubt(self) -> bool:
+        """Whether another process may have taken the inbox over together with the client id.
+
+        Raises:
+            JournalFailed: It has.
+        """
+        if self._doubtful and self._verify is not None:
+            try:
+                self._verify()
+            except JournalFull as error:
+                self._note(error)
+                return True
+        self._doubtful = False
+        return False
 
     def _send_on(self, downlink: Downlink) -> None:
         try:
@@ -257,6 +287,7 @@ class Pump:
     def _patience(self) -> float:
         """Seconds until something but the session is due by the clock."""
         times = [self._uplink.room_at if self._uplink.full else None]
+        times.append(time.monotonic() + _DOUBT if self._doubtful else None)
         times.append(self._downlink.due() if self._downlink is not None else None)
         times.append(self._receipts.due() if self._receipts is not None and self._driver.online else None)
         now = time.monotonic()
@@ -268,7 +299,7 @@ class Pump:
             return
         why = None
         if self._uplink.full:
-            why = "journal full"
+            why = self._why_full
         elif self._driver.session.window_full:
             why = "window full"
         if why is None and (self._shown["last_error"] or {}).get("code", "").startswith("TL-J"):
@@ -376,6 +407,7 @@ class Pump:
 
     def _failed(self, error: BrokerError | ConfigError) -> None:
         self.heard.set()
+        self._doubtful = self._doubtful or isinstance(error, TakenOver)
         if not error.where.startswith(self._settings.name):  # the way to a broker knows of no line
             error.where = f"{self._settings.name} at {error.where}"
         self._note(error)
@@ -384,8 +416,9 @@ class Pump:
     # -- helpers --
 
     def _no_room(self, error: JournalFull) -> None:
+        self._why_full = "Kafka away" if error.code == "TL-J30" else "journal full"
         if self._shown["held_back"] is None:
-            self._log.warning("journal full, holding back", reason=str(error), code=error.code)
+            self._log.warning(f"{self._why_full}, holding back", reason=str(error), code=error.code)
         self._note(error)
 
     def _note(self, error: TowlineError) -> None:

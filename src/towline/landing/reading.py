@@ -117,7 +117,7 @@ class RowReader:
         """The number of the first row at or after an offset of the partition; `end` where there is none.
 
         Raises:
-            JournalError: TL-J32, Kafka does not answer.
+            JournalError: TL-J32, Kafka does not answer; TL-J33, the partition has never come so far.
         """
         with self._lock:
             self._next = None
@@ -125,6 +125,8 @@ class RowReader:
                 if self._consumer is None:
                     self._consumer = consumer_of(self._place.client, {"queued.max.messages.kbytes": _AHEAD_KB})
                 first, stable = admin.watermarks(self._consumer, self._place.rows, LOOK_S)
+                if offset > stable:
+                    raise self._beyond(offset, stable)
                 topic, partition = self._place.rows.topic, self._place.rows.partition
                 self._consumer.assign([TopicPartition(topic, partition, max(first, min(offset, stable)))])
                 deadline = time.monotonic() + (_PATIENCE_S if offset < stable else 0.0)
@@ -139,6 +141,11 @@ class RowReader:
                 self._drop()
                 raise unread(self._place.where, f"offset {offset:,} can't be read: {faults.reason(problem)}") from None
         return end
+
+    def _beyond(self, offset: int, end: int) -> JournalError:
+        what = f"offset {offset:,} was read and committed, and the topic ends at {end:,}: it was made anew, or restored"
+        do = "Bring the topics back from the same backup, or start the query with a new checkpoint directory."
+        return JournalError("TL-J33", self._place.where, what, do)
 
     def _poll(self, row: int, deadline: float) -> Any:
         while True:
