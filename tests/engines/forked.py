@@ -71,7 +71,7 @@ class ForkedProcess:
 
 
 def fork_gateway(
-    settings: GatewaySettings, log: Path, tracer: Callable[[int], list[str]] | None = None
+    settings: GatewaySettings, log: Path, tracer: Callable[[int], list[str]] | None = None, *, standby: bool = False
 ) -> ForkedProcess:
     """Start a gateway.
 
@@ -79,8 +79,10 @@ def fork_gateway(
         settings: Its settings.
         log: For its output.
         tracer: The command that attaches itself to a pid and says so, such as `tests.engines.strace.wrapped`.
+        standby: As ``--standby``.
     """
-    process = _forkserver.Process(target=_run, args=(settings.model_dump_json().encode(), log, tracer is not None))
+    arguments = (settings.model_dump_json().encode(), log, tracer is not None, standby)
+    process = _forkserver.Process(target=_run, args=arguments)
     process.start()
     return ForkedProcess(process, None if tracer is None else _attached(process, tracer, log))
 
@@ -88,11 +90,11 @@ def fork_gateway(
 class ForkedGateway(GatewayRun):
     """As `python -m towline.gateway` would be; `fork` in place of `start`."""
 
-    def fork(self, tracer: Callable[[int], list[str]] | None = None) -> Self:
+    def fork(self, tracer: Callable[[int], list[str]] | None = None, *, standby: bool = False) -> Self:
         """Start the process; do not wait for it. See `fork_gateway`."""
         assert self.log is not None
         self.begins()
-        self.child = fork_gateway(self.settings, self.log, tracer)
+        self.child = fork_gateway(self.settings, self.log, tracer, standby=standby)
         return self
 
 
@@ -109,7 +111,7 @@ def _attached(process: ForkServerProcess, tracer: Callable[[int], list[str]], lo
     return tracing
 
 
-def _run(settings: bytes, log: Path, traced: bool) -> None:
+def _run(settings: bytes, log: Path, traced: bool, standby: bool) -> None:
     """In the new process."""
     from towline.gateway.__main__ import main  # noqa: PLC0415 - long imported here, and by nobody who forks
 
@@ -117,6 +119,7 @@ def _run(settings: bytes, log: Path, traced: bool) -> None:
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    sys.argv[1:] = ["--standby"] if standby else []
     sys.stdin = io.TextIOWrapper(io.BytesIO(settings))
     if traced:
         os.kill(os.getpid(), signal.SIGSTOP)

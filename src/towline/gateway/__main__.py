@@ -1,4 +1,4 @@
-"""``python -m towline.gateway``: run the gateway whose settings come as JSON on standard input.
+"""``python -m towline.gateway [--standby]``: run the gateway whose settings come as JSON on standard input.
 
 Settings come this way, not as arguments, so that nothing of them stands in the list of processes.
 """
@@ -24,7 +24,7 @@ def main() -> int:
         place = ".".join(str(part) for part in first["loc"]) or "settings"
         sys.stderr.write(f"{place}: {first['msg']}.   [TL-C01]\n")
         return EXIT_CONFIG
-    return run(settings)
+    return run(settings, standby="--standby" in sys.argv[1:])
 
 
 if __name__ == "__main__":

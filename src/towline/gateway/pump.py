@@ -47,8 +47,8 @@ _T = TypeVar("_T")
 
 #: The loop looks around after this many seconds at the latest; everything that matters wakes it.
 _LONGEST_TURN: Final = 60.0
-#: Seconds until it is asked again whether the inbox is still ours.
-_DOUBT: Final = 0.5
+#: Seconds for which an inbox that others can take over is known to be ours.
+_DOUBT: Final = 1.0
 #: Patience with the broker when we leave, in seconds.
 _GOODBYE: Final = 2.0
 
@@ -81,8 +81,8 @@ class Pump:
         verify: Callable[[], None] | None = None,
     ) -> None:
         self._verify = verify
-        #: The client id was taken over: no connection is made before it is known that the inbox is still ours.
-        self._doubtful = False
+        #: When the inbox was last known to be ours, on `time.monotonic`; no connection is made long after that.
+        self._verified_at = time.monotonic()
         #: Why rows wait for room.
         self._why_full = "journal full"
         self._settings = settings
@@ -257,18 +257,20 @@ class Pump:
             self._uplink.settle(driver.session.inbound, self._committed)
 
     def _in_doubt(self) -> bool:
-        """Whether another process may have taken the inbox over together with the client id.
+        """Whether another process may have taken the inbox over, and would lose the client id to this one.
 
         Raises:
             JournalFailed: It has.
         """
-        if self._doubtful and self._verify is not None:
-            try:
-                self._verify()
-            except JournalFull as error:
-                self._note(error)
-                return True
-        self._doubtful = False
+        now = time.monotonic()
+        if self._verify is None or self._driver.connected or now - self._verified_at < _DOUBT:
+            return False
+        try:
+            self._verify()
+        except JournalFull as error:
+            self._note(error)
+            return True
+        self._verified_at = now
         return False
 
     def _send_on(self, downlink: Downlink) -> None:
@@ -287,7 +289,8 @@ class Pump:
     def _patience(self) -> float:
         """Seconds until something but the session is due by the clock."""
         times = [self._uplink.room_at if self._uplink.full else None]
-        times.append(time.monotonic() + _DOUBT if self._doubtful else None)
+        if self._verify is not None and not self._driver.connected:
+            times.append(time.monotonic() + _DOUBT)
         times.append(self._downlink.due() if self._downlink is not None else None)
         times.append(self._receipts.due() if self._receipts is not None and self._driver.online else None)
         now = time.monotonic()
@@ -407,7 +410,8 @@ class Pump:
 
     def _failed(self, error: BrokerError | ConfigError) -> None:
         self.heard.set()
-        self._doubtful = self._doubtful or isinstance(error, TakenOver)
+        if isinstance(error, TakenOver):
+            self._verified_at = -_DOUBT
         if not error.where.startswith(self._settings.name):  # the way to a broker knows of no line
             error.where = f"{self._settings.name} at {error.where}"
         self._note(error)
