@@ -15,12 +15,12 @@ from towline.errors import JournalError, KafkaError
 from towline.kafka import admin, faults
 from towline.kafka.clientconfig import LEADER_ONLY, QUIET, resolve
 from towline.kafka.options import SinkSettings
+from towline.kafka.reserved import JOURNALS
 
 __all__ = ["LANDING", "STATE", "LandingPlace", "Scanned", "away", "consumer_of", "end_of", "scan"]
 
 #: How the names of the topics end; they begin with ``towline.`` and the journal's name.
-LANDING: Final = ".landing"
-STATE: Final = ".state"
+LANDING, STATE = JOURNALS
 #: Seconds that one transaction may take, and its clock at Kafka. A client that is cut off knows after the first; who
 #: reads committed rows waits no longer than the second for one that was killed and has no successor.
 _ATTEMPT_S: Final = 4
@@ -167,7 +167,14 @@ class Scanned:
         self.end = end
 
 
-def scan(client: Mapping[str, str], place: TopicPartition, start: int | None = None, seconds: float = 30.0) -> Scanned:
+def scan(
+    client: Mapping[str, str],
+    place: TopicPartition,
+    start: int | None = None,
+    seconds: float = 30.0,
+    *,
+    upto: int | None = None,
+) -> Scanned:
     """All committed records of a partition, from an offset on, up to its leader's end [LEADER_ONLY].
 
     Args:
@@ -175,6 +182,7 @@ def scan(client: Mapping[str, str], place: TopicPartition, start: int | None = N
         place: Topic and partition.
         start: The first offset; None for all that is there.
         seconds: How long it may take without anything new.
+        upto: The offset after the last that is wanted; the end of what is committed by default.
 
     Raises:
         KafkaError: TL-K01, it can't be read, or not to its end.
@@ -184,9 +192,11 @@ def scan(client: Mapping[str, str], place: TopicPartition, start: int | None = N
         first, end = admin.watermarks(consumer, place, LOOK_S)
         found = Scanned(first, end)
         start = first if start is None else max(start, first)
+        end = end if upto is None else min(end, upto)
         if start < end:
             consumer.assign([TopicPartition(place.topic, place.partition, start)])
-            found.records = list(_until(consumer, end, seconds, client["bootstrap.servers"]))
+            records = _until(consumer, end, seconds, client["bootstrap.servers"])
+            found.records = [record for record in records if record[0] < end]
     except faults.FOREIGN as problem:
         raise _unreachable(client, began, problem) from None
     else:

@@ -125,7 +125,9 @@ class Reader:
         creates_topics = kafka is not None and kafka.create_topics is not None
         mqtt = self._tables.mqtt(table.mqtt, ("mqtt",), "[mqtt]")
         hono = self._tables.model(HonoSettings, table.hono, ("hono",), "[hono]") or HonoSettings()
-        surroundings = Surroundings(table.name, state_dir, mqtt, dict(spark.conf), creates_topics)
+        surroundings = Surroundings(
+            table.name, state_dir, mqtt, dict(spark.conf), creates_topics, None if kafka is None else kafka.landing()
+        )
         lines = self._lines(surroundings, hono)
         self._mistakes.raise_if_any()
         assert kafka is not None, "a section that failed has left a mistake"

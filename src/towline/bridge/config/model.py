@@ -14,7 +14,7 @@ from towline.bridge.config.patterns import Pattern, Template
 from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
 from towline.errors import ConfigError, did_you_mean
-from towline.gateway.settings import GatewaySettings, ReceiptSettings
+from towline.gateway.settings import GatewaySettings, LandingSettings, ReceiptSettings
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.mqtt.events import Filter
 from towline.spark.quickstart import Tier
@@ -82,6 +82,12 @@ class KafkaSection(Section):
         if self.key_password_file:
             made["ssl.key.password.file"] = str(self.key_password_file)
         return made
+
+    def landing(self) -> LandingSettings:
+        """Where a line keeps its journal that wants it in Kafka."""
+        create = self.create_topics
+        replication = -1 if create is None else create.replication_factor
+        return LandingSettings(client=self.client(), create=create is not None, replication=replication)
 
 
 class SparkSection(Section):
@@ -215,6 +221,7 @@ class UplinkSection(Section):
     dead_letter_topic: str | Literal[False] | None = None
     dedupe: Dedupe | None = None
     receipts: bool | ReceiptSettings = False
+    inbox: Literal["disk", "kafka"] = "disk"
 
 
 class AnyLine(Section):
@@ -347,6 +354,11 @@ class Bridge(Section):
     def downlinks(self) -> tuple[DownLine, ...]:
         """The lines from Kafka to MQTT."""
         return tuple(line for line in self.lines if isinstance(line, DownLine))
+
+    @property
+    def reads_kafka(self) -> bool:
+        """Whether some line reads with Spark's Kafka source."""
+        return any(isinstance(line, DownLine) or line.gateway.landing is not None for line in self.lines)
 
     @property
     def topics(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from towline.bridge.config.mistakes import UNKNOWN, Mistakes
 from towline.bridge.config.places import KeyPath
 from towline.bridge.config.section import Section
-from towline.gateway.settings import GatewaySettings
+from towline.gateway.settings import GatewaySettings, LandingSettings
 
 __all__ = ["Surroundings", "Tables"]
 
@@ -26,6 +26,7 @@ _NOT_MQTT = {
     "guarantee",
     "ack_after",
     "journal",
+    "landing",
     "outbox",
     "owner_pid",
     "receipts",
@@ -47,6 +48,7 @@ class Surroundings:
         mqtt: The keys of [mqtt].
         spark_conf: [spark.conf].
         creates_topics: Whether missing topics are created.
+        landing: What [kafka] says of a journal there; None where it has mistakes.
     """
 
     bridge: str
@@ -54,6 +56,7 @@ class Surroundings:
     mqtt: dict[str, Any]
     spark_conf: dict[str, Any]
     creates_topics: bool
+    landing: LandingSettings | None = None
 
     @property
     def dead_letters(self) -> str:
