@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from towline.errors import JournalFailed, KafkaError, TowlineError
@@ -68,6 +69,27 @@ def lost(where: str, epoch: int, newer: int) -> JournalFailed:
     return JournalFailed("TL-J31", where, what, do)
 
 
+def _committed(producer: Transactional, records: Sequence[OutRecord]) -> bool:
+    """Write and commit; whether the producer may serve another transaction. One that failed is closed.
+
+    Raises:
+        Undecided: What became of it is not known.
+    """
+    try:
+        producer.begin()
+        producer.write(Rows(len(records), 0, frozenset(record[0] for record in records), iter(records)))
+        producer.commit()
+    except Indefinite as problem:
+        told = problem.told
+    except KafkaError as problem:  # fenced: by a newer owner, or by a clock that ran out
+        told = problem
+    else:
+        return producer.healthy
+    with contextlib.suppress(*faults.FOREIGN):
+        producer.close()
+    raise Undecided(told)
+
+
 class Committer:
     """The transactions of one opening.
 
@@ -87,6 +109,9 @@ class Committer:
         self.opening = (0, "")
         self.state_end = 0
         self.trouble: KafkaError | None = None
+        self._worker = ThreadPoolExecutor(1, "commit")
+        #: a transaction that nobody waits for any more
+        self._running: Future[bool] | None = None
         self._mending: threading.Thread | None = None
         self._outcome: Mended | TowlineError | None = None
 
@@ -113,24 +138,24 @@ class Committer:
     def commit(self, records: Sequence[OutRecord]) -> None:
         """Write records in one transaction; when this returns they are there.
 
+        It is done on another thread: whoever calls has a connection to keep alive, and waits a moment only.
+
         Raises:
             Undecided: They may be there or not; the producer is gone.
         """
         producer = self._producer
         assert producer is not None
+        job = self._worker.submit(_committed, producer, records)
         try:
-            producer.begin()
-            topics = frozenset(record[0] for record in records)
-            producer.write(Rows(len(records), 0, topics, iter(records)))
-            producer.commit()
-        except Indefinite as problem:
-            self._discard()
-            raise Undecided(problem.told) from None
-        except KafkaError as problem:  # fenced: by a newer owner, or by a clock that ran out
-            self._discard()
-            raise Undecided(problem) from None
+            healthy = job.result(WAIT_S)
+        except TimeoutError:
+            self._producer, self._running = None, job
+            raise Undecided(faults.undecided(self._place.servers, WAIT_S, "no answer")) from None
+        except Undecided:
+            self._producer = None
+            raise
         self.trouble = None
-        if not producer.healthy:  # a late request of this transaction could end the next one (KIP-890)
+        if not healthy:  # a late request of this transaction could end the next one (KIP-890)
             self._discard()
 
     def mend(self, wait_s: float = WAIT_S) -> Mended | None:
@@ -158,6 +183,9 @@ class Committer:
 
     def _mend(self) -> None:
         try:
+            if self._running is not None:
+                wait([self._running])  # its producer has to be gone
+                self._running = None
             self.look()
             self.start()
             frames, state_end = self.look()
@@ -196,7 +224,9 @@ class Committer:
     def close(self) -> None:
         """Let go; an open transaction is aborted."""
         self._discard()
+        self._worker.shutdown(wait=False)
 
     def drop(self) -> None:
         """Let go as a kill would: what was begun is left for the next owner."""
         self._producer = None
+        self._worker.shutdown(wait=False)
