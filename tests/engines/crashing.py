@@ -130,12 +130,11 @@ class _Counting:
         self._reach()
         return self._producer.produce(*args, **more)
 
-    def commit_transaction(self, *args: Any) -> Any:
+    def commit_transaction(self, *args: Any) -> None:
         self._reach()  # before it is sent
         self._reach(lambda: self._producer.commit_transaction(0.001))  # sent, and the answer not awaited
-        result = self._producer.commit_transaction(*args)
+        self._producer.commit_transaction(*args)
         self._reach()  # answered, and nobody was told
-        return result
 
     def __len__(self) -> int:
         return len(self._producer)

@@ -62,7 +62,7 @@ def owned(
         KafkaError: Kafka can't be used.
         JournalError: As `towline.landing.opening.open_journal`.
     """
-    from towline.landing.owner import Owner, Wanted  # noqa: PLC0415 - needs Kafka's client
+    from towline.landing.owner import Owner, OwnerConfig  # noqa: PLC0415 - needs Kafka's client
     from towline.landing.place import LandingPlace  # noqa: PLC0415
     from towline.landing.topics import NewTopics  # noqa: PLC0415
 
@@ -71,7 +71,7 @@ def owned(
     prepare(settings.inbox, Disk())
     _check_disk(settings.inbox)
     lock = Lock(settings.inbox)
-    wanted = Wanted(
+    wanted = OwnerConfig(
         LandingPlace(landing.client, landing.name or settings.name, landing.partition),
         ROW_SCHEMA,
         settings.journal,

@@ -83,6 +83,7 @@ def _run(settings: GatewaySettings, *, standby: bool) -> None:
             raise ConfigError("TL-C131", settings.name, what, 'Set inbox = "kafka" for the line.')
         _Gateway(settings).run()
         return
+    _password(settings), _headers(settings)  # a standby that could not take over says so now
     outbox = None if settings.outbox is None else _limits(settings.outbox)
     stopped = threading.Event()
     with _waiting(stopped, settings.owner_pid):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from towline.journal.port import Owner, Store
+    from towline.journal.port import JournalStore, Ownership
     from towline.journal.recovery import Recovery
 
 __all__ = ["Journal", "Limits"]
@@ -53,7 +53,7 @@ class Journal:
         where: Where it lies, for people: a directory or a topic.
     """
 
-    def __init__(self, where: str, store: Store, lock: Owner, recovery: Recovery) -> None:
+    def __init__(self, where: str, store: JournalStore, lock: Ownership, recovery: Recovery) -> None:
         self.journal_id = store.state.journal_id
         self.epoch, self.incarnation = store.state.epoch, store.state.incarnation
         self.recovery = recovery

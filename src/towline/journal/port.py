@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from towline.journal.room import Limits
     from towline.journal.state import JournalState
 
-__all__ = ["NO_CHANGES", "Owner", "Store"]
+__all__ = ["NO_CHANGES", "JournalStore", "Ownership"]
 
 NO_CHANGES: Final = Changes()
 
 
-class Owner(Protocol):
+class Ownership(Protocol):
     """The right to change what is stored, which one process has at a time [I8]."""
 
     def check(self) -> None:
@@ -37,7 +37,7 @@ class Owner(Protocol):
         """Let another process have it; a second call does nothing."""
 
 
-class Store(Protocol):
+class JournalStore(Protocol):
     """Rows and the state that belongs to them, opened by one owner.
 
     Attributes:

@@ -59,12 +59,14 @@ class Mended(NamedTuple):
     rows_end: int
 
 
-def lost(where: str, epoch: int, newer: int) -> JournalFailed:
-    """The end of an owner that finds a newer one."""
+def lost(where: str, epoch: int, other: int) -> JournalFailed:
+    """The end of an owner that finds another one."""
     what = (
-        f"another gateway has taken over: opening {newer} of this journal began after opening {epoch}, which is ours; "
-        "nothing more is acknowledged here"
+        f"another gateway has taken over: opening {other} of this journal goes on, ours is {epoch}; nothing more is "
+        "acknowledged here"
     )
+    if other < epoch:
+        what = f"the gateway that this one took for dead lives: opening {other} of this journal goes on, ours is void"
     do = "That one goes on with everything that was acknowledged. Start this one again with --standby to wait for it."
     return JournalFailed("TL-J31", where, what, do)
 
@@ -98,8 +100,8 @@ class Committer:
         settings: What its producer is told.
 
     Attributes:
-        opening: Epoch and incarnation that are ours; a frame of another one that is not older means that we have lost.
-        state_end: The state partition is known up to here, or farther.
+        opening: Epoch and incarnation that are ours; a frame of another one behind `state_end` means that we have lost.
+        state_end: The state partition is known up to here, or farther; behind it are none but our own frames.
         trouble: Why Kafka can't be used now; None while it can.
     """
 
@@ -200,7 +202,7 @@ class Committer:
         """The frames that were committed since the last one that is known, and the end of the partition.
 
         Raises:
-            JournalFailed: TL-J31, one is of a newer owner.
+            JournalFailed: TL-J31, one is of another owner.
             KafkaError: TL-K01.
         """
         scanned = scan(self._place.client, self._place.state, self.state_end)
@@ -211,7 +213,7 @@ class Committer:
                 frames.append(frame)
         for frame in frames:
             found = (frame.header.epoch, frame.label.incarnation)
-            if found[0] >= self.opening[0] and found != self.opening:
+            if found != self.opening:  # a newer owner, or an older one that has gone on since this one read the state
                 raise lost(self._place.where, self.opening[0], found[0])
         return frames, scanned.end
 

@@ -12,7 +12,7 @@ from towline.journal.recovery import check_schema
 from towline.journal.state import JournalState
 from towline.landing.committer import Committer
 from towline.landing.place import LandingPlace, end_of, scan
-from towline.landing.places import Place, Places
+from towline.landing.places import Place, RowPlaces
 from towline.landing.records import number_of
 from towline.landing.statelog import Assembler, RecoveredState, StateFrame, replayed
 from towline.landing.store import KafkaStore
@@ -90,7 +90,7 @@ def _recovered(place: LandingPlace, schema: Any, scanned: Scanned) -> RecoveredS
             what = f'"{place.topic}" has had {end:,} records, and there is no state of them in "{place.state_topic}"'
             raise JournalError("TL-J33", place.where, what, _RESTORED)
         state = JournalState(secrets.token_hex(6), 0)
-        return RecoveredState(state, schema, (), Places(), Place(0, 0, 0), -1, 0)
+        return RecoveredState(state, schema, (), RowPlaces(), Place(0, 0, 0), -1, 0)
     check_schema(place.where, recovered.schema, schema)
     _check_rows(place, recovered, first, end)
     return recovered._replace(end=recovered.end._replace(offset=max(end, recovered.end.offset)))

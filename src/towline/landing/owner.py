@@ -15,11 +15,11 @@ from towline.journal import Journal, Limits
 from towline.landing.followers import Followers
 from towline.landing.opening import open_journal
 from towline.landing.place import LandingPlace
-from towline.landing.signs import Signs, Verdict, Watch
+from towline.landing.signs import Signs, SignWatch, StandbyVerdict
 from towline.landing.store import KafkaStore
 from towline.landing.topics import NewTopics, Topics, ensure
 
-__all__ = ["Owner", "Wanted"]
+__all__ = ["Owner", "OwnerConfig"]
 
 #: Seconds between two looks of a standby.
 _LOOK_S: Final = 0.2
@@ -28,7 +28,7 @@ _SAY_S: Final = 30.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class OwnerConfig:
     """What a gateway wants of Kafka.
 
     Attributes:
@@ -70,7 +70,7 @@ class Owner:
         outgoing: The journal of the outbox, open after `take` where one is wanted.
     """
 
-    def __init__(self, wanted: Wanted, stopped: threading.Event, reachable: Callable[[], bool]) -> None:
+    def __init__(self, wanted: OwnerConfig, stopped: threading.Event, reachable: Callable[[], bool]) -> None:
         self._wanted, self._stopped, self._reachable = wanted, stopped, reachable
         self._log = structlog.get_logger("towline.gateway").bind(line=wanted.place.name)
         self.inbox: Journal
@@ -116,12 +116,12 @@ class Owner:
             self._log.warning(text, code="TL-J37")
         return topics
 
-    def _wait(self) -> Verdict | None:
+    def _wait(self) -> StandbyVerdict | None:
         """Look until it is time to try; None when it was given up."""
-        watch = Watch(self._wanted.place, self._wanted.patience or {}, self._reachable)
+        watch = SignWatch(self._wanted.place, self._wanted.patience or {}, self._reachable)
         said = False
         try:
-            while (verdict := watch.look()) is Verdict.WAIT:
+            while (verdict := watch.look()) is StandbyVerdict.WAIT:
                 if watch.fresh and not self._wanted.standby:
                     assert watch.sign is not None
                     what = f"{watch.sign.who} has this line's journal in Kafka and lives"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Place", "Places"]
+__all__ = ["Place", "RowPlaces"]
 
-#: Places are kept so many rows apart, and so many of them: beyond that every second one goes.
+#: RowPlaces are kept so many rows apart, and so many of them: beyond that every second one goes.
 _STRIDE: Final = 256
 _MOST: Final = 512
 #: Bytes that a row is taken to have where none is known.
@@ -36,8 +36,8 @@ class Place(NamedTuple):
     below: int
 
 
-class Places:
-    """Places in order of their rows.
+class RowPlaces:
+    """RowPlaces in order of their rows.
 
     Args:
         places: As `as_json` gave them.
@@ -106,5 +106,5 @@ class Places:
         return low.row + (below - low.below) * (high.row - low.row) // max(1, high.below - low.below)
 
     def as_json(self) -> list[Any]:
-        """For `Places`."""
+        """For `RowPlaces`."""
         return [list(place) for place in self._places]

@@ -17,7 +17,7 @@ from towline.landing.place import LOOK_S, LandingPlace, consumer_of, unread
 from towline.landing.records import number_of, rows_of
 
 if TYPE_CHECKING:
-    from towline.landing.places import Places
+    from towline.landing.places import RowPlaces
 
 __all__ = ["RowReader"]
 
@@ -40,7 +40,7 @@ class RowReader:
         places: What is known of where rows lie; learns more.
     """
 
-    def __init__(self, place: LandingPlace, schema: Any, places: Places) -> None:
+    def __init__(self, place: LandingPlace, schema: Any, places: RowPlaces) -> None:
         self._place, self._schema = place, schema
         self.places = places
         #: guards the consumer and where it stands

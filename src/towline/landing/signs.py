@@ -24,7 +24,7 @@ from towline.kafka import admin, faults
 from towline.kafka.clientconfig import QUIET, resolve
 from towline.landing.place import LandingPlace, consumer_of
 
-__all__ = ["Lookout", "Sign", "Signs", "Verdict", "Watch"]
+__all__ = ["Lookout", "Sign", "SignWatch", "Signs", "StandbyVerdict"]
 
 #: Seconds between two signs, and between two looks.
 _EVERY_S: Final = 0.3
@@ -134,7 +134,7 @@ class Signs:
                 self._producer.flush(1.0)
 
 
-class Verdict(enum.Enum):
+class StandbyVerdict(enum.Enum):
     """What a standby does now."""
 
     WAIT = "wait"
@@ -172,7 +172,7 @@ class Lookout:
         elif self.offline_since is None:
             self.offline_since = now
 
-    def verdict(self, now: float, *, contact: float, reachable: Callable[[], bool]) -> Verdict:
+    def verdict(self, now: float, *, contact: float, reachable: Callable[[], bool]) -> StandbyVerdict:
         """What to do.
 
         Args:
@@ -181,17 +181,17 @@ class Lookout:
             reachable: Whether the broker of MQTT can be reached from here; asked when it matters.
         """
         if self.sign is None:
-            return Verdict.NONE if contact >= self.began else Verdict.WAIT
+            return StandbyVerdict.NONE if contact >= self.began else StandbyVerdict.WAIT
         if self.sign.ended:
-            return Verdict.ENDED
+            return StandbyVerdict.ENDED
         if contact - self.at >= self.silence_s:
-            return Verdict.SILENT
+            return StandbyVerdict.SILENT
         if self.offline_since is not None and now - self.offline_since >= self.offline_s and reachable():
-            return Verdict.OFFLINE
-        return Verdict.WAIT
+            return StandbyVerdict.OFFLINE
+        return StandbyVerdict.WAIT
 
 
-class Watch:
+class SignWatch:
     """Looks at the signs of a journal's owner.
 
     Args:
@@ -219,7 +219,7 @@ class Watch:
         """The newest that was seen."""
         return self._lookout.sign
 
-    def look(self) -> Verdict:
+    def look(self) -> StandbyVerdict:
         """Ask Kafka what is new, and decide; takes up to a second where Kafka does not answer."""
         with contextlib.suppress(*faults.FOREIGN):
             signs = self._place.signs

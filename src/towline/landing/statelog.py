@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from towline.errors import JournalDamaged
 from towline.journal.frames import Header, Kind, intact_at, payload_at, section_at
 from towline.journal.state import JournalState, Snapshot, apply, decode_json, encode_json, foreign
-from towline.landing.places import Place, Places
+from towline.landing.places import Place, RowPlaces
 
 __all__ = ["Assembler", "Further", "Label", "RecoveredState", "StateFrame", "pieces_of", "replayed"]
 
@@ -69,7 +69,7 @@ class Further(NamedTuple):
     """
 
     openings: tuple[tuple[int, str], ...]
-    places: Places
+    places: RowPlaces
 
     def encode(self) -> bytes:
         """The section of the snapshot's frame."""
@@ -80,7 +80,7 @@ class Further(NamedTuple):
         """From a section."""
         content = decode_json(where, section)
         openings = tuple((first, incarnation) for first, incarnation in content["openings"])
-        return cls(openings, Places(content["places"]))
+        return cls(openings, RowPlaces(content["places"]))
 
 
 class StateFrame(NamedTuple):
@@ -167,7 +167,7 @@ class RecoveredState(NamedTuple):
     state: JournalState
     schema: object
     openings: tuple[tuple[int, str], ...]
-    places: Places
+    places: RowPlaces
     end: Place
     sequence: int
     frames: int

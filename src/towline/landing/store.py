@@ -60,11 +60,11 @@ class _Asked(NamedTuple):
     batch: Any = None
 
     def same(self, other: _Asked) -> bool:
-        """Whether another call wants the same."""
-        if (self.batch is None) != (other.batch is None):
-            return False
-        equal = (self.kind, self.payload, self.changes) == (other.kind, other.payload, other.changes)
-        return equal and (self.batch is None or bool(self.batch.equals(other.batch)))
+        """Whether another call wants the same: the same rows, or without rows the same changes."""
+        if self.batch is not None and other.batch is not None:
+            return bool(self.batch.equals(other.batch))
+        ours, theirs = self._replace(batch=None), other._replace(batch=None)
+        return self.batch is other.batch and ours == theirs
 
 
 class KafkaStore:
@@ -109,6 +109,8 @@ class KafkaStore:
         self._since = (0, 0)
         #: totals of counters in the frame that is being written
         self._totals: Mapping[str, int] = {}
+        #: rows in it whose payload is left out
+        self._aside = 0
         #: what a call wanted that nobody knows the end of, and what one wanted that was found stored after it was told
         #: that there is no room
         self._undecided: _Asked | None = None
@@ -313,9 +315,7 @@ class KafkaStore:
     def _rows(self, asked: _Asked) -> list[LandingRecord]:
         if asked.batch is None:
             return []
-        rows, aside = to_records(asked.batch, self.state.end, self._record_bytes)
-        if aside:
-            self._counters.add({"packets_too_large": aside})
+        rows, self._aside = to_records(asked.batch, self.state.end, self._record_bytes)
         largest = max((row.size for row in rows), default=0)
         if largest > self._record_bytes:
             what = f"a row of {largest:,} bytes is larger than the topic takes, {self._record_bytes:,}"
@@ -341,6 +341,8 @@ class KafkaStore:
         self._counters.stored(self._totals)
         asked.changes.apply(state)
         if rows:
+            if self._aside:
+                self._counters.add({"packets_too_large": self._aside})
             if not self._openings or self._openings[-1][1] != state.incarnation:
                 self._openings = (*self._openings, (state.end, state.incarnation))
             self._reader.places.note(self._next)

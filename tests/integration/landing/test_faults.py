@@ -24,6 +24,7 @@ from towline.landing.committer import Committer
 from towline.landing.opening import open_journal
 from towline.landing.place import LandingPlace, scan
 from towline.landing.records import rows_of
+from towline.landing.store import KafkaStore
 from towline.landing.topics import NewTopics
 from towline.schema import ROW_SCHEMA
 from towline_prove.devstack import Kafka, Mosquitto
@@ -66,6 +67,32 @@ def test_an_owner_whose_clock_ran_out_goes_on(new_place: NewPlace) -> None:
     assert journal.end == 7
     assert [n for b in journal.read(0, 7) for n in b.column("offset").to_pylist()] == list(range(7))
     journal.close()
+
+
+def test_who_took_a_living_owner_for_dead_takes_nothing(new_place: NewPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has fenced the owner and read its state; the owner finds no other opening, and goes on before that one begins.
+
+    What it had read is old by then: its opening must come to nothing, or rows and packet ids in between were forgotten.
+    """
+    place = new_place()
+    owner = opened(place)
+    fill(owner, 3)
+    begin = KafkaStore.begin
+
+    def late(store: KafkaStore) -> None:
+        owner.append(received(owner.end, 4), held={7: (owner.end, 1)})
+        begin(store)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KafkaStore, "begin", late)
+        with pytest.raises(JournalFailed, match=r"took for dead lives.*TL-J31"):
+            opened(place)
+    fill(owner, 5)
+    assert owner.end == 12
+    owner.close()
+    with opened(place) as after:
+        assert (after.end, dict(after.held)) == (12, {7: (3, 1)})
+        assert [n for b in after.read(0, 12) for n in b.column("offset").to_pylist()] == list(range(12))
 
 
 def delete(kafka: Kafka, *topics: str) -> None:

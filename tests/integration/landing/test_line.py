@@ -54,7 +54,7 @@ headers = {{ said = "{{mqtt.user.text}}" }}
         wait_until(lambda: (a := bridge.account())["received"] == 207 and not a["waiting"], PATIENCE, "the first batch")
         account = wait_until(lambda: (a := bridge.line()["account"])["filtered"] == 7 and a, PATIENCE, "the counts")
         assert (account["received"], account["in_kafka"], account["adds_up"]) == (207, 200, True)
-        place = LandingPlace(kafka.client, "line")
+        place = LandingPlace(kafka.client, "tests.line")
         wait_until(lambda: lookup.bounds(place)[0] > 0, 30, "what is committed to be removed")
         assert lookup.row_at(place, committed_of(place, "bridge") or 0) == 207
 

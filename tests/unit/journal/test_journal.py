@@ -23,6 +23,7 @@ from tests.unit.journal.support import (
     rows,
     segments,
     served,
+    store_of,
 )
 from towline.errors import JournalDamaged, JournalError, JournalFull
 from towline.journal import Journal, Limits
@@ -242,7 +243,7 @@ def test_many_single_rows_need_little_memory(tmp_path: Path) -> None:
         for _ in range(200_000):
             journal.append(batch)
         grown = psutil.Process().memory_info().rss - before
-        entries = sum(len(segment._index._positions) for segment in journal._store.segments if segment._index)
+        entries = sum(len(segment._index._positions) for segment in store_of(journal).segments if segment._index)
         assert entries * 16 * 50 < 60 << 20  # 50 times as many rows, in the aim of 60 MB
         assert grown < 8 << 20
         assert sum(batch.num_rows for batch in journal.read(150_000, 160_000)) == 10_000

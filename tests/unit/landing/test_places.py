@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.landing.places import Place, Places
+from towline.landing.places import Place, RowPlaces
 
 _transactions = st.lists(
     st.tuples(st.integers(1, 700), st.integers(0, 5), st.integers(1, 5000)), min_size=1, max_size=60
@@ -17,7 +17,8 @@ _transactions = st.lists(
 @given(_transactions, st.data())
 def test_bounds_hold_for_any_history(history: list[tuple[int, int, int]], data: st.DataObject) -> None:
     """Transactions of so many rows, with so many offsets of aborted ones before them, and so many bytes."""
-    places, true, at, below = Places(), [], 0, 0
+    places, at, below = RowPlaces(), 0, 0
+    true: list[int] = []
     end = Place(0, 0, 0)
     for count, aborted, size in history:
         places.note(end)
@@ -31,7 +32,7 @@ def test_bounds_hold_for_any_history(history: list[tuple[int, int, int]], data: 
         row = data.draw(st.integers(0, rows - 1))
         places.learn(row, true[row])
         floor = data.draw(st.integers(0, row))
-        kept = Places(json.loads(json.dumps(places.as_json())))
+        kept = RowPlaces(json.loads(json.dumps(places.as_json())))
         kept.forget(floor)
         assert all(kept.offset_of(n) <= true[n] for n in range(floor, rows, 7))
         sizes = [kept.bytes_below(n, end) for n in range(floor, rows + 1, 7)]
@@ -43,7 +44,7 @@ def test_bounds_hold_for_any_history(history: list[tuple[int, int, int]], data: 
 
 
 def test_a_long_history_takes_little() -> None:
-    places = Places()
+    places = RowPlaces()
     for row in range(0, 10_000_000, 300):
         places.note(Place(row, row + row // 300, row * 100))
     assert len(places.as_json()) <= 512

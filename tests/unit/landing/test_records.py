@@ -15,7 +15,7 @@ from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 
 ENOUGH = 1 << 30
 
-_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+_text = st.text(st.characters(codec="utf-8"), max_size=12)
 _pair = st.fixed_dictionaries({"key": _text, "value": _text})
 _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "topic": _text,

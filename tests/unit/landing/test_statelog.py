@@ -10,7 +10,7 @@ import pytest
 from towline.errors import JournalDamaged, JournalError
 from towline.journal.frames import Kind, encode
 from towline.journal.state import Changes, JournalState, Snapshot, encode_json, section_of
-from towline.landing.places import Place, Places
+from towline.landing.places import Place, RowPlaces
 from towline.landing.statelog import PIECE_BYTES, Assembler, Further, Label, StateFrame, pieces_of, replayed
 
 SCHEMA = pa.schema([("payload", pa.binary())])
@@ -20,7 +20,7 @@ def frame(kind: Kind, state: JournalState, sequence: int, *, rows: int = 0, chan
     payload: bytes = b""
     section = section_of({}, changes or Changes())
     if kind == Kind.SNAPSHOT:
-        payload, section = Snapshot(state, SCHEMA, sequence + 1, 0).encode(), Further((), Places()).encode()
+        payload, section = Snapshot(state, SCHEMA, sequence + 1, 0).encode(), Further((), RowPlaces()).encode()
     elif kind == Kind.SESSION:
         payload = encode_json({"x": 1})
     made = encode(kind, epoch=state.epoch, first=state.end, durable=0, rows=rows, section=section, payload=payload)

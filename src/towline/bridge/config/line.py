@@ -197,7 +197,8 @@ class LineReader(TableReader):
         if uplink.dedupe or any(one.dedupe for one in sections):
             self._note("TL-C132", "inbox", 'dedupe needs the event times that inbox = "disk" gives', do)
         landing = self._surroundings.landing
-        return None if landing is None else landing.model_copy(update={"consumers": ("bridge",)})
+        name = f"{self._surroundings.bridge}.{uplink.name}"  # as its sink is called: other bridges have such lines too
+        return None if landing is None else landing.model_copy(update={"name": name, "consumers": ("bridge",)})
 
     def _receipts(self, receipts: ReceiptSettings) -> ReceiptSettings:
         file = self._tables.secret_file(receipts.key_file, (*self._path, "receipts", "key_file"), self._subject)

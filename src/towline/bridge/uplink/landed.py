@@ -106,8 +106,9 @@ class LandedRows:
         first, end = lookup.bounds(self._place)
         done = followers.committed_of(self._place, CONSUMER)
         planned_end, done_end = self._end(seen.planned), self._end(seen.done)
-        if done_end is not None:
-            self._say(done_end)  # it may have ended before it could
+        if done_end is not None:  # it may have ended before it could say so
+            Checkpoint(str(self._line.checkpoint)).sync()
+            self._say(done_end)
         return replace(
             seen,
             journal=self.journal if seen.planned is not None else "",
