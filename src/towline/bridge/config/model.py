@@ -246,6 +246,11 @@ class AnyLine(Section):
     dead_letter_topic: str | None = None
 
     @property
+    def kept(self) -> str:
+        """Where what its gateway acknowledged waits, in words."""
+        return "on disk" if self.gateway.landing is None else "in the landing topic"
+
+    @property
     def checkpoint(self) -> Path:
         """Spark's checkpoint of the line's query."""
         return self.gateway.state_dir / CHECKPOINT

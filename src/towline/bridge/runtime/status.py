@@ -229,7 +229,8 @@ def _told(value: float | None, digits: int = 0) -> str:
 
 def _megabytes(gateway: dict[str, Any]) -> str:
     size = gateway.get("bytes_on_disk")
-    return f"{_told(None if size is None else size / 1e6, 1)} MB on disk"
+    where = "on disk" if gateway.get("inbox", "disk") == "disk" else "in Kafka"
+    return f"{_told(None if size is None else size / 1e6, 1)} MB {where}"
 
 
 def _render_outbox(gateway: dict[str, Any], line: dict[str, Any]) -> list[str]:
