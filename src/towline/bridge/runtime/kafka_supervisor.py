@@ -71,7 +71,7 @@ class KafkaSupervisor(ChildSupervisor):
     def _meanwhile(self) -> str:
         """What becomes of messages while Kafka is away."""
         landed = [f'"{line.name}"' for line in self._bridge.lines if line.gateway.landing is not None]
-        if len(landed) == len(self._bridge.lines):
+        if landed and len(landed) == len(self._bridge.lines):
             return "nothing is received meanwhile, and the brokers keep what comes"
         apart = f", but those of {', '.join(landed)}, which the broker keeps" if landed else ""
         return f"messages go on being received and wait on disk{apart}"
