@@ -72,6 +72,7 @@ def owned(
     _check_disk(settings.inbox)
     lock = Lock(settings.inbox)
     wanted = OwnerConfig(
+        settings.name,
         LandingPlace(landing.client, landing.name or settings.name, landing.partition),
         ROW_SCHEMA,
         settings.journal,

@@ -32,6 +32,7 @@ class OwnerConfig:
     """What a gateway wants of Kafka.
 
     Attributes:
+        line: As the log has it.
         place: Of the inbox.
         schema: Of its rows.
         limits: Of its rows.
@@ -42,6 +43,7 @@ class OwnerConfig:
         patience: ``silence_s`` and ``offline_s`` of `Lookout`, where they are not the usual ones.
     """
 
+    line: str
     place: LandingPlace
     schema: Any
     limits: Limits
@@ -72,7 +74,7 @@ class Owner:
 
     def __init__(self, wanted: OwnerConfig, stopped: threading.Event, reachable: Callable[[], bool]) -> None:
         self._wanted, self._stopped, self._reachable = wanted, stopped, reachable
-        self._log = structlog.get_logger("towline.gateway").bind(line=wanted.place.name)
+        self._log = structlog.get_logger("towline.gateway").bind(line=wanted.line)
         self.inbox: Journal
         self.outgoing: Journal | None = None
         self._signs: Signs | None = None
