@@ -30,7 +30,7 @@ from towline.delivery.plain import plain_run
 from towline.delivery.receipts.sender import ReceiptSender, ledger_of
 from towline.delivery.record import recall
 from towline.delivery.refused import RefusedMessages
-from towline.errors import BrokerError, ConfigError, JournalFull, TakenOver, TowlineError, Unreachable
+from towline.errors import BrokerError, ConfigError, JournalError, JournalFull, TakenOver, TowlineError, Unreachable
 from towline.gateway.sessions import connection_options, inbound_config, receipt_config
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
@@ -394,7 +394,9 @@ class Pump:
         self._inbox.count(sessions_lost=1)
         now, last = datetime.now(UTC), None
         if self._inbox.end > self._inbox.first:
-            last = next(iter(self._inbox.read(self._inbox.end - 1, self._inbox.end))).column("received_at")[0].as_py()
+            with contextlib.suppress(JournalError):  # it was committed, and removed, meanwhile; or Kafka is away
+                row = next(iter(self._inbox.read(self._inbox.end - 1, self._inbox.end)))
+                last = row.column("received_at")[0].as_py()
         since = f"{last:%Y-%m-%d %H:%M:%S} UTC, when the last message was stored," if last else "the last connection"
         what = f"the broker has lost our session: what came to it between {since} and now may be missing"
         self._shown["session_lost"] = {"at": now.timestamp(), "since": last.timestamp() if last else None, "text": what}

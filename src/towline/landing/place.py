@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from towline.errors import JournalError, KafkaError
+from towline.errors import JournalFull, KafkaError
 from towline.kafka import admin, faults
 from towline.kafka.clientconfig import LEADER_ONLY, QUIET, resolve
 from towline.kafka.options import SinkSettings
@@ -231,7 +231,7 @@ def _unreachable(client: Mapping[str, str], began: float, problem: BaseException
     return faults.unreachable(servers, time.monotonic() - began, faults.reason(problem))
 
 
-def unread(where: str, what: str) -> JournalError:
-    """The error for rows that Kafka does not give now."""
+def unread(where: str, what: str) -> JournalFull:
+    """The error for rows that Kafka does not give now; whoever wants them asks again, as where there is no room."""
     do = "Is Kafka up and reachable? Ask again: what was stored stays."
-    return JournalError("TL-J32", where, what, do)
+    return JournalFull("TL-J32", where, what, do)

@@ -25,7 +25,7 @@ __all__ = ["RowReader"]
 _ROWS: Final = 1000
 _BYTES: Final = 8 << 20
 #: Seconds without a record before reading is given up.
-_PATIENCE_S: Final = 10.0
+_PATIENCE_S: Final = 5.0
 _POLL_S: Final = 0.2
 #: Kilobytes that librdkafka keeps ahead of the reader.
 _AHEAD_KB: Final = "4096"
@@ -54,7 +54,7 @@ class RowReader:
 
         Raises:
             JournalDamaged: TL-J05, a row is not where it should be.
-            JournalError: TL-J32, Kafka does not give them now.
+            JournalFull: TL-J32, Kafka does not give them now.
         """
         while start < end:
             records = self._fetch(start, end)
@@ -117,7 +117,8 @@ class RowReader:
         """The number of the first row at or after an offset of the partition; `end` where there is none.
 
         Raises:
-            JournalError: TL-J32, Kafka does not answer; TL-J33, the partition has never come so far.
+            JournalFull: TL-J32, Kafka does not answer.
+            JournalError: TL-J33, the partition has never come so far.
         """
         with self._lock:
             self._next = None
