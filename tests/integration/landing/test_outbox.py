@@ -24,7 +24,7 @@ def test_a_standby_delivers_what_the_other_had_taken(
     new_mosquitto: NewMosquitto, kafka: Kafka, new_gateway: NewGateway, tmp_path: Path, qos: int
 ) -> None:
     broker, ear = new_mosquitto(**KEEPING), None
-    given = {
+    given: dict[str, object] = {
         "subscriptions": [],
         "outbox": {},
         "guarantee": "exactly_once" if qos == 2 else "at_least_once",
