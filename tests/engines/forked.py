@@ -95,11 +95,11 @@ def fork_gateway(
 class ForkedGateway(GatewayRun):
     """As `python -m towline.gateway` would be; `fork` in place of `start`."""
 
-    def fork(self, tracer: Callable[[int], list[str]] | None = None) -> Self:
+    def fork(self, tracer: Callable[[int], list[str]] | None = None, start: str = "go-on") -> Self:
         """Start the process; do not wait for it. See `fork_gateway`."""
         assert self.log is not None
         self.begins()
-        self.child = fork_gateway(self.settings, self.log, tracer)
+        self.child = fork_gateway(self.settings, self.log, tracer, start)
         return self
 
 

@@ -30,6 +30,9 @@ def gateway(
         bool, typer.Option("--drain", help="Have it stop taking, hand on all that it holds, and leave the line.")
     ] = False,
     join: Annotated[bool, typer.Option("--join", help="Have it take part again after, or during, a drain.")] = False,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another gateway has this line, and take over when it is gone.")
+    ] = False,
 ) -> None:
     """Run the gateway of one line until Ctrl-C or SIGTERM.
 
@@ -37,12 +40,15 @@ def gateway(
     `towline run` of the same file uses this gateway instead of starting one, and Spark on another machine reaches it
     where [gateway] says listen. With --drain the running gateway of the line is told to leave, or one is started that
     does nothing else; exit code 0 when it has left.
+
+    With inbox = "kafka" a second one, with --standby and another state_dir, waits for the first and takes over.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.errors import ConfigError  # noqa: PLC0415
 
-    if drain and join:
-        raise ConfigError("TL-C23", "gateway", "--drain and --join contradict each other", "Give one of the two.")
+    asked = [name for name, given in (("--drain", drain), ("--join", join), ("--standby", standby)) if given]
+    if len(asked) > 1:
+        raise ConfigError("TL-C23", "gateway", f"{' and '.join(asked)} contradict each other", "Give one of them.")
     settings = _chosen(load(file), file, line, member)
     if drain:
         raise typer.Exit(_drain(settings))
@@ -52,7 +58,7 @@ def gateway(
     from towline.gateway.process import configure_logging, run  # noqa: PLC0415
 
     configure_logging()
-    raise typer.Exit(run(settings, Start.JOIN if join else Start.GO_ON))
+    raise typer.Exit(run(settings, Start.JOIN if join else Start.STANDBY if standby else Start.GO_ON))
 
 
 def _chosen(bridge: Bridge, file: Path, line: str | None, member: str | None) -> GatewaySettings:

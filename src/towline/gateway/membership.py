@@ -41,6 +41,8 @@ class Start(StrEnum):
     DRAIN = "drain"
     #: To take part, also when it is drained or being drained.
     JOIN = "join"
+    #: To wait for another gateway that has its journals, to take over when that is gone, and to go on as it was.
+    STANDBY = "standby"
 
 
 def since_of(inbox: Inbox) -> float | None:
@@ -73,7 +75,7 @@ def enter(settings: GatewaySettings, inbox: Inbox, start: Start = Start.GO_ON) -
             notes[DRAIN_NOTE] = {"since": time.time()}
     elif start is Start.JOIN and inbox.notes.get(DRAIN_NOTE):
         notes[DRAIN_NOTE] = None
-    draining = start is Start.DRAIN or (start is Start.GO_ON and since_of(inbox) is not None)
+    draining = start is Start.DRAIN or (start is not Start.JOIN and since_of(inbox) is not None)
     share = _share(settings, inbox, draining=draining)
     said = share.model_dump(mode="json") if share else None
     if said != inbox.notes.get(SHARE_NOTE):

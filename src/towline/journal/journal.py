@@ -1,11 +1,12 @@
-"""What was received, on disk: rows in order, durable when `append` returns, removed when they are committed.
+"""What was received: rows in order, durable when `append` returns, removed when they are committed.
 
     one thread      append, set_session           wait for the disk
     any thread      commit, forget                may wait for one sync of the writer
     any thread      read, locate, count, status   never wait for the disk to sync
 
-Frames are in `frames`, what they mean in `state`, the segments in `store`, the file that is written to in `writer`,
-opening in `recovery`, ranges in `reading`.
+Where it all lies is a store (`port`). On disk: frames are in `frames`, what they mean in `state`, the segments in
+`store`, the file that is written to in `writer`, opening in `recovery`, ranges in `reading`. In Kafka: the room
+`towline.landing`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from towline.journal.directory import prepare
 from towline.journal.disk import Disk
 from towline.journal.frames import Kind
 from towline.journal.lock import Lock
-from towline.journal.reading import BATCH_BYTES, bytes_between, combined, offset_after_bytes, origin_below, pieces
+from towline.journal.reading import BATCH_BYTES, combined
 from towline.journal.recovery import recover
 from towline.journal.room import Limits, Room
 from towline.journal.state import Changes, decode_json, encode_json
@@ -33,14 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from towline.journal.port import JournalStore, Ownership
     from towline.journal.recovery import Recovery
-    from towline.journal.segment import Segment
 
 __all__ = ["Journal", "Limits"]
 
 
 class Journal:
-    """A durable list of rows with a watermark per consumer; `open` returns one.
+    """A durable list of rows with a watermark per consumer; `open` returns one on disk.
 
     After `JournalFailed` the object is dead: every later call raises the same, and no file is synced again [I6].
 
@@ -49,13 +50,14 @@ class Journal:
         epoch: Grows by one with every opening [I8].
         incarnation: 8 hex digits of this opening's own: one that went on from a copy has others [I14].
         recovery: What opening found.
+        where: Where it lies, for people: a directory or a topic.
     """
 
-    def __init__(self, directory: Path, store: SegmentStore, lock: Lock, recovery: Recovery) -> None:
+    def __init__(self, where: str, store: JournalStore, lock: Ownership, recovery: Recovery) -> None:
         self.journal_id = store.state.journal_id
         self.epoch, self.incarnation = store.state.epoch, store.state.incarnation
         self.recovery = recovery
-        self._directory, self._store, self._lock = directory, store, lock
+        self.where, self._store, self._lock = where, store, lock
         self._empty = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in store.schema], schema=store.schema)
         #: held by whoever changes a file
         self._writing = threading.Lock()
@@ -95,7 +97,7 @@ class Journal:
                 recovered = recover(directory, schema, disk)
             recovered.state.begin()
             store = SegmentStore(directory, schema, room, disk, lock, recovered)
-            journal = cls(directory, store, lock, recovered.recovery)
+            journal = cls(str(directory), store, lock, recovered.recovery)
             room.reserve()
         except BaseException:
             lock.release()
@@ -107,7 +109,7 @@ class Journal:
     @property
     def first(self) -> int:
         """The oldest offset that can be read."""
-        return self._store.segments[0].first
+        return self._store.first
 
     @property
     def end(self) -> int:
@@ -116,8 +118,8 @@ class Journal:
 
     def incarnation_of(self, offset: int) -> str:
         """The incarnation that wrote the row below `offset`; "" where there is none, or its row was removed."""
-        end, segments = self._store.end, self._store.segments
-        return origin_below(segments, offset) if max(segments[0].first, 1) <= offset <= end else ""
+        end = self._store.end
+        return self._store.origin_below(offset) if max(self.first, 1) <= offset <= end else ""
 
     @property
     def committed(self) -> int:
@@ -152,12 +154,7 @@ class Journal:
     @property
     def limits(self) -> Limits:
         """How much disk it may take."""
-        return self._store.room.limits
-
-    @property
-    def directory(self) -> Path:
-        """Where it lies."""
-        return self._directory
+        return self._store.limits
 
     @property
     def no_rows(self) -> Any:
@@ -197,14 +194,11 @@ class Journal:
         """
         if not batch.schema.equals(self._store.schema):
             what = "a batch has another schema than this journal"
-            raise JournalError(
-                "TL-J06", str(self._directory), what, "This is a mistake in the program, not in the data."
-            )
-        payload = batch.serialize() if batch.num_rows else b""
+            raise JournalError("TL-J06", self.where, what, "This is a mistake in the program, not in the data.")
         changes = Changes(held or {}, released, notes or {})
         with self._changing():
             if batch.num_rows:
-                self._store.append(payload, batch.num_rows, changes)
+                self._store.append(batch, changes)
             elif held or released or notes:
                 self._store.write(Kind.RELEASED, b"", changes, durable=durable)
         return self._store.end
@@ -228,7 +222,7 @@ class Journal:
         payload = encode_json(session)
         with self._changing():
             self._store.write(Kind.SESSION, payload, durable=True)
-            self._store.state.session = decode_json(str(self._directory), payload)
+            self._store.state.session = decode_json(self.where, payload)
 
     def count(self, **increments: int) -> None:
         """Add to counters of the ledger [I11]; their totals reach the disk with the next frame or `close`."""
@@ -260,7 +254,7 @@ class Journal:
         if upto > self._store.end:
             raise JournalError(
                 "TL-J08",
-                str(self._directory),
+                self.where,
                 f"{consumer} committed up to row {upto:,}, but there are only {self._store.end:,}",
                 "Its checkpoint belongs to another journal: start it with a new checkpoint.",
             )
@@ -306,7 +300,7 @@ class Journal:
                 with self._changing():
                     self._store.finish()
         finally:
-            self._dead = self._dead or JournalError("TL-J10", str(self._directory), "the journal is closed")
+            self._dead = self._dead or JournalError("TL-J10", self.where, "the journal is closed")
             self._store.close()
             self._lock.release()
 
@@ -327,10 +321,9 @@ class Journal:
             JournalError: TL-J07, some of these rows are not, or no longer, there. TL-J10, closed.
             JournalDamaged: TL-J05 (while iterating), rows no longer read as they were written; none of them is served.
         """
-        available, segments = self._readable(start)
-        if end > available:
+        if end > self._readable(start):
             raise self._out_of_range(start, end)
-        return combined(pieces(segments, self._store.schema, start, end), batch_rows, batch_bytes)
+        return combined(self._store.pieces(start, end), batch_rows, batch_bytes)
 
     def locate(self, start: int, *, max_rows: int | None = None, max_bytes: int | None = None) -> int:
         """Return the end of a range from `start` within both bounds; at least one row, if there is one.
@@ -344,10 +337,10 @@ class Journal:
             JournalError: TL-J07, `start` is not, or no longer, there. TL-J10, closed.
             JournalDamaged: TL-J05, the frames on the way no longer read as they were written.
         """
-        available, segments = self._readable(start)
+        available = self._readable(start)
         end = available if max_rows is None else min(available, start + max(max_rows, 1))
         if max_bytes is not None and start < end:
-            end = min(max(offset_after_bytes(segments, start, end, max_bytes), start + 1), end)
+            end = min(max(self._store.after_bytes(start, end, max_bytes), start + 1), end)
         return end
 
     def size(self, start: int, end: int) -> int:
@@ -357,25 +350,22 @@ class Journal:
             JournalError: TL-J07, the range is not, or no longer, there. TL-J10, closed.
             JournalDamaged: TL-J05, the frames on the way no longer read as they were written.
         """
-        available, segments = self._readable(start)
-        if end > available:
+        if end > self._readable(start):
             raise self._out_of_range(start, end)
-        return bytes_between(segments, start, end)
+        return self._store.bytes_between(start, end)
 
-    def _readable(self, start: int) -> tuple[int, tuple[Segment, ...]]:
+    def _readable(self, start: int) -> int:
         if self._dead:
             raise self._dead
-        # In this order: the segments hold at least what `end` promises.
         end = self._store.end
-        segments = self._store.segments
-        if not segments[0].first <= start <= end:
+        if not self.first <= start <= end:
             raise self._out_of_range(start, start)
-        return end, segments
+        return end
 
     def _out_of_range(self, start: int, end: int) -> JournalError:
         return JournalError(
             "TL-J07",
-            str(self._directory),
+            self.where,
             f"asked for rows {start:,} to {end:,}, but those from {self.first:,} to {self.end:,} are there",
             "What is below was committed and removed; what is above never came: is the checkpoint of this journal?",
         )
@@ -395,5 +385,5 @@ class Journal:
             except JournalError:
                 raise  # raised before anything changed, or after it was undone
             except BaseException as error:
-                self._dead = JournalFailed("TL-J04", str(self._directory), f"a change stopped half way ({error!r})")
+                self._dead = JournalFailed("TL-J04", self.where, f"a change stopped half way ({error!r})")
                 raise

@@ -120,12 +120,12 @@ class Outbox:
         """
         if job_of(batch.writer) and _OVER + job_of(batch.writer) in self.journal.notes:
             what = f"the job of {batch.writer} is over, this task comes too late"
-            raise JournalError("TL-J17", str(self.journal.directory), what, "Nothing: the job has its result.")
+            raise JournalError("TL-J17", self.journal.where, what, "Nothing: the job has its result.")
         stored = self._last_batch(batch.writer)
         if stored is None or stored.number < batch.number:
             return Appended(0, self.journal.end, whole=False, already=False, newest=stored.number if stored else -1)
         if stored.number == batch.number and stored.origin and batch.origin and stored.origin != batch.origin:
-            raise _another(self.journal.directory, batch)
+            raise _another(self.journal.where, batch)
         whole = stored.whole or stored.number > batch.number
         if stored.held_back and not whole and stored.attempt != batch.attempt:
             return Appended(0, self.journal.end, whole=False, already=False, newest=stored.number)
@@ -224,7 +224,7 @@ class Outbox:
     def _too_large(self, batch: Batch, error: JournalFull) -> JournalError:
         return JournalError(
             "TL-J15",
-            str(self.journal.directory),
+            self.journal.where,
             f"batch {batch.number} of {batch.writer} can't become whole: {error.what}, and nothing there can leave",
             "Raise outboxMaxBytes (outbox.max_bytes of a bridge line), or bring less at a time: smaller batches or "
             "more partitions. Nothing of this batch was sent; it is brought anew.",
@@ -250,7 +250,7 @@ class Outbox:
     def _missing(self, batch: Batch, here: int, start: int) -> JournalError:
         return JournalError(
             "TL-J16",
-            str(self.journal.directory),
+            self.journal.where,
             f"rows {here:,} to {start:,} of batch {batch.number} of {batch.writer} are missing: the task was started "
             "once more meanwhile, or paused for too long",
             "Let the task run again: it brings the batch from its first row.",
@@ -402,7 +402,7 @@ class Outbox:
             self._freed = set()
         if durable:
             if not written:
-                raise full(self.journal.directory, "no room to note what is done")
+                raise full(self.journal.where, "no room to note what is done")
             self.journal.sync()
 
     def _finished(self) -> dict[str, Any]:
@@ -449,10 +449,10 @@ class Outbox:
         return {name.removeprefix(_BATCH): value for name, value in notes if name.startswith(_BATCH)}
 
 
-def _another(directory: Path, batch: Batch) -> JournalError:
+def _another(where: str, batch: Batch) -> JournalError:
     return JournalError(
         "TL-J22",
-        str(directory),
+        where,
         f"batch {batch.number} of {batch.writer} is here already, and was made from something else",
         "The query's checkpoint was restored from an older copy: bring back the newest one, or start the query with a "
         "new checkpoint directory.",

@@ -1,33 +1,35 @@
-"""The segments of one journal: frames go into the newest, full ones are sealed, committed ones are removed.
+"""The store on disk (`towline.journal.port`): the segments of one journal.
+
+Frames go into the newest, full ones are sealed, committed ones are removed.
 
 `Journal` calls what changes a file from one thread at a time; whatever goes wrong half way, it ends the object [I6].
 """
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from towline.errors import JournalFull
+from towline.errors import JournalError, JournalFull
+from towline.journal.counting import Counters
 from towline.journal.frames import Kind, encode, frame_bytes
+from towline.journal.port import NO_CHANGES
+from towline.journal.reading import RowSlice, bytes_between, offset_after_bytes, origin_below, pieces
 from towline.journal.segment import removable as removable_of
 from towline.journal.state import Changes, Snapshot, encode_json, section_of
 from towline.journal.writer import new_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from towline.journal.disk import Disk
     from towline.journal.frames import Bytes
     from towline.journal.lock import Lock
     from towline.journal.recovery import RecoveredJournal
-    from towline.journal.room import Room
+    from towline.journal.room import Limits, Room
     from towline.journal.segment import Segment
 
 __all__ = ["SegmentStore"]
-
-_NO_CHANGES: Final = Changes()
 
 
 class SegmentStore:
@@ -53,14 +55,21 @@ class SegmentStore:
     ) -> None:
         self.schema, self.room, self.state = schema, room, recovered.state
         self._directory, self._disk, self._lock = directory, disk, lock
-        #: guards the ledger alone; never held during a system call
-        self._counting = threading.Lock()
-        #: counters whose totals the file does not have yet
-        self._uncounted: set[str] = set()
+        self._counters = Counters(self.state)
         self._sequence = recovered.sequence
         self._active = new_segment(disk, directory, self._snapshot(recovered.previous_bytes))
         self.segments: tuple[Segment, ...] = (*recovered.segments, self._active.segment)
         self.end = recovered.state.end
+
+    @property
+    def first(self) -> int:
+        """The oldest offset that can be read."""
+        return self.segments[0].first
+
+    @property
+    def limits(self) -> Limits:
+        """How much disk it may take."""
+        return self.room.limits
 
     @property
     def committed(self) -> int:
@@ -74,22 +83,18 @@ class SegmentStore:
 
     def count(self, increments: Mapping[str, int]) -> None:
         """Add to counters of the ledger; any thread."""
-        with self._counting:
-            ledger = dict(self.state.ledger)
-            for name, more in increments.items():
-                ledger[name] = ledger.get(name, 0) + more
-            self.state.ledger = ledger
-            self._uncounted.update(increments)
+        self._counters.add(increments)
 
     # Writing frames ------------------------------------------------------------------------------------------------
 
-    def append(self, payload: Bytes, rows: int, changes: Changes) -> None:
+    def append(self, batch: Any, changes: Changes) -> None:
         """Make rows durable, in one frame with one sync.
 
         Raises:
             JournalFull: TL-J02, no room; nothing was written [I7].
             JournalFailed: TL-J04, a write or sync failed.
         """
+        payload, rows = batch.serialize(), batch.num_rows
         self._make_room(frame_bytes(0, len(payload)))
         start, end = self.state.end, self.state.end + rows
         position = self.write(Kind.RECORDS, payload, changes, rows=rows, durable=True)
@@ -98,15 +103,14 @@ class SegmentStore:
         self._active.publish(end)
         self.end = end
 
-    def write(self, kind: Kind, payload: Bytes, changes: Changes = _NO_CHANGES, *, rows: int = 0, durable: bool) -> int:
+    def write(self, kind: Kind, payload: Bytes, changes: Changes = NO_CHANGES, *, rows: int = 0, durable: bool) -> int:
         """Write one frame, into a new segment if need be, and return its position.
 
         Raises:
             JournalFull: TL-J02, no room on the disk; nothing was written.
             JournalFailed: TL-J04, a write or sync failed.
         """
-        with self._counting:
-            counted = {name: self.state.ledger[name] for name in self._uncounted}
+        counted = self._counters.unstored()
         section = section_of(counted, changes)
         self._roll_if_full(frame_bytes(len(section), len(payload)))
         if durable:
@@ -126,11 +130,11 @@ class SegmentStore:
         if durable:
             self._active.sync()
             self._lock.check()  # no other owner has begun without what is durable now, or nothing of it is promised
-        self._note_counted(counted)
+        self._counters.stored(counted)
         changes.apply(self.state)
         return position
 
-    def write_watermarks(self, changes: Changes = _NO_CHANGES) -> bool:
+    def write_watermarks(self, changes: Changes = NO_CHANGES) -> bool:
         """Write the watermarks, on a full disk into the room that was kept for it; return whether it worked."""
         for last_try in (False, True):
             try:
@@ -150,7 +154,7 @@ class SegmentStore:
 
     def finish(self) -> None:
         """Write the counters that only memory has, and make everything durable."""
-        if self._uncounted:
+        if self._counters.waiting:
             self.write_watermarks()
         self._active.sync()
 
@@ -158,11 +162,31 @@ class SegmentStore:
         """Give the descriptor back; nothing is written. A second call does nothing."""
         self._active.close()
 
-    def _note_counted(self, counted: Mapping[str, int]) -> None:
-        """Forget what the file has now, unless it was counted on meanwhile."""
-        with self._counting:
-            ledger = self.state.ledger
-            self._uncounted -= {name for name, total in counted.items() if ledger[name] == total}
+    # Reading -------------------------------------------------------------------------------------------------------
+
+    def pieces(self, start: int, end: int) -> Iterator[RowSlice]:
+        """Yield the rows from `start` to `end`, of the segments that are there now; see `towline.journal.reading`."""
+        return pieces(self._from(start), self.schema, start, end)
+
+    def after_bytes(self, start: int, end: int, max_bytes: int) -> int:
+        """How far `max_bytes` on disk reach from row `start`; a frame's bytes count evenly for its rows."""
+        return offset_after_bytes(self._from(start), start, end, max_bytes)
+
+    def bytes_between(self, start: int, end: int) -> int:
+        """How many bytes on disk the rows from `start` to `end` are; a frame's bytes count evenly for its rows."""
+        return bytes_between(self._from(start), start, end)
+
+    def _from(self, start: int) -> tuple[Segment, ...]:
+        """The segments that are there now; the caller looked at `end` before."""
+        segments = self.segments
+        if start < segments[0].first:
+            what = f"rows {start:,} to {segments[0].first:,} were committed and removed"
+            raise JournalError("TL-J07", str(self._directory), what, "Read from the journal's first row on.")
+        return segments
+
+    def origin_below(self, offset: int) -> str:
+        """Which opening of the journal wrote the row below an offset."""
+        return origin_below(self.segments, offset)
 
     # Segments come and go ------------------------------------------------------------------------------------------
 
@@ -193,7 +217,7 @@ class SegmentStore:
         return True
 
     def _snapshot(self, previous_bytes: int) -> Snapshot:
-        with self._counting:
+        with self._counters.lock:
             return Snapshot(self.state, self.schema, self._sequence, previous_bytes)
 
     def _roll_if_full(self, more: int) -> None:

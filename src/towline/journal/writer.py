@@ -25,7 +25,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def full(
-    where: Path, what: str, do: str = "Free some disk; intake goes on by itself when there is room."
+    where: Path | str, what: str, do: str = "Free some disk; intake goes on by itself when there is room."
 ) -> JournalFull:
     """Return the error for a write that found no room; nothing of it stays [I7]."""
     return JournalFull("TL-J02", str(where), what, do)

@@ -33,6 +33,7 @@ __all__ = [
     "TopicFacts",
     "client_config",
     "create_topics",
+    "delete_below",
     "missing_topics",
     "reachable",
     "settled",
@@ -75,6 +76,10 @@ class TopicFacts:
         after_ms: How far ahead of now a record's time may be; None too where the topic keeps its own time.
         before_ms: How far behind.
         policy: Its cleanup.policy, such as ``compact`` or ``compact,delete``; empty if it can't be read.
+        retention: Its retention.ms and retention.bytes, -1 for no limit; None where one can't be read.
+        in_sync: Its min.insync.replicas.
+        unclean: Whether a replica that is behind may become leader (unclean.leader.election.enable).
+        replicas: Copies of the partition that has fewest.
     """
 
     partitions: int
@@ -82,6 +87,10 @@ class TopicFacts:
     after_ms: int | None = None
     before_ms: int | None = None
     policy: str = ""
+    retention: tuple[int | None, int | None] = (None, None)
+    in_sync: int | None = None
+    unclean: bool = False
+    replicas: int = 0
 
     @property
     def compacted(self) -> bool:
@@ -89,7 +98,7 @@ class TopicFacts:
         return "compact" in self.policy
 
     @classmethod
-    def of(cls, partitions: int, config: Mapping[str, str | None]) -> TopicFacts:
+    def of(cls, partitions: int, config: Mapping[str, str | None], replicas: int = 0) -> TopicFacts:
         """From what ``describe_configs`` says; empty if nothing."""
         own_time = config.get("message.timestamp.type") == "LogAppendTime"
         return cls(
@@ -98,11 +107,19 @@ class TopicFacts:
             None if own_time else _limit(config.get("message.timestamp.after.max.ms")),
             None if own_time else _limit(config.get("message.timestamp.before.max.ms")),
             config.get("cleanup.policy") or "",
+            (_signed(config.get("retention.ms")), _signed(config.get("retention.bytes"))),
+            _limit(config.get("min.insync.replicas")),
+            config.get("unclean.leader.election.enable") == "true",
+            replicas,
         )
 
 
 def _limit(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
+
+
+def _signed(text: str | None) -> int | None:
+    return int(text) if text and text.lstrip("-").isdecimal() else None
 
 
 def topic_facts(client: str | Mapping[str, str], names: Iterable[str], timeout: float = 15.0) -> dict[str, TopicFacts]:
@@ -119,9 +136,12 @@ def topic_facts(client: str | Mapping[str, str], names: Iterable[str], timeout: 
     """
     with _connected(client) as admin:
         listed = admin.list_topics(timeout).topics
-        present = {name: len(listed[name].partitions) for name in names if name in listed}
+        present = {name: list(listed[name].partitions.values()) for name in names if name in listed}
         configs = admin.describe(present, timeout)
-    return {name: TopicFacts.of(count, configs.get(name, {})) for name, count in present.items()}
+    return {
+        name: TopicFacts.of(len(found), configs.get(name, {}), min((len(one.replicas) for one in found), default=0))
+        for name, found in present.items()
+    }
 
 
 def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) -> bool:
@@ -144,6 +164,21 @@ def settled(client: str | Mapping[str, str], topic: str, timeout: float = 10.0) 
         found = admin.list_topics(timeout).topics.get(topic)
         places = [] if found is None else [TopicPartition(topic, number) for number in found.partitions]
         return _comes(lambda: not admin.open_transactions(places, timeout), timeout)
+
+
+def delete_below(client: str | Mapping[str, str], ends: Mapping[tuple[str, int], int], timeout: float = 15.0) -> None:
+    """Remove the records of partitions that lie below an offset (DeleteRecords, KIP-107).
+
+    Args:
+        client: Bootstrap servers, or a whole client configuration.
+        ends: Topic and partition -> the first offset that stays.
+        timeout: Seconds to wait at most.
+
+    Raises:
+        KafkaError: TL-K01; also when this user may not delete.
+    """
+    with _connected(client) as admin:
+        admin.delete_below([TopicPartition(*place, end) for place, end in ends.items()], timeout)
 
 
 def watermarks(consumer: Any, place: TopicPartition, seconds: float) -> tuple[int, int]:
@@ -331,6 +366,10 @@ class _Admin:
             return {place.partition: future.result(timeout).offset for place, future in answers.items()}
 
         return _answered(ask, timeout)
+
+    def delete_below(self, places: list[TopicPartition], timeout: float) -> None:
+        for future in self._client.delete_records(places, request_timeout=timeout).values():
+            future.result(timeout)
 
     def create(self, topics: list[Any], timeout: float) -> Mapping[str, Any]:
         futures: Mapping[str, Any] = self._client.create_topics(

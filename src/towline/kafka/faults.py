@@ -248,6 +248,7 @@ _PASSING: Final = frozenset(
         "UNKNOWN_TOPIC_OR_PART",
         "_DESTROY_BROKER",
         "_TIMED_OUT",
+        "_UNKNOWN_PARTITION",
     }
 )
 

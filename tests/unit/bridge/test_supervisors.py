@@ -83,7 +83,7 @@ def test_a_gateway_that_can_not_be_started_is_tried_again(
 def test_kafka_is_asked_again_whatever_went_wrong(
     state: BridgeState, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    bridge: Any = SimpleNamespace(kafka=SimpleNamespace(bootstrap_servers="k:9092"))
+    bridge: Any = SimpleNamespace(kafka=SimpleNamespace(bootstrap_servers="k:9092"), lines=())
     child = KafkaSupervisor(bridge, state, stopping)
     monkeypatch.setattr(child, "_look", refusing(1, child.ready.set, error))
     child.start()

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from towline.journal import Disk, Journal, Limits
 from towline.journal.state import Snapshot, decode_json, encode_json
+from towline.journal.store import SegmentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,6 +62,12 @@ def served(
         seen += numbers
     assert seen == list(range(start, end))
     return seen
+
+
+def store_of(journal: Journal) -> SegmentStore:
+    """The files of a journal on disk."""
+    assert isinstance(journal._store, SegmentStore)
+    return journal._store
 
 
 def segments(directory: Path) -> list[Path]:

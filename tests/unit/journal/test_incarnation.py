@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -17,26 +16,6 @@ from towline.journal.state import Snapshot
 def names(journal: Journal) -> list[str]:
     """Return the incarnation of every offset that can be read from."""
     return [journal.incarnation_of(offset) for offset in range(journal.first, journal.end + 1)]
-
-
-def test_rows_keep_the_name_of_the_opening_that_wrote_them(tmp_path: Path) -> None:
-    openings: list[str] = []
-    expected = [""]
-    for count in (3, 0, 40, 0, 0, 1):
-        journal = opened(tmp_path, SMALL)
-        assert re.fullmatch("[0-9a-f]{8}", journal.incarnation)
-        assert names(journal) == expected
-        fill(journal, count)
-        expected += [journal.incarnation] * count
-        openings.append(journal.incarnation)
-        assert names(journal) == expected
-        if count % 2:
-            journal.close()
-        else:
-            crash(journal)
-    assert len(set(openings)) == len(openings)
-    with opened(tmp_path) as journal:
-        assert names(journal) == expected
 
 
 def test_two_that_went_on_from_one_copy_differ(tmp_path: Path) -> None:
@@ -55,33 +34,6 @@ def test_two_that_went_on_from_one_copy_differ(tmp_path: Path) -> None:
             assert journal.incarnation_of(6) == journal.incarnation_of(10) == journal.incarnation
             after.add(journal.incarnation)
     assert len(after) == 3
-
-
-def test_what_is_not_there_has_no_name(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        assert journal.incarnation_of(0) == journal.incarnation_of(1) == ""
-        fill(journal, 2)
-        assert journal.incarnation_of(3) == journal.incarnation_of(0) == journal.incarnation_of(-1) == ""
-
-
-def test_the_row_below_the_first_is_still_known(tmp_path: Path) -> None:
-    """A checkpoint that is done with all rows names one that is gone."""
-    writers = {}
-    for _ in range(4):
-        with opened(tmp_path, SMALL) as journal:
-            fill(journal, 60)
-            writers[journal.end] = journal.incarnation
-    with opened(tmp_path, SMALL) as journal:
-        for end, writer in writers.items():
-            journal.commit("spark", end)
-            assert journal.incarnation_of(max(journal.first, end)) == writer
-            if journal.first:
-                expected = next(name for upto, name in writers.items() if upto >= journal.first)
-                assert journal.incarnation_of(journal.first) == expected
-                assert journal.incarnation_of(journal.first - 1) == ""
-        assert journal.first == 240
-    with opened(tmp_path, SMALL) as journal:
-        assert (journal.first, journal.incarnation_of(240)) == (240, writers[240])
 
 
 def test_openings_without_rows_leave_nothing_behind(tmp_path: Path) -> None:

@@ -7,14 +7,12 @@ import os
 import stat
 import threading
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pyarrow as pa
 import pytest
 
 from tests.unit.journal.support import (
-    ROOMY,
     SCHEMA,
     SMALL,
     FaultyDisk,
@@ -25,82 +23,16 @@ from tests.unit.journal.support import (
     rows,
     segments,
     served,
+    store_of,
 )
 from towline.errors import JournalDamaged, JournalError, JournalFull
 from towline.journal import Journal, Limits
-
-
-def test_a_new_journal_is_empty(tmp_path: Path) -> None:
-    with opened(tmp_path / "a" / "b") as journal:
-        assert (journal.first, journal.end, journal.committed, journal.epoch) == (0, 0, 0, 1)
-        assert len(journal.journal_id) == 12
-        assert int(journal.journal_id, 16) >= 0
-        assert journal.consumers == {}
-        assert journal.session == {}
-        assert journal.ledger == {}
-        assert journal.recovery.note is None
-        assert served(journal) == []
-        assert journal.locate(0) == 0
-
-
-def test_everything_is_there_after_a_reopening(tmp_path: Path) -> None:
-    journal = opened(tmp_path)
-    journal.count(received=7)
-    fill(journal, 100, group=10)
-    journal.set_session({"client": "plant-7", "expiry": 60, "subscriptions": [{"filter": "a/+"}]})
-    journal.commit("spark", 40)
-    journal.count(received=1, dropped=2)
-    identity = journal.journal_id
-    journal.close()
-    with opened(tmp_path) as journal:
-        assert (journal.journal_id, journal.epoch, journal.end) == (identity, 2, 100)
-        assert journal.consumers == {"spark": 40}
-        assert journal.ledger == {"received": 8, "dropped": 2}
-        assert journal.session == {"client": "plant-7", "expiry": 60, "subscriptions": [{"filter": "a/+"}]}
-        assert journal.recovery.rows == 100
-        assert len(served(journal)) == 100
-
-
-def test_what_was_acknowledged_survives_a_crash(tmp_path: Path) -> None:
-    for epoch in range(1, 8):
-        journal = opened(tmp_path, SMALL)
-        assert journal.epoch == epoch
-        assert journal.end == 25 * (epoch - 1)
-        fill(journal, 25)
-        crash(journal)
-    with opened(tmp_path) as journal:
-        assert len(served(journal)) == 175
 
 
 def test_reopening_without_rows_leaves_one_file(tmp_path: Path) -> None:
     for _ in range(5):
         opened(tmp_path).close()
     assert len(segments(tmp_path)) == 1
-
-
-def test_append_returns_the_new_end_and_an_empty_batch_is_nothing(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        assert journal.append(rows(0, 3)) == 3
-        before = journal.bytes_on_disk
-        assert journal.append(rows(0, 0)) == 3
-        assert journal.bytes_on_disk == before
-        assert journal.append(rows(3, 1)) == 4
-
-
-def test_a_slice_is_appended_without_the_rest(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        journal.append(rows(0, 10).slice(0, 4))
-        journal.append(rows(0, 10).slice(4, 2))
-        assert served(journal) == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("batch_rows", [1, 2, 3, 7, 10, 50, 10_000])
-def test_a_range_is_the_same_however_it_is_cut(tmp_path: Path, batch_rows: int) -> None:
-    with opened(tmp_path, SMALL) as journal:
-        for group in (1, 1, 30, 2, 9, 1, 64, 5):
-            fill(journal, group, group=group)
-        for start, end in ((0, 113), (0, 1), (1, 2), (31, 33), (40, 113), (112, 113), (113, 113)):
-            served(journal, start, end, batch_rows=batch_rows)
 
 
 def test_large_batches_lie_in_the_mapped_file_aligned(tmp_path: Path) -> None:
@@ -124,21 +56,6 @@ def test_rows_that_are_held_outlive_their_file(tmp_path: Path) -> None:
         assert held.column("offset").to_pylist() == list(range(20))
 
 
-def test_ranges_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    with opened(tmp_path, SMALL) as journal:
-        fill(journal, 200, group=20)
-        journal.commit("spark", 150)
-        for call in (
-            lambda: journal.read(0, 200),
-            lambda: journal.read(150, 201),
-            lambda: journal.locate(journal.first - 1),
-            lambda: journal.locate(201),
-        ):
-            with pytest.raises(JournalError, match=r"those from [\d,]+ to 200 are there.*TL-J07") as caught:
-                call()
-            assert caught.value.code == "TL-J07"
-
-
 def test_a_reader_that_comes_too_late_gets_an_error(tmp_path: Path) -> None:
     with opened(tmp_path, SMALL) as journal:
         fill(journal, 200, group=20)
@@ -146,16 +63,6 @@ def test_a_reader_that_comes_too_late_gets_an_error(tmp_path: Path) -> None:
         journal.commit("spark", 200)
         with pytest.raises(JournalError, match="were committed and removed"):
             next(late)
-
-
-def test_locate_by_rows(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        fill(journal, 100, group=10)
-        assert journal.locate(0) == 100
-        assert journal.locate(7, max_rows=20) == 27
-        assert journal.locate(95, max_rows=20) == 100
-        assert journal.locate(95, max_rows=0) == 96
-        assert journal.locate(100, max_rows=5) == 100
 
 
 def test_locate_by_bytes_is_monotone_and_makes_progress(tmp_path: Path) -> None:
@@ -194,29 +101,6 @@ def test_locate_by_bytes_is_near_the_bytes(tmp_path: Path) -> None:
         a_row = (journal.bytes_on_disk - 2000) / 2000
         for start in (0, 700, 1500):
             assert journal.locate(start, max_bytes=100_000) - start == pytest.approx(100_000 / a_row, abs=2)
-
-
-def test_watermarks_only_grow(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        fill(journal, 10)
-        journal.commit("spark", 6)
-        journal.commit("spark", 4)
-        assert journal.consumers == {"spark": 6}
-        journal.commit("flight", 3)
-        assert journal.committed == 3
-        journal.forget("flight")
-        journal.forget("nobody")
-        assert journal.committed == 6
-        journal.forget("spark")
-        assert journal.committed == journal.first == 0
-
-
-def test_a_watermark_beyond_the_end_is_of_another_journal(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        fill(journal, 10)
-        with pytest.raises(JournalError, match=r"spark committed up to row 11, but there are only 10.*\[TL-J08\]"):
-            journal.commit("spark", 11)
-        assert journal.consumers == {}
 
 
 def test_only_whole_segments_below_every_watermark_go(tmp_path: Path) -> None:
@@ -369,30 +253,6 @@ def test_a_read_only_file_system(tmp_path: Path) -> None:
         opened(tmp_path / "new", disk=FaultyDisk("sync_directory", number=errno.EROFS))
 
 
-def test_nothing_works_after_close(tmp_path: Path) -> None:
-    journal = opened(tmp_path)
-    fill(journal, 1)
-    journal.close()
-    journal.close()
-    for call in (
-        lambda: journal.append(rows(1, 1)),
-        lambda: journal.read(0, 1),
-        lambda: journal.locate(0),
-        lambda: journal.commit("spark", 1),
-        lambda: journal.set_session({}),
-    ):
-        with pytest.raises(JournalError, match="TL-J10"):
-            call()
-    assert journal.end == 1
-
-
-def test_a_session_that_is_no_json_harms_nothing(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        with pytest.raises(TypeError):
-            journal.set_session({"bad": object()})
-        fill(journal, 1)
-
-
 def test_many_single_rows_need_little_memory(tmp_path: Path) -> None:
     with opened(tmp_path, disk=Unsynced()) as journal:
         batch = rows(0, 1)
@@ -401,62 +261,13 @@ def test_many_single_rows_need_little_memory(tmp_path: Path) -> None:
         for _ in range(200_000):
             journal.append(batch)
         grown = psutil.Process().memory_info().rss - before
-        entries = sum(len(segment._index._positions) for segment in journal._store.segments if segment._index)
+        entries = sum(len(segment._index._positions) for segment in store_of(journal).segments if segment._index)
         assert entries * 16 * 50 < 60 << 20  # 50 times as many rows, in the aim of 60 MB
         assert grown < 8 << 20
         assert sum(batch.num_rows for batch in journal.read(150_000, 160_000)) == 10_000
     with opened(tmp_path) as journal:
         assert journal.recovery.rows == 200_001
         assert journal.locate(100_000, max_bytes=1 << 20) > 101_000
-
-
-def test_readers_and_committers_beside_a_writer(tmp_path: Path) -> None:
-    journal = opened(tmp_path, SMALL)
-    total, problems = 3_000, list[BaseException]()
-
-    def guarded(work: Any) -> threading.Thread:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001 shown by the test
-                problems.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
-
-    def write() -> None:
-        for group in (1, 7, 2, 40) * (total // 50):
-            journal.count(received=group)
-            fill(journal, group, group=group)
-
-    def consume(name: str) -> None:
-        at = 0
-        journal.commit(name, 0)
-        started.wait(60)
-        while at < total and not problems:
-            end = journal.locate(at, max_rows=100)
-            served(journal, at, end, batch_rows=16)
-            journal.commit(name, end)
-            at = end
-
-    started = threading.Barrier(4)
-
-    def write_later() -> None:
-        started.wait(60)
-        write()
-
-    threads = [guarded(lambda name=name: consume(name)) for name in ("a", "b", "c")]
-    threads.append(guarded(write_later))
-    for thread in threads:
-        thread.join(60)
-    assert not problems
-    assert journal.consumers == {"a": total, "b": total, "c": total}
-    assert journal.ledger == {"received": total}
-    journal.close()
-    with opened(tmp_path, ROOMY) as journal:
-        assert journal.ledger == {"received": total}
-        assert journal.committed == total
 
 
 def test_readers_do_not_wait_for_the_disk(tmp_path: Path) -> None:
@@ -496,14 +307,3 @@ def test_damage_under_a_reader_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(JournalDamaged, match=r"TL-J05") as caught:
             served(journal)
         assert path.name in str(caught.value)
-
-
-def test_opening_removes_nothing_until_it_is_asked(tmp_path: Path) -> None:
-    """What is opened may be a copy that its readers know nothing of [I14]."""
-    with opened(tmp_path, Limits(min_free_bytes=0, segment_bytes=4096, retain_bytes=1 << 20)) as journal:
-        fill(journal, 200)
-        journal.commit("spark", 200)
-    with opened(tmp_path, SMALL) as journal:
-        assert journal.first == 0
-        journal.tidy()
-        assert journal.first == 200

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.journal.support import ROOMY, SCHEMA, SMALL, FaultyDisk, Unsynced, crash, rows, segments
-from towline.errors import JournalError, JournalFailed, JournalFull
+from towline.errors import JournalFailed, JournalFull
 from towline.journal import Batch, Flight, Limits, Outbox
 from towline.journal.outbox import PUBLISHED, RELEASED
 from towline.journal.ranges import Ranges
@@ -43,74 +43,6 @@ def test_ranges_are_a_set(added: list[tuple[int, int]], watermark: int) -> None:
     assert ranges.watermark + ranges.count_above() == len(model)
     again = Ranges(ranges.watermark, ranges.above())
     assert again.above() == ranges.above()
-
-
-def test_a_batch_enters_once(tmp_path: Path) -> None:
-    with opened(tmp_path / "o").journal as journal:
-        outbox = Outbox(journal)
-        first = outbox.append(rows(0, 5), Batch("q/0", 3))
-        assert (first.rows, first.end, first.already) == (5, 5, False)
-        again = outbox.append(rows(0, 5), Batch("q/0", 3))
-        assert (again.rows, again.end, again.already) == (5, 5, True)
-        assert outbox.append(rows(0, 5), Batch("q/0", 2)).already  # an older one
-        assert not outbox.append(rows(5, 2), Batch("q/1", 3)).already  # another partition
-        assert outbox.append(rows(7, 1), Batch("q/0", 4)).end == 8
-        assert outbox.end == 8
-
-
-def test_a_batch_in_pieces_goes_on_where_it_was_left(tmp_path: Path) -> None:
-    outbox = opened(tmp_path / "o")
-    batch = Batch("q/0", 0)
-    outbox.append(rows(0, 4), batch, start=0, whole=False)
-    crash(outbox.journal)
-    outbox = opened(tmp_path / "o")
-    assert (outbox.stored(batch).rows, outbox.stored(batch).whole) == (4, False)
-    outbox.append(rows(0, 6), batch, start=0, whole=False)  # other pieces than the first time
-    outbox.append(rows(6, 2), batch, start=6, whole=True)
-    assert numbers(outbox, 0, 8) == list(range(8))
-    assert outbox.append(rows(0, 8), batch).already
-    with pytest.raises(JournalError, match=r"are missing.*TL-J16"):
-        outbox.append(rows(3, 1), Batch("q/0", 1), start=3)
-    outbox.close()
-
-
-def test_another_batch_with_the_same_number_is_refused(tmp_path: Path) -> None:
-    outbox = opened(tmp_path / "o")
-    outbox.append(rows(0, 1), Batch("q/0", 7, "aaa"))
-    assert outbox.append(rows(0, 1), Batch("q/0", 7, "aaa")).already
-    with pytest.raises(JournalError, match="TL-J22"):
-        outbox.append(rows(0, 1), Batch("q/0", 7, "bbb"))
-    outbox.close()
-
-
-def test_markers_outlive_their_rows(tmp_path: Path) -> None:
-    """Compaction removes segments whose messages are delivered; a repeat of such a batch still enters nothing."""
-    outbox = opened(tmp_path / "o", SMALL)
-    for number in range(30):
-        outbox.append(rows(outbox.end, 20), Batch("q/0", number))
-        outbox.finish(range(outbox.end))
-        outbox.flush()
-    assert outbox.journal.first > 0
-    crash(outbox.journal)
-    outbox = opened(tmp_path / "o", SMALL)
-    assert all(outbox.append(rows(0, 20), Batch("q/0", number)).already for number in range(30))
-    assert outbox.end == 600
-    outbox.close()
-
-
-def test_a_full_outbox_refuses_and_takes_again_when_something_is_done(tmp_path: Path) -> None:
-    limits = Limits(max_bytes=40_000, min_free_bytes=0, segment_bytes=5000)
-    outbox = opened(tmp_path / "o", limits)
-    number = 0
-    with pytest.raises(JournalFull):  # noqa: PT012 - the n-th of them
-        while True:
-            outbox.append(rows(outbox.end, 20), Batch("q/0", number))
-            number += 1
-    assert not outbox.stored(Batch("q/0", number)).already  # refused whole
-    outbox.finish(range(outbox.end // 2))
-    outbox.flush()
-    assert outbox.append(rows(outbox.end, 20), Batch("q/0", number)).rows == 20
-    outbox.close()
 
 
 def test_after_a_failed_sync_nothing_more_is_promised(tmp_path: Path) -> None:

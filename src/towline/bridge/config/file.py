@@ -138,6 +138,7 @@ class Reader:
             creates_topics,
             Listening(gateway).of,
             gateway.token_file is not None,
+            None if kafka is None else kafka.landing(),
         )
         lines = self._lines(surroundings, hono)
         self._mistakes.raise_if_any()

@@ -58,12 +58,12 @@ _STORES: Final = {"ssl.truststore.type": "ssl.truststore.certificates", "ssl.key
 
 
 def equipped(bridge: Bridge) -> Bridge:
-    """The bridge with the jars its downlinks need; as it is when it has none, or the file names them.
+    """The bridge with the jars that its lines from Kafka need; as it is when it has none, or the file names them.
 
     Raises:
         ConfigError: TL-B07 when they can't be had; TL-C77 when their client can't have a setting of [kafka].
     """
-    if not bridge.downlinks:
+    if not bridge.reads_kafka:
         return bridge
     java_client(bridge.kafka.client(), {})
     if bridge.spark.kafka_jars or _fetched(bridge):
@@ -71,7 +71,7 @@ def equipped(bridge: Bridge) -> Bridge:
     try:
         jars = spark_kafka_jars(version("pyspark"))
     except SetupError as error:
-        what = f"a downlink reads with Spark's Kafka source, whose jars can't be had ({error.what})"
+        what = f"a line reads with Spark's Kafka source, whose jars can't be had ({error.what})"
         do = (
             'Name them with kafka_jars = ["FILE.jar", ...] in [spark], let Maven reach its repository, or let Spark '
             f'fetch them: in [spark.conf] "{_PACKAGES}" = "{spark_kafka_package()}".'
@@ -88,7 +88,7 @@ def _fetched(bridge: Bridge) -> str:
 
 def source_text(bridge: Bridge) -> str:
     """The pair in use in one line, without a network; "" for a bridge that needs none."""
-    if not bridge.downlinks:
+    if not bridge.reads_kafka:
         return ""
     ours = version("pyspark")
     if packages := _fetched(bridge):

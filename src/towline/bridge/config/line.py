@@ -20,7 +20,7 @@ from towline.bridge.config.routes import Route, at_odds, subscriptions
 from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.bridge.config.tables import Surroundings, Tables
 from towline.gateway.access import is_remote
-from towline.gateway.settings import GatewaySettings, ReceiptSettings
+from towline.gateway.settings import GatewaySettings, LandingSettings, ReceiptSettings
 from towline.guarantee import Guarantee, conf_problem, policy, qos_problem, sharing_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA
 from towline.spark.gateway_options import gateway_list
@@ -174,6 +174,8 @@ class LineReader(TableReader):
             own["listen"] = None
         if uplink and uplink.ack_after in policy(guarantee).acks:
             own["ack_after"] = uplink.ack_after
+        if uplink and uplink.inbox == "kafka":
+            own["landing"] = self._landing(uplink, sections)
         if uplink and uplink.receipts:
             own["receipts"] = {} if uplink.receipts is True else self._receipts(uplink.receipts)
         name = uplink.name if uplink else "x"
@@ -232,6 +234,22 @@ class LineReader(TableReader):
 
     def _located(self, place: str) -> str:
         return place if "://" in place or not place else str(self._tables.base / Path(place).expanduser())
+
+    def _landing(self, uplink: UplinkSection, sections: tuple[RouteSection, ...]) -> LandingSettings | None:
+        """Where an inbox in Kafka is; None with a mistake noted, or with one in [kafka]."""
+        do = 'Leave inbox = "kafka" out, or change the other.'
+        if policy(uplink.guarantee).gives_up:
+            what = (
+                f'guarantee {uplink.guarantee} serves a batch without what it may have had, and inbox = "kafka" can\'t'
+            )
+            self._note("TL-C132", "inbox", what, do)
+        if uplink.dedupe or any(one.dedupe for one in sections):
+            self._note("TL-C132", "inbox", 'dedupe needs the event times that inbox = "disk" gives', do)
+        if self._has_members:
+            self._note("TL-C132", "inbox", "members share a line's messages, and a landing topic is of one gateway", do)
+        landing = self._surroundings.landing
+        name = f"{self._surroundings.bridge}.{uplink.name}"  # as its sink is called: other bridges have such lines too
+        return None if landing is None else landing.model_copy(update={"name": name, "consumers": ("bridge",)})
 
     def _receipts(self, receipts: ReceiptSettings) -> ReceiptSettings:
         file = self._tables.secret_file(receipts.key_file, (*self._path, "receipts", "key_file"), self._subject)

@@ -15,7 +15,7 @@ from towline.bridge.config.patterns import Pattern, Template
 from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
 from towline.errors import ConfigError, did_you_mean
-from towline.gateway.settings import GatewaySettings, ReceiptSettings
+from towline.gateway.settings import GatewaySettings, LandingSettings, ReceiptSettings
 from towline.gateway.sharing import ShareWay
 from towline.guarantee import AckAfter, Guarantee, policy
 from towline.mqtt.events import Filter
@@ -84,6 +84,12 @@ class KafkaSection(Section):
         if self.key_password_file:
             made["ssl.key.password.file"] = str(self.key_password_file)
         return made
+
+    def landing(self) -> LandingSettings:
+        """Where a line keeps its journal that wants it in Kafka."""
+        create = self.create_topics
+        replication = -1 if create is None else create.replication_factor
+        return LandingSettings(client=self.client(), create=create is not None, replication=replication)
 
 
 class SparkSection(Section):
@@ -223,6 +229,7 @@ class UplinkSection(Section):
     share: ShareWay | None = None
     share_key: Annotated[int, Field(ge=0, le=1000)] | str | None = None
     share_group: Annotated[str, Field(pattern=NAME)] | None = None
+    inbox: Literal["disk", "kafka"] = "disk"
 
 
 class AnyLine(Section):
@@ -250,6 +257,10 @@ class AnyLine(Section):
     def each_gateway(self) -> tuple[GatewaySettings, ...]:
         """What its gateways are told: one, or a member each."""
         return (self.gateway,)
+
+    def kept(self) -> str:
+        """Where what its gateway acknowledged waits, in words."""
+        return "on disk" if self.gateway.landing is None else "in the landing topic"
 
     @property
     def checkpoint(self) -> Path:
@@ -391,6 +402,11 @@ class Bridge(Section):
     def downlinks(self) -> tuple[DownLine, ...]:
         """The lines from Kafka to MQTT."""
         return tuple(line for line in self.lines if isinstance(line, DownLine))
+
+    @property
+    def reads_kafka(self) -> bool:
+        """Whether some line reads with Spark's Kafka source."""
+        return any(isinstance(line, DownLine) or line.gateway.landing is not None for line in self.lines)
 
     @property
     def topics(self) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ class GatewaySupervisor(ChildSupervisor):
             self._view.gateway_error = None
             self._view.gateway_restarts += again
         if again:
-            self._say("the gateway is back; what it had acknowledged is on disk")
+            self._say(f"the gateway is back; what it had acknowledged is {self.line.kept}")
 
     def _ask(self, client: GatewayClient) -> None:
         silent = 0

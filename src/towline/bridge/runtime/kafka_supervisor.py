@@ -67,6 +67,15 @@ class KafkaSupervisor(ChildSupervisor):
             self._state.say(f"kafka: {kafka.bootstrap_servers} answers")
         self.ready.set()
 
+    @property
+    def _meanwhile(self) -> str:
+        """What becomes of messages while Kafka is away."""
+        landed = [f'"{line.name}"' for line in self._bridge.lines if line.gateway.landing is not None]
+        if landed and len(landed) == len(self._bridge.lines):
+            return "nothing is received meanwhile, and the brokers keep what comes"
+        apart = f", but those of {', '.join(landed)}, which the broker keeps" if landed else ""
+        return f"messages go on being received and wait on disk{apart}"
+
     def _failed(self, error: TowlineError) -> None:
         if not isinstance(error, KafkaError | GatewayError):
             self.fatal = error
@@ -75,7 +84,7 @@ class KafkaSupervisor(ChildSupervisor):
             first = self._state.kafka_error is None
             self._state.kafka, self._state.kafka_error = "unreachable", str(error)
         if first:
-            self._state.say(f"{error}\nkafka: messages go on being received and wait on disk; trying again")
+            self._state.say(f"{error}\nkafka: {self._meanwhile}; trying again")
         self._stopping.wait(self._pauses.next())
 
 

@@ -137,7 +137,8 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     elif not running and line["direction"] == "down":
         yield "what is in the outbox is delivered; nothing more comes from Kafka. Start towline run."
     elif not running:
-        yield "messages are received and wait on disk; nothing carries them to Kafka. Start towline run."
+        where = "on disk" if gateway.get("inbox", "disk") == "disk" else "in the landing topic"
+        yield f"messages are received and wait {where}; nothing carries them to Kafka. Start towline run."
     for error in (line["gateway_error"], line["query_error"]):
         if error:
             yield str(error) if running else f"before the bridge ended: {error}"
@@ -285,7 +286,8 @@ def _told(value: float | None, digits: int = 0) -> str:
 
 def _megabytes(gateway: dict[str, Any]) -> str:
     size = gateway.get("bytes_on_disk")
-    return f"{_told(None if size is None else size / 1e6, 1)} MB on disk"
+    where = "on disk" if gateway.get("inbox", "disk") == "disk" else "in Kafka"
+    return f"{_told(None if size is None else size / 1e6, 1)} MB {where}"
 
 
 def _render_outbox(gateway: dict[str, Any], line: dict[str, Any]) -> list[str]:

@@ -216,7 +216,8 @@ class Supervisor:
                 continue
             yield f'line "{name}": {account.sentence()}'
             if account.pending:
-                yield f'line "{name}": {counted(account.pending)} on disk; the next start carries on'
+                kept = self._bridge.line(name).kept
+                yield f'line "{name}": {counted(account.pending)} {kept}; the next start carries on'
             yield f'line "{name}": {"its gateways go on" if view.gateways else kept_by_broker(view.status)}'
 
 

@@ -16,6 +16,7 @@ from towline.bridge.lines.recovery import examine
 from towline.bridge.uplink import several
 from towline.bridge.uplink.account import spans_of
 from towline.bridge.uplink.counting import COUNTS, reasons
+from towline.bridge.uplink.landed import LandedRows
 from towline.bridge.uplink.packing import plain_routes
 from towline.bridge.uplink.recovery import gather, handed_out, offset_of, starting
 from towline.bridge.uplink.source import FORMAT
@@ -59,15 +60,23 @@ class UplinkQuery(LineQuery[Line]):
     #: The same of several gateways, by name.
     _begun: Mapping[str, int] = MappingProxyType({})
 
+    @cached_property
+    def _landed(self) -> LandedRows | None:
+        """Where it reads, where its inbox is in Kafka."""
+        return None if self.line.gateway.landing is None else LandedRows(self.bridge, self.line)
+
     def _conf(self) -> dict[str, str]:
         limited = self.line.max_bytes_per_trigger > BATCH_BYTES
         most = PACKED_BYTES if self._packs else BATCH_BYTES if limited else _UNLIMITED
         return {_ARROW_BYTES: str(most)}
 
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
-        if self.line.gateways:
+        line, identity, landed = self.line, self._identity(), self._landed
+        if line.gateways:
             return self._prepared_for_several(spark)
-        line, identity = self.line, self._identity()
+        if landed is not None:
+            identity = examine(line, self.bridge.file, identity, landed.evidence(), self._set_markers)
+            return self._writer(landed.read(spark, identity), identity), identity
         evidence = gather(line, CONSUMER, identity)
         identity = examine(line, self.bridge.file, identity, evidence, self._set_markers)
         handed = handed_out(identity, evidence)
@@ -187,8 +196,8 @@ class UplinkQuery(LineQuery[Line]):
 
     @cached_property
     def _packs(self) -> str | None:
-        """Its routes, where most of its messages need no SQL."""
-        return plain_routes(self.line)
+        """Its routes, where most of its messages need no SQL, and our own source packs them."""
+        return plain_routes(self.line) if self._landed is None else None
 
     def unreported(self, spark: SparkSession, counts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Reports on the batches that are done: offsets say their rows, the sink knows its dead letters.
@@ -197,8 +206,11 @@ class UplinkQuery(LineQuery[Line]):
         given is given up, and not in Kafka.
         """
         del spark, counts
-        line = self.line
-        identity, evidence = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
+        line, landed = self.line, self._landed
+        identity = Identity.read(line.gateway.state_dir)
+        evidence = read_checkpoint(line.checkpoint) if landed is None else landed.evidence()
+        if landed is not None and evidence.done_end:
+            evidence = replace(evidence, done_end=landed.row_of(evidence.done_end))
         if identity is None or identity.query != evidence.query or evidence.done is None:
             return  # another line's batches, or none
         if line.gateways:
@@ -233,6 +245,9 @@ class UplinkQuery(LineQuery[Line]):
         report, source = super().report(progress), source_of(progress)
         if self.line.gateways:
             return self._with_dead_letters(self._with_left_out(self._spanning(report, source), progress))
+        if self._landed is not None:
+            report |= self._landed.done(source, report["rows"])
+            return self._with_dead_letters(self._with_left_out(report, progress))
         begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
         start = begin.get("offset", self._began)
         report |= {"journal": end.get("journal", ""), "start": start, "end": end.get("offset")}

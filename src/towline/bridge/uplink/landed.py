@@ -1,0 +1,164 @@
+"""The rows of a line whose inbox is in Kafka: read by Spark's own Kafka source, without the gateway.
+
+What the checkpoint says is offsets of the landing topic. The account counts rows, whose numbers stand in the records;
+between them lie the ends of transactions. How far the query is done its consumer group says
+(`towline.landing.followers`), once the batch's entry in the commit log is on the disk [I5]: so the journal's owner
+hears of it wherever it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.bridge.config.kafka_source import java_client
+from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
+from towline.checkpoint import Checkpoint
+from towline.errors import TowlineError
+from towline.landing import followers, lookup
+from towline.landing.place import LandingPlace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from towline.bridge.config.model import Bridge, Line
+    from towline.bridge.lines.identity import Identity
+
+__all__ = ["CONSUMER", "KEY_SCHEMA", "LandedRows", "columns"]
+
+#: Name under which the bridge reads, and of its group.
+CONSUMER: Final = "bridge"
+#: The key of a row's record in Spark's words (`towline.landing.records`): bytes in base64, times in microseconds.
+KEY_SCHEMA: Final = (
+    "topic string, qos byte, retain boolean, duplicate boolean, content_type string, payload_is_utf8 boolean, "
+    "response_topic string, correlation_data string, user_properties array<struct<key: string, value: string>>, "
+    "message_expiry_seconds long, subscription_ids array<int>, received_at long, gateway string, offset long"
+)
+#: Columns of a row that are not in the key as they are.
+_MADE: Final = {
+    "payload": "value",
+    "correlation_data": "unbase64(row.correlation_data)",
+    "received_at": "timestamp_micros(row.received_at)",
+}
+
+
+def columns(names: list[str]) -> list[str]:
+    """Spark SQL for the columns of a row, over ``row``, the parsed key, and ``value``."""
+    return [f"{_MADE.get(name, f'row.{name}')} AS {name}" for name in names]
+
+
+class LandedRows:
+    """Where the query of one line reads.
+
+    Args:
+        bridge: The file.
+        line: With an inbox in Kafka.
+    """
+
+    def __init__(self, bridge: Bridge, line: Line) -> None:
+        landing = line.gateway.landing
+        assert landing is not None
+        self._bridge, self._line = bridge, line
+        self._place = LandingPlace(landing.client, landing.name or line.gateway.name, landing.partition)
+        #: the end of the last batch of this process: its offset and how many rows lie before it
+        self._last: tuple[int, int] | None = None
+
+    @property
+    def journal(self) -> str:
+        """What the account calls the journal."""
+        return self._place.topic
+
+    def read(self, spark: SparkSession, identity: Identity) -> DataFrame:
+        """The rows as the ``mqtt`` source gives them."""
+        from towline.schema import ROW_SCHEMA  # noqa: PLC0415 - pyarrow is needed by now
+
+        options = {
+            **{f"kafka.{name}": value for name, value in java_client(self._bridge.kafka.client()).items()},
+            "kafka.isolation.level": "read_committed",
+            "assign": json.dumps({self._place.topic: [self._place.partition]}),
+            "startingOffsets": self._starting(identity),
+            "failOnDataLoss": "true",
+            "maxOffsetsPerTrigger": str(self._line.max_messages_per_trigger),
+            "groupIdPrefix": f"towline-{self._bridge.name}-{self._line.name}",
+        }
+        records = spark.readStream.format("kafka").options(**options).load()
+        parsed = f"from_json(CAST(key AS STRING), '{KEY_SCHEMA}', map('mode', 'FAILFAST')) AS row"
+        return records.selectExpr(parsed, "value").selectExpr(*columns(ROW_SCHEMA.names))
+
+    def _starting(self, identity: Identity) -> str:
+        """Where a query without a checkpoint begins: where its former one stood, or what its group has committed."""
+        if identity.offsets:
+            return identity.offsets
+        done = followers.committed_of(self._place, CONSUMER)
+        return "earliest" if done is None else json.dumps({self._place.topic: {str(self._place.partition): done}})
+
+    def evidence(self) -> Evidence:
+        """What the checkpoint and Kafka say, in offsets of the landing partition.
+
+        Raises:
+            KafkaError: TL-K01.
+        """
+        seen = read_checkpoint(self._line.checkpoint)
+        first, end = lookup.bounds(self._place)
+        done = followers.committed_of(self._place, CONSUMER)
+        planned_end, done_end = self._end(seen.planned), self._end(seen.done)
+        if done_end is not None:  # it may have ended before it could say so
+            Checkpoint(str(self._line.checkpoint)).sync()
+            self._say(done_end)
+        return replace(
+            seen,
+            journal=self.journal if seen.planned is not None else "",
+            planned_end=planned_end or 0,
+            done_end=done_end,
+            gateway_journal=self.journal,
+            committed=done or 0,
+            first=first,
+            tip=end,
+        )
+
+    def _end(self, batch: int | None) -> int | None:
+        return None if batch is None else self._offset(kafka_offsets(self._line.checkpoint, batch))
+
+    def _offset(self, place: Any) -> int | None:
+        """The offset of the landing partition in one of Spark's offsets."""
+        own = place.get(self._place.topic) if isinstance(place, dict) else None
+        offset = own.get(str(self._place.partition)) if isinstance(own, dict) else None
+        return offset if isinstance(offset, int) else None
+
+    def done(self, source: Mapping[str, Any], rows: int) -> dict[str, Any]:
+        """A batch is in the commit log: say so to the journal's owner, and tell the account which rows it had.
+
+        Args:
+            source: What Spark's progress says of its source.
+            rows: How many rows the batch had.
+        """
+        begin, end = self._offset(source.get("startOffset")), self._offset(source.get("endOffset"))
+        if end is None:
+            return {"journal": "", "start": None, "end": None}
+        try:
+            Checkpoint(str(self._line.checkpoint)).sync()
+            self._say(end)
+            start = self._row(begin) if begin is not None else None
+            number = self._row(end) if start is None else start + rows
+        except TowlineError as error:  # the next batch says it too; the account tells what nobody counted
+            sys.stderr.write(f"--- line {self._line.name}\n{error}\n")
+            self._last = None
+            return {"journal": "", "start": None, "end": None}
+        self._last = (end, number)
+        return {"journal": self.journal, "start": number - rows if start is None else start, "end": number}
+
+    def _row(self, offset: int) -> int:
+        if self._last is not None and self._last[0] == offset:
+            return self._last[1]
+        return lookup.row_at(self._place, offset)
+
+    def _say(self, offset: int) -> None:
+        followers.commit(self._place, CONSUMER, offset)
+
+    def row_of(self, offset: int) -> int:
+        """How many rows lie before an offset."""
+        return lookup.row_at(self._place, offset)

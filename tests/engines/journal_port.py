@@ -1,0 +1,265 @@
+"""What a journal promises wherever it lies: run on each store with a fixture `shelf` of its own."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import pytest
+
+from tests.engines.journals import Shelf
+from tests.unit.journal.support import ROOMY, SMALL, fill, rows, served
+from towline.errors import JournalError
+from towline.journal import Journal, Limits
+
+
+def _names(journal: Journal) -> list[str]:
+    """Return the incarnation of every offset that can be read from."""
+    return [journal.incarnation_of(offset) for offset in range(journal.first, journal.end + 1)]
+
+
+def test_a_new_journal_is_empty(shelf: Shelf) -> None:
+    with shelf.open() as journal:
+        assert (journal.first, journal.end, journal.committed, journal.epoch) == (0, 0, 0, 1)
+        assert len(journal.journal_id) == 12
+        assert int(journal.journal_id, 16) >= 0
+        assert journal.consumers == {}
+        assert journal.session == {}
+        assert journal.ledger == {}
+        assert journal.recovery.note is None
+        assert served(journal) == []
+        assert journal.locate(0) == 0
+
+
+def test_everything_is_there_after_a_reopening(shelf: Shelf) -> None:
+    journal = shelf.open()
+    journal.count(received=7)
+    fill(journal, 100, group=10)
+    journal.set_session({"client": "plant-7", "expiry": 60, "subscriptions": [{"filter": "a/+"}]})
+    journal.commit("spark", 40)
+    journal.count(received=1, dropped=2)
+    identity = journal.journal_id
+    journal.close()
+    with shelf.open() as journal:
+        assert (journal.journal_id, journal.epoch, journal.end) == (identity, 2, 100)
+        assert journal.consumers == {"spark": 40}
+        assert journal.ledger == {"received": 8, "dropped": 2}
+        assert journal.session == {"client": "plant-7", "expiry": 60, "subscriptions": [{"filter": "a/+"}]}
+        assert journal.recovery.rows == 100
+        assert len(served(journal)) == 100
+
+
+def test_what_was_acknowledged_survives_a_crash(shelf: Shelf) -> None:
+    for epoch in range(1, 8):
+        journal = shelf.open(SMALL)
+        assert journal.epoch == epoch
+        assert journal.end == 25 * (epoch - 1)
+        fill(journal, 25)
+        shelf.crash(journal)
+    with shelf.open() as journal:
+        assert len(served(journal)) == 175
+
+
+def test_append_returns_the_new_end_and_an_empty_batch_is_nothing(shelf: Shelf) -> None:
+    with shelf.open() as journal:
+        assert journal.append(rows(0, 3)) == 3
+        before = journal.bytes_on_disk
+        assert journal.append(rows(0, 0)) == 3
+        assert journal.bytes_on_disk == before
+        assert journal.append(rows(3, 1)) == 4
+
+
+def test_a_slice_is_appended_without_the_rest(shelf: Shelf) -> None:
+    with shelf.open() as journal:
+        journal.append(rows(0, 10).slice(0, 4))
+        journal.append(rows(0, 10).slice(4, 2))
+        assert served(journal) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 3, 7, 10, 50, 10_000])
+def test_a_range_is_the_same_however_it_is_cut(shelf: Shelf, batch_rows: int) -> None:
+    with shelf.open(SMALL) as journal:
+        for group in (1, 1, 30, 2, 9, 1, 64, 5):
+            fill(journal, group, group=group)
+        for start, end in ((0, 113), (0, 1), (1, 2), (31, 33), (40, 113), (112, 113), (113, 113)):
+            served(journal, start, end, batch_rows=batch_rows)
+
+
+def test_ranges_that_are_not_there_are_refused(shelf: Shelf) -> None:
+    with shelf.open(SMALL) as journal:
+        fill(journal, 200, group=20)
+        journal.commit("spark", 150)
+        for call in (
+            lambda: journal.read(0, 200),
+            lambda: journal.read(150, 201),
+            lambda: journal.locate(journal.first - 1),
+            lambda: journal.locate(201),
+        ):
+            with pytest.raises(JournalError, match=r"those from [\d,]+ to 200 are there.*TL-J07") as caught:
+                call()
+            assert caught.value.code == "TL-J07"
+
+
+def test_locate_by_rows(shelf: Shelf) -> None:
+    with shelf.open() as journal:
+        fill(journal, 100, group=10)
+        assert journal.locate(0) == 100
+        assert journal.locate(7, max_rows=20) == 27
+        assert journal.locate(95, max_rows=20) == 100
+        assert journal.locate(95, max_rows=0) == 96
+        assert journal.locate(100, max_rows=5) == 100
+
+
+def test_watermarks_only_grow(shelf: Shelf) -> None:
+    with shelf.open() as journal:
+        fill(journal, 10)
+        journal.commit("spark", 6)
+        journal.commit("spark", 4)
+        assert journal.consumers == {"spark": 6}
+        journal.commit("flight", 3)
+        assert journal.committed == 3
+        journal.forget("flight")
+        journal.forget("nobody")
+        assert journal.committed == 6
+        journal.forget("spark")
+        assert journal.committed == journal.first == 0
+
+
+def test_a_watermark_beyond_the_end_is_of_another_journal(shelf: Shelf) -> None:
+    with shelf.open() as journal:
+        fill(journal, 10)
+        with pytest.raises(JournalError, match=r"spark committed up to row 11, but there are only 10.*\[TL-J08\]"):
+            journal.commit("spark", 11)
+        assert journal.consumers == {}
+
+
+def test_nothing_works_after_close(shelf: Shelf) -> None:
+    journal = shelf.open()
+    fill(journal, 1)
+    journal.close()
+    journal.close()
+    for call in (
+        lambda: journal.append(rows(1, 1)),
+        lambda: journal.read(0, 1),
+        lambda: journal.locate(0),
+        lambda: journal.commit("spark", 1),
+        lambda: journal.set_session({}),
+    ):
+        with pytest.raises(JournalError, match="TL-J10"):
+            call()
+    assert journal.end == 1
+
+
+def test_a_session_that_is_no_json_harms_nothing(shelf: Shelf) -> None:
+    with shelf.open() as journal:
+        with pytest.raises(TypeError):
+            journal.set_session({"bad": object()})
+        fill(journal, 1)
+
+
+def test_readers_and_committers_beside_a_writer(shelf: Shelf) -> None:
+    journal = shelf.open(SMALL)
+    total, problems = 3_000, list[BaseException]()
+
+    def guarded(work: Any) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 shown by the test
+                problems.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def write() -> None:
+        for group in (1, 7, 2, 40) * (total // 50):
+            journal.count(received=group)
+            fill(journal, group, group=group)
+
+    def consume(name: str) -> None:
+        at = 0
+        journal.commit(name, 0)
+        started.wait(60)
+        while at < total and not problems:
+            end = journal.locate(at, max_rows=100)
+            served(journal, at, end, batch_rows=16)
+            journal.commit(name, end)
+            at = end
+
+    started = threading.Barrier(4)
+
+    def write_later() -> None:
+        started.wait(60)
+        write()
+
+    threads = [guarded(lambda name=name: consume(name)) for name in ("a", "b", "c")]
+    threads.append(guarded(write_later))
+    for thread in threads:
+        thread.join(60)
+    assert not problems
+    assert journal.consumers == {"a": total, "b": total, "c": total}
+    assert journal.ledger == {"received": total}
+    journal.close()
+    with shelf.open(ROOMY) as journal:
+        assert journal.ledger == {"received": total}
+        assert journal.committed == total
+
+
+def test_opening_removes_nothing_until_it_is_asked(shelf: Shelf) -> None:
+    """What is opened may be a copy that its readers know nothing of [I14]."""
+    with shelf.open(Limits(min_free_bytes=0, segment_bytes=4096, retain_bytes=1 << 20)) as journal:
+        fill(journal, 200)
+        journal.commit("spark", 200)
+    with shelf.open(SMALL) as journal:
+        assert journal.first == 0
+        journal.tidy()
+        assert journal.first == 200
+
+
+def test_rows_keep_the_name_of_the_opening_that_wrote_them(shelf: Shelf) -> None:
+    openings: list[str] = []
+    expected = [""]
+    for count in (3, 0, 40, 0, 0, 1):
+        journal = shelf.open(SMALL)
+        assert re.fullmatch("[0-9a-f]{8}", journal.incarnation)
+        assert _names(journal) == expected
+        fill(journal, count)
+        expected += [journal.incarnation] * count
+        openings.append(journal.incarnation)
+        assert _names(journal) == expected
+        if count % 2:
+            journal.close()
+        else:
+            shelf.crash(journal)
+    assert len(set(openings)) == len(openings)
+    with shelf.open() as journal:
+        assert _names(journal) == expected
+
+
+def test_what_is_not_there_has_no_name(shelf: Shelf) -> None:
+    with shelf.open() as journal:
+        assert journal.incarnation_of(0) == journal.incarnation_of(1) == ""
+        fill(journal, 2)
+        assert journal.incarnation_of(3) == journal.incarnation_of(0) == journal.incarnation_of(-1) == ""
+
+
+def test_the_row_below_the_first_is_still_known(shelf: Shelf) -> None:
+    """A checkpoint that is done with all rows names one that is gone."""
+    writers = {}
+    for _ in range(4):
+        with shelf.open(SMALL) as journal:
+            fill(journal, 60)
+            writers[journal.end] = journal.incarnation
+    with shelf.open(SMALL) as journal:
+        for end, writer in writers.items():
+            journal.commit("spark", end)
+            assert journal.incarnation_of(max(journal.first, end)) == writer
+            if journal.first:
+                expected = next(name for upto, name in writers.items() if upto >= journal.first)
+                assert journal.incarnation_of(journal.first) == expected
+                assert journal.incarnation_of(journal.first - 1) == ""
+        assert journal.first == 240
+    with shelf.open(SMALL) as journal:
+        assert (journal.first, journal.incarnation_of(240)) == (240, writers[240])

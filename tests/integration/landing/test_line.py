@@ -1,0 +1,79 @@
+"""A line whose inbox is in Kafka: the bridge reads it with Spark's own source, exactly once, whatever is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import NewMosquitto, NewTopic
+from tests.helpers import wait_until
+from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from towline.landing import lookup
+from towline.landing.followers import committed_of
+from towline.landing.place import LandingPlace
+from towline_prove.devstack import Kafka
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def bridge(tmp_path: Path) -> Running:
+    return Running(tmp_path, tmp_path / "bridge.toml")
+
+
+def test_exactly_once_whatever_is_killed(
+    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
+) -> None:
+    broker, name = new_mosquitto(max_queued_messages="0"), topic()
+    bridge.file.write_text(f"""
+name = "tests"
+state_dir = "state"
+mqtt = {{ brokers = "mqtt://127.0.0.1:{broker.port}" }}
+spark = {{ master = "local[2]" }}
+[kafka]
+bootstrap_servers = "{kafka.bootstrap}"
+create_topics = {{ partitions = 1, replication_factor = 1 }}
+[[uplink]]
+name = "line"
+guarantee = "exactly_once"
+inbox = "kafka"
+[[uplink.route]]
+from = "t/{{device}}/#"
+topic = "{name}"
+key = "{{device}}"
+where = "length(payload) > 1"
+headers = {{ said = "{{mqtt.user.text}}" }}
+""")
+    bridge.start()
+    try:
+        wait_until(lambda: bridge.status()["lines"]["line"]["gateway_running"], PATIENCE, "the gateway")
+        publish(broker, 0, 200, qos=2, user="text")
+        publish(broker, 0, 7, qos=2, text="x")
+        wait_until(lambda: (a := bridge.account())["received"] == 207 and not a["waiting"], PATIENCE, "the first batch")
+        account = wait_until(lambda: (a := bridge.line()["account"])["filtered"] == 7 and a, PATIENCE, "the counts")
+        assert (account["received"], account["in_kafka"], account["adds_up"]) == (207, 200, True)
+        place = LandingPlace(kafka.client, "tests.line")
+        wait_until(lambda: lookup.bounds(place)[0] > 0, 30, "what is committed to be removed")
+        assert lookup.row_at(place, committed_of(place, "bridge") or 0) == 207
+
+        bridge.kill("towline.gateway")
+        publish(broker, 200, 200, qos=2)
+        wait_until(lambda: bridge.account()["received"] >= 407, PATIENCE, "the gateway again")
+        children = psutil.Process(bridge.process.pid).children(recursive=True)
+        bridge.process.kill()
+        bridge.process.wait()
+        psutil.wait_procs(children, timeout=60)
+        publish(broker, 400, 200, qos=2)
+        bridge.start()
+        wait_until(lambda: (a := bridge.account())["received"] >= 607 and not a["waiting"], PATIENCE, "all of it")
+        account = bridge.status_command()["lines"]["line"]["account"]
+        assert account["adds_up"], account
+        assert account["deduplicated"] == 0
+    finally:
+        assert bridge.interrupt() == 0
+    records = in_kafka(kafka.bootstrap, name)
+    assert [value for _, value, _ in records] == [f"m{n}".encode() for n in range(600)]
+    assert (records[3][0], records[3][2]["said"], records[3][2]["mqtt.topic"]) == (b"d", b"m3", b"t/d/x")
+    assert "Traceback" not in bridge.out
