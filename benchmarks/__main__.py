@@ -17,6 +17,7 @@ from benchmarks import (
     publisher,
     restart,
     session,
+    space,
     start,
 )
 
@@ -31,6 +32,7 @@ _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
     "latency": lambda _scale, _quick: latency.run(),
     "restart": lambda scale, _: restart.run(1_000_000 // scale),
     "memory": lambda scale, _: memory.run(10_000_000 // scale),
+    "space": lambda scale, _: space.run(5000 // scale),
     "publisher": lambda scale, _: publisher.run(100_000 // scale),
     "downlink": lambda scale, _: downlink.run(100_000 // scale),
 }
