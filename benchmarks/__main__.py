@@ -19,6 +19,7 @@ from benchmarks import (
     session,
     space,
     start,
+    waiting,
 )
 
 #: What runs in full size and, quickly, in a size that shows that it works.
@@ -33,6 +34,7 @@ _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
     "restart": lambda scale, _: restart.run(1_000_000 // scale),
     "memory": lambda scale, _: memory.run(10_000_000 // scale),
     "space": lambda scale, _: space.run(5000 // scale),
+    "waiting": lambda scale, _: waiting.run(10_000_000 // scale),
     "publisher": lambda scale, _: publisher.run(100_000 // scale),
     "downlink": lambda scale, _: downlink.run(100_000 // scale),
 }
