@@ -76,10 +76,11 @@ def _idle(directory: Path, lines: int) -> None:
             every = [last.parents[1].parent / f"line-{one}" / "checkpoint" / "commits" for one in range(lines)]
             wait(lambda: all(any(one.glob("[0-9]*")) for one in every), f"{lines} lines to begin", seconds=_START_S)
             time.sleep(_IDLE_S / 2)  # what starts a line has settled
-            before, began = processes.cpu_of(bridge.everyone()).total, time.monotonic()
+            before, began = {pid: processes.cpu_of([pid]).own for pid in bridge.everyone()}, time.monotonic()
             time.sleep(_IDLE_S)
-            used = (processes.cpu_of(bridge.everyone()).total - before) / (time.monotonic() - began)
-            memory = _memory(bridge.everyone())
+            still = [pid for pid in bridge.everyone() if pid in before]  # Spark ends workers that it does not need
+            used = sum(processes.cpu_of([pid]).own - before[pid] for pid in still) / (time.monotonic() - began)
+            memory = _memory(still)
     told = "  ".join(f"{memory[role]:>{max(len(role), 5)},.0f}" for role in _ROLES)
     print(f"  {lines:>11}   {used * 100:>15.1f}              {told}", flush=True)
 
