@@ -6,6 +6,9 @@ memory of each process, and the files of checkpoint and state directory.
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +17,7 @@ from towline.checkpoint import Checkpoint
 from towline_prove import processes
 from towline_prove.rig import LINE, PATIENCE_S, Rig
 from towline_prove.soak import KEEP_ALL
+from towline_prove.subject import NotReady
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +31,12 @@ __all__ = ["BatchesPlan", "BatchesRun", "run_batches"]
 _LOOKS: Final = 20
 #: Messages of one piece of load: a claim file each, and a look at the batches in between.
 _PIECE_S: Final = 20.0
-#: Growth that a process without a JVM may show between a tenth of the run and its end, in bytes; buffers settle late.
-_PYTHON_GROWTH: Final = 20 << 20
-#: The same for the JVM, whose heap grows to its limit before anything is collected for good.
-_JVM_GROWTH: Final = 300 << 20
+#: Growth that a process without a JVM may show between a tenth of the run and its end; buffers settle late.
+_PYTHON_GROWTH_MB: Final = 20.0
+#: The same for what lives in the JVM's heap. What is resident tells nothing: garbage stays until the heap is full.
+_HEAP_GROWTH_MB: Final = 20.0
+#: What is in the heap, in `jcmd PID GC.heap_info`: a line for each generation.
+_USED: Final = re.compile(r"(?:generation|heap)\s+total \d+K, used (\d+)K")
 #: Files that a run may keep: Spark keeps 100 entries of each log with their checksums (``minBatchesToRetain``).
 _MOST_FILES: Final = 1_000
 
@@ -59,12 +65,14 @@ class Look:
     Attributes:
         batches: In the commit log so far.
         memory_mb: Resident megabytes of the largest process of each role.
+        heap_mb: What lives in the heap of Spark's JVM, after a collection.
         files: In the line's state directory, the checkpoint's among them.
         kilobytes: Of these files.
     """
 
     batches: int
     memory_mb: dict[str, float]
+    heap_mb: float
     files: int
     kilobytes: int
 
@@ -92,9 +100,10 @@ class BatchesRun:
             return [*found, f"not {self.plan.batches:,} batches in {self.plan.seconds:,.0f} s"]
         settled, last = self.looks[len(self.looks) // 10], self.looks[-1]
         for role, now in last.memory_mb.items():
-            most = (_JVM_GROWTH if role == processes.Role.JVM.value else _PYTHON_GROWTH) / 1e6
-            if now - settled.memory_mb.get(role, now) > most:
+            if role != processes.Role.JVM and now - settled.memory_mb.get(role, now) > _PYTHON_GROWTH_MB:
                 found.append(f"{role} grew from {settled.memory_mb[role]:.0f} to {now:.0f} MB")
+        if last.heap_mb - settled.heap_mb > _HEAP_GROWTH_MB:
+            found.append(f"the JVM's heap grew from {settled.heap_mb:.0f} to {last.heap_mb:.0f} MB")
         if last.files > _MOST_FILES:
             found.append(f"{last.files:,} files in the state directory")
         return found
@@ -117,8 +126,12 @@ def run_batches(plan: BatchesPlan, directory: Path, say: Callable[[str], None] =
     """Run a plan in a directory, with brokers of its own.
 
     Raises:
-        NotReady: The bridge did not start (TL-P01).
+        NotReady: The bridge did not start, or there is no jcmd (TL-P01).
     """
+    if shutil.which("jcmd") is None:
+        raise NotReady(
+            "TL-P01", "jcmd", "it is missing, and shows what lives in a JVM", "Install a JDK, not a JRE alone."
+        )
     run = BatchesRun(plan)
     with Rig(directory, mosquitto=KEEP_ALL, guarantee=plan.guarantee, direct=True) as rig:
         rig.warm()
@@ -150,4 +163,14 @@ def _look(rig: Rig, batches: int) -> Look:
         memory[role] = max(memory.get(role, 0), processes.memory_of(pid))
     files = [path for path in (rig.directory / "state").rglob("*") if path.is_file()]
     kilobytes = sum(path.stat().st_size for path in files if path.exists()) // 1000
-    return Look(batches, {role: round(size / 1e6, 1) for role, size in sorted(memory.items())}, len(files), kilobytes)
+    megabytes = {role: round(size / 1e6, 1) for role, size in sorted(memory.items())}
+    return Look(batches, megabytes, _heap_mb(rig), len(files), kilobytes)
+
+
+def _heap_mb(rig: Rig) -> float:
+    """What lives in the heap; collects all garbage first."""
+    jvm = rig.bridge.find(processes.Role.JVM)
+    assert jvm is not None
+    for command in ("GC.run", "GC.heap_info"):
+        said = subprocess.run(["jcmd", str(jvm.pid), command], check=True, capture_output=True, text=True).stdout
+    return round(sum(int(used) for used in _USED.findall(said)) / 1000, 1)
