@@ -10,6 +10,7 @@ from benchmarks import (
     costs,
     downlink,
     exactly_once,
+    growth,
     inbox,
     intake,
     latency,
@@ -19,7 +20,9 @@ from benchmarks import (
     restart,
     session,
     sharing,
+    space,
     start,
+    waiting,
 )
 
 #: What runs in full size and, quickly, in a size that shows that it works.
@@ -35,6 +38,9 @@ _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
     "inbox": lambda _, quick: inbox.run(quick=quick),
     "restart": lambda scale, _: restart.run(1_000_000 // scale),
     "memory": lambda scale, _: memory.run(10_000_000 // scale),
+    "space": lambda scale, _: space.run(5000 // scale),
+    "waiting": lambda scale, _: waiting.run(10_000_000 // scale),
+    "growth": lambda scale, quick: growth.run(200_000 // scale, lines=(1, 10) if quick else (1, 10, 50)),
     "publisher": lambda scale, _: publisher.run(100_000 // scale),
     "downlink": lambda scale, _: downlink.run(100_000 // scale),
 }

@@ -99,12 +99,12 @@ def _drained(rig: Rig, directory: Path, child: int, count: int) -> Counter[Place
     jvm = processes.named(child, Role.JVM)[0]  # what it forks looks like itself for a moment
     assert gateway is not None
     ends = Ends(rig.bootstrap, TOPIC, 2)
-    written, stored = ends(), _journaled(rig)
+    written, stored = ends(), journaled(rig)
     with held(jvm):
         with held(gateway.pid):
             publish(rig.mosquitto, directory, count, qos=2 if rig.guarantee == "exactly_once" else 1)
             before = clocks(child)
-        wait(lambda: _journaled(rig) - stored >= count, "the gateway to drain the broker")
+        wait(lambda: journaled(rig) - stored >= count, "the gateway to drain the broker")
     wait(lambda: ends() - written >= count, "Spark to drain the gateway", pause=0.02)
     ends.close()
     used = clocks(child)
@@ -112,7 +112,8 @@ def _drained(rig: Rig, directory: Path, child: int, count: int) -> Counter[Place
     return used
 
 
-def _journaled(rig: Rig) -> int:
+def journaled(rig: Rig) -> int:
+    """Messages in the journal of the rig's gateway, as it says."""
     status = rig.bridge.status()
     return int(status["journaled"]) if status is not None else 0
 

@@ -43,7 +43,7 @@ class Ends:
         self._consumer.close()
 
 
-def towline_drain(rig: Rig, directory: Path, count: int) -> Outcome:
+def towline_drain(rig: Rig, directory: Path, count: int, *, devices: int = 50) -> Outcome:
     """Hold the gateway, pile up a backlog, let go; QoS 2 where it is to be exactly once."""
     bridge = rig.bridge
     gateway = bridge.gateway()
@@ -61,7 +61,7 @@ def towline_drain(rig: Rig, directory: Path, count: int) -> Outcome:
     )
     own = ["gateway", "spark tree", "supervisor"]
     qos = 2 if rig.guarantee == "exactly_once" else 1
-    return drain(f"towline {rig.guarantee}", rig, directory, gateway.pid, meter, TOPIC, count, own, qos)
+    return drain(f"towline {rig.guarantee}", rig, directory, gateway.pid, meter, TOPIC, count, own, qos, devices)
 
 
 def _root(rig: Rig) -> int:
@@ -114,11 +114,12 @@ def drain(
     count: int,
     own: list[str],
     qos: int = 1,
+    devices: int = 50,
 ) -> Outcome:
     """Hold a process, pile up a backlog, let go, and wait until all of it is in the topic."""
     ends = Ends(rig.bootstrap, topic, 2)
     with held(pid):
-        publish(rig.mosquitto, directory, count, qos=qos)
+        publish(rig.mosquitto, directory, count, qos=qos, devices=devices)
         before = ends()
         meter.start()
         began = time.monotonic()

@@ -46,11 +46,28 @@ def header(title: str, broker: Mosquitto) -> None:
 
 
 def publish(
-    broker: Mosquitto, directory: Path, count: int, *, rate: float = 0.0, run: str = "bench", qos: int = 1
+    broker: Mosquitto,
+    directory: Path,
+    count: int,
+    *,
+    rate: float = 0.0,
+    run: str = "bench",
+    qos: int = 1,
+    devices: int = 50,
 ) -> LoadResult:
-    """Publish numbered messages from 8 connections; the history lands in the directory."""
+    """Publish numbered messages from 8 connections, or one a device; the history lands in the directory."""
     claims = directory / f"claims-{run}-{time.time_ns()}"
-    return run_load(LoadPlan(port=broker.port, messages=count, rate=rate, run=run, window=5000, qos=qos), claims)
+    plan = LoadPlan(
+        port=broker.port,
+        publishers=min(8, devices),
+        devices=devices,
+        messages=count,
+        rate=rate,
+        run=run,
+        window=5000,
+        qos=qos,
+    )
+    return run_load(plan, claims)
 
 
 @dataclass

@@ -16,6 +16,7 @@ import typer
 
 from towline.errors import ConfigError, TowlineError
 from towline_prove.account import RunAccount
+from towline_prove.batches import BatchesPlan, run_batches
 from towline_prove.evidence import evidence, revision, write_evidence
 from towline_prove.gateway_soak import GatewaySoak, GatewaySoakPlan
 from towline_prove.history import read_history
@@ -170,6 +171,26 @@ def large(
     if record is not None:
         write_evidence(evidence("large", ok=run.ok, seconds=run.seconds, details=run.as_json()), record)
     typer.echo(run.account.line())
+    typer.echo(json.dumps(run.as_json()))
+    raise typer.Exit(0 if run.ok else 1)
+
+
+@app.command()
+def batches(
+    directory: Annotated[Path | None, typer.Option(help="Kept afterwards; a temporary one when not given.")] = None,
+    batches: Annotated[int, typer.Option(help="Micro-batches, at least.")] = 20_000,
+    rate: Annotated[float, typer.Option(help="Messages a second.")] = 40.0,
+    guarantee: Annotated[str, typer.Option(help="Of the line.")] = "exactly_once",
+    seconds: Annotated[float, typer.Option(help="The run ends after this time, finished or not.")] = 7_200.0,
+    record: Annotated[Path | None, typer.Option(help="File of JSON lines that the run is added to.")] = None,
+) -> None:
+    """Make very many small batches. Exit code 1 when a promise was broken or something has grown."""
+    plan = BatchesPlan(batches=batches, rate=rate, guarantee=guarantee, seconds=seconds)
+    with _place(directory) as place:
+        revision()
+        run = run_batches(plan, place, typer.echo)
+    if record is not None:
+        write_evidence(evidence("batches", ok=run.ok, seconds=run.seconds, details=run.as_json()), record)
     typer.echo(json.dumps(run.as_json()))
     raise typer.Exit(0 if run.ok else 1)
 

@@ -34,6 +34,7 @@ COMMANDS = {
     "key": "the key of one publisher with receipts",
     "demo": "real brokers, a bridge, a kill -9 or two, and the account",
     "gateway": "run the gateway of one line in the foreground",
+    "size": "what a load needs: gateways, disks, Spark cores, partitions",
     "kafka": "what a sink remembers in Kafka, and setting it by hand",
     "devstack": "a real Mosquitto and a real Kafka on this machine",
 }

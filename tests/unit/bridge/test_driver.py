@@ -14,7 +14,7 @@ import pytest
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.sql import DeadLetterTarget
-from towline.bridge.runtime.driver import Reports
+from towline.bridge.runtime.driver import Reports, step_all
 from towline.bridge.runtime.runner import LineRunner
 from towline.bridge.uplink import query
 from towline.bridge.uplink.account import UplinkCounts
@@ -228,3 +228,50 @@ def test_a_query_that_can_not_be_noted_is_stopped(uplink: UplinkQuery, monkeypat
     with pytest.raises(OSError, match="exists"):
         uplink.start(writer)
     assert stopped == [True]
+
+
+class FakeLine:
+    """A runner, as far as the order of starts goes."""
+
+    def __init__(self) -> None:
+        self.due, self.begins, self.steps = True, False, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.begins, self.due = self.begins or self.due, False
+
+
+def test_lines_begin_a_few_at_a_time_and_all_of_them_in_the_end() -> None:
+    lines: Any = [FakeLine() for _ in range(5)]
+    step_all(lines, at_once=2)
+    assert [line.begins for line in lines] == [True, True, False, False, False]
+    step_all(lines, at_once=2)
+    assert [line.steps for line in lines] == [2, 2, 0, 0, 0]  # a line that runs is looked after meanwhile
+    for _ in range(5):
+        for line in lines:
+            line.begins = False
+        step_all(lines, at_once=2)
+    assert all(line.steps for line in lines)
+
+
+def test_a_query_begins_until_its_first_batch_or_for_a_while(
+    uplink: UplinkQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host: Any = SimpleNamespace(say=Reports(io.StringIO()).say, spark=None, ending=lambda: False)
+    monkeypatch.setattr(uplink, "unreported", lambda *_: [])
+    monkeypatch.setattr(uplink, "start", lambda _: SimpleNamespace(isActive=True))
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("towline.bridge.runtime.runner.time.monotonic", lambda: clock.now)
+    runner = LineRunner(host, uplink, {})
+
+    def seen() -> tuple[bool, bool]:
+        return runner.due, runner.begins
+
+    assert seen() == (True, False)
+    runner.step()
+    assert seen() == (False, True)
+    clock.now += 60
+    assert seen() == (False, False)  # Kafka may be away: the other lines must not wait for it
+    clock.now -= 60
+    runner.progressed(PROGRESS)
+    assert seen() == (False, False)

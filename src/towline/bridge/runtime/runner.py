@@ -25,6 +25,8 @@ __all__ = ["Host", "LineRunner"]
 #: Longest pause, in seconds, before another try after a failure that ends all at once: a disk that has room again.
 _SOON: Final = {"TL-B56": 2.0}
 _PROCESSING: Final = "Processing new data"
+#: Longest time, in seconds, that a query counts as one that begins: a first batch may wait for a Kafka that is away.
+_BEGINS_S: Final = 15.0
 #: More than the listener can be behind.
 _LAST_BATCHES: Final = 10
 
@@ -60,6 +62,10 @@ class LineRunner:
         self._pauses = Backoff()
         self._running: StreamingQuery | None = None
         self._again_at = 0.0
+        #: When the query was started last.
+        self._started_at = 0.0
+        #: Whether a batch was committed since then.
+        self._begun = False
         #: Set by each batch; cleared to wait for the next.
         self._batch_done = threading.Event()
         #: Whether it stopped because another try would fail the same way.
@@ -67,11 +73,23 @@ class LineRunner:
         #: What was counted before this process; None when there is no more to count again.
         self._counts: Mapping[str, Any] | None = counts
 
+    @property
+    def begins(self) -> bool:
+        """Whether the query was started a moment ago and has not committed a batch yet."""
+        fresh = time.monotonic() < self._started_at + _BEGINS_S
+        return self._running is not None and not self._begun and fresh
+
+    @property
+    def due(self) -> bool:
+        """Whether the next `step` starts the query."""
+        return self._running is None and not self.given_up and time.monotonic() >= self._again_at
+
     def step(self) -> None:
         """Start the query if it is time; notice that it has ended."""
         try:
-            if self._running is None and not self.given_up and time.monotonic() >= self._again_at:
+            if self.due:
                 self._count_again()
+                self._started_at, self._begun = time.monotonic(), False
                 self._running = self._line_query.start(self._host.spark)
                 self._host.say("started", line=self._name)
             elif self._running is not None and not self._running.isActive:
@@ -96,6 +114,7 @@ class LineRunner:
     def progressed(self, progress: Mapping[str, Any]) -> None:
         """A batch was committed: the next failure is a new one. Called on the listener's thread."""
         self._report(progress)
+        self._begun = True
         self._pauses.reset()
         self._batch_done.set()
 

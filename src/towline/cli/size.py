@@ -1,0 +1,75 @@
+"""``towline size``: gateways, disks, Spark cores and partitions for a load."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from towline.cli.screen import AsJson, command_app, json_text, plain
+from towline.errors import ConfigError
+from towline.guarantee import Guarantee
+
+if TYPE_CHECKING:
+    from towline.sizing import Need
+
+__all__ = ["app", "size"]
+
+app = command_app()
+
+
+_RATE: Final = typer.Option(min=0.001, max=1e9, show_default=False, help="Messages a second, in the busiest minutes.")
+
+
+@app.command(epilog="Example:  towline size --rate 20000 --bytes 200 --outage 120 --guarantee exactly_once")
+def size(
+    rate: Annotated[float | None, _RATE] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="Devices, in place of a rate ...")
+    ] = None,
+    every: Annotated[float, typer.Option(min=0.001, help="... each with a message in so many seconds.")] = 1.0,
+    payload: Annotated[int, typer.Option("--bytes", min=0, help="Bytes of a payload.")] = 150,
+    topic: Annotated[int, typer.Option("--topic-bytes", min=1, help="Bytes of a topic.")] = 40,
+    properties: Annotated[int, typer.Option("--property-bytes", min=0, help="Bytes of user properties.")] = 0,
+    outage: Annotated[float, typer.Option(min=0, help="Minutes Kafka or Spark may be away.")] = 60.0,
+    guarantee: Annotated[Guarantee, typer.Option(help="The promise.")] = Guarantee.AT_LEAST_ONCE,
+    sql: Annotated[bool, typer.Option("--sql", help="A where, fields, a dedupe key, or several writers.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a load needs, from figures measured on two cores (docs/sizing.md): no network, nothing is changed."""
+    from towline.sizing import Load, needs  # noqa: PLC0415 - loaded when it is called
+
+    load = Load(
+        rate=_rate(rate, devices, every),
+        payload_bytes=payload,
+        topic_bytes=topic,
+        property_bytes=properties,
+        outage_min=outage,
+        guarantee=guarantee,
+        sql=sql,
+    )
+    found = needs(load)
+    if as_json:
+        sys.stdout.write(json_text([asdict(need) for need in found], indent=1))
+    else:
+        sys.stdout.write("".join(plain(_line(need)) + "\n" for need in found))
+
+
+def _rate(rate: float | None, devices: int | None, every: float) -> float:
+    """Messages a second.
+
+    Raises:
+        ConfigError: TL-C01, neither or both are given.
+    """
+    if rate is not None and devices is None:
+        return rate
+    if devices is not None and rate is None:
+        return devices / every
+    raise ConfigError("TL-C01", "towline size", "it takes --rate or --devices, one of them", "See towline size --help.")
+
+
+def _line(need: Need) -> str:
+    amount = f"{need.amount:,.{1 if need.unit else 0}f} {need.unit}".rstrip()
+    return f"{need.what:<20}{amount:>12}   {need.because}"

@@ -1,0 +1,150 @@
+"""What a load needs: gateways, disks, Spark cores and partitions, from figures measured by ``benchmarks``. Pure.
+
+Each constant names the benchmark that measured it; the machine had 2 shared cores (docs/benchmarks.md). A faster one
+needs less. The plan leaves half of a gateway, and of a core, for the time after an outage: what waits has to be carried
+while as much comes in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import pydantic
+from annotated_types import Ge, Gt
+
+from towline.guarantee import Guarantee, policy
+
+__all__ = ["Load", "Need", "needs"]
+
+#: Messages a second that one gateway drains, by QoS (``intake``); it is one process with one busy thread.
+_DRAINED_PER_S: Final = {0: 308_000, 1: 308_000, 2: 103_000}
+#: Microseconds of CPU that a message costs a gateway, by QoS, intake and serving to Spark (``profile``) ...
+_GATEWAY_US: Final = {0: 2.0, 1: 2.0, 2: 4.0}
+#: ... and those that a chunk costs it, which has one message at low rates and hundreds at high ones (``intake``, live:
+#: 18 and 27 us a message at 5,000 a second, in chunks of 15).
+_CHUNK_US: Final = {0: 240.0, 1: 240.0, 2: 345.0}
+#: Chunks a second, at most: a gateway waits 3 ms for more (docs/adr/0028).
+_CHUNKS_PER_S: Final = 330
+#: Microseconds of a message in Spark: the JVM's and the Python workers' (``profile``), and with SQL for each message.
+_SPARK_US: Final = {False: 3.2, True: 6.2}
+#: Of which this much falls in the one process that writes a part of a batch (``profile``).
+_WRITER_US: Final = 2.2
+#: Microseconds of a message in Mosquitto, in its one thread, to deliver it to a gateway, by QoS (``intake``).
+_MOSQUITTO_US: Final = {0: 3.1, 1: 3.1, 2: 9.5}
+#: Bytes on disk beside topic, payload and properties: of a row, and of a frame, which holds a chunk (``space``).
+_ROW_BYTES: Final = 75
+_FRAME_BYTES: Final = 1300
+#: Bytes of disk that a journal needs besides: the segment that is written and one that is not removed yet, and the room
+#: that is left free (`towline.journal.Limits`).
+_BESIDE_BYTES: Final = (2 * 64 + 512) << 20
+#: Part of a gateway, of a core and of a writer that the plan uses; the rest carries what waits after an outage.
+_USED: Final = 0.5
+
+
+@pydantic.dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is to be carried.
+
+    Attributes:
+        rate: Messages a second, in the busiest minutes.
+        payload_bytes: Of a message.
+        topic_bytes: Of its topic.
+        property_bytes: Of its user properties, names and values.
+        outage_min: Minutes that Kafka or Spark may be away while nothing stops.
+        guarantee: It decides the QoS.
+        sql: Messages need SQL: a ``where``, fields or a dedupe key. A load with several writers does in any case.
+    """
+
+    rate: Annotated[float, Gt(0)]
+    payload_bytes: Annotated[int, Ge(0)] = 150
+    topic_bytes: Annotated[int, Ge(1)] = 40
+    property_bytes: Annotated[int, Ge(0)] = 0
+    outage_min: Annotated[float, Ge(0)] = 60.0
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    sql: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One line of the answer.
+
+    Attributes:
+        what: Of which thing.
+        amount: How much of it.
+        unit: Of the amount; "" for a count.
+        because: The arithmetic in words.
+    """
+
+    what: str
+    amount: float
+    unit: str
+    because: str
+
+
+def needs(load: Load) -> list[Need]:
+    """What a load needs, in the order in which one would set it up."""
+    gateways, writers = _gateways(load), _writers(load)
+    spark = _spark(load, sql=load.sql or writers.amount > 1)
+    of_one = _of_one_gateway(load, int(gateways.amount))
+    return [_mosquitto(load), gateways, *of_one, spark, writers, *_kafka(load, writers)]
+
+
+def _qos(load: Load) -> int:
+    return policy(load.guarantee).qos
+
+
+def _mosquitto(load: Load) -> Need:
+    cost = _MOSQUITTO_US[_qos(load)]
+    because = f"{load.rate:,.0f} msg/s at {cost:g} us of its one thread, half of that free"
+    return Need("Mosquittos", max(1, math.ceil(load.rate * cost / 1e6 / _USED)), "", because)
+
+
+def _gateways(load: Load) -> Need:
+    one = _DRAINED_PER_S[_qos(load)] * _USED
+    because = f"{one:,.0f} msg/s each, half of what one drains with QoS {_qos(load)}"
+    return Need("gateways", max(1, math.ceil(load.rate / one)), "", because)
+
+
+def _of_one_gateway(load: Load, gateways: int) -> list[Need]:
+    rate, qos = load.rate / gateways, _qos(load)
+    chunks = min(rate, _CHUNKS_PER_S)
+    cpu = (rate * _GATEWAY_US[qos] + chunks * _CHUNK_US[qos]) / 1e6
+    row = load.payload_bytes + load.topic_bytes + load.property_bytes + _ROW_BYTES
+    written = rate * row + chunks * _FRAME_BYTES
+    waiting = written * load.outage_min * 60
+    return [
+        Need("CPU of a gateway", cpu, "cores", f"{rate:,.0f} msg/s at {_GATEWAY_US[qos]:g} us, {chunks:,.0f} chunks/s"),
+        Need(
+            "disk of a gateway",
+            (waiting + _BESIDE_BYTES) / 1e9,
+            "GB",
+            f"{load.outage_min:g} min of {rate:,.0f} msg/s with {row:,} B; 0.7 GB for segments and reserve",
+        ),
+        Need("writes of a gateway", written / 1e6, "MB/s", f"and {chunks:,.0f} fdatasync a second"),
+    ]
+
+
+def _spark(load: Load, *, sql: bool) -> Need:
+    cost = _SPARK_US[sql]
+    cores = load.rate * cost / 1e6 / _USED
+    because = f"{load.rate:,.0f} msg/s at {cost:g} us{' with SQL' if sql else ''}, half of each core free"
+    return Need("Spark cores", max(1, math.ceil(cores)), "", because)
+
+
+def _writers(load: Load) -> Need:
+    one = 1e6 / _WRITER_US * _USED
+    because = f"writers of a batch; {one:,.0f} msg/s each, half of their time free"
+    return Need("parallelism", max(1, math.ceil(load.rate / one)), "", because)
+
+
+def _kafka(load: Load, writers: Need) -> list[Need]:
+    row = load.payload_bytes + load.topic_bytes + load.property_bytes
+    partitions = 6 * math.ceil(writers.amount / 6)
+    return [
+        Need("Kafka partitions", partitions, "", "a multiple of 6, at least one for each writer"),
+        Need(
+            "writes into Kafka", load.rate * row / 1e6, "MB/s", f"{load.rate:,.0f} msg/s with {row:,} B, uncompressed"
+        ),
+    ]

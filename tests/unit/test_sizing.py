@@ -1,0 +1,97 @@
+"""What a load needs: more of a load never needs less, and the page shows what the command prints."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.cli import main
+from towline.guarantee import Guarantee
+from towline.sizing import Load, needs
+
+PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
+
+
+def amounts(load: Load) -> dict[str, float]:
+    return {need.what: need.amount for need in needs(load)}
+
+
+loads = st.builds(
+    Load,
+    rate=st.floats(0.01, 1e8),
+    payload_bytes=st.integers(0, 10**6),
+    outage_min=st.floats(0, 10_000),
+    guarantee=st.sampled_from(Guarantee),
+    sql=st.booleans(),
+)
+#: What is counted for all gateways together; what one of them needs falls when another is added.
+WHOLE = ("Mosquittos", "gateways", "Spark cores", "parallelism", "Kafka partitions", "writes into Kafka")
+
+
+@given(loads, st.floats(1, 10))
+def test_a_higher_rate_never_needs_less(load: Load, times: float) -> None:
+    less, more = amounts(load), amounts(replace(load, rate=load.rate * times))
+    assert all(more[what] >= less[what] for what in WHOLE)
+    assert more["disk of a gateway"] * more["gateways"] >= less["disk of a gateway"] * less["gateways"] * 0.999
+
+
+@given(loads)
+def test_there_is_one_of_each_and_nobody_is_planned_beyond_half(load: Load) -> None:
+    need = amounts(load)
+    assert all(need[what] >= 1 for what in WHOLE[:-1])
+    assert need["CPU of a gateway"] <= 0.5
+    assert need["parallelism"] * 1e6 / 2.2 >= 2 * load.rate * 0.999
+
+
+def test_twice_the_outage_is_twice_the_disk() -> None:
+    hour, two = (amounts(Load(rate=1000, outage_min=m))["disk of a gateway"] for m in (60, 120))
+    none = amounts(Load(rate=1000, outage_min=0))["disk of a gateway"]
+    assert two - none == pytest.approx(2 * (hour - none))
+    assert hour * 1e9 > 1000 * 3600 * (150 + 40)
+
+
+def test_several_writers_mean_sql() -> None:
+    assert "with SQL" in next(need.because for need in needs(Load(rate=1e6)) if need.what == "Spark cores")
+
+
+def shown() -> list[tuple[str, str]]:
+    """The commands of the page, each with what stands below it."""
+    blocks = re.findall(r"```\n\$ (towline size [^\n]*)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return [(command, output) for command, output in blocks]
+
+
+@pytest.mark.parametrize(("command", "output"), shown())
+def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str], command: str, output: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(command)[1:])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == output
+
+
+def test_the_page_has_commands() -> None:
+    assert len(shown()) >= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--rate or --devices"),
+        (["--rate", "5", "--devices", "5"], "--rate or --devices"),
+        (["--rate", "0"], "--rate"),
+        (["--rate", "nan"], "--rate"),
+        (["--devices", "5", "--every", "0"], "--every"),
+        (["--rate", "5", "--bytes", "-1"], "--bytes"),
+        (["--rate", "5", "--guarantee", "exactly"], "--guarantee"),
+    ],
+)
+def test_a_mistake_is_said(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["size", *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
