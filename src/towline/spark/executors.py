@@ -1,0 +1,277 @@
+"""Whether each executor of a cluster can run Towline, asked with one small task before the first batch.
+
+An executor is another machine: Python, its packages and files are there or not. Without this look a line would fail in
+the midst of a batch, again and again, with a traceback of whichever executor had the task.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark import RDD, cloudpickle
+from pyspark.serializers import CPickleSerializer
+
+from towline.errors import SetupError
+from towline.spark import probe
+from towline.spark.masters import is_cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["NEEDED", "Executor", "ExecutorReport", "check_executors", "complaint", "lacks"]
+
+#: What reading from a gateway and writing to Kafka load in a worker, with the oldest version (pyproject.toml), and the
+#: module that each brings.
+NEEDED: Final[Mapping[str, str]] = {"pyarrow": "20", "confluent-kafka": "2.13.2", "crc32c": "2.7"}
+_MODULES: Final[Mapping[str, str]] = {"confluent-kafka": "confluent_kafka"}
+_OURS: Final = "towline"
+
+#: Seconds that the first executor may take to come, and that others may come after it.
+_FIRST_S: Final = 60.0
+_OTHERS_S: Final = 2.0
+_POLL_S: Final = 0.1
+#: Tasks at a time; each is a job of its own, so that one executor's failure says nothing of another.
+_AT_ONCE: Final = 16
+#: Executors that a message names.
+_NAMED: Final = 3
+_ADVICE: Final = (
+    "Install towline[spark] there with the driver's version, or ship it: docs/cluster.md, Python on the executors."
+)
+_OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: (\S+?) than that in driver: (\S+?)[,\s]")
+_NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
+#: Executors that have been found able, by application.
+_able: Final[dict[str, set[str]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """One executor.
+
+    Attributes:
+        name: Spark's id of it.
+        address: Where it listens, ``HOST:PORT``.
+    """
+
+    name: str
+    address: str
+
+    @property
+    def host(self) -> str:
+        """Its machine, as Spark names it."""
+        return self.address.rpartition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorReport:
+    """What an executor said, or why it said nothing.
+
+    Attributes:
+        executor: Which.
+        facts: From `towline.spark.probe.facts`; empty when its Python did not answer.
+        error: What Spark said instead.
+    """
+
+    executor: Executor
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def check_executors(
+    spark: SparkSession, *, shared: Iterable[Path] = (), wait_s: float = _FIRST_S, more: Mapping[str, str] | None = None
+) -> int:
+    """See that each executor of a cluster has what Towline needs; nothing to see with a local master.
+
+    Args:
+        spark: The session. A Connect session is left alone: it has no executors of its own to ask.
+        shared: Directories that each executor must see as the driver does, for the state of a query.
+        wait_s: Seconds that the first executor may take to come.
+        more: Further distributions with their oldest versions, of a transform of yours.
+
+    Returns:
+        How many executors were asked now; one that was able before is not asked again.
+
+    Raises:
+        SetupError: TL-S31 an executor lacks something; TL-S32 none came; TL-S33 it does not see a directory.
+    """
+    context = getattr(spark, "_sc", None)
+    if context is None or not is_cluster(context.master):
+        return 0
+    able = _able.setdefault(context.applicationId, set())
+    executors = [one for one in _registered(context, wait_s) if one.name not in able]
+    needed = {**NEEDED, **(more or {})}
+    with _Marks(shared) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
+        reports = list(pool.map(lambda one: _ask(context, one, needed, marks.places), executors))
+        problems = {one.executor: lacks(one, needed, _own_version()) for one in reports}
+        if found := complaint({one: words for one, words in problems.items() if words}, reports):
+            raise SetupError("TL-S31", *found)
+        for one in reports:
+            if unseen := marks.unseen(one.facts):
+                what = f"it does not see {unseen}, where a query keeps its state"
+                do = "Put state_dir on a file system that driver and executors share."
+                raise SetupError("TL-S33", _place(one.executor, one.facts), what, do)
+    able.update(one.name for one in executors)
+    return len(executors)
+
+
+def lacks(report: ExecutorReport, needed: Mapping[str, str], ours: str) -> list[str]:
+    """What an executor lacks, in words; nothing for one that is able. Pure.
+
+    Args:
+        report: What it said.
+        needed: Distributions with their oldest versions.
+        ours: The driver's version of Towline; "" for one that has none.
+    """
+    if not report.facts:
+        return [_said_instead(report.error)]
+    versions, faults = report.facts["versions"], report.facts["faults"]
+    found = []
+    for name, oldest in {_OURS: ours, **needed}.items():
+        there = versions.get(name)
+        if name in faults:
+            found.append(f"{name} can't be loaded ({faults[name]})")
+        elif there is None:
+            found.append(f"{name} is missing")
+        elif name == _OURS and ours and there != ours:
+            found.append(f"towline is {there or 'of an unknown version'}, the driver's is {ours}")
+        elif name != _OURS and there and _parts(there) < _parts(oldest):
+            found.append(f"{name} {there} is older than {oldest}")
+    return found
+
+
+def complaint(
+    problems: Mapping[Executor, Sequence[str]], reports: Sequence[ExecutorReport]
+) -> tuple[str, str, str] | None:
+    """Where, what and what to do, in one line for all executors; None where no one lacks anything. Pure."""
+    if not problems:
+        return None
+    facts = {one.executor: one.facts for one in reports}
+    where = "; ".join(
+        f"{_place(one, facts.get(one, {}))}: {', '.join(words)}" for one, words in list(problems.items())[:_NAMED]
+    )
+    others = len(problems) - _NAMED
+    if others > 0:
+        where += f"; and {others} more"
+    first, _, rest = where.partition(": ")
+    return first, rest, _ADVICE
+
+
+def _place(executor: Executor, facts: Mapping[str, Any]) -> str:
+    host = facts.get("host", "")
+    return f"executor {executor.name} on {f'{host} ({executor.host})' if host else executor.host}"
+
+
+def _said_instead(error: str) -> str:
+    """Why there are no facts."""
+    if other := _OTHER_PYTHON.search(error):
+        return f"its Python is {other[1]}, the driver's is {other[2]}"
+    if none := _NO_PYTHON.search(error):
+        return f"there is no Python at {none[1]} (PYSPARK_PYTHON of the driver says which)"
+    first = next((line.strip() for line in error.splitlines() if line.strip()), "no answer")
+    return f"its Python gave no answer ({first[:200]})"
+
+
+def _parts(text: str) -> tuple[int, ...]:
+    """A version as numbers, as far as they go: ``2.13.2rc1`` is (2, 13, 2)."""
+    return tuple(int(part) for part in re.match(r"[\d.]*", text.strip())[0].split(".") if part)  # type: ignore[index]
+
+
+def _own_version() -> str:
+    try:
+        return version(_OURS)
+    except PackageNotFoundError:
+        return ""
+
+
+# -- asking --------------------------------------------------------------------------------------------------------
+
+
+class _Marks:
+    """A file in each directory that must be shared, with a content that nobody can guess."""
+
+    def __init__(self, places: Iterable[Path]) -> None:
+        self._text = secrets.token_hex(16)
+        self._files = [place / f".towline-{secrets.token_hex(4)}" for place in places]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return tuple(map(str, self._files))
+
+    def __enter__(self) -> _Marks:
+        for file in self._files:
+            file.write_text(self._text, encoding="ascii")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.unlink(missing_ok=True)
+
+    def unseen(self, facts: Mapping[str, Any]) -> str:
+        """The first directory whose file was not seen; "" for none."""
+        found = facts.get("found", {})
+        return next((str(file.parent) for file in self._files if found.get(str(file)) != self._text), "")
+
+
+def _registered(context: Any, wait_s: float) -> list[Executor]:
+    """The executors that there are, once one is there and no other one has come for a moment.
+
+    Raises:
+        SetupError: TL-S32.
+    """
+    deadline, seen, since = time.monotonic() + wait_s, 0, time.monotonic()
+    while True:
+        there = _listed(context)
+        if len(there) != seen:
+            seen, since = len(there), time.monotonic()
+        if seen and time.monotonic() - since >= _OTHERS_S:
+            return there
+        if not seen and time.monotonic() >= deadline:
+            what = f"no executor came within {wait_s:.0f} s"
+            do = (
+                "Has the cluster a free worker with the memory and cores that are asked for (its web page tells), and "
+                f"do its workers reach the driver at {context.getConf().get('spark.driver.host', 'its address')}?"
+            )
+            raise SetupError("TL-S32", context.master, what, do)
+        time.sleep(_POLL_S)
+
+
+def _listed(context: Any) -> list[Executor]:
+    """Spark's live executors, without the driver."""
+    known = context._jsc.sc().statusStore().executorList(True)  # noqa: SLF001 - there is no public way
+    summaries = [known.apply(index) for index in range(known.size())]
+    return [Executor(one.id(), one.hostPort()) for one in summaries if one.id() != "driver"]
+
+
+def _ask(context: Any, executor: Executor, needed: Mapping[str, str], places: tuple[str, ...]) -> ExecutorReport:
+    """One task on one executor."""
+    names = tuple(f"{name}:{_MODULES.get(name, name)}" for name in (_OURS, *needed))
+    cloudpickle.register_pickle_by_value(probe)
+    try:
+        task = _bound(names, places)
+        found = _located(context, executor).map(task).collect()
+    except Exception as error:  # noqa: BLE001 - whatever Spark says is this executor's answer
+        return ExecutorReport(executor, error=str(error))
+    return ExecutorReport(executor, found[0])
+
+
+def _bound(names: tuple[str, ...], places: tuple[str, ...]) -> Callable[[Any], dict[str, Any]]:
+    """The task, which takes its function along instead of the name of a module."""
+    facts = probe.facts
+    return lambda _: facts(names, places)
+
+
+def _located(context: Any, executor: Executor) -> RDD[Any]:
+    """One element that wants to be on this executor (`ExecutorCacheTaskLocation`)."""
+    jvm, serializer = context._jvm, CPickleSerializer()  # noqa: SLF001 - Python has no call that names an executor
+    element = bytearray(serializer.dumps(None))
+    place = jvm.PythonUtils.toSeq([f"executor_{executor.host}_{executor.name}"])
+    kind = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
+    located = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([jvm.scala.Tuple2(element, place)]), kind)  # noqa: SLF001
+    return RDD(jvm.org.apache.spark.api.java.JavaRDD(located, kind), context, serializer)
