@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pyspark import RDD, cloudpickle
 from pyspark.serializers import CPickleSerializer
@@ -26,7 +26,7 @@ from towline.spark.masters import is_cluster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["NEEDED", "Executor", "ExecutorReport", "check_executors", "complaint", "lacks"]
+__all__ = ["FIRST_S", "NEEDED", "Executor", "ExecutorReport", "check_executors", "complaint", "lacks"]
 
 #: What reading from a gateway and writing to Kafka load in a worker, with the oldest version (pyproject.toml), and the
 #: module that each brings.
@@ -35,16 +35,16 @@ _MODULES: Final[Mapping[str, str]] = {"confluent-kafka": "confluent_kafka"}
 _OURS: Final = "towline"
 
 #: Seconds that the first executor may take to come, and that others may come after it.
-_FIRST_S: Final = 60.0
+FIRST_S: Final = 60.0
 _OTHERS_S: Final = 2.0
 _POLL_S: Final = 0.1
 #: Tasks at a time; each is a job of its own, so that one executor's failure says nothing of another.
 _AT_ONCE: Final = 16
 #: Executors that a message names.
 _NAMED: Final = 3
-_ADVICE: Final = (
-    "Install towline[spark] there with the driver's version, or ship it: docs/cluster.md, Python on the executors."
-)
+#: Characters of a foreign error that are shown.
+_LONGEST: Final = 200
+_ADVICE: Final = "Install there what the driver has, or ship it (docs/cluster.md, Python on the executors)."
 _OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: (\S+?) than that in driver: (\S+?)[,\s]")
 _NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
 #: Executors that have been found able, by application.
@@ -85,40 +85,45 @@ class ExecutorReport:
 
 
 def check_executors(
-    spark: SparkSession, *, shared: Iterable[Path] = (), wait_s: float = _FIRST_S, more: Mapping[str, str] | None = None
+    spark: SparkSession,
+    *,
+    shared: Iterable[Path] = (),
+    files: Iterable[str] = (),
+    more: Mapping[str, str] | None = None,
+    wait_s: float = FIRST_S,
 ) -> int:
     """See that each executor of a cluster has what Towline needs; nothing to see with a local master.
 
     Args:
-        spark: The session. A Connect session is left alone: it has no executors of its own to ask.
+        spark: The session. A Connect session is left alone: its executors are its server's business.
         shared: Directories that each executor must see as the driver does, for the state of a query.
-        wait_s: Seconds that the first executor may take to come.
+        files: Files that each executor must be able to read: secrets, certificates.
         more: Further distributions with their oldest versions, of a transform of yours.
+        wait_s: Seconds that the first executor may take to come.
 
     Returns:
-        How many executors were asked now; one that was able before is not asked again.
+        How many executors were asked now; one that was found able is not asked again.
 
     Raises:
-        SetupError: TL-S31 an executor lacks something; TL-S32 none came; TL-S33 it does not see a directory.
+        SetupError: TL-S31 an executor lacks something; TL-S32 none came; TL-S33 one does not see a directory.
     """
     context = getattr(spark, "_sc", None)
     if context is None or not is_cluster(context.master):
         return 0
     able = _able.setdefault(context.applicationId, set())
-    executors = [one for one in _registered(context, wait_s) if one.name not in able]
+    asked = [one for one in _registered(context, wait_s) if one.name not in able]
     needed = {**NEEDED, **(more or {})}
     with _Marks(shared) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
-        reports = list(pool.map(lambda one: _ask(context, one, needed, marks.places), executors))
-        problems = {one.executor: lacks(one, needed, _own_version()) for one in reports}
-        if found := complaint({one: words for one, words in problems.items() if words}, reports):
-            raise SetupError("TL-S31", *found)
-        for one in reports:
-            if unseen := marks.unseen(one.facts):
-                what = f"it does not see {unseen}, where a query keeps its state"
-                do = "Put state_dir on a file system that driver and executors share."
-                raise SetupError("TL-S33", _place(one.executor, one.facts), what, do)
-    able.update(one.name for one in executors)
-    return len(executors)
+        question = _Question((_OURS, *needed), marks.places, tuple(files))
+        reports = list(pool.map(lambda one: _ask(context, one, question), asked))
+    if error := complaint([(one, lacks(one, needed, _own_version())) for one in reports]):
+        raise error
+    for one in reports:
+        if unseen := marks.unseen(one.facts):
+            what = f"it does not see {unseen} as the driver does, where a query keeps its state"
+            raise SetupError("TL-S33", _place(one), what, "Put state_dir on a file system that all of them share.")
+    able.update(one.name for one in asked)
+    return len(asked)
 
 
 def lacks(report: ExecutorReport, needed: Mapping[str, str], ours: str) -> list[str]:
@@ -139,32 +144,27 @@ def lacks(report: ExecutorReport, needed: Mapping[str, str], ours: str) -> list[
             found.append(f"{name} can't be loaded ({faults[name]})")
         elif there is None:
             found.append(f"{name} is missing")
-        elif name == _OURS and ours and there != ours:
-            found.append(f"towline is {there or 'of an unknown version'}, the driver's is {ours}")
-        elif name != _OURS and there and _parts(there) < _parts(oldest):
+        elif name == _OURS:
+            found += [f"towline is {there or 'of an unknown version'}, the driver's is {ours}"] * (there != ours)
+        elif there and _parts(there) < _parts(oldest):
             found.append(f"{name} {there} is older than {oldest}")
-    return found
+    return [*found, *(f"the file {file} can't be read" for file in report.facts["absent"])]
 
 
-def complaint(
-    problems: Mapping[Executor, Sequence[str]], reports: Sequence[ExecutorReport]
-) -> tuple[str, str, str] | None:
-    """Where, what and what to do, in one line for all executors; None where no one lacks anything. Pure."""
-    if not problems:
+def complaint(problems: Sequence[tuple[ExecutorReport, Sequence[str]]]) -> SetupError | None:
+    """One line for all executors that lack something; None where none does. Pure."""
+    told = [(_place(report), ", ".join(words)) for report, words in problems if words]
+    if not told:
         return None
-    facts = {one.executor: one.facts for one in reports}
-    where = "; ".join(
-        f"{_place(one, facts.get(one, {}))}: {', '.join(words)}" for one, words in list(problems.items())[:_NAMED]
-    )
-    others = len(problems) - _NAMED
-    if others > 0:
-        where += f"; and {others} more"
-    first, _, rest = where.partition(": ")
-    return first, rest, _ADVICE
+    (where, what), *others = told
+    what += "".join(f"; {place}: {words}" for place, words in others[: _NAMED - 1])
+    if len(told) > _NAMED:
+        what += f"; and {len(told) - _NAMED} more executors"
+    return SetupError("TL-S31", where, what, _ADVICE)
 
 
-def _place(executor: Executor, facts: Mapping[str, Any]) -> str:
-    host = facts.get("host", "")
+def _place(report: ExecutorReport) -> str:
+    executor, host = report.executor, report.facts.get("host", "")
     return f"executor {executor.name} on {f'{host} ({executor.host})' if host else executor.host}"
 
 
@@ -173,9 +173,9 @@ def _said_instead(error: str) -> str:
     if other := _OTHER_PYTHON.search(error):
         return f"its Python is {other[1]}, the driver's is {other[2]}"
     if none := _NO_PYTHON.search(error):
-        return f"there is no Python at {none[1]} (PYSPARK_PYTHON of the driver says which)"
-    first = next((line.strip() for line in error.splitlines() if line.strip()), "no answer")
-    return f"its Python gave no answer ({first[:200]})"
+        return f"it has no {none[1]}, the Python that PYSPARK_PYTHON of the driver names"
+    first = next((line.strip() for line in error.splitlines() if line.strip()), "no reason is told")
+    return f"its Python gave no answer ({first[:_LONGEST]})"
 
 
 def _parts(text: str) -> tuple[int, ...]:
@@ -204,7 +204,7 @@ class _Marks:
     def places(self) -> tuple[str, ...]:
         return tuple(map(str, self._files))
 
-    def __enter__(self) -> _Marks:
+    def __enter__(self) -> Self:
         for file in self._files:
             file.write_text(self._text, encoding="ascii")
         return self
@@ -215,8 +215,8 @@ class _Marks:
 
     def unseen(self, facts: Mapping[str, Any]) -> str:
         """The first directory whose file was not seen; "" for none."""
-        found = facts.get("found", {})
-        return next((str(file.parent) for file in self._files if found.get(str(file)) != self._text), "")
+        seen = facts.get("marks", {})
+        return next((str(file.parent) for file in self._files if seen.get(str(file)) != self._text), "")
 
 
 def _registered(context: Any, wait_s: float) -> list[Executor]:
@@ -249,28 +249,36 @@ def _listed(context: Any) -> list[Executor]:
     return [Executor(one.id(), one.hostPort()) for one in summaries if one.id() != "driver"]
 
 
-def _ask(context: Any, executor: Executor, needed: Mapping[str, str], places: tuple[str, ...]) -> ExecutorReport:
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """The arguments of `towline.spark.probe.facts`."""
+
+    names: tuple[str, ...]
+    marks: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def _ask(context: Any, executor: Executor, question: _Question) -> ExecutorReport:
     """One task on one executor."""
-    names = tuple(f"{name}:{_MODULES.get(name, name)}" for name in (_OURS, *needed))
-    cloudpickle.register_pickle_by_value(probe)
+    cloudpickle.register_pickle_by_value(probe)  # type: ignore[no-untyped-call]
     try:
-        task = _bound(names, places)
-        found = _located(context, executor).map(task).collect()
+        found = _located(context, executor).map(_bound(question)).collect()
     except Exception as error:  # noqa: BLE001 - whatever Spark says is this executor's answer
         return ExecutorReport(executor, error=str(error))
     return ExecutorReport(executor, found[0])
 
 
-def _bound(names: tuple[str, ...], places: tuple[str, ...]) -> Callable[[Any], dict[str, Any]]:
-    """The task, which takes its function along instead of the name of a module."""
-    facts = probe.facts
-    return lambda _: facts(names, places)
+def _bound(question: _Question) -> Callable[[Any], dict[str, Any]]:
+    """The task, which takes its function and plain values along instead of names of modules."""
+    facts, marks, files = probe.facts, question.marks, question.files
+    names = tuple(f"{name}:{_MODULES.get(name, name)}" for name in question.names)
+    return lambda _: facts(names, marks, files)
 
 
 def _located(context: Any, executor: Executor) -> RDD[Any]:
     """One element that wants to be on this executor (`ExecutorCacheTaskLocation`)."""
     jvm, serializer = context._jvm, CPickleSerializer()  # noqa: SLF001 - Python has no call that names an executor
-    element = bytearray(serializer.dumps(None))
+    element = bytearray(serializer.dumps(None))  # type: ignore[no-untyped-call]
     place = jvm.PythonUtils.toSeq([f"executor_{executor.host}_{executor.name}"])
     kind = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
     located = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([jvm.scala.Tuple2(element, place)]), kind)  # noqa: SLF001

@@ -7,18 +7,21 @@ from typing import Any
 __all__ = ["facts"]
 
 
-def facts(names: tuple[str, ...], places: tuple[str, ...]) -> dict[str, Any]:
-    """The host, its Python, and which version it has of each distribution.
+def facts(names: tuple[str, ...], marks: tuple[str, ...], files: tuple[str, ...]) -> dict[str, Any]:
+    """The host, its Python, which version it has of each distribution, and which files.
 
     Args:
-        names: Of distributions, as PyPI has them, with the module that each brings, as ``confluent-kafka:confluent_kafka``.
-        places: Files of which the content is wanted, as far as they are there.
+        names: Of distributions, as PyPI has them, each with its module: ``confluent-kafka:confluent_kafka``.
+        marks: Files of which the content is wanted, as far as they are there.
+        files: Files that must be readable.
 
     Returns:
         ``host``, ``python``, ``versions`` ("" for one that is there without its version, None for one that is not or
-        can't be loaded), ``faults`` (why one that is there can't be loaded) and ``found`` (contents).
+        can't be loaded), ``faults`` (why one that is there can't be loaded), ``marks`` (contents) and ``absent`` (those
+        of `files` that can't be read).
     """
-    import socket  # noqa: PLC0415 - the code travels without its module
+    import os  # noqa: PLC0415 - the code travels without its module
+    import socket  # noqa: PLC0415
     import sys  # noqa: PLC0415
     from importlib import import_module, metadata  # noqa: PLC0415
 
@@ -39,19 +42,18 @@ def facts(names: tuple[str, ...], places: tuple[str, ...]) -> dict[str, Any]:
             versions[distribution] = metadata.version(distribution)
         except metadata.PackageNotFoundError:
             versions[distribution] = ""
-    found = {}
-    for place in places:
+    contents: dict[str, str | None] = {}
+    for mark in marks:
         try:
-            with open(place, encoding="utf-8") as file:  # noqa: PTH123 - one import less
-                found[place] = file.read(4096)
+            with open(mark, encoding="utf-8") as file:  # noqa: PTH123 - one import less
+                contents[mark] = file.read(4096)
         except OSError:
-            found[place] = None
-    python = ".".join(map(str, sys.version_info[:2]))
+            contents[mark] = None
     return {
         "host": socket.gethostname(),
-        "python": python,
-        "program": sys.executable,
+        "python": ".".join(map(str, sys.version_info[:2])),
         "versions": versions,
         "faults": faults,
-        "found": found,
+        "marks": contents,
+        "absent": [file for file in files if not os.access(file, os.R_OK)],
     }

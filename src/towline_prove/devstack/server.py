@@ -1,4 +1,4 @@
-"""What Mosquitto, Kafka and Spark have in common: a directory, a port that stays, a process that can be hurt and healed."""
+"""What all servers have in common: a directory, a port that stays, a process that can be hurt and healed."""
 
 from __future__ import annotations
 

@@ -203,8 +203,8 @@ class SparkWorker(SparkServer):
         return super()._command(ports)
 
     def _arguments(self) -> list[str | Path]:
-        offered = ["--cores", str(_CORES), "--memory", _MEMORY, "--work-dir", self.directory / "work"]
-        return [*offered, self._master.address]
+        work = self.directory / "work"
+        return ["--cores", str(_CORES), "--memory", _MEMORY, "--work-dir", work, self._master.address]
 
     def _environment(self) -> dict[str, str]:
         made = super()._environment()

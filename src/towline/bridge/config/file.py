@@ -66,12 +66,13 @@ class FileTable(Section):
 _STAND_INS: dict[str, Any] = {"name": "x", "state_dir": Path(), "mqtt": {}, "kafka": {}}
 
 
-def load(file: Path, environ: Mapping[str, str] | None = None) -> Bridge:
+def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
     """Read a bridge file.
 
     Args:
         file: TOML, UTF-8.
         environ: For ``${NAME}``; the process's own by default.
+        master: Spark's, in place of the one in the file.
 
     Raises:
         ConfigMistakes: With every mistake of the file.
@@ -84,15 +85,18 @@ def load(file: Path, environ: Mapping[str, str] | None = None) -> Bridge:
     except OSError as error:
         reason = (error.strerror or "it can't be read").lower()
         raise ConfigError("TL-C10", str(file), reason, "Name a bridge file; examples/bridge.toml is one.") from error
-    return parse(text, file, os.environ if environ is None else environ)
+    return parse(text, file, os.environ if environ is None else environ, master=master)
 
 
-def parse(text: str, file: Path, environ: Mapping[str, str]) -> Bridge:
+def parse(text: str, file: Path, environ: Mapping[str, str], *, master: str | None = None) -> Bridge:
     """Read the text of a bridge file; `load` tells the rest."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _not_toml(str(error), text, file) from error
+    spark = raw.get("spark", {})
+    if master is not None and isinstance(spark, dict):
+        raw["spark"] = {**spark, "master": master}
     return Reader(text, file, raw, environ).bridge()
 
 
@@ -193,6 +197,11 @@ class Reader:
     def _spark(self, table: dict[str, Any]) -> SparkSection:
         table = {**table, "conf": _flat(table.get("conf", {}))}
         section = self._tables.model(SparkSection, table, ("spark",), "[spark]") or SparkSection()
+        if "spark.authenticate.secret" in section.conf:
+            path, what = ("spark", "conf", "spark", "authenticate", "secret"), "Spark's secret stands in this file"
+            do = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
+            self._mistakes.add("TL-C16", path, "[spark.conf]", what, do)
+        secret = self._tables.secret_file(section.secret_file, ("spark", "secret_file"), "[spark]")
         jars = tuple(self._base / jar.expanduser() for jar in section.kafka_jars)
         for jar in jars:
             if not jar.is_file():
@@ -200,7 +209,7 @@ class Reader:
                 self._mistakes.add(
                     "TL-C15", path, "[spark]", what, "Correct the path, or remove it: Maven brings the jars."
                 )
-        return section.model_copy(update={"kafka_jars": jars})
+        return section.model_copy(update={"kafka_jars": jars, "secret_file": secret})
 
     def _judge_client(self, kafka: KafkaSection) -> None:
         """Let the client library judge its settings; it opens no connection for that."""
