@@ -1,7 +1,7 @@
 """The thin client of a gateway: reads its rows, moves its watermarks, brings messages to its outbox.
 
 Safe in Spark's forked workers: ``pyarrow.flight`` is imported inside the methods and no connection is made before the
-first call. Every error of Arrow Flight becomes one of ours in one place, `_translated`.
+first call. Every error of Arrow Flight becomes one of ours in one place, `towline.gateway.channel`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from towline.errors import Fenced, GatewayError, GatewayUnreachable
-from towline.gateway.endpoint import error_from
+from towline.errors import Fenced, GatewayError
+from towline.gateway.access import Access
+from towline.gateway.channel import Channel
 from towline.gateway.interruptible import interruptible
 from towline.gateway.remembered import OutboxPosition, StoredBatch
+from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.processes import ProcessMark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -28,15 +30,6 @@ __all__ = ["CALL_S", "GatewayClient", "Lease", "StoredBatch", "Window"]
 
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
 CALL_S = 20.0
-
-#: gRPC would otherwise wait up to a second, then longer, before it looks again whether a gateway is back. What it calls
-#: the shortest backoff is also how long one attempt may take: a busy machine needs more than a moment.
-_CHANNEL = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 10_000),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +78,16 @@ class GatewayClient:
     """A connection to one gateway; opened at the first call.
 
     Args:
-        location: Arrow Flight location, ``grpc+unix:///var/lib/towline/plant/gateway.sock``.
+        location: Arrow Flight location, ``grpc+unix:///var/lib/towline/plant/gateway.sock`` or
+            ``grpc+tls://HOST:PORT``.
+        access: The files of a gateway on a network.
+        ticket: Comes in with this in place of the token, to do what it opens (`sign`, `sign_writer`).
+        authority: The authorities of the gateway's certificate as PEM text, where no file of `access` has them.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, access: Access | None = None, *, ticket: str = "", authority: str = "") -> None:
         self.location = location
-        self._flight: Any = None
+        self._channel = Channel(location, access or Access(), ticket, authority)
 
     def __enter__(self) -> Self:
         return self
@@ -193,12 +190,12 @@ class GatewayClient:
 
         fields = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
         ticket = flight.Ticket(json.dumps(fields).encode())
-        with self._translated():
-            stream = self._connected().do_get(ticket)
+        with self._channel.translated():
+            stream = self._channel.connected().do_get(ticket, self._channel.options())
         count = 0
         try:
             while True:
-                with self._translated():
+                with self._channel.translated():
                     chunk = next(stream, None)
                 if chunk is None:
                     break
@@ -214,6 +211,47 @@ class GatewayClient:
                 f"{count} rows came for the offsets {start}..{end - 1}",
                 "This is a fault in Towline: keep the state directory and report it.",
             )
+
+    def sign(
+        self,
+        journal: str,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        incarnations: Sequence[str] = (),
+        valid_s: float = DEFAULT_VALID_S,
+    ) -> list[str]:
+        """Ask for tickets with which those who have no token may read.
+
+        Args:
+            journal: Id of the journal.
+            ranges: Offset of the first row and after the last one, of each ticket.
+            incarnations: What the end of each range came with; none for unknown.
+            valid_s: Seconds until they are worth nothing, by the gateway's clock; a week at most.
+
+        Returns:
+            A ticket for each range, in order.
+
+        Raises:
+            Fenced: TL-G04 for another journal.
+            GatewayUnreachable: When no gateway answers.
+        """
+        known = incarnations or [""] * len(ranges)
+        asked = [[start, end, one] for (start, end), one in zip(ranges, known, strict=True)]
+        fields = {"journal": journal, "ranges": asked, "valid_s": valid_s}
+        return [str(ticket) for ticket in self._action("sign", fields)["tickets"]]
+
+    def sign_writer(self, writer: str, *, valid_s: float = DEFAULT_VALID_S) -> str:
+        """Ask for a ticket with which those who have no token may bring the batches of one query or job.
+
+        Args:
+            writer: Its name; the ticket is for the writers ``<writer>/<part>``.
+            valid_s: As of `sign`.
+
+        Raises:
+            GatewayError: TL-G20 when the gateway has no outbox.
+            GatewayUnreachable: When no gateway answers.
+        """
+        return str(self._action("sign_writer", {"writer": writer, "valid_s": valid_s})["ticket"])
 
     def status(self, *, timeout_s: float = CALL_S) -> dict[str, Any]:
         """Ask for the account of the gateway: watermarks, consumers, readers, and the state of its pump."""
@@ -292,20 +330,21 @@ class GatewayClient:
         fields = {"writer": writer, "batch": batch, "start": start, "whole": int(whole)}
         fields |= {"origin": origin, "attempt": attempt}
         command = json.dumps(fields).encode()
-        with self._translated():
-            stream, answers = self._connected().do_put(flight.FlightDescriptor.for_command(command), schema)
+        with self._channel.translated():
+            descriptor = flight.FlightDescriptor.for_command(command)
+            stream, answers = self._channel.connected().do_put(descriptor, schema, self._channel.options())
         try:
             for batch_of_rows in rows:
-                with self._translated():
+                with self._channel.translated():
                     stream.write_batch(batch_of_rows)
-            with self._translated():
+            with self._channel.translated():
                 stream.done_writing()
                 answer = answers.read()
         except BaseException:
             with contextlib.suppress(Exception):
                 stream.close()
             raise
-        with self._translated():
+        with self._channel.translated():
             stream.close()
             return StoredBatch(**json.loads(answer.to_pybytes()))
 
@@ -354,47 +393,13 @@ class GatewayClient:
 
     def close(self) -> None:
         """Close the connection; the gateway goes on."""
-        held, self._flight = self._flight, None
-        if held is not None:
-            with contextlib.suppress(Exception):
-                held.close()
-
-    def _connected(self) -> Any:
-        from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
-
-        if self._flight is None:
-            self._flight = flight.connect(self.location, generic_options=_CHANNEL)
-        return self._flight
+        self._channel.close()
 
     def _action(self, kind: str, fields: Mapping[str, object], timeout_s: float = CALL_S) -> dict[str, Any]:
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
-        with self._translated():
-            options = flight.FlightCallOptions(timeout=timeout_s)
+        with self._channel.translated():
             action = flight.Action(kind, json.dumps(fields).encode())
-            result = next(iter(self._connected().do_action(action, options)))
+            result = next(iter(self._channel.connected().do_action(action, self._channel.options(timeout_s))))
         answer: dict[str, Any] = json.loads(result.body.to_pybytes())
         return answer
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Make every error of Flight one of ours: the gateway's own words, or that it does not answer."""
-        import pyarrow as pa  # noqa: PLC0415 - see above
-
-        try:
-            yield
-        except (pa.ArrowException, StopIteration, OSError) as error:
-            fields = getattr(error, "extra_info", None)
-            if fields:
-                raise error_from(json.loads(fields)) from error
-            raise GatewayUnreachable(
-                "TL-G01",
-                self.location,
-                f"no gateway answers ({_first_words(error)})",
-                "Is it running? `towline status` shows it; with the option stateDir the source starts one by itself.",
-            ) from error
-
-
-def _first_words(error: BaseException) -> str:
-    """The kind of a foreign error, without its page of gRPC context."""
-    return type(error).__name__.removeprefix("Flight").removesuffix("Error") or "no answer"

@@ -57,6 +57,7 @@ class GatewayEndpoint:
         since: UTC time of the start, ISO 8601.
         settings: Digest of the settings a broker can see, "" when unknown.
         owner_pid: Process whose end ends the gateway, None for a gateway of its own.
+        listen: Location on a network, ``grpc+tls://...``; "" for none.
     """
 
     location: str
@@ -69,6 +70,7 @@ class GatewayEndpoint:
     since: str
     settings: str = ""
     owner_pid: int | None = None
+    listen: str = ""
 
     @property
     def process(self) -> ProcessMark:
@@ -77,7 +79,10 @@ class GatewayEndpoint:
 
     def write(self, state_dir: Path) -> None:
         """Publish the endpoint atomically, mode 0600."""
-        files.replace(state_dir / ENDPOINT_FILE, json.dumps(asdict(self), indent=1), synced=False)
+        fields = asdict(self)
+        if not self.listen:
+            del fields["listen"]  # a Towline of before knows no such field, and would find no gateway
+        files.replace(state_dir / ENDPOINT_FILE, json.dumps(fields, indent=1), synced=False)
 
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:

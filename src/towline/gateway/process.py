@@ -26,13 +26,17 @@ import structlog
 
 from towline import files
 from towline.errors import ConfigError, JournalError, TowlineError
+from towline.gateway.admission import TokenFile
 from towline.gateway.belonging import check_checkpoint
+from towline.gateway.certificates import Certificates
 from towline.gateway.endpoint import ERROR_FILE, error_fields
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.pump import Pump
 from towline.gateway.remembered import check_outbox
-from towline.gateway.service import InboxService, unforeseen
+from towline.gateway.remote import RemoteService
+from towline.gateway.service import InboxService
 from towline.gateway.settings import GatewaySettings
+from towline.gateway.wire import unforeseen
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream
 from towline.net.transport import header_problem
@@ -146,6 +150,8 @@ class _Gateway:
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._failure: TowlineError | None = None
         self._service: InboxService | None = None
+        self._remote: RemoteService | None = None
+        self._open_remote = _remote(settings)
         password, headers = _password(settings), _headers(settings)
         self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
         if self._journal.recovery.note:
@@ -244,12 +250,18 @@ class _Gateway:
             outbox=self._outbox_handler,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
+        if self._open_remote is not None:
+            self._remote = self._open_remote(self._service)
+            self._service.listening(self._remote.location)
+            self._log.info("listening", **self._remote.status())
 
     def _end_service(self) -> None:
         if self._outbox_handler is not None:
             self._outbox_handler.close()
         if self._service is not None:
-            self._service.close()
+            self._service.close()  # who waits is answered by it, on the network too
+        if self._remote is not None:
+            self._remote.close()
 
     def _on_rows(self) -> None:
         if self._service is not None:
@@ -268,6 +280,7 @@ class _Gateway:
             "waiting": journal.end - journal.committed,
             "recovered": journal.recovery.note,
             "oldest": self._oldest.at(),
+            **({"listen": self._remote.status()} if self._remote else {}),
         }
 
     def _owner_gone(self) -> None:
@@ -290,6 +303,15 @@ def _prepare(state_dir: Path) -> None:
         raise JournalError(
             "TL-J01", str(state_dir), f"the state directory can't be used ({reason})", "Choose one this user may write."
         ) from error
+
+
+def _remote(settings: GatewaySettings) -> Callable[[InboxService], RemoteService] | None:
+    """What listens on a network, once there is something to serve; its files are judged before a broker is asked."""
+    listen = settings.listen
+    if listen is None:
+        return None
+    allowed, certificates = TokenFile(listen.token_file), Certificates.read(listen)
+    return lambda calls: RemoteService(listen, calls, settings.name, allowed, certificates)
 
 
 def _password(settings: GatewaySettings) -> bytes | None:

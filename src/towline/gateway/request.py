@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from towline.errors import GatewayError
 from towline.journal import Batch
 
 __all__ = ["Request", "bad_request"]
+
+#: Slices of a micro-batch: more than a cluster has cores.
+_MOST_RANGES: Final = 10_000
 
 
 class Request:
@@ -49,6 +52,21 @@ class Request:
         """The opening of a journal that an offset came with; "" for unknown."""
         value = self._fields.get("incarnation", "")
         return self.text("incarnation") if value != "" else ""
+
+    def ranges(self) -> list[tuple[int, int, str]]:
+        """Ranges of offsets, each with what its end came with: ``[[start, end, incarnation], ...]``."""
+        value = self._fields.get("ranges")
+        if not isinstance(value, list) or not 0 < len(value) <= _MOST_RANGES:
+            self._refuse("ranges", f"1 to {_MOST_RANGES:,} ranges")
+        return [self._range(each) for each in value]
+
+    def _range(self, value: object) -> tuple[int, int, str]:
+        if not isinstance(value, list) or list(map(type, value)) != [int, int, str]:
+            self._refuse("ranges", "a list of [start, end, incarnation]")
+        start, end, incarnation = value
+        if not 0 <= start <= end or len(incarnation) > 256:
+            self._refuse("ranges", "a list of [start, end, incarnation]")
+        return start, end, incarnation
 
     def batch(self) -> Batch:
         """The batch that rows belong to."""

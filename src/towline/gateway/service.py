@@ -12,22 +12,23 @@ import contextlib
 import json
 import os
 import threading
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from pyarrow import flight
 
 from towline.delivery.refused import ACTIONS
-from towline.errors import Fenced, GatewayError, JournalFailed, TowlineError
+from towline.errors import Fenced, GatewayError, JournalFailed
 from towline.gateway.belonging import check_history, check_journal
-from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, error_fields, location_of, socket_path
+from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, location_of, socket_path
 from towline.gateway.leases import Leases, now_text
 from towline.gateway.longpoll import LongPoll
 from towline.gateway.request import Request, bad_request
-from towline.logfile import own_log
+from towline.gateway.tickets import TicketKey
+from towline.gateway.wire import errors_on_the_wire
 from towline.processes import ProcessMark
 from towline.schema import ROW_SCHEMA
-from towline.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,13 +40,10 @@ if TYPE_CHECKING:
     from towline.journal import Journal
     from towline.journal.batches import Appended
 
-__all__ = ["MAX_WAIT_S", "InboxService", "unforeseen"]
+__all__ = ["MAX_WAIT_S", "InboxService"]
 
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
-
-#: Characters of an unforeseen cause: its text may hold a message.
-_LONGEST_CAUSE = 200
 
 
 class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -89,7 +87,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._leases = Leases(name)
         #: Its condition guards the leases as well.
         self._polls = LongPoll()
-        self._socket = socket_path(state_dir)  # the place for grpc+tls with a token, once it is wanted
+        self._socket = socket_path(state_dir)
         self._actions = {
             "status": self._status_action,
             "open": self._open,
@@ -103,7 +101,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "refused": self._refused,
             "over": self._over,
             "outbox": self._position_of_outbox,
+            "sign": self._sign,
+            "sign_writer": self._sign_writer,
         }
+        #: Signs what a remote service then takes; who may call here may do all of it anyway.
+        self.tickets = TicketKey.of(name, state_dir)
         self._outbox = outbox
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
@@ -128,6 +130,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             owner_pid=owner_pid,
         )
         self.endpoint.write(state_dir)
+
+    def listening(self, location: str) -> None:
+        """Let everybody know where else the gateway listens."""
+        self.endpoint = replace(self.endpoint, listen=location)
+        self.endpoint.write(self._state_dir)
 
     # -- the gateway's side ------------------------------------------------------------------------------------
 
@@ -154,7 +161,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         """Answer one action; see the module's page for their fields."""
-        with _errors_on_the_wire(self._name):
+        with errors_on_the_wire(self._name):
             handler = self._actions.get(action.type)
             if handler is None:
                 raise bad_request(self._name, f'there is no action "{action.type}"')
@@ -164,7 +171,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def do_get(self, context: Any, ticket: Any) -> Any:
         """Stream the rows of ``{journal, start, end, incarnation}``; the same range gives the same rows [I4]."""
         del context
-        with _errors_on_the_wire(self._name):
+        with errors_on_the_wire(self._name):
             request = Request(self._name, ticket.ticket)
             start, end = request.number("start"), request.number("end")
             self._there(request, start, end)
@@ -173,7 +180,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Take the rows of a batch into the outbox; ``{writer, batch}`` names it [I10]."""
         del context
-        with _errors_on_the_wire(self._name):
+        with errors_on_the_wire(self._name):
             request = Request(self._name, descriptor.command)
             stored = self._outgoing().take(
                 request.batch(), reader, start=request.number("start"), whole=request.number("whole") == 1
@@ -181,7 +188,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             writer.write(json.dumps(self._stored(stored)).encode())
 
     def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        with _errors_on_the_wire(self._name):
+        with errors_on_the_wire(self._name):
             if start < end:
                 yield from self._journal.read(start, end)
 
@@ -312,6 +319,22 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             raise bad_request(self._name, f'"do" has to be one of {", ".join(ACTIONS)}')
         return self._outgoing().refused(do, request.number("at"))
 
+    def _sign(self, request: Request, context: Any) -> dict[str, object]:
+        """Tickets to read ranges of this journal; whether the rows are there shows when one is used."""
+        del context
+        journal, valid_s = request.text("journal"), request.seconds("valid_s")
+        check_journal(self._name, self._journal, journal)
+        asked = request.ranges()
+        sign = partial(self.tickets.sign, valid_s, kind="read", journal=journal)
+        return {"tickets": [sign(start=start, end=end, incarnation=known) for start, end, known in asked]}
+
+    def _sign_writer(self, request: Request, context: Any) -> dict[str, object]:
+        """A ticket for the batches of one query or job."""
+        del context
+        self._outgoing()
+        valid_s, writer = request.seconds("valid_s"), request.text("writer")
+        return {"ticket": self.tickets.sign(valid_s, kind="write", writer=writer)}
+
     def _outgoing(self) -> OutboxHandler:
         if self._outbox is None:
             raise GatewayError(
@@ -378,29 +401,3 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 "The checkpoint is newer than the journal: was the state directory restored from a copy? Bring back "
                 "the newest one, or start with a new checkpoint directory.",
             )
-
-
-@contextlib.contextmanager
-def _errors_on_the_wire(where: str) -> Iterator[None]:
-    """Carry any error across the wire as code, where, what and do; nothing else leaves the gateway [I12]."""
-    try:
-        yield
-    except TowlineError as error:
-        raise _on_the_wire(error) from error
-    except Exception as error:
-        raise _on_the_wire(unforeseen(where, error)) from error
-
-
-def unforeseen(where: str, error: BaseException) -> GatewayError:
-    """TL-G09: the cause in words, and the traceback in the log of this process."""
-    structlog.get_logger("towline.gateway").error("unexpected", line=where, code="TL-G09", exc_info=error)
-    first = printable(next(iter(str(error).splitlines()), ""), _LONGEST_CAUSE).rstrip(". ")
-    why = f"{type(error).__name__}{': ' if first else ''}{first}"
-    log = own_log() or "the gateway's standard error"
-    do = f"This is a fault in Towline; please report it with the traceback in {log}."
-    return GatewayError("TL-G09", where, f"the gateway failed in an unexpected way ({why})", do)
-
-
-def _on_the_wire(error: TowlineError) -> Exception:
-    wire: Exception = flight.FlightServerError(error.code, extra_info=json.dumps(error_fields(error)).encode())
-    return wire

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from towline.delivery.receipts.payload import PREFIX
+from towline.gateway.listen import ListenSettings
 from towline.guarantee import AckAfter, Guarantee, policy, qos_problem
 from towline.journal import Limits
 from towline.mqtt.events import Filter
@@ -30,6 +31,7 @@ from towline.net.transport import Endpoint, Proxy, Tls
 
 __all__ = [
     "GatewaySettings",
+    "ListenSettings",
     "OutboxSettings",
     "ReceiptSettings",
     "WillSettings",
@@ -150,7 +152,7 @@ class ReceiptSettings(_Model):
 #: A larger one costs Mosquitto, which looks through it for each answer, more than it spares the gateway.
 _WINDOW_QOS_2: Final = 2000
 #: Settings that versions before did not have: left as they are, they leave the digest of a running gateway as it is.
-_SINCE: Final = ("reconnect_delay_s", "reconnect_max_delay_s", "websocket_headers_file", "authenticator")
+_SINCE: Final = ("reconnect_delay_s", "reconnect_max_delay_s", "websocket_headers_file", "authenticator", "listen")
 _WILL_SINCE: Final = ("payload_is_utf8", "correlation_data")
 
 
@@ -208,6 +210,7 @@ class GatewaySettings(_Model):
             because one may be a secret.
         authenticator: Enhanced authentication (MQTT 5): ``package.module:factory``, called with user name and password,
             gives an `towline.mqtt.Authenticator`.
+        listen: Where to listen on a network, besides the unix socket; None for not at all.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -245,6 +248,7 @@ class GatewaySettings(_Model):
     reconnect_max_delay_s: Annotated[float, Field(gt=0, le=LONGEST_DELAY_S)] = LONGEST_PAUSE_S
     websocket_headers_file: Path | None = None
     authenticator: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    listen: ListenSettings | None = None
 
     @field_validator("brokers", mode="before")
     @classmethod

@@ -15,17 +15,21 @@ from pydantic import ValidationError
 
 from towline import options as read
 from towline.errors import ConfigError
+from towline.gateway.access import REMOTE, Access, is_remote
 from towline.gateway.settings import GatewaySettings
+from towline.gateway.tickets import LONGEST_VALID_S
 from towline.guarantee import Guarantee, sharing_problem
 from towline.options import Given, Option
 from towline.text import printable
 
 __all__ = [
+    "ACCESS",
     "CONNECTION",
     "PASSWORD",
     "PLACE",
     "RECEIVING",
     "WHERE",
+    "access_values",
     "at_least_one",
     "check_sharing",
     "gateway_place",
@@ -194,18 +198,30 @@ RECEIVING: Final = (
 )
 
 
+_REMOTE: Final = re.compile(re.escape(REMOTE) + r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/?")
+
+
 def _gateway(text: str) -> str:
     if not text:
-        raise ValueError("it is the state directory of a running gateway, or its location grpc+unix://...")
+        raise ValueError("it is the state directory of a running gateway, or its location grpc+tls://HOST:PORT")
     if "://" not in text:
         return read.path(text)
-    if not text.startswith("grpc+unix:///"):
-        raise ValueError("a location is grpc+unix:///PATH")
+    if not text.startswith("grpc+unix:///") and not _REMOTE.fullmatch(text):
+        raise ValueError("a location is grpc+unix:///PATH or grpc+tls://HOST:PORT; there is none without TLS")
     return text
 
 
+#: The files that let Spark in to a gateway on a network; `Option.into` names fields of `GatewayPlace`.
+ACCESS: Final = (
+    Option("gatewayTokenFile", read.path, "access.token_file"),
+    Option("gatewayCaFile", read.path, "access.ca_file"),
+    Option("gatewayCertFile", read.path, "access.cert_file"),
+    Option("gatewayKeyFile", read.path, "access.key_file"),
+    Option("gatewayServerName", into="access.server_name"),
+    Option("gatewayTicketValidity", read.between(60, LONGEST_VALID_S, "60 to 604800 seconds"), "ticket_s"),
+)
 #: Where the gateway is: the directory of one to start or to find, or one that runs already.
-PLACE: Final = (Option("stateDir", read.path), Option("gateway", _gateway, address=True))
+PLACE: Final = (Option("stateDir", read.path), Option("gateway", _gateway, address=True), *ACCESS)
 
 
 def wrong(option: Option, text: str, problem: str) -> ConfigError:
@@ -229,6 +245,8 @@ def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None,
     Raises:
         ConfigError: TL-C20, TL-C21, TL-C23.
     """
+    place = given.value("gateway", "")
+    _check_access(given, place)
     if "gateway" not in given:
         if not given.text("stateDir"):
             raise missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
@@ -241,8 +259,28 @@ def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None,
             "it belongs to the gateway, and the option gateway names one that runs already",
             "Give one of the two.",
         )
-    place = given.value("gateway")
     return (None, place) if "://" in place else (Path(place), None)
+
+
+def _check_access(given: Given, place: str) -> None:
+    """See that what lets Spark in to a gateway is there for one on a network, and for no other."""
+    said = [option.name for option in ACCESS if option.name in given]
+    if not is_remote(place):
+        if said:
+            what = "it belongs to a gateway on a network, and this one is on this machine"
+            raise ConfigError("TL-C23", f'{WHERE} option "{said[0]}"', what, f"Leave it out, or give gateway={REMOTE}.")
+        return
+    if not given.text("gatewayTokenFile"):
+        raise missing("gatewayTokenFile", "It is a file of mode 0600 on the driver, with a token of the gateway.")
+    pair = ("gatewayCertFile", "gatewayKeyFile")
+    if lone := [name for name in pair if name in given and not all(other in given for other in pair)]:
+        raise ConfigError("TL-C23", f'{WHERE} option "{lone[0]}"', f"{' and '.join(pair)} go together", "Give both.")
+
+
+def access_values(given: Given) -> dict[str, Any]:
+    """What the options say of the way in: fields of `GatewayPlace`."""
+    values = given.values(ACCESS)
+    return {**values, "access": Access(**values["access"])} if "access" in values else values
 
 
 def gateway_values(given: Given, guarantee: Guarantee, options: Iterable[Option]) -> dict[str, Any]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from towline import processes
 from towline.errors import GatewayUnreachable, TowlineError
+from towline.gateway.access import Access, is_remote
 from towline.gateway.client import GatewayClient
 from towline.gateway.launch import discover, ensure
+from towline.gateway.tickets import DEFAULT_VALID_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -24,6 +26,7 @@ __all__ = ["PATIENCE_S", "GatewayPlace", "Retry", "client_of", "driver_pid", "pa
 PATIENCE_S = 60.0
 
 _PAUSE_S = 0.1
+_NO_ACCESS = Access()
 
 _T = TypeVar("_T")
 
@@ -36,11 +39,48 @@ class GatewayPlace:
         state_dir: State directory of the gateway, "" when only its location is known.
         location: Flight location, "" when it is to be found by the state directory.
         settings: Settings of a gateway to start when none runs, as JSON; "" to start none.
+        access: The files that let the driver in to a gateway on a network.
+        ticket_s: Seconds that a ticket of its workers is worth something.
+        ticket: Lets a worker in, in place of the token that `access` names.
+        authority: With it: the authorities of the gateway's certificate as PEM text; a worker needs no file of them.
     """
 
     state_dir: str
     location: str
     settings: str = ""
+    access: Access = _NO_ACCESS
+    ticket_s: float = DEFAULT_VALID_S
+    ticket: str = ""
+    authority: str = ""
+
+    @property
+    def remote(self) -> bool:
+        """Whether the gateway is on a network: workers need tickets then."""
+        return is_remote(self.location)
+
+    def admitted(self, ticket: str, authority: str) -> GatewayPlace:
+        """The same place as a worker comes to it: with a ticket, and without a need for the token."""
+        return replace(self, ticket=ticket, authority=authority) if self.remote else self
+
+    def trusted(self) -> str:
+        """The authorities of the gateway's certificate, for the workers; "" where none are needed. On the driver.
+
+        Raises:
+            GatewayError: TL-G46, the file can't be read.
+        """
+        return self.access.authority() if self.remote else ""
+
+    def tickets(
+        self, client: GatewayClient, journal: str, ranges: Sequence[tuple[int, int]], incarnations: Sequence[str]
+    ) -> list[str]:
+        """A ticket for each range, "" where none is needed. On the driver."""
+        if not self.remote:
+            return [""] * len(ranges)
+        return client.sign(journal, ranges, incarnations=incarnations, valid_s=self.ticket_s)
+
+    def writer_ticket(self, client: GatewayClient, writer: str) -> str:
+        """A ticket for the tasks of one query or job. On the driver."""
+        return client.sign_writer(writer, valid_s=self.ticket_s)
 
     def attach(self) -> GatewayClient:
         """Find the running gateway.
@@ -49,7 +89,7 @@ class GatewayPlace:
             GatewayUnreachable: TL-G01 when none runs there.
         """
         if self.location:
-            return GatewayClient(self.location)
+            return GatewayClient(self.location, self.access, ticket=self.ticket, authority=self.authority)
         client = discover(Path(self.state_dir))
         if client is None:
             raise GatewayUnreachable(

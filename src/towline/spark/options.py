@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from towline import options as read
 from towline.errors import ConfigError
+from towline.gateway.access import Access
 from towline.gateway.settings import GatewaySettings
+from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.guarantee import Guarantee, policy, qos_problem
 from towline.options import Format, Given, Option
 from towline.spark import gateway_options as gateway
@@ -33,6 +35,8 @@ class SourceOptions:
         settings: The gateway to find or to start, None when one is named.
         state_dir: Directory whose running gateway is used.
         location: Flight location of a running gateway, when it was given as such.
+        access: The files that let us in, where that is on a network.
+        ticket_s: Seconds that a ticket of the workers is worth something.
         consumer: Name under which rows are committed.
         guarantee: The promise (`towline.guarantee`); it says which rows of a repeated batch are served again.
         max_rows: Most rows of a micro-batch.
@@ -49,6 +53,8 @@ class SourceOptions:
     settings: GatewaySettings | None
     state_dir: Path | None
     location: str | None
+    access: Access = field(default_factory=Access)
+    ticket_s: float = DEFAULT_VALID_S
     consumer: str = "default"
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     max_rows: int = DEFAULT_MAX_ROWS
@@ -133,7 +139,8 @@ def parse_options(texts: Mapping[str, str]) -> SourceOptions:
     guarantee = given.value("guarantee", Guarantee.AT_LEAST_ONCE)
     state_dir, location = gateway.gateway_place(given, _GATEWAY)
     settings = None if "gateway" in given else _settings(given, guarantee)
-    options = SourceOptions(settings=settings, state_dir=state_dir, location=location, **given.values(_READING))
+    said = {**gateway.access_values(given), **given.values(_READING)}
+    options = SourceOptions(settings=settings, state_dir=state_dir, location=location, **said)
     if options.event_time and not options.checkpoint:
         raise ConfigError(
             "TL-C23",

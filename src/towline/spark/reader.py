@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,12 +30,12 @@ from towline.guarantee import HIGHEST_QOS
 from towline.spark.cut import Cut
 from towline.spark.link import PATIENCE_S, GatewayPlace, patiently
 from towline.spark.offsets import Position
+from towline.spark.runner import end_in_order, is_runner
 from towline.spark.served import timed, unrepeated
 from towline.spark.workers import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import FrameType
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -56,7 +54,6 @@ SETTLE_S = 0.25
 TAKEOVER_S = 5.0
 
 _LOG = logging.getLogger("towline.spark")
-_RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +93,7 @@ class Slice(InputPartition):
     """The rows ``start`` to ``end`` - 1 of one journal, and the query's watermark: all that a worker is told.
 
     ``fresh`` is where rows begin that nobody was served before; what is never served twice is left out below it.
+    ``ticket`` and ``authority`` let the worker in to a gateway on a network (`GatewayPlace.admitted`).
     """
 
     def __init__(
@@ -106,6 +104,8 @@ class Slice(InputPartition):
         incarnation: str = "",
         watermark_ms: int | None = None,
         fresh: int = 0,
+        ticket: str = "",
+        authority: str = "",
     ) -> None:
         super().__init__((journal, start, end))
         self.journal = journal
@@ -114,6 +114,8 @@ class Slice(InputPartition):
         self.incarnation = incarnation
         self.watermark_ms = watermark_ms
         self.fresh = fresh
+        self.ticket = ticket
+        self.authority = authority
 
 
 class _Hold:
@@ -133,7 +135,7 @@ class _Hold:
             Fenced: TL-G03 when another living reader has it.
         """
         if self._lease is None:
-            _end_in_order()
+            end_in_order()
             self._client = self._place.connect()
             self._lease = self._client.open(self._consumer, patience_s=TAKEOVER_S)
         return self._lease
@@ -186,6 +188,20 @@ class _Hold:
                 raise
 
         return patiently(attempt)
+
+    def admission(self, journal: str, start: int, end: int, incarnation: str) -> tuple[str, str]:
+        """Ticket and authority of a slice: what lets its worker in to a gateway on a network; "" for a local one."""
+
+        def attempt() -> list[str]:
+            self.lease()
+            assert self._client is not None
+            try:
+                return self._place.tickets(self._client, journal, [(start, end)], [incarnation])
+            except GatewayUnreachable:
+                self.drop()
+                raise
+
+        return patiently(attempt)[0], self._place.trusted()
 
     def status(self) -> dict[str, Any]:
         """The account of the gateway; empty while there is no connection."""
@@ -317,7 +333,8 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._cut.remember(there)
         fresh = plan.repeated_below if self._planned else there.offset
         watermark = self._watermark(there) if plan.event_time else None
-        return [Slice(there.journal, here.offset, there.offset, there.incarnation, watermark, fresh)]
+        admission = self._hold.admission(there.journal, here.offset, there.offset, there.incarnation)
+        return [Slice(there.journal, here.offset, there.offset, there.incarnation, watermark, fresh, *admission)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: ``start`` of the next `latestOffset` says the same earlier and for the last batch too [I5]."""
@@ -325,7 +342,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Give the lease back; a batch may be uncommitted, so no watermark moves."""
         self._hold.release()
-        if _is_runner() and isinstance(sys.exception(), EOFError | SystemExit):
+        if is_runner() and isinstance(sys.exception(), EOFError | SystemExit):
             os._exit(0)  # the JVM has closed the socket: reporting there would only print a traceback
 
     # -- in the workers ----------------------------------------------------------------------------------------
@@ -341,7 +358,8 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fresh = partition.end if plan.once_below and _attempt() > 0 else partition.fresh
         if plan.once_below > HIGHEST_QOS and fresh >= partition.end:
             return iter(())
-        rows = plan.place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
+        place = plan.place.admitted(partition.ticket, partition.authority)
+        rows = place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
         if plan.once_below and fresh > partition.start:
             rows = unrepeated(rows, plan.once_below, fresh)
         return rows if partition.watermark_ms is None else timed(rows, partition.watermark_ms)
@@ -399,6 +417,13 @@ class MqttBatchReader(DataSourceReader):
             status = client.status()
             end = int(status["end"]) if self._plan.ending is None else self._plan.ending
             incarnation = client.incarnation(end)
+            start = self._start(status, end)
+            journal = str(status["journal"])
+            (ticket,) = self._plan.place.tickets(client, journal, [(start, end)], [incarnation])
+        authority = self._plan.place.trusted()
+        return [Slice(journal, start, end, incarnation, ticket=ticket, authority=authority)]
+
+    def _start(self, status: Mapping[str, Any], end: int) -> int:
         first, tip = int(status["first"]), int(status["end"])
         committed = max(first, int(status["consumers"].get(self._plan.consumer, first)))
         starts = {"committed": committed, "earliest": first, "latest": tip}
@@ -411,12 +436,13 @@ class MqttBatchReader(DataSourceReader):
                 f"it is {end}, before the start at {start}",
                 f"The journal holds the offsets {first} to {tip - 1}.",
             )
-        return [Slice(str(status["journal"]), start, end, incarnation)]
+        return start
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the range."""
         assert isinstance(partition, Slice)
-        return self._plan.place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
+        place = self._plan.place.admitted(partition.ticket, partition.authority)
+        return place.rows(partition.journal, partition.start, partition.end, partition.incarnation)
 
 
 def _check(plan: ReadPlan, *, streaming: bool) -> None:
@@ -461,26 +487,3 @@ def _attempt() -> int:
 
     context = TaskContext.get()
     return context.attemptNumber() if context else 0
-
-
-def _is_runner() -> bool:
-    """Whether this process is Spark's source runner on the driver."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return getattr(spec, "name", "") == _RUNNER
-
-
-def _end_in_order() -> None:
-    """Let SIGTERM end Spark's source runner through ``finally: reader.stop()``.
-
-    Spark sends SIGTERM twice, two milliseconds apart, and Python would die at the first: the handler ignores the
-    second one, so that the lease is given back. Only in the runner: elsewhere the signal is not ours.
-    """
-    if not _is_runner() or threading.current_thread() is not threading.main_thread():
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        del frame
-        signal.signal(number, signal.SIG_IGN)
-        raise SystemExit(0)
-
-    signal.signal(signal.SIGTERM, leave)

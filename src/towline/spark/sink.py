@@ -72,6 +72,8 @@ class PartitionSender:
         confirm_s: Longest wait until the broker has a batch; None where the outbox is enough.
         origin: Hash of what the offset log says about the newest batch; empty for unknown.
         origin_batch: That batch.
+        tickets: For each client, what lets a task in to its gateway on a network; "" or none for one of this machine.
+        authority: The authorities of those gateways' certificates as PEM text.
     """
 
     places: tuple[GatewayPlace, ...]
@@ -80,6 +82,8 @@ class PartitionSender:
     confirm_s: float | None
     origin: str = ""
     origin_batch: int | None = None
+    tickets: tuple[str, ...] = ()
+    authority: str = ""
 
     @property
     def place(self) -> GatewayPlace:
@@ -88,7 +92,13 @@ class PartitionSender:
 
     def of(self, partition: int) -> PartitionSender:
         """What brings the rows of a part, to its client."""
-        return replace(self, places=(self.places[client_of(partition, len(self.places))],))
+        number = client_of(partition, len(self.places))
+        ticket = self.tickets[number] if self.tickets else ""
+        return replace(self, places=(self.places[number].admitted(ticket, self.authority),))
+
+    def signed(self, tickets: Sequence[str]) -> PartitionSender:
+        """With tickets for the tasks. On the driver."""
+        return replace(self, tickets=tuple(tickets), authority=self.place.trusted())
 
     def bring(self, writer: str, batch: int, batches: Iterator[pa.RecordBatch]) -> StoredBatch:
         """Bring all rows of a batch, and wait for the broker if that was asked for.
@@ -236,11 +246,16 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
 
 
 class MqttBatchWriter(DataSourceArrowWriter):
-    """Writes the result of a batch query; a task that Spark repeats sends nothing twice, a repeated query does."""
+    """Writes the result of a batch query; a task that Spark repeats sends nothing twice, a repeated query does.
 
-    def __init__(self, sender: PartitionSender) -> None:
+    Args:
+        sender: Brings the rows.
+        job: Id of this run, which no other has; default a new one.
+    """
+
+    def __init__(self, sender: PartitionSender, job: str = "") -> None:
         self._sender = sender
-        self._job = uuid.uuid4().hex
+        self._job = job or uuid.uuid4().hex
 
     @one_line
     def write(self, iterator: Iterator[pa.RecordBatch]) -> MqttWritten:
@@ -279,7 +294,8 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
 
     Raises:
         ConfigError: Options or columns that can't be.
-        GatewayError: TL-G35 to TL-G37, checkpoint and outbox do not belong together.
+        GatewayError: TL-G35 to TL-G37, checkpoint and outbox do not belong together; TL-G48, tasks of a gateway on a
+            network need a ticket for this query, and its checkpoint can't be read here.
         JournalError: TL-J20, the checkpoint can't be made durable.
         TowlineError: Whatever keeps the gateway from starting.
     """
@@ -290,11 +306,14 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
     batch = checkpoint.last_offsets_batch()
     origin = checkpoint.offsets_hash(batch) if batch is not None else None
     remembered = [Remembered.read(location, number) for number in range(len(sender.places))]
+    tickets = []
     for place, known in zip(sender.places, remembered, strict=True):
         with place.connect() as client:
             if known is not None:
                 known.check(place.state_dir or place.location, client.outbox(known.tip))
-    return MqttStreamWriter(replace(sender, origin=origin or "", origin_batch=batch), location, remembered)
+            tickets.append(place.writer_ticket(client, _query(checkpoint, location)) if place.remote else "")
+    sender = replace(sender, origin=origin or "", origin_batch=batch)
+    return MqttStreamWriter(sender.signed(tickets), location, remembered)
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> MqttBatchWriter:
@@ -310,7 +329,13 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
             'mode("overwrite") is not possible, a topic can only be published to',
             'Use mode("append").',
         )
-    return MqttBatchWriter(_sender(options, schema))
+    sender, job = _sender(options, schema), uuid.uuid4().hex
+    tickets = []
+    for place in sender.places:
+        if place.remote:
+            with place.connect() as client:
+                tickets.append(place.writer_ticket(client, f"job-{job}"))
+    return MqttBatchWriter(sender.signed(tickets), job)
 
 
 def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = "") -> PartitionSender:
@@ -321,6 +346,18 @@ def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = ""
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     columns = SinkColumns.bind(types, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain, levels=parsed.levels)
     return PartitionSender(places_of(parsed), columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
+
+
+def _query(checkpoint: Checkpoint, location: str) -> str:
+    """The id under which the query's batches enter the outbox: tasks know it from Spark, the driver from here."""
+    if not (query := checkpoint.query):
+        raise GatewayError(
+            "TL-G48",
+            _WHERE,
+            f'a ticket for this query needs its id, and the checkpoint "{location}" can\'t be read on the driver',
+            "Put the checkpoint on a file system that the driver has as a path, or run the gateway beside Spark.",
+        )
+    return query
 
 
 def _out_of_place(what: str, do: str) -> GatewayError:

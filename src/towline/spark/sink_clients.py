@@ -34,7 +34,7 @@ def places_of(parsed: SinkOptions) -> tuple[GatewayPlace, ...]:
     if parsed.settings:
         _keep_number(Path(parsed.state_dir), parsed.clients)
     if parsed.clients == 1:
-        return (GatewayPlace(parsed.state_dir, parsed.location, parsed.settings),)
+        return (GatewayPlace(parsed.state_dir, parsed.location, parsed.settings, parsed.access, parsed.ticket_s),)
     return tuple(_place(parsed, number) for number in range(parsed.clients))
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from towline import options as read
 from towline.errors import ConfigError
+from towline.gateway.access import Access
 from towline.gateway.settings import GatewaySettings
+from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.guarantee import Guarantee, policy
 from towline.options import SPARKS, Format, Given, Option
 from towline.spark import gateway_options as gateway
@@ -32,6 +34,8 @@ class SinkOptions:
         settings: The gateway to find or to start, as JSON; empty when one is named.
         state_dir: Directory whose running gateway is used, or empty.
         location: Flight location of a running gateway, or empty.
+        access: The files that let us in, where that is on a network.
+        ticket_s: Seconds that a ticket of the workers is worth something.
         guarantee: The promise.
         levels: QoS that the promise allows.
         topic: Of rows without one; None when each row has to have its own.
@@ -46,6 +50,8 @@ class SinkOptions:
     settings: str
     state_dir: str
     location: str
+    access: Access = field(default_factory=Access)
+    ticket_s: float = DEFAULT_VALID_S
     guarantee: Guarantee
     levels: tuple[int, ...]
     topic: str | None = None
@@ -131,7 +137,7 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
         where, what = f'{WHERE} option "clients"', "the option gateway names one client that runs already"
         raise ConfigError("TL-C23", where, what, "Give one of the two.")
     several = settings is not None and settings.several_sessions  # no row may ask for QoS 2 then
-    values = given.values(_SENDING)
+    values = {**gateway.access_values(given), **given.values(_SENDING)}
     return SinkOptions(
         settings=settings.model_dump_json() if settings else "",
         state_dir=str(state_dir or ""),

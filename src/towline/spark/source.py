@@ -106,7 +106,9 @@ def _plan(options: SourceOptions) -> ReadPlan:
     told = options.settings and options.settings.model_copy(update={"checkpoint": options.checkpoint})
     settings = told.model_dump_json() if told else ""
     return ReadPlan(
-        place=GatewayPlace(str(options.state_dir or ""), options.location or "", settings),
+        place=GatewayPlace(
+            str(options.state_dir or ""), options.location or "", settings, options.access, options.ticket_s
+        ),
         consumer=options.consumer,
         once_below=policy(options.guarantee).once_below,
         repeated_below=options.repeated_below,

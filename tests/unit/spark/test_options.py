@@ -356,7 +356,9 @@ def test_a_mistake_is_one_line(options: dict[str, str], line: str) -> None:
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize("gateway", ["", "grpc+tls://x:1", "grpc+unix://relative"])
+@pytest.mark.parametrize(
+    "gateway", ["", "grpc+tls://x", "grpc+tls://x:port", "grpc+tcp://127.0.0.1:8815", "grpc+unix://relative"]
+)
 def test_a_gateway_that_cannot_be(gateway: str) -> None:
     with pytest.raises(ConfigError, match="TL-C21"):
         parse_options({"gateway": gateway})

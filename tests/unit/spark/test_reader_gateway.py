@@ -173,10 +173,10 @@ def test_sigterm_is_ours_only_in_sparks_runner(stream: MqttStreamReader) -> None
 
 RUNNER = """
 import sys
-from towline.spark import reader
+from towline.spark import reader, runner
 from towline.spark.link import GatewayPlace
 
-reader._RUNNER = "runner"
+runner._RUNNER = "runner"
 made = reader.MqttStreamReader(reader.ReadPlan(GatewayPlace({state_dir!r}, ""), "default", poll_s=30))
 at = made.initialOffset()
 try:

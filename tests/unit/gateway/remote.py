@@ -1,0 +1,101 @@
+"""A gateway's service on the network, with certificates of its own authority."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trustme
+
+from tests.unit.gateway.serving import Served, served
+from towline.gateway.access import Access
+from towline.gateway.admission import TokenFile
+from towline.gateway.certificates import Certificates
+from towline.gateway.listen import ListenSettings
+from towline.gateway.outbox_handler import OutboxHandler
+from towline.gateway.remote import RemoteService
+from towline.journal import Limits, Outbox
+from towline.schema import OUTBOX_SCHEMA
+
+__all__ = ["TOKEN", "Pki", "Remote", "remote"]
+
+TOKEN = "0123456789abcdef-the-token"  # noqa: S105
+
+
+@dataclass(frozen=True, slots=True)
+class Pki:
+    """An authority and the files that it signed."""
+
+    directory: Path
+    authority: trustme.CA
+
+    @classmethod
+    def made(cls, directory: Path) -> Pki:
+        directory.mkdir(parents=True, exist_ok=True)
+        made = cls(directory, trustme.CA())
+        made.authority.cert_pem.write_to_path(directory / "ca.pem")
+        made.issue("server", "127.0.0.1")
+        made.issue("client", "client")
+        made.tokens(TOKEN)
+        return made
+
+    def issue(self, name: str, identity: str, **more: Any) -> None:
+        issued = self.authority.issue_cert(identity, **more)
+        (self.directory / f"{name}.pem").write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(self.directory / f"{name}.key")
+
+    def tokens(self, *lines: str) -> None:
+        file = self.directory / "token"
+        file.write_text("\n".join(lines) + "\n")
+        file.chmod(0o600)
+
+    def settings(self, **more: Any) -> ListenSettings:
+        given = {"address": "127.0.0.1:0", **dict.fromkeys(("cert_file", "key_file", "token_file"), None), **more}
+        given["cert_file"] = given["cert_file"] or self.directory / "server.pem"
+        given["key_file"] = given["key_file"] or self.directory / "server.key"
+        given["token_file"] = given["token_file"] or self.directory / "token"
+        return ListenSettings.model_validate(given)
+
+    def access(self, **more: str) -> Access:
+        given = {"token_file": str(self.directory / "token"), "ca_file": str(self.directory / "ca.pem")}
+        return Access(**(given | more))
+
+    @property
+    def authority_text(self) -> str:
+        return (self.directory / "ca.pem").read_text()
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A served journal that is on the network too."""
+
+    server: Served
+    service: RemoteService
+    pki: Pki
+
+    @property
+    def location(self) -> str:
+        return self.service.location
+
+
+@contextlib.contextmanager
+def remote(directory: Path, *, outbox: bool = False, **settings: Any) -> Iterator[Remote]:
+    """Serve a journal on the network while the block runs."""
+    pki = Pki.made(directory / "pki")
+    with served(directory / "state") as server, contextlib.ExitStack() as closing:
+        if outbox:
+            kept = Outbox.open(directory / "state" / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
+            closing.callback(kept.close)
+            server.service._outbox = OutboxHandler(
+                kept, "plant", wake=lambda: None, on_failure=server.failures.append, ask=lambda _: Future()
+            )
+        listen = pki.settings(**settings)
+        service = RemoteService(
+            listen, server.service, "plant", TokenFile(listen.token_file), Certificates.read(listen)
+        )
+        closing.callback(service.close)
+        yield Remote(server, service, pki)

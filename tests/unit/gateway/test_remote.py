@@ -1,0 +1,330 @@
+"""The gateway on a network: everything with the token, a slice with a ticket, nothing without."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+from structlog.testing import capture_logs
+
+from tests.helpers import wait_until
+from tests.unit.gateway.remote import TOKEN, Pki, Remote, remote
+from tests.unit.gateway.serving import rows
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable
+from towline.gateway.access import Access
+from towline.gateway.admission import TokenFile
+from towline.gateway.certificates import Certificates
+from towline.gateway.client import GatewayClient
+from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.listen import ListenSettings
+from towline.gateway.remote import RemoteService
+from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Remote]:
+    with remote(tmp_path, outbox=True) as running:
+        yield running
+
+
+def as_driver(far: Remote) -> GatewayClient:
+    return GatewayClient(far.location, far.pki.access())
+
+
+def as_worker(far: Remote, ticket: str) -> GatewayClient:
+    """It has no file at all."""
+    return GatewayClient(far.location, Access(), ticket=ticket, authority=far.pki.authority_text)
+
+
+def test_with_the_token_everything_is_as_on_the_unix_socket(far: Remote) -> None:
+    far.server.add(30)
+    with as_driver(far) as client:
+        lease = client.open("default")
+        window = client.wait(lease, 0, timeout_s=0)
+        assert window.end == 30
+        got = pa.Table.from_batches(client.read(lease.journal, 10, 30, incarnation=window.incarnation))
+        assert got.equals(pa.Table.from_batches([rows(10, 20)]))
+        assert client.status()["name"] == "plant"
+        assert client.place("q/0", 0).rows == 0
+
+
+def test_a_ticket_gives_the_rows_of_its_slice(far: Remote) -> None:
+    far.server.add(30)
+    journal = far.server.journal.journal_id
+    with as_driver(far) as driver:
+        first, second = driver.sign(journal, [(0, 10), (10, 30)], incarnations=["", driver.incarnation(30)])
+        with as_worker(far, second) as worker:
+            got = pa.Table.from_batches(worker.read(journal, 10, 30, incarnation=driver.incarnation(30)))
+            assert got.equals(pa.Table.from_batches([rows(10, 20)]))
+            with pytest.raises(GatewayError, match="TL-G43"):
+                list(worker.read(journal, 0, 10))
+        with as_worker(far, first) as worker:
+            assert sum(batch.num_rows for batch in worker.read(journal, 4, 10)) == 6
+
+
+def test_a_ticket_brings_the_batches_of_its_writer(far: Remote) -> None:
+    with as_driver(far) as driver:
+        ticket = driver.sign_writer("query")
+    with as_worker(far, ticket) as worker:
+        assert worker.place("query/3", 0).rows == 0
+        stored = worker.send("query/3", 0, [NO_MESSAGES], MESSAGE_SCHEMA)
+        assert stored.whole
+        assert worker.sent(stored.end, timeout_s=0)
+        for foreign in ("other/3", "query", "query2/0"):
+            with pytest.raises(GatewayError, match="TL-G43"):
+                worker.place(foreign, 0)
+            with pytest.raises(GatewayError, match="TL-G43"):
+                worker.send(foreign, 0, [NO_MESSAGES], MESSAGE_SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.status(),
+        lambda client: client.open("default"),
+        lambda client: client.commit("default", 1, journal="j"),
+        lambda client: client.incarnation(1),
+        lambda client: client.forget("default"),
+        lambda client: client.outbox(0),
+        lambda client: client.end_job("job-1"),
+        lambda client: client.refused("page", 0),
+        lambda client: client.sign("j", [(0, 1)]),
+        lambda client: client.sign_writer("query"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_no_ticket_opens_anything_else(far: Remote, kind: str, call: Any) -> None:
+    with as_driver(far) as driver:
+        journal = far.server.journal.journal_id
+        ticket = driver.sign(journal, [(0, 0)])[0] if kind == "read" else driver.sign_writer("query")
+    with as_worker(far, ticket) as worker, pytest.raises(GatewayError, match="TL-G43"):
+        call(worker)
+
+
+def test_one_kind_of_ticket_does_not_stand_for_the_other(far: Remote) -> None:
+    journal = far.server.journal.journal_id
+    with as_driver(far) as driver:
+        reading, writing = driver.sign(journal, [(0, 0)])[0], driver.sign_writer("query")
+    with as_worker(far, reading) as worker:
+        with pytest.raises(GatewayError, match="TL-G43"):
+            worker.place("query/0", 0)
+        with pytest.raises(GatewayError, match="TL-G43"):
+            worker.send("query/0", 0, [NO_MESSAGES], MESSAGE_SCHEMA)
+    with as_worker(far, writing) as worker, pytest.raises(GatewayError, match="TL-G43"):
+        list(worker.read(journal, 0, 0))
+
+
+def test_without_a_token_or_with_a_wrong_one_nothing(far: Remote, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("another-token-of-some-length")
+    with GatewayClient(far.location, far.pki.access(token_file=str(wrong))) as client:
+        for call in (client.status, lambda: list(client.read("j", 0, 1)), lambda: client.place("q/0", 0)):
+            with pytest.raises(GatewayError, match="TL-G40") as refused:
+                call()
+            assert "another-token" not in str(refused.value)
+            assert TOKEN not in str(refused.value)
+    none = GatewayClient(far.location, far.pki.access(token_file=""))
+    with none, pytest.raises(GatewayError, match=r"gatewayTokenFile.*TL-G46"):
+        none.status()
+    assert far.service.status()["refused"] == 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda one: list(one.do_action(flight.Action("status", b""))),
+        lambda one: one.do_get(flight.Ticket(b"{}")).read_all(),
+        lambda one: list(one.list_flights()),
+        lambda one: list(one.list_actions()),
+        lambda one: one.get_flight_info(flight.FlightDescriptor.for_command(b"{}")),
+        lambda one: one.get_schema(flight.FlightDescriptor.for_command(b"{}")),
+        lambda one: one.do_exchange(flight.FlightDescriptor.for_command(b"{}"))[1].read_all(),
+        lambda one: one.do_put(flight.FlightDescriptor.for_command(b"{}"), MESSAGE_SCHEMA)[1].read(),
+    ],
+)
+def test_no_call_of_flight_is_forgotten(far: Remote, call: Any) -> None:
+    """Those that the gateway does not have too: the refusal comes before."""
+    authority = far.pki.authority_text.encode()
+    with flight.connect(far.location, tls_root_certs=authority) as stranger:
+        # pyarrow gives the refusal of get_schema as an OSError
+        with pytest.raises((flight.FlightUnauthenticatedError, OSError), match="TL-G40"):
+            call(stranger)
+
+
+def test_a_token_that_was_replaced(far: Remote) -> None:
+    with as_driver(far) as client:
+        client.status()
+        far.pki.tokens("the-newer-token-of-2027", TOKEN)
+        client.status()  # the same connection shows the new one
+        far.pki.tokens("the-newer-token-of-2027")
+        client.status()
+        far.pki.tokens("the-newest-token-of-2028", "the-newer-token-of-2027")
+        client.status()
+
+
+def test_a_certificate_that_the_client_does_not_trust(far: Remote, tmp_path: Path) -> None:
+    other = Pki.made(tmp_path / "other")
+    access = far.pki.access(ca_file=str(other.directory / "ca.pem"))
+    with GatewayClient(far.location, access) as client:
+        with pytest.raises(GatewayError, match=r"certificate is not accepted.*gatewayCaFile.*TL-G44") as refused:
+            client.status()
+        assert not isinstance(refused.value, GatewayUnreachable)  # waiting does not help
+
+
+def test_a_certificate_for_another_name(far: Remote) -> None:
+    client = GatewayClient(far.location, far.pki.access(server_name="g2.example"))
+    with client, pytest.raises(GatewayError, match=r"g2\.example.*TL-G44"):
+        client.status()
+
+
+def test_files_of_a_client_that_are_missing(far: Remote) -> None:
+    for name in ("token_file", "ca_file"):
+        client = GatewayClient(far.location, far.pki.access(**{name: "/nowhere"}))
+        with client, pytest.raises(GatewayError, match=r"/nowhere can't be read.*TL-G46"):
+            client.status()
+
+
+def test_mtls_lets_only_those_with_a_certificate_shake_hands(tmp_path: Path) -> None:
+    directory = tmp_path / "pki"
+    with remote(tmp_path, client_ca_file=directory / "ca.pem") as far:
+        ours = {"cert_file": str(directory / "client.pem"), "key_file": str(directory / "client.key")}
+        with GatewayClient(far.location, far.pki.access(**ours)) as client:
+            journal = client.status()["journal"]
+            far.server.add(3)
+            (ticket,) = client.sign(journal, [(0, 3)])
+        with GatewayClient(far.location, far.pki.access()) as client, pytest.raises(GatewayUnreachable, match="TL-G01"):
+            client.status()
+        worker = {"ticket": ticket, "authority": far.pki.authority_text}
+        with GatewayClient(far.location, Access(**ours), **worker) as client:
+            assert sum(batch.num_rows for batch in client.read(journal, 0, 3)) == 3
+        lacking = Access(cert_file="/nowhere/client.pem", key_file="/nowhere/client.key")
+        told = r"gatewayCertFile on \S+: /nowhere/client\.pem can't be read.*TL-G46"
+        with GatewayClient(far.location, lacking, **worker) as client, pytest.raises(GatewayError, match=told):
+            list(client.read(journal, 0, 3))
+
+
+def test_a_ticket_outlives_the_gateway(tmp_path: Path) -> None:
+    with remote(tmp_path) as far, as_driver(far) as driver:
+        far.server.add(5)
+        journal = far.server.journal.journal_id
+        incarnation = driver.incarnation(5)
+        (ticket,) = driver.sign(journal, [(0, 5)], incarnations=[incarnation])
+    with remote(tmp_path) as far, as_worker(far, ticket) as worker:
+        assert sum(batch.num_rows for batch in worker.read(journal, 0, 5, incarnation=incarnation)) == 5
+
+
+def shown(location: str) -> str:
+    """The certificate that the gateway shows."""
+    host, _, port = location.removeprefix("grpc+tls://").rpartition(":")
+    return ssl.get_server_certificate((host, int(port)))
+
+
+def test_renewed_certificates_are_taken_while_it_runs(far: Remote) -> None:
+    """Calls that run go on; the token and the connection of others stay as they are."""
+    far.server.add(5)
+    before = shown(far.location)
+    with as_driver(far) as client, as_driver(far) as waiting:
+        lease = waiting.open("default")
+        window: list[Any] = []
+        thread = threading.Thread(target=lambda: window.append(waiting.wait(lease, 5, timeout_s=50)))
+        thread.start()
+        wait_until(lambda: far.server.service._polls.waiting)
+        far.pki.issue("server", "127.0.0.1")
+        wait_until(lambda: shown(far.location) != before, 30)
+        client.status()
+        far.server.add(1)
+        thread.join(30)
+        assert window[0].end == 6
+
+
+def test_certificates_that_cannot_be_used_leave_the_old_ones(far: Remote) -> None:
+    before = shown(far.location)
+    with capture_logs() as said:
+        (far.pki.directory / "server.key").write_text("half a k")
+        wait_until(lambda: said, 30)
+    assert (said[0]["event"], said[0]["code"]) == ("certificates not renewed", "TL-C100")
+    assert shown(far.location) == before
+    with as_driver(far) as client:
+        client.status()
+
+
+def test_an_address_that_is_taken(far: Remote) -> None:
+    """gRPC would share a port with another server where it is let."""
+    settings = far.pki.settings(address=far.location.removeprefix("grpc+tls://"))
+    with pytest.raises(GatewayError, match="TL-G45"):
+        RemoteService(settings, far.server.service, "x", TokenFile(settings.token_file), Certificates.read(settings))
+
+
+def test_status_and_endpoint_say_where_it_listens(far: Remote) -> None:
+    said = far.service.status()
+    assert said["location"] == far.location
+    assert said["client_certificates"] is False
+    assert datetime.fromisoformat(str(said["certificate_until"])) > datetime.now(UTC)
+    assert TOKEN not in json.dumps(said)
+    plain = (far.server.state_dir / "endpoint.json").read_text()
+    assert "listen" not in json.loads(plain)  # a Towline of before knows no such field
+    far.server.service.listening(far.location)
+    told = GatewayEndpoint.read(far.server.state_dir)
+    assert told is not None
+    assert told.listen == far.location
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"cert_file": "none.pem"}, "cert_file .*can't be read"),
+        ({"key_file": "none.key"}, "key_file .*can't be read"),
+        ({"client_ca_file": "none.pem"}, "client_ca_file .*can't be read"),
+        ({"client_ca_file": "server.key"}, "client_ca_file .*no certificate"),
+        ({"cert_file": "server.key"}, "cert_file .*no certificate"),
+        ({"key_file": "server.pem"}, "key_file .*no private key"),
+        ({"key_file": "client.key"}, "key does not fit the certificate"),
+        ({"cert_file": "old.pem", "key_file": "old.key"}, "the certificate is over"),
+        ({"cert_file": "next.pem", "key_file": "next.key"}, "not valid yet"),
+    ],
+)
+def test_files_of_the_gateway_that_cannot_be_used(tmp_path: Path, broken: dict[str, str], said: str) -> None:
+    pki = Pki.made(tmp_path / "pki")
+    pki.issue(
+        "old", "127.0.0.1", not_after=datetime(2020, 1, 1, tzinfo=UTC), not_before=datetime(2019, 1, 1, tzinfo=UTC)
+    )
+    pki.issue("next", "127.0.0.1", not_before=datetime(2999, 1, 1, tzinfo=UTC))
+    paths = {name: pki.directory / file for name, file in broken.items()}
+    with pytest.raises(ConfigError, match=rf"{said}.*TL-C100"):
+        Certificates.read(pki.settings(**paths))
+
+
+def test_an_encrypted_key_is_refused_and_asks_nobody(tmp_path: Path) -> None:
+    pki = Pki.made(tmp_path / "pki")
+    openssl = shutil.which("openssl")
+    assert openssl is not None
+    key = pki.directory / "server.key"
+    command = [openssl, "pkey", "-aes256", "-passout", "pass:x", "-in", key, "-out", tmp_path / "locked.key"]
+    subprocess.run(command, check=True, timeout=30)
+    with pytest.raises(ConfigError, match=r"without a password.*TL-C100"):
+        Certificates.read(pki.settings(key_file=tmp_path / "locked.key"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"address": "0.0.0.0:8815"}, "cert_file and key_file and token_file is missing"),
+        ({"address": "h:1", "cert_file": "c", "key_file": "k"}, "token_file is missing"),
+        ({"address": "127.0.0.1:8815", "token_file": "t"}, "cert_file and key_file is missing"),
+        ({"address": "8815", "cert_file": "c", "key_file": "k", "token_file": "t"}, "HOST:PORT"),
+        ({"address": "h:99999", "cert_file": "c", "key_file": "k", "token_file": "t"}, "HOST:PORT"),
+    ],
+)
+def test_what_listens_has_tls_and_a_token_or_does_not(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ListenSettings.model_validate(given)

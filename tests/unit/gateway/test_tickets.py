@@ -1,0 +1,144 @@
+"""A ticket opens what it says, for as long as it says, at the gateway that signed it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from towline.errors import GatewayError, JournalError
+from towline.gateway.admission import check_read, check_write
+from towline.gateway.request import Request
+from towline.gateway.tickets import KEY_FILE, LONGEST_VALID_S, TicketKey
+
+READ: dict[str, Any] = {"kind": "read", "journal": "j", "start": 10, "end": 20, "incarnation": "ab"}
+WRITE: dict[str, Any] = {"kind": "write", "writer": "q"}
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(clock: Clock | None = None, secret: bytes = bytes(32)) -> TicketKey:
+    return TicketKey("plant", secret, clock or Clock())
+
+
+def asking(**fields: Any) -> Request:
+    return Request(
+        "plant", json.dumps({"journal": "j", "start": 10, "end": 20, "incarnation": "ab", **fields}).encode()
+    )
+
+
+def test_it_says_what_was_signed() -> None:
+    said = key().opened(key().sign(60, **READ))
+    assert (said.kind, said.journal, said.start, said.end, said.incarnation) == ("read", "j", 10, 20, "ab")
+
+
+@pytest.mark.parametrize("claims", [READ, WRITE])
+def test_no_character_of_it_can_be_another(claims: dict[str, Any]) -> None:
+    text = key().sign(60, **claims)
+    for place, character in enumerate(text):
+        for other in "AB_.":
+            if other != character:
+                with pytest.raises(GatewayError, match="TL-G41"):
+                    key().opened(text[:place] + other + text[place + 1 :])
+
+
+@pytest.mark.parametrize("text", ["", ".", "a", "a.b", "a.b.c", "é.é", "=.=", "A" * 5000])
+def test_what_is_no_ticket(text: str) -> None:
+    with pytest.raises(GatewayError, match="TL-G41"):
+        key().opened(text)
+
+
+def test_every_length_of_it_is_another_text() -> None:
+    text = key().sign(60, **READ)
+    for length in range(len(text)):
+        with pytest.raises(GatewayError, match="TL-G41"):
+            key().opened(text[:length])
+
+
+def test_another_gateway_did_not_sign_it() -> None:
+    with pytest.raises(GatewayError, match="TL-G41"):
+        key(secret=b"x" * 32).opened(key().sign(60, **READ))
+
+
+def test_another_version_is_not_read() -> None:
+    """Signed with the right key, as a later Towline could do."""
+    made = key()
+    content = base64.urlsafe_b64decode(made.sign(60, **READ).partition(".")[0] + "==")
+    later = json.dumps({**json.loads(content), "v": 2}, sort_keys=True, separators=(",", ":")).encode()
+    text = ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (later, made._code(later)))
+    with pytest.raises(GatewayError, match="TL-G41"):
+        made.opened(text)
+
+
+def test_it_ends_by_the_clock_of_the_gateway() -> None:
+    clock = Clock()
+    made = key(clock)
+    text = made.sign(60, **READ)
+    clock.now += 60
+    assert made.opened(text).end == 20
+    clock.now += 2
+    with pytest.raises(GatewayError, match=r"expired 2 s ago.*gatewayTicketValidity.*TL-G42"):
+        made.opened(text)
+
+
+def test_none_is_for_longer_than_a_week() -> None:
+    assert key().opened(key().sign(1e12, **READ)).expires <= 1001 + LONGEST_VALID_S
+
+
+def test_a_reader_may_begin_later_as_after_a_broken_connection() -> None:
+    ticket = key().opened(key().sign(60, **READ))
+    for start in (10, 15, 20):
+        check_read("plant", ticket, asking(start=start))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"journal": "k"}, {"start": 9}, {"end": 21}, {"end": 19}, {"incarnation": "cd"}, {"incarnation": ""}]
+)
+def test_a_reader_gets_no_other_rows(fields: dict[str, Any]) -> None:
+    with pytest.raises(GatewayError, match="TL-G43"):
+        check_read("plant", key().opened(key().sign(60, **READ)), asking(**fields))
+
+
+@pytest.mark.parametrize("writer", ["q", "p/0", "qq/0", "q2/0", "/q/0"])
+def test_a_writer_is_no_other(writer: str) -> None:
+    ticket = key().opened(key().sign(60, **WRITE))
+    check_write("plant", ticket, "q/0")
+    check_write("plant", ticket, None)
+    with pytest.raises(GatewayError, match="TL-G43"):
+        check_write("plant", ticket, writer)
+
+
+def test_one_kind_does_not_stand_for_another() -> None:
+    """Fields of both kinds in one, so that only the kind keeps them apart."""
+    both = {**READ, "writer": "q"}
+    with pytest.raises(GatewayError, match="TL-G43"):
+        check_read("plant", key().opened(key().sign(60, **{**both, "kind": "write"})), asking())
+    with pytest.raises(GatewayError, match="TL-G43"):
+        check_write("plant", key().opened(key().sign(60, **both)), "q/0")
+
+
+def test_the_key_outlives_the_gateway_and_is_its_owners_alone(tmp_path: Path) -> None:
+    text = TicketKey.of("plant", tmp_path).sign(60, **READ)
+    assert TicketKey.of("plant", tmp_path).opened(text).end == 20
+    file = tmp_path / KEY_FILE
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text() not in text
+    file.unlink()
+    with pytest.raises(GatewayError, match="TL-G41"):
+        TicketKey.of("plant", tmp_path).opened(text)
+
+
+@pytest.mark.parametrize("content", ["", "00", "g" * 64, "0" * 63])
+def test_a_key_that_is_none_is_not_used(tmp_path: Path, content: str) -> None:
+    (tmp_path / KEY_FILE).write_text(content)
+    with pytest.raises(JournalError, match="TL-J01"):
+        TicketKey.of("plant", tmp_path)
