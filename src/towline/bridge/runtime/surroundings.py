@@ -90,7 +90,7 @@ def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.env
     Args:
         bridge: With a local or a standalone master, Spark's processes start quicker in a home of our own, from an
             archive of classes; with a local one its checkpoints are written by `towline.spark.localfs`.
-        place: From `scratch`; with a cluster the driver stands there. A ``spark.local.dir`` of the user's is left alone.
+        place: From `scratch`, where the driver of a cluster stands; a ``spark.local.dir`` of the user's is left alone.
         environ: What it inherits.
     """
     variables = dict(environ)
