@@ -22,7 +22,8 @@ def gateway(
     """Run the gateway of one line until Ctrl-C or SIGTERM.
 
     It receives, journals and acknowledges; messages wait in the journal until a bridge carries them on. Meanwhile
-    `towline run` of the same file uses this gateway instead of starting one.
+    `towline run` of the same file uses this gateway instead of starting one, and Spark on another machine reaches it
+    where [gateway] says listen.
     """
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.errors import ConfigError  # noqa: PLC0415

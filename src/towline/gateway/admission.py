@@ -37,7 +37,7 @@ class TokenFile:
         path: The file.
 
     Raises:
-        ConfigError: TL-C101, it can't be used; later, while it can't, it lets nobody in.
+        ConfigError: TL-C98, it can't be used; later, while it can't, it lets nobody in.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +69,7 @@ class TokenFile:
         return self._known[1]
 
     def _unusable(self, what: str, do: str) -> ConfigError:
-        return ConfigError("TL-C101", str(self._path), f"no file of tokens: {what}", do)
+        return ConfigError("TL-C98", str(self._path), f"no file of tokens: {what}", do)
 
 
 class Refusals:

@@ -14,7 +14,7 @@ from towline.errors import ConfigError
 if TYPE_CHECKING:
     from towline.gateway.listen import ListenSettings
 
-__all__ = ["Certificates"]
+__all__ = ["ServerCertificate"]
 
 #: OpenSSL's X509_V_ERR_* (x509_vfy.h).
 _NOT_YET_VALID, _EXPIRED = 9, 10
@@ -23,7 +23,7 @@ _STEPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Certificates:
+class ServerCertificate:
     """What was in the files.
 
     Attributes:
@@ -41,11 +41,11 @@ class Certificates:
     versions: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def read(cls, settings: ListenSettings) -> Certificates:
+    def read(cls, settings: ListenSettings) -> ServerCertificate:
         """Read the files and see that they can be used.
 
         Raises:
-            ConfigError: TL-C100, a file can't be read, is no certificate or key, does not fit the other, or is over.
+            ConfigError: TL-C97, a file can't be read, is no certificate or key, does not fit the other, or is over.
         """
         versions = _versions(settings)
         chain, key = _content("cert_file", settings.cert_file), _content("key_file", settings.key_file)
@@ -129,4 +129,4 @@ def _refused(settings: ListenSettings, error: ssl.SSLError) -> ConfigError:
 
 def _unusable(setting: str, path: Path, what: str) -> ConfigError:
     do = "Correct or renew it; a renewed one is taken while the gateway runs."
-    return ConfigError("TL-C100", f"{setting} {path}", what, do)
+    return ConfigError("TL-C97", f"{setting} {path}", what, do)

@@ -28,7 +28,7 @@ from towline import files
 from towline.errors import ConfigError, JournalError, TowlineError
 from towline.gateway.admission import TokenFile
 from towline.gateway.belonging import check_checkpoint
-from towline.gateway.certificates import Certificates
+from towline.gateway.certificates import ServerCertificate
 from towline.gateway.endpoint import ERROR_FILE, error_fields
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.pump import Pump
@@ -310,7 +310,7 @@ def _remote(settings: GatewaySettings) -> Callable[[InboxService], RemoteService
     listen = settings.listen
     if listen is None:
         return None
-    allowed, certificates = TokenFile(listen.token_file), Certificates.read(listen)
+    allowed, certificates = TokenFile(listen.token_file), ServerCertificate.read(listen)
     return lambda calls: RemoteService(listen, calls, settings.name, allowed, certificates)
 
 

@@ -15,7 +15,7 @@ from pyarrow import flight
 from towline.errors import ConfigError, GatewayError
 from towline.gateway.access import REMOTE
 from towline.gateway.admission import Gatekeeper, Refusals, TokenFile, check_read, check_write
-from towline.gateway.certificates import Certificates
+from towline.gateway.certificates import ServerCertificate
 from towline.gateway.request import Request
 from towline.gateway.wire import errors_on_the_wire, refusal
 
@@ -61,7 +61,7 @@ class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see above
 class _Listener(flight.FlightServerBase):  # type: ignore[misc]  # see above
     """One server, with the certificates it was given."""
 
-    def __init__(self, location: str, calls: InboxService, where: str, door: _Door, files: Certificates) -> None:
+    def __init__(self, location: str, calls: InboxService, where: str, door: _Door, files: ServerCertificate) -> None:
         self._calls = calls
         self._where = where
         super().__init__(
@@ -126,7 +126,7 @@ class RemoteService:
     """
 
     def __init__(
-        self, settings: ListenSettings, calls: InboxService, where: str, allowed: TokenFile, files: Certificates
+        self, settings: ListenSettings, calls: InboxService, where: str, allowed: TokenFile, files: ServerCertificate
     ) -> None:
         self._settings = settings
         self._calls = calls
@@ -175,14 +175,14 @@ class RemoteService:
     def _renew(self) -> None:
         if self._files.unchanged(self._settings):
             return
-        files = Certificates.read(self._settings)
+        files = ServerCertificate.read(self._settings)
         # A server keeps what it was given: another takes its place, and calls that run end on the one before.
         self._end(self._listener)
         self._files = files
         self._listener = self._again(files)
         self._log.info("certificates renewed", until=files.until.isoformat(timespec="seconds"))
 
-    def _again(self, files: Certificates) -> _Listener:
+    def _again(self, files: ServerCertificate) -> _Listener:
         """Listen on the same port; the one before lets go of it within milliseconds."""
         while True:
             try:
@@ -192,7 +192,7 @@ class RemoteService:
                     return self._listener
                 self._log.warning("not listening", code=error.code, reason=str(error))
 
-    def _listening(self, location: str, files: Certificates) -> _Listener:
+    def _listening(self, location: str, files: ServerCertificate) -> _Listener:
         try:
             return _Listener(location, self._calls, self._where, self._door, files)
         except Exception as error:

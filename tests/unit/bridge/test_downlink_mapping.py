@@ -90,7 +90,7 @@ def test_a_batch_that_was_begun_before_there_was_that_policy_is_finished_without
     now, before = _sections(line)
     assert (now.control_characters, before.control_characters) == ("dead_letter", "send")
     older = json.loads(before.model_dump_json())
-    for new in ("control_characters", "fields", "reject", "failure_notice", "isolation_level"):
+    for new in ("control_characters", "fields", "reject", "failure_notice", "isolation_level", "listen"):
         del older[new]
     text = json.dumps(older, separators=(",", ":"), ensure_ascii=False)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]

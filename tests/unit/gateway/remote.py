@@ -14,7 +14,7 @@ import trustme
 from tests.unit.gateway.serving import Served, served
 from towline.gateway.access import Access
 from towline.gateway.admission import TokenFile
-from towline.gateway.certificates import Certificates
+from towline.gateway.certificates import ServerCertificate
 from towline.gateway.listen import ListenSettings
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.remote import RemoteService
@@ -95,7 +95,7 @@ def remote(directory: Path, *, outbox: bool = False, **settings: Any) -> Iterato
             )
         listen = pki.settings(**settings)
         service = RemoteService(
-            listen, server.service, "plant", TokenFile(listen.token_file), Certificates.read(listen)
+            listen, server.service, "plant", TokenFile(listen.token_file), ServerCertificate.read(listen)
         )
         closing.callback(service.close)
         yield Remote(server, service, pki)

@@ -52,7 +52,7 @@ def test_a_client_shows_the_first_line_as_it_is_now(tmp_path: Path) -> None:
 )
 def test_a_file_that_holds_something_else(tmp_path: Path, text: str) -> None:
     path = written(tmp_path / "t", text)
-    with pytest.raises(ConfigError, match="TL-C101") as refused:
+    with pytest.raises(ConfigError, match="TL-C98") as refused:
         TokenFile(path)
     assert not text.strip() or text not in str(refused.value)
     with pytest.raises(GatewayError, match="TL-G46"):
@@ -60,7 +60,7 @@ def test_a_file_that_holds_something_else(tmp_path: Path, text: str) -> None:
 
 
 def test_a_file_that_others_may_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"chmod 600.*TL-C101"):
+    with pytest.raises(ConfigError, match=r"chmod 600.*TL-C98"):
         TokenFile(written(tmp_path / "t", OLD, 0o604))
 
 

@@ -23,7 +23,7 @@ from tests.unit.gateway.serving import rows
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access
 from towline.gateway.admission import TokenFile
-from towline.gateway.certificates import Certificates
+from towline.gateway.certificates import ServerCertificate
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.listen import ListenSettings
@@ -155,10 +155,10 @@ def test_without_a_token_or_with_a_wrong_one_nothing(far: Remote, tmp_path: Path
 def test_no_call_of_flight_is_forgotten(far: Remote, call: Any) -> None:
     """Those that the gateway does not have too: the refusal comes before."""
     authority = far.pki.authority_text.encode()
-    with flight.connect(far.location, tls_root_certs=authority) as stranger:
-        # pyarrow gives the refusal of get_schema as an OSError
-        with pytest.raises((flight.FlightUnauthenticatedError, OSError), match="TL-G40"):
-            call(stranger)
+    stranger = flight.connect(far.location, tls_root_certs=authority)
+    # pyarrow gives the refusal of get_schema as an OSError
+    with stranger, pytest.raises((flight.FlightUnauthenticatedError, OSError), match="TL-G40"):
+        call(stranger)
 
 
 def test_a_token_that_was_replaced(far: Remote) -> None:
@@ -252,7 +252,7 @@ def test_certificates_that_cannot_be_used_leave_the_old_ones(far: Remote) -> Non
     with capture_logs() as said:
         (far.pki.directory / "server.key").write_text("half a k")
         wait_until(lambda: said, 30)
-    assert (said[0]["event"], said[0]["code"]) == ("certificates not renewed", "TL-C100")
+    assert (said[0]["event"], said[0]["code"]) == ("certificates not renewed", "TL-C97")
     assert shown(far.location) == before
     with as_driver(far) as client:
         client.status()
@@ -262,7 +262,9 @@ def test_an_address_that_is_taken(far: Remote) -> None:
     """gRPC would share a port with another server where it is let."""
     settings = far.pki.settings(address=far.location.removeprefix("grpc+tls://"))
     with pytest.raises(GatewayError, match="TL-G45"):
-        RemoteService(settings, far.server.service, "x", TokenFile(settings.token_file), Certificates.read(settings))
+        RemoteService(
+            settings, far.server.service, "x", TokenFile(settings.token_file), ServerCertificate.read(settings)
+        )
 
 
 def test_status_and_endpoint_say_where_it_listens(far: Remote) -> None:
@@ -300,8 +302,8 @@ def test_files_of_the_gateway_that_cannot_be_used(tmp_path: Path, broken: dict[s
     )
     pki.issue("next", "127.0.0.1", not_before=datetime(2999, 1, 1, tzinfo=UTC))
     paths = {name: pki.directory / file for name, file in broken.items()}
-    with pytest.raises(ConfigError, match=rf"{said}.*TL-C100"):
-        Certificates.read(pki.settings(**paths))
+    with pytest.raises(ConfigError, match=rf"{said}.*TL-C97"):
+        ServerCertificate.read(pki.settings(**paths))
 
 
 def test_an_encrypted_key_is_refused_and_asks_nobody(tmp_path: Path) -> None:
@@ -309,10 +311,20 @@ def test_an_encrypted_key_is_refused_and_asks_nobody(tmp_path: Path) -> None:
     openssl = shutil.which("openssl")
     assert openssl is not None
     key = pki.directory / "server.key"
-    command = [openssl, "pkey", "-aes256", "-passout", "pass:x", "-in", key, "-out", tmp_path / "locked.key"]
+    command: list[str | Path] = [
+        openssl,
+        "pkey",
+        "-aes256",
+        "-passout",
+        "pass:x",
+        "-in",
+        key,
+        "-out",
+        tmp_path / "locked.key",
+    ]
     subprocess.run(command, check=True, timeout=30)
-    with pytest.raises(ConfigError, match=r"without a password.*TL-C100"):
-        Certificates.read(pki.settings(key_file=tmp_path / "locked.key"))
+    with pytest.raises(ConfigError, match=r"without a password.*TL-C97"):
+        ServerCertificate.read(pki.settings(key_file=tmp_path / "locked.key"))
 
 
 @pytest.mark.parametrize(

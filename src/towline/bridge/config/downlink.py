@@ -160,6 +160,7 @@ class DownlinkSection(Section):
         max_messages_per_trigger: Most records in one micro-batch.
         trigger_interval_s: Seconds between batches.
         parallelism: Writers of a batch; more than one split it by MQTT topic.
+        listen: Where its gateway listens on a network; False for nowhere, None for what ``[gateway]`` says.
     """
 
     name: str = Field(pattern=NAME)
@@ -188,6 +189,7 @@ class DownlinkSection(Section):
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 50_000
     trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
     parallelism: Annotated[int, Field(ge=1, le=256)] = 1
+    listen: str | Literal[False] | None = None
 
     @field_validator("from_")
     @classmethod

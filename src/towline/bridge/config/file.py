@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from towline.bridge.config.hono import PROFILES, HonoSettings, with_profile
 from towline.bridge.config.line import DownlinkReader, LineReader
+from towline.bridge.config.listening import Listening, listening
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import NAME, Bridge, DownLine, KafkaSection, Line, SparkSection
 from towline.bridge.config.places import KeyPath, Places
@@ -50,6 +51,7 @@ class FileTable(Section):
     mqtt: dict[str, Any] = Field(description="Add the table.")
     kafka: dict[str, Any] = Field(description="Add the table.")
     spark: dict[str, Any] = Field(default_factory=dict)
+    gateway: dict[str, Any] = Field(default_factory=dict)
     hono: dict[str, Any] = Field(default_factory=dict)
     uplink: Any = ()
     downlink: Any = ()
@@ -129,12 +131,21 @@ class Reader:
         creates_topics = kafka is not None and kafka.create_topics is not None
         mqtt = self._tables.mqtt(table.mqtt, ("mqtt",), "[mqtt]")
         hono = self._tables.model(HonoSettings, table.hono, ("hono",), "[hono]") or HonoSettings()
-        surroundings = Surroundings(table.name, state_dir, mqtt, dict(spark.conf), creates_topics)
+        gateway = listening(self._tables, table.gateway, [line for _, _, line in self._line_tables()])
+        surroundings = Surroundings(
+            table.name, state_dir, mqtt, dict(spark.conf), creates_topics, Listening(gateway).of
+        )
         lines = self._lines(surroundings, hono)
         self._mistakes.raise_if_any()
         assert kafka is not None, "a section that failed has left a mistake"
         return Bridge(
-            name=table.name, file=self._file.absolute(), state_dir=state_dir, kafka=kafka, spark=spark, lines=lines
+            name=table.name,
+            file=self._file.absolute(),
+            state_dir=state_dir,
+            kafka=kafka,
+            spark=spark,
+            gateway=gateway,
+            lines=lines,
         )
 
     def _file_table(self) -> FileTable:
@@ -311,6 +322,7 @@ class Reader:
                 subject, what = f'{kind} "{name}"', "another line has this name"
                 self._mistakes.add("TL-C18", (kind, index, "name"), subject, what, "Rename one.")
             named.setdefault(name, (kind, index))
+        self._same_address(named, lines)
         seen: dict[tuple[str, str], str] = {}
         for line in lines:
             for broker in line.gateway.brokers:
@@ -321,6 +333,18 @@ class Reader:
                     path = named[line.name]
                     subject = f'{path[0]} "{line.name}"'
                     self._mistakes.add("TL-C19", path, subject, what, "Give each line its own client_id.")
+
+    def _same_address(self, named: Mapping[object, KeyPath], lines: Sequence[Line | DownLine]) -> None:
+        """Each line has a gateway of its own, so no two listen on one address."""
+        seen: dict[str, str] = {}
+        for line in lines:
+            address = line.gateway.listen.address if line.gateway.listen else ":0"
+            other = line.name if address.endswith(":0") else seen.setdefault(address, line.name)
+            if other != line.name:
+                path = named[line.name]
+                what = f'its gateway would listen on "{address}", as that of line "{other}"'
+                do = "Give each line a listen of its own, or listen = false."
+                self._mistakes.add("TL-C99", (*path, "listen"), f'{path[0]} "{line.name}"', what, do)
 
 
 #: The tables of lines, and who reads them.

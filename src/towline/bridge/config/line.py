@@ -94,6 +94,7 @@ class TableReader:
             "name": name,
             "state_dir": self._surroundings.state_dir / name,
             "guarantee": guarantee,
+            "listen": self._surroundings.listening(self._table.get("listen")),
             **own_values,
         }
         if "brokers" not in merged:
@@ -102,6 +103,7 @@ class TableReader:
             return GatewaySettings.model_validate(values)
         except ValidationError as error:
             origin |= {key: (*self._path, key) for key in ("journal", "outbox")}
+            origin["listen"] = (*self._path, "listen") if "listen" in self._table else ("gateway", "listen")
             self._mistakes.add_details(error.errors(), GatewaySettings, self._path, self._subject, origin=origin)
             return None
 

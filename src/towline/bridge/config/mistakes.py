@@ -6,7 +6,7 @@ A person mends a file once, not key by key, so reading a file collects every mis
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
 
@@ -177,10 +177,11 @@ def _missing(kind: type[BaseModel], key: str) -> tuple[str, str, str]:
     return "TL-C02", f"{name} is missing", field.description or "Add it."
 
 
-def _unknown(key: str, known: Iterable[str]) -> tuple[str, str, str]:
+def _unknown(key: str, known: Sequence[str]) -> tuple[str, str, str]:
     if key.lower() in {"password", "passwd", "secret", "token"}:
-        what = f'"{key}" would put a secret into this file'
-        return "TL-C16", what, "Write it into a file of mode 0600 and name that in password_file."
+        what, name = f'"{key}" would put a secret into this file', f"{key.lower()}_file"
+        do = f"Write it into a file of mode 0600 and name that in {name if name in known else 'password_file'}."
+        return "TL-C16", what, do
     return "TL-C01", f'unknown key "{key}"', did_you_mean(key, known)
 
 

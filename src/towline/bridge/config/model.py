@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from towline.bridge.config.downlink import DownlinkSection
+from towline.bridge.config.gateways import GatewaySection
 from towline.bridge.config.patterns import Pattern, Template
 from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
@@ -218,6 +219,7 @@ class UplinkSection(Section):
     dead_letter_topic: str | Literal[False] | None = None
     dedupe: Dedupe | None = None
     receipts: bool | ReceiptSettings = False
+    listen: str | Literal[False] | None = None
 
 
 class AnyLine(Section):
@@ -331,6 +333,7 @@ class Bridge(Section):
         state_dir: Directory of the bridge; each line has one of its name inside.
         kafka: Where records go.
         spark: The Spark session.
+        gateway: What lets Spark in to gateways elsewhere, and where those of the lines listen.
         lines: At least one.
     """
 
@@ -339,6 +342,7 @@ class Bridge(Section):
     state_dir: Path
     kafka: KafkaSection
     spark: SparkSection
+    gateway: GatewaySection = GatewaySection()
     lines: tuple[Annotated[Line | DownLine, Field(discriminator="direction")], ...]
 
     @property

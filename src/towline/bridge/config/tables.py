@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ _NOT_MQTT = {
     "state_dir",
     "subscriptions",
     "guarantee",
+    "listen",
     "ack_after",
     "journal",
     "outbox",
@@ -47,6 +49,7 @@ class Surroundings:
         mqtt: The keys of [mqtt].
         spark_conf: [spark.conf].
         creates_topics: Whether missing topics are created.
+        listening: Where gateways listen on a network: what a line's own key ``listen`` comes to.
     """
 
     bridge: str
@@ -54,6 +57,7 @@ class Surroundings:
     mqtt: dict[str, Any]
     spark_conf: dict[str, Any]
     creates_topics: bool
+    listening: Callable[[object], dict[str, object] | None] = lambda _: None
 
     @property
     def dead_letters(self) -> str:
@@ -114,10 +118,13 @@ class Tables:
 
     def secret_file(self, file: Path | None, path: KeyPath, subject: str) -> Path | None:
         """The file, resolved; it must be there [design section 10]."""
+        return self.there(file, path, subject, "Write the secret into it, mode 0600.")
+
+    def there(self, file: Path | None, path: KeyPath, subject: str, do: str) -> Path | None:
+        """A file, resolved; it must be there, or `do` says what to do."""
         if file is None:
             return None
         file = self.base / file.expanduser()
         if not file.is_file():
-            what = f"{path[-1]} {file} is not there"
-            self.mistakes.add("TL-C15", path, subject, what, "Write the secret into it, mode 0600.")
+            self.mistakes.add("TL-C15", path, subject, f"{path[-1]} {file} is not there", do)
         return file

@@ -66,7 +66,14 @@ def _sections(line: DownLine) -> tuple[DownlinkSection, DownlinkSection]:
 
 
 #: What does not decide which record becomes which row of a batch that was begun.
-_UNDECIDING: Final = {"name", "starting_offsets", "confirm", "max_messages_per_trigger", "trigger_interval_s"}
+_UNDECIDING: Final = {
+    "name",
+    "starting_offsets",
+    "confirm",
+    "max_messages_per_trigger",
+    "trigger_interval_s",
+    "listen",
+}
 
 
 def _digest(section: DownlinkSection) -> str:
@@ -80,7 +87,7 @@ def _digest(section: DownlinkSection) -> str:
 
 
 #: Keys that were added since the digest is no longer one of every key: the versions before did not write them down.
-_SINCE: Final = {"fields", "reject", "failure_notice"}
+_SINCE: Final = {"fields", "reject", "failure_notice", "listen"}
 
 
 def _former_digest(section: DownlinkSection) -> str:

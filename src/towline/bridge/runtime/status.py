@@ -215,12 +215,22 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
         if last:
             out.append(f"  last word {_moment(last['heard'])}: {last['sentence']}")
     if line["gateway"]:
+        out += _render_listen(line["gateway"].get("listen") or {})
         out += _render_outbox(gateway, line) if line["direction"] == "down" else _render_gateway(gateway)
     if running and line["rate_in"] is not None:
         out.append(
             f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {lag_text(line['lag_s'])}"
         )
     return [*out, *(f"  ! {text}" for text in advice(line, running=running))]
+
+
+def _render_listen(listen: dict[str, Any]) -> list[str]:
+    if not listen:
+        return []
+    who = "token and client certificate" if listen.get("client_certificates") else "token"
+    until = str(listen.get("certificate_until", "unknown"))[:10]
+    refused = f"   refused calls {listen['refused']:,}" if listen.get("refused") else ""
+    return [f"  network   {listen.get('location')}   {who}   certificate until {until}{refused}"]
 
 
 def _told(value: float | None, digits: int = 0) -> str:
