@@ -6,7 +6,7 @@ import ipaddress
 import re
 from typing import Final
 
-__all__ = ["brings_a_secret", "is_cluster", "stays_here"]
+__all__ = ["brings_a_secret", "is_cluster", "shares_files", "stays_here"]
 
 #: ``local``, ``local[4]``, ``local[*,3]``: driver and executor are one process (`SparkMasterRegex`).
 _ONE_PROCESS: Final = re.compile(r"local(\[[^\[\]]*\])?")
@@ -20,11 +20,16 @@ def is_cluster(master: str) -> bool:
     return _ONE_PROCESS.fullmatch(master) is None
 
 
+def shares_files(master: str) -> bool:
+    """Whether executors see this machine's files and sockets, as those of ``local-cluster`` do."""
+    return not is_cluster(master) or _CHILDREN.fullmatch(master) is not None
+
+
 def stays_here(master: str) -> bool:
     """Whether driver and executors reach each other on loopback, so that nobody else has to reach them."""
     found = _STANDALONE.fullmatch(master)
     if found is None:
-        return master.startswith("local")
+        return shares_files(master)
     return all(_is_loopback(address) for address in found[1].split(","))
 
 

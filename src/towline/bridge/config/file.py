@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
+from towline.bridge.config.clusters import cluster_mistakes
 from towline.bridge.config.hono import PROFILES, HonoSettings, with_profile
 from towline.bridge.config.line import DownlinkReader, LineReader
 from towline.bridge.config.listening import Listening, listening
@@ -136,6 +137,9 @@ class Reader:
             table.name, state_dir, mqtt, dict(spark.conf), creates_topics, Listening(gateway).of
         )
         lines = self._lines(surroundings, hono)
+        for mistake in cluster_mistakes(spark, kafka, lines) if kafka is not None else ():
+            subject = f'{"uplink" if isinstance(mistake.line, Line) else "downlink"} "{mistake.line.name}"'
+            self._mistakes.add(mistake.code, ("spark", "master"), subject, mistake.what, mistake.do)
         self._mistakes.raise_if_any()
         assert kafka is not None, "a section that failed has left a mistake"
         return Bridge(
@@ -209,9 +213,9 @@ class Reader:
         table = {**table, "conf": _flat(table.get("conf", {}))}
         section = self._tables.model(SparkSection, table, ("spark",), "[spark]") or SparkSection()
         if "spark.authenticate.secret" in section.conf:
-            path, what = ("spark", "conf", "spark", "authenticate", "secret"), "Spark's secret stands in this file"
+            place, what = ("spark", "conf", "spark", "authenticate", "secret"), "Spark's secret stands in this file"
             do = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
-            self._mistakes.add("TL-C16", path, "[spark.conf]", what, do)
+            self._mistakes.add("TL-C16", place, "[spark.conf]", what, do)
         secret = self._tables.secret_file(section.secret_file, ("spark", "secret_file"), "[spark]")
         jars = tuple(self._base / jar.expanduser() for jar in section.kafka_jars)
         for jar in jars:

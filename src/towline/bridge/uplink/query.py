@@ -104,7 +104,7 @@ class UplinkQuery(LineQuery[Line]):
             reader = spark.readStream.format(FORMAT).option("routes", routes)
             reader = reader.option("signed", str(self._sink_counts()).lower())
         return (
-            reader.option("gateway", str(line.gateway.state_dir))
+            reader.options(**self._gateway_options())
             .option("consumer", CONSUMER)
             .option("guarantee", line.guarantee.value)
             .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
