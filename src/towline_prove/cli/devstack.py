@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from rich.text import Text
 from towline.cli.screen import AsJson
 from towline.errors import SetupError
 from towline_prove.devstack import Server, Stack
+from towline_prove.devstack.gateways import gateway_files
 from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka, SecuredMosquitto
 from towline_prove.devstack.stack import ServerStatus, StackForm
 
@@ -99,6 +101,13 @@ def status(directory: Directory = None, *, as_json: AsJson = False) -> None:
         _show(servers)
     if any(server.state != "running" for server in servers):
         raise typer.Exit(1)
+
+
+@app.command(epilog='Example:   eval "$(towline devstack env)"')
+def env(directory: Directory = None) -> None:
+    """Print where everything is, as variables for a shell; a bridge file may name them, as ${STACK_KAFKA}."""
+    for name, value in Stack(directory).variables().items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 @app.command(epilog="Example:   towline devstack topics readings alarms --partitions 3")
@@ -187,6 +196,7 @@ def _how_to_submit(stack: Stack) -> list[str]:
     spark = stack.spark
     if spark is None:
         return []
+    made = gateway_files(stack.directory / "gateway")
     workers = ", ".join(f"{worker.label} at {worker.host}" for worker in spark.workers)
     return [
         f"spark      {spark.master.address}   version {spark.master.version}   {workers}",
@@ -194,6 +204,9 @@ def _how_to_submit(stack: Stack) -> list[str]:
         "  [spark]",
         f'  master = "{spark.master.address}"',
         f'  secret_file = "{spark.secret_file}"',
+        "  [gateway]",
+        f'  listen = "{made.addresses[0]}"',
+        *(f'  {name} = "{getattr(made, name)}"' for name in ("cert_file", "key_file", "ca_file", "token_file")),
         f"for an application: spark-submit --properties-file {spark.properties_file}",
     ]
 

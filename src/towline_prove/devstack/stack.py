@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from towline import files
 from towline.errors import ConfigError, SetupError
 from towline_prove.devstack.cluster import KafkaCluster
+from towline_prove.devstack.gateways import gateway_files
 from towline_prove.devstack.kafka import Kafka
 from towline_prove.devstack.mosquitto import Mosquitto
 from towline_prove.devstack.secured import SecuredKafka, SecuredMosquitto
@@ -134,7 +135,17 @@ class Stack(Together):
         super().start()
         if self.spark:
             self.spark.describe()
+            gateway_files(self.directory / "gateway")  # executors come to a gateway with these
         return self
+
+    def variables(self) -> dict[str, str]:
+        """Where everything is, as variables of a shell or a bridge file; no secret, but the files that hold some."""
+        named = {"DIR": str(self.directory), "MQTT": self.mosquitto.address, "KAFKA": self.kafka.bootstrap}
+        if self.spark:
+            named |= {"SPARK": self.spark.master.address}
+            addresses = gateway_files(self.directory / "gateway").addresses
+            named |= {f"GATEWAY_{number}": address for number, address in enumerate(addresses, 1)}
+        return {f"STACK_{name}": value for name, value in named.items()}
 
     def server(self, name: str) -> Server:
         """The server with this name.
