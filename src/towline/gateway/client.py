@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from towline.errors import Fenced, GatewayError
-from towline.gateway.access import Access
+from towline.gateway.access import Access, is_remote
 from towline.gateway.channel import Channel
+from towline.gateway.heartbeat import BEAT_S, Heartbeat
 from towline.gateway.interruptible import interruptible
+from towline.gateway.leases import MISSED_BEATS
 from towline.gateway.remembered import OutboxPosition, StoredBatch
 from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.processes import ProcessMark
@@ -26,10 +28,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["CALL_S", "GatewayClient", "Lease", "StoredBatch", "Window"]
+__all__ = ["CALL_S", "TAKEOVER_S", "GatewayClient", "Lease", "StoredBatch", "Window"]
 
 #: Longest time for an answer that needs no waiting, in seconds; a busy disk can hold a commit that long.
 CALL_S = 20.0
+
+#: How long a reader on a network waits for the one before it, in seconds: one that died has its lease for so long.
+TAKEOVER_S = MISSED_BEATS * BEAT_S + 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class GatewayClient:
     def __init__(self, location: str, access: Access | None = None, *, ticket: str = "", authority: str = "") -> None:
         self.location = location
         self._channel = Channel(location, access or Access(), ticket, authority)
+        self._signs: Heartbeat | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +106,8 @@ class GatewayClient:
 
         Args:
             consumer: Name of the consumer.
-            patience_s: Seconds to wait for another reader to end; a stopped query's process needs a moment.
+            patience_s: Seconds to wait for another reader to end; a stopped query's process needs a moment. At least
+                `TAKEOVER_S` where the gateway is on a network: it takes so long to see that a reader has died.
 
         Raises:
             Fenced: TL-G03 when another living process reads as this consumer.
@@ -108,6 +115,10 @@ class GatewayClient:
         """
         me = ProcessMark.of(os.getpid())
         fields = {"consumer": consumer, "pid": me.pid, "started": me.started, "host": me.host}
+        if far := is_remote(self.location):
+            # Names of machines and containers repeat, and so do pids: over a network none of them is the gateway's own.
+            fields |= {"beat_s": BEAT_S, "host": f"{me.host} (network)"}
+            patience_s = max(patience_s, TAKEOVER_S)
         deadline = time.monotonic() + patience_s
         while True:
             try:
@@ -118,11 +129,25 @@ class GatewayClient:
                 time.sleep(0.1)
             else:
                 break
-        return Lease(
+        lease = Lease(
             consumer=consumer,
             token=answer["lease"],
             **{key: answer[key] for key in ("name", "journal", "epoch", "first", "tip", "committed", "known")},
         )
+        if far:
+            self._alive(lease)
+        return lease
+
+    def _alive(self, lease: Lease) -> None:
+        """Send signs of life from now on: a gateway on another machine can't see whether this process is there."""
+        fields = {"consumer": lease.consumer, "lease": lease.token}
+        self._stop_signs()
+        self._signs = Heartbeat(lambda: self._action("alive", fields))
+
+    def _stop_signs(self) -> None:
+        signs, self._signs = self._signs, None
+        if signs is not None:
+            signs.stop()
 
     def wait(
         self,
@@ -279,6 +304,7 @@ class GatewayClient:
 
     def release(self, lease: Lease) -> None:
         """Give a lease back, so that the next reader need not wait for the end of this process."""
+        self._stop_signs()
         self._action("release", {"consumer": lease.consumer, "lease": lease.token}, 2.0)
 
     def place(self, writer: str, batch: int, origin: str = "", attempt: str = "") -> StoredBatch:
@@ -393,6 +419,7 @@ class GatewayClient:
 
     def close(self) -> None:
         """Close the connection; the gateway goes on."""
+        self._stop_signs()
         self._channel.close()
 
     def _action(self, kind: str, fields: Mapping[str, object], timeout_s: float = CALL_S) -> dict[str, Any]:

@@ -12,10 +12,12 @@ from datetime import UTC, datetime
 from towline.errors import Fenced
 from towline.processes import ProcessMark
 
-__all__ = ["FOREIGN_LEASE_S", "Leases", "now_text"]
+__all__ = ["FOREIGN_LEASE_S", "MISSED_BEATS", "Leases", "now_text"]
 
 #: A reader on another host is taken for dead after this many seconds without a call; its pid can't be seen.
 FOREIGN_LEASE_S = 600.0
+#: One that sends signs of life, after so many of them have not come.
+MISSED_BEATS = 3
 
 
 @dataclass(slots=True)
@@ -24,13 +26,15 @@ class _Lease:
     holder: ProcessMark
     since: str
     seen: float
+    term_s: float
 
 
 class Leases:
     """The readers of one gateway.
 
     A lease ends when it is released, when its holder's process is gone, or when its holder on another host has not
-    called for ten minutes. The next reader then gets a new lease and the old one is refused for ever.
+    called for ten minutes, or for three of the signs of life that it had promised. The next reader then gets a new
+    lease and the old one is refused for ever.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,8 +42,13 @@ class Leases:
         self._clock = clock
         self._held: dict[str, _Lease] = {}
 
-    def open(self, consumer: str, holder: ProcessMark) -> str:
+    def open(self, consumer: str, holder: ProcessMark, beat_s: float | None = None) -> str:
         """Hand out the lease of a consumer.
+
+        Args:
+            consumer: Its name.
+            holder: Who reads.
+            beat_s: Seconds between its signs of life, if it sends any.
 
         Raises:
             Fenced: TL-G03 while another living process holds it.
@@ -55,7 +64,8 @@ class Leases:
                 "if that query has ended, stop its process.",
             )
         token = secrets.token_hex(8)
-        self._held[consumer] = _Lease(token, holder, now_text(), self._clock())
+        term_s = FOREIGN_LEASE_S if beat_s is None else min(FOREIGN_LEASE_S, MISSED_BEATS * beat_s)
+        self._held[consumer] = _Lease(token, holder, now_text(), self._clock(), term_s)
         return token
 
     def check(self, consumer: str, token: str) -> None:
@@ -93,7 +103,7 @@ class Leases:
 
     def _ended(self, lease: _Lease) -> bool:
         foreign = lease.holder.host != ProcessMark.of(os.getpid()).host
-        return lease.holder.gone() or (foreign and self._clock() - lease.seen > FOREIGN_LEASE_S)
+        return lease.holder.gone() or (foreign and self._clock() - lease.seen > lease.term_s)
 
 
 def now_text() -> str:

@@ -30,10 +30,10 @@ from towline.gateway.admission import TokenFile
 from towline.gateway.belonging import check_checkpoint
 from towline.gateway.certificates import ServerCertificate
 from towline.gateway.endpoint import ERROR_FILE, error_fields
+from towline.gateway.network import NetworkFront
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.pump import Pump
 from towline.gateway.remembered import check_outbox
-from towline.gateway.remote import RemoteService
 from towline.gateway.service import InboxService
 from towline.gateway.settings import GatewaySettings
 from towline.gateway.wire import unforeseen
@@ -150,8 +150,8 @@ class _Gateway:
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._failure: TowlineError | None = None
         self._service: InboxService | None = None
-        self._remote: RemoteService | None = None
-        self._open_remote = _remote(settings)
+        self._front: NetworkFront | None = None
+        _check_listening(settings)
         password, headers = _password(settings), _headers(settings)
         self._journal = Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
         if self._journal.recovery.note:
@@ -250,18 +250,18 @@ class _Gateway:
             outbox=self._outbox_handler,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
-        if self._open_remote is not None:
-            self._remote = self._open_remote(self._service)
-            self._service.listening(self._remote.location)
-            self._log.info("listening", **self._remote.status())
+        if self._settings.listen is not None:
+            self._front = NetworkFront(self._settings, self._service.endpoint.location)
+            self._service.listening(self._front.location)
+            self._log.info("listening", **self._front.status())
 
     def _end_service(self) -> None:
         if self._outbox_handler is not None:
             self._outbox_handler.close()
         if self._service is not None:
             self._service.close()  # who waits is answered by it, on the network too
-        if self._remote is not None:
-            self._remote.close()
+        if self._front is not None:
+            self._front.close()
 
     def _on_rows(self) -> None:
         if self._service is not None:
@@ -280,7 +280,7 @@ class _Gateway:
             "waiting": journal.end - journal.committed,
             "recovered": journal.recovery.note,
             "oldest": self._oldest.at(),
-            **({"listen": self._remote.status()} if self._remote else {}),
+            **({"listen": self._front.status()} if self._front else {}),
         }
 
     def _owner_gone(self) -> None:
@@ -305,13 +305,11 @@ def _prepare(state_dir: Path) -> None:
         ) from error
 
 
-def _remote(settings: GatewaySettings) -> Callable[[InboxService], RemoteService] | None:
-    """What listens on a network, once there is something to serve; its files are judged before a broker is asked."""
-    listen = settings.listen
-    if listen is None:
-        return None
-    allowed, certificates = TokenFile(listen.token_file), ServerCertificate.read(listen)
-    return lambda calls: RemoteService(listen, calls, settings.name, allowed, certificates)
+def _check_listening(settings: GatewaySettings) -> None:
+    """Judge the files of what listens on a network before a broker is asked; they are read by its own process."""
+    if settings.listen is not None:
+        TokenFile(settings.listen.token_file)
+        ServerCertificate.read(settings.listen)
 
 
 def _password(settings: GatewaySettings) -> bytes | None:

@@ -1,13 +1,12 @@
 """The gateway on a network: the same calls as on its unix socket, over TLS, for those with a token or a ticket.
 
-pyarrow's server has one location, so this is a server of its own that hands each call on. What it can't limit is in
-docs/security.md: gRPC as pyarrow builds it takes messages of any size and any number of connections before it asks us.
+It runs in a process of its own (`towline.gateway.front`), which says why.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 from pyarrow import flight
@@ -23,16 +22,30 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from towline.gateway.listen import ListenSettings
-    from towline.gateway.service import InboxService
-    from towline.gateway.tickets import Ticket
+    from towline.gateway.tickets import Ticket, TicketKey
 
-__all__ = ["RemoteService"]
+__all__ = ["Calls", "RemoteService"]
 
 #: How often it is looked whether certificates were renewed, in seconds.
 _LOOK_S: Final = 5.0
 _ADMITTED: Final = "admitted"
 #: Actions of a writer's ticket, and whether they name a writer.
 _WRITING: Final = {"place": True, "sent": False}
+
+
+class Calls(Protocol):
+    """What answers the calls that are let in: the gateway's service, or what hands them on to it."""
+
+    tickets: TicketKey
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        """Answer an action."""
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Stream rows."""
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Take rows."""
 
 
 class _Admitted(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
@@ -61,7 +74,7 @@ class _Door(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # see above
 class _Listener(flight.FlightServerBase):  # type: ignore[misc]  # see above
     """One server, with the certificates it was given."""
 
-    def __init__(self, location: str, calls: InboxService, where: str, door: _Door, files: ServerCertificate) -> None:
+    def __init__(self, location: str, calls: Calls, where: str, door: _Door, files: ServerCertificate) -> None:
         self._calls = calls
         self._where = where
         super().__init__(
@@ -116,7 +129,7 @@ class RemoteService:
 
     Args:
         settings: Where, and with which files.
-        calls: The service on the unix socket: it answers what is let in.
+        calls: Answer what is let in.
         where: The gateway, as errors name it.
         allowed: The tokens, as they were read at the start.
         files: The certificates, as they were read at the start.
@@ -126,7 +139,7 @@ class RemoteService:
     """
 
     def __init__(
-        self, settings: ListenSettings, calls: InboxService, where: str, allowed: TokenFile, files: ServerCertificate
+        self, settings: ListenSettings, calls: Calls, where: str, allowed: TokenFile, files: ServerCertificate
     ) -> None:
         self._settings = settings
         self._calls = calls

@@ -91,6 +91,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._actions = {
             "status": self._status_action,
             "open": self._open,
+            "alive": self._alive,
             "release": self._release,
             "wait": self._wait,
             "commit": self._commit_action,
@@ -220,7 +221,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         consumer = request.text("consumer")
         holder = ProcessMark(request.number("pid"), request.number("started"), request.text("host"))
         with self._polls.changed:
-            lease = self._leases.open(consumer, holder)
+            lease = self._leases.open(consumer, holder, request.optional("beat_s"))
             self._polls.changed.notify_all()  # a reader whose lease was taken over stops waiting
         before = self._journal.consumers
         if consumer not in before:
@@ -233,6 +234,13 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "committed": self._journal.consumers.get(consumer, self._journal.first),
             **self._position(),
         }
+
+    def _alive(self, request: Request, context: Any) -> dict[str, object]:
+        """A sign of life."""
+        del context
+        with self._polls.changed:
+            self._leases.check(request.text("consumer"), request.text("lease"))
+        return {}
 
     def _release(self, request: Request, context: Any) -> dict[str, object]:
         del context

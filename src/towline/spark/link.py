@@ -79,8 +79,8 @@ class GatewayPlace:
         return client.sign(journal, ranges, incarnations=incarnations, valid_s=self.ticket_s)
 
     def writer_ticket(self, client: GatewayClient, writer: str) -> str:
-        """A ticket for the tasks of one query or job. On the driver."""
-        return client.sign_writer(writer, valid_s=self.ticket_s)
+        """A ticket for the tasks of one query or job, "" where none is needed. On the driver."""
+        return client.sign_writer(writer, valid_s=self.ticket_s) if self.remote else ""
 
     def attach(self) -> GatewayClient:
         """Find the running gateway.

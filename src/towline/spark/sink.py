@@ -22,7 +22,7 @@ from towline.checkpoint import Checkpoint
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalError, JournalFull, one_line
 from towline.gateway.remembered import Remembered
 from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES
-from towline.spark.link import GatewayPlace, Retry, client_of
+from towline.spark.link import GatewayPlace, Retry, client_of, patiently
 from towline.spark.sink_columns import SinkColumns
 from towline.spark.tasks import TaskAnswer, answers, batch_task, streaming_task
 from towline.spark.workers import settle
@@ -306,12 +306,8 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
     batch = checkpoint.last_offsets_batch()
     origin = checkpoint.offsets_hash(batch) if batch is not None else None
     remembered = [Remembered.read(location, number) for number in range(len(sender.places))]
-    tickets = []
-    for place, known in zip(sender.places, remembered, strict=True):
-        with place.connect() as client:
-            if known is not None:
-                known.check(place.state_dir or place.location, client.outbox(known.tip))
-            tickets.append(place.writer_ticket(client, _query(checkpoint, location)) if place.remote else "")
+    query = _query(checkpoint, location) if any(place.remote for place in sender.places) else ""
+    tickets = [_admission(place, query, known) for place, known in zip(sender.places, remembered, strict=True)]
     sender = replace(sender, origin=origin or "", origin_batch=batch)
     return MqttStreamWriter(sender.signed(tickets), location, remembered)
 
@@ -330,11 +326,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
             'Use mode("append").',
         )
     sender, job = _sender(options, schema), uuid.uuid4().hex
-    tickets = []
-    for place in sender.places:
-        if place.remote:
-            with place.connect() as client:
-                tickets.append(place.writer_ticket(client, f"job-{job}"))
+    tickets = [_admission(place, f"job-{job}") for place in sender.places if place.remote]
     return MqttBatchWriter(sender.signed(tickets), job)
 
 
@@ -346,6 +338,21 @@ def _sender(options: Mapping[str, str], schema: StructType, checkpoint: str = ""
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     columns = SinkColumns.bind(types, topic=parsed.topic, qos=parsed.qos, retain=parsed.retain, levels=parsed.levels)
     return PartitionSender(places_of(parsed), columns, parsed.retry, parsed.confirm_s if parsed.to_broker else None)
+
+
+def _admission(place: GatewayPlace, writer: str, known: Remembered | None = None) -> str:
+    """See that an outbox is the one that is known, and get a ticket for the tasks where they need one.
+
+    A gateway that is just being started again is waited for: Spark makes a writer for each commit too.
+    """
+
+    def attempt() -> str:
+        with place.connect() as client:
+            if known is not None:
+                known.check(place.state_dir or place.location, client.outbox(known.tip))
+            return place.writer_ticket(client, writer)
+
+    return patiently(attempt)
 
 
 def _query(checkpoint: Checkpoint, location: str) -> str:

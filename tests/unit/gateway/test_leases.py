@@ -98,3 +98,29 @@ def test_a_reader_on_another_host_is_believed_for_ten_minutes() -> None:
         leases.open("default", mark())
     now[0] = 1101
     assert leases.open("default", mark())
+
+
+def test_a_reader_elsewhere_that_sends_signs_of_life_is_followed_soon() -> None:
+    now = [0.0]
+    leases = Leases("plant", lambda: now[0])
+    far, next_one = ProcessMark(7, 1, "far (network)"), ProcessMark(8, 1, "farther (network)")
+    token = leases.open("default", far, 10)
+    for _ in range(100):
+        now[0] += 10
+        leases.check("default", token)
+    now[0] += 30
+    with pytest.raises(Fenced, match="TL-G03"):
+        leases.open("default", next_one, 10)
+    now[0] += 1
+    leases.open("default", next_one, 10)
+    with pytest.raises(Fenced, match="TL-G07"):
+        leases.check("default", token)
+
+
+def test_a_reader_elsewhere_that_sends_none_has_ten_minutes() -> None:
+    now = [0.0]
+    leases = Leases("plant", lambda: now[0])
+    leases.open("default", ProcessMark(7, 1, "far"))
+    now[0] += 600
+    with pytest.raises(Fenced, match="TL-G03"):
+        leases.open("default", ProcessMark(8, 1, "farther"))

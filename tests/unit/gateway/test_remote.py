@@ -340,3 +340,17 @@ def test_an_encrypted_key_is_refused_and_asks_nobody(tmp_path: Path) -> None:
 def test_what_listens_has_tls_and_a_token_or_does_not(given: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ListenSettings.model_validate(given)
+
+
+def test_a_reader_on_a_network_sends_signs_of_life(far: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch may take longer than its lease; what has ended sends none, and somebody else reads on."""
+    monkeypatch.setattr("towline.gateway.heartbeat.BEAT_S", 0.02)
+    with as_driver(far) as client:
+        client.open("default")
+        held = far.server.service._leases._held["default"]
+        assert (held.term_s, held.holder.host.endswith(" (network)")) == (30.0, True)
+        opened = held.seen
+        wait_until(lambda: held.seen > opened)
+    far.server.service._leases._held["default"].seen -= 31
+    with as_driver(far) as successor:
+        assert successor.open("default").committed == 0

@@ -1,0 +1,93 @@
+"""A gateway on a network, and who has no business there: intake goes on, and the log stays short."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from pyarrow import flight
+
+from tests.conftest import NewMosquitto
+from tests.helpers import wait_until
+from tests.integration.gateway.conftest import NewGateway, publish
+from tests.unit.gateway.remote import Pki
+from towline.errors import ConfigError, GatewayError
+from towline.gateway.client import GatewayClient
+from towline.gateway.endpoint import GatewayEndpoint
+from towline.gateway.process import EXIT_CONFIG
+
+CALLS = 10_000
+
+
+def knock(location: str, authority: bytes, calls: int) -> int:
+    """Call with a wrong token; how often it was refused."""
+    options = flight.FlightCallOptions(headers=[(b"authorization", b"Bearer a-wrong-token-of-some-length")])
+    refused = 0
+    with flight.connect(location, tls_root_certs=authority) as stranger:
+        for _ in range(calls):
+            try:
+                list(stranger.do_action(flight.Action("status", b""), options))
+            except flight.FlightUnauthenticatedError:
+                refused += 1
+    return refused
+
+
+def test_ten_thousand_calls_with_a_wrong_token_do_not_stop_intake(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, tmp_path: Path
+) -> None:
+    broker = new_mosquitto(max_queued_messages="0")
+    pki = Pki.made(tmp_path / "pki")
+    gateway = new_gateway(broker, listen=pki.settings())
+    gateway.start()
+    endpoint = wait_until(lambda: listening(gateway.settings.state_dir), what="a gateway that listens")
+    authority = (pki.directory / "ca.pem").read_bytes()
+    counts: list[int] = []
+    strangers = [
+        threading.Thread(target=lambda: counts.append(knock(endpoint.listen, authority, CALLS // 4))) for _ in range(4)
+    ]
+    for stranger in strangers:
+        stranger.start()
+    publish(broker, range(3000))
+    gateway.until(journaled=3000)
+    with GatewayClient(endpoint.listen, pki.access()) as client:
+        assert client.status()["journaled"] == 3000  # who has the token is answered meanwhile
+    for stranger in strangers:
+        stranger.join(120)
+    assert sum(counts) == CALLS
+    wait_until(lambda: gateway.status()["listen"]["refused"] == CALLS, what="the count")
+    lines = [json.loads(line) for line in gateway.log.read_text().splitlines()]
+    told = [line for line in lines if line.get("code") == "TL-G47"]
+    assert [(line["event"], line["count"]) for line in told[:1]] == [("calls refused", 1)]
+    assert len(told) <= 1 + 120 // 60
+    assert sorted(gateway.seen()) == list(range(3000))
+
+
+def listening(state_dir: Path) -> GatewayEndpoint | None:
+    endpoint = GatewayEndpoint.read(state_dir)
+    return endpoint if endpoint is not None and endpoint.listen else None
+
+
+def test_a_gateway_that_cannot_listen_says_why_and_does_not_start(
+    new_mosquitto: NewMosquitto, new_gateway: NewGateway, tmp_path: Path
+) -> None:
+    broker, pki = new_mosquitto(), Pki.made(tmp_path / "pki")
+    wrong = new_gateway(broker, "wrong", listen=pki.settings(key_file=pki.directory / "client.key"))
+    assert "the key does not fit the certificate in cert_file." in wrong.fail()
+    assert wrong.process is not None
+    assert wrong.process.wait() == EXIT_CONFIG
+
+
+def test_no_error_shows_a_token(new_mosquitto: NewMosquitto, new_gateway: NewGateway, tmp_path: Path) -> None:
+    pki = Pki.made(tmp_path / "pki")
+    hidden = "0123456789abcdef with a space"
+    pki.tokens(hidden)
+    gateway = new_gateway(new_mosquitto(), listen=pki.settings())
+    gateway.fail()
+    assert "TL-C98" in gateway.log.read_text()
+    assert hidden not in gateway.log.read_text()
+    assert hidden not in (gateway.settings.state_dir / "gateway-error.json").read_text()
+    with pytest.raises((ConfigError, GatewayError)) as refused:
+        pki.access().token()
+    assert hidden not in str(refused.value)
