@@ -69,6 +69,7 @@ class Window:
     """What can be read: rows from the asked ``start`` up to ``end``, of a journal that reaches to ``tip``.
 
     ``incarnation`` names the opening of the journal that wrote the row below ``end``, and goes with that offset [I14].
+    ``size`` is how many bytes those rows are in the journal, where that was asked for and the gateway can tell it.
     """
 
     journal: str
@@ -77,6 +78,7 @@ class Window:
     end: int
     tip: int
     incarnation: str = ""
+    size: int | None = None
 
 
 class GatewayClient:
@@ -159,6 +161,7 @@ class GatewayClient:
         max_bytes: int | None = None,
         safe: int | None = None,
         incarnation: str = "",
+        sized: bool = False,
     ) -> Window:
         """Commit everything before ``safe``, then wait for rows beyond ``start``.
 
@@ -173,6 +176,7 @@ class GatewayClient:
             max_bytes: Most bytes up to the answered ``end``; one row is always allowed.
             safe: Offset up to which a power failure can't undo the commit log, ``start`` at most; None for ``start``.
             incarnation: What ``start`` came with, "" for unknown.
+            sized: Whether the window is to say its size.
 
         Returns:
             The window; its ``end`` is ``start`` when there is nothing new.
@@ -192,10 +196,13 @@ class GatewayClient:
             "max_bytes": max_bytes,
             "safe": safe,
             "incarnation": incarnation,
+            "sized": int(sized),
         }
         answer = interruptible(lambda: self._action("wait", fields, timeout_s + CALL_S))
-        answer.setdefault("incarnation", "")  # a gateway of the version before names none
-        return Window(**{key: answer[key] for key in ("journal", "epoch", "first", "end", "tip", "incarnation")})
+        answer = {"incarnation": "", "size": None, **answer}  # a gateway of a version before tells neither
+        return Window(
+            **{key: answer[key] for key in ("journal", "epoch", "first", "end", "tip", "incarnation", "size")}
+        )
 
     def read(self, journal: str, start: int, end: int, *, incarnation: str = "") -> Iterator[pa.RecordBatch]:
         """Stream the rows ``start`` to ``end`` - 1; nothing is consumed, no lease is needed [I4].

@@ -14,7 +14,12 @@ _T = TypeVar("_T")
 
 
 def interruptible(call: Callable[[], _T]) -> _T:
-    """Run a call on a thread of its own, so that signal handlers run here while it takes its time."""
+    """Run a call on a thread of its own, so that signal handlers run here while it takes its time.
+
+    They run on the main thread only: another one makes the call itself.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
     outcome: list[tuple[_T | None, BaseException | None]] = []
     done = threading.Event()
 

@@ -268,7 +268,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             end = self._journal.locate(
                 start, max_rows=request.optional("max_rows"), max_bytes=request.optional("max_bytes")
             )
-        return {"end": end, "incarnation": self._journal.incarnation_of(end), **self._position()}
+        size = {"size": self._journal.size(start, end)} if request.optional("sized") else {}
+        return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **self._position()}
 
     def _commit_action(self, request: Request, context: Any) -> dict[str, object]:
         del context

@@ -22,7 +22,7 @@ from towline.journal.directory import prepare
 from towline.journal.disk import Disk
 from towline.journal.frames import Kind
 from towline.journal.lock import Lock
-from towline.journal.reading import BATCH_BYTES, combined, offset_after_bytes, origin_below, pieces
+from towline.journal.reading import BATCH_BYTES, bytes_between, combined, offset_after_bytes, origin_below, pieces
 from towline.journal.recovery import recover
 from towline.journal.room import Limits, Room
 from towline.journal.state import Changes, decode_json, encode_json
@@ -349,6 +349,18 @@ class Journal:
         if max_bytes is not None and start < end:
             end = min(max(offset_after_bytes(segments, start, end, max_bytes), start + 1), end)
         return end
+
+    def size(self, start: int, end: int) -> int:
+        """Return how many bytes a range is, as `locate` counts them.
+
+        Raises:
+            JournalError: TL-J07, the range is not, or no longer, there. TL-J10, closed.
+            JournalDamaged: TL-J05, the frames on the way no longer read as they were written.
+        """
+        available, segments = self._readable(start)
+        if end > available:
+            raise self._out_of_range(start, end)
+        return bytes_between(segments, start, end)
 
     def _readable(self, start: int) -> tuple[int, tuple[Segment, ...]]:
         if self._dead:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BATCH_BYTES",
     "RowSlice",
+    "bytes_between",
     "combined",
     "cut",
     "largest_frame",
@@ -169,6 +170,24 @@ def offset_after_bytes(segments: Sequence[Segment], start: int, end: int, max_by
             return min(_row_at(*frame, byte), end)
         budget = byte - len(view.memory)
     return end
+
+
+def bytes_between(segments: Sequence[Segment], start: int, end: int) -> int:
+    """Return how many bytes on disk the rows from `start` to `end` are, counted as `offset_after_bytes` counts them."""
+    total = 0
+    for segment in _overlapping(segments, start):
+        if segment.first >= end:
+            break
+        view, first = segment.view(), max(start, segment.first)
+        position, header = segment.find(view, first)
+        begin = _byte_at(position, header, first)
+        last, header = segment.find(view, min(end, segment.end) - 1)
+        total += _byte_at(last, header, min(end, segment.end)) - begin
+    return total
+
+
+def _byte_at(position: int, header: Header, row: int) -> int:
+    return position + (row - header.first) * header.size // header.rows
 
 
 def _row_at(position: int, header: Header, byte: int) -> int:

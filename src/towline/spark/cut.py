@@ -37,8 +37,8 @@ class Cut:
         self._safe: Position | None = None
         self._machine: _Machine | None = None
 
-    def upto(self, here: Position, *, wait: bool = False) -> int | None:
-        """The offset up to which rows may be removed, at most that of ``here``; None when nothing may be yet.
+    def upto(self, here: Position, *, wait: bool = False) -> Position | None:
+        """Up to where rows may be removed at each gateway, ``here`` or one before it; None when nothing may be yet.
 
         Args:
             here: End of the last batch in the commit log.
@@ -53,7 +53,7 @@ class Cut:
                 self._safe = here
             else:
                 self._safe = self._synced(here, wait=wait)
-        return None if self._safe is None or self._safe.journal != here.journal else self._safe.offset
+        return self._safe
 
     def remember(self, there: Position) -> None:
         """Make durable that the batch up to ``there`` has been begun, so that it is never taken for a new one.

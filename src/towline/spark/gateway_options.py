@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ __all__ = [
     "access_values",
     "at_least_one",
     "check_sharing",
+    "gateway_list",
     "gateway_place",
     "gateway_settings",
     "gateway_values",
@@ -211,6 +212,28 @@ def _gateway(text: str) -> str:
     return text
 
 
+def gateway_list(text: str) -> tuple[str, ...]:
+    """Read several gateways: ``/var/lib/g1, grpc+tls://g2:8815``, or a JSON list of the same texts.
+
+    Raises:
+        ValueError: One is none, or stands there twice, or there is none.
+    """
+    parts: object = text.split(",")
+    if text.lstrip().startswith("["):
+        try:
+            parts = json.loads(text)
+        except ValueError:
+            parts = None
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError('it is gateways with a comma between them, or a JSON list such as ["/var/lib/g1"]')
+    named = [_gateway(part.strip()).rstrip("/") for part in parts if part.strip()]
+    if not named:
+        raise ValueError("it names no gateway")
+    if twice := next((one for one in named if named.count(one) > 1), None):
+        raise ValueError(f"{printable(twice, 60)} stands there twice")
+    return tuple(named)
+
+
 #: The files that let Spark in to a gateway on a network; `Option.into` names fields of `GatewayPlace`.
 ACCESS: Final = (
     Option("gatewayTokenFile", read.path, "access.token_file"),
@@ -245,27 +268,31 @@ def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None,
     Raises:
         ConfigError: TL-C20, TL-C21, TL-C23.
     """
-    place = given.value("gateway", "")
-    _check_access(given, place)
-    if "gateway" not in given:
+    places = given.value("gateways", ()) or (given.value("gateway", ""),)
+    _check_access(given, places)
+    if "gateway" not in given and "gateways" not in given:
         if not given.text("stateDir"):
             raise missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
         return Path(given.value("stateDir")), None
+    several = "gateways" in given
     beside = [name for name in (*(option.name for option in options), "stateDir") if name in given]
+    if several and "gateway" in given:
+        beside = ["gateway"]
     if beside:
-        raise ConfigError(
-            "TL-C23",
-            f'{WHERE} option "{beside[0]}"',
-            "it belongs to the gateway, and the option gateway names one that runs already",
-            "Give one of the two.",
-        )
+        what = "it belongs to the gateway, and the option gateway names one that runs already"
+        if several:
+            what = "it is of one gateway, and the option gateways names those that run already"
+        raise ConfigError("TL-C23", f'{WHERE} option "{beside[0]}"', what, "Give one of the two.")
+    if several:
+        return None, None
+    place = places[0]
     return (None, place) if "://" in place else (Path(place), None)
 
 
-def _check_access(given: Given, place: str) -> None:
+def _check_access(given: Given, places: Sequence[str]) -> None:
     """See that what lets Spark in to a gateway is there for one on a network, and for no other."""
     said = [option.name for option in ACCESS if option.name in given]
-    if not is_remote(place):
+    if not any(map(is_remote, places)):
         if said:
             what = "it belongs to a gateway on a network, and this one is on this machine"
             raise ConfigError("TL-C23", f'{WHERE} option "{said[0]}"', what, f"Leave it out, or give gateway={REMOTE}.")

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from towline import processes
 from towline.errors import GatewayUnreachable, TowlineError
@@ -77,6 +77,16 @@ class GatewayPlace:
         if not self.remote:
             return [""] * len(ranges)
         return client.sign(journal, ranges, incarnations=incarnations, valid_s=self.ticket_s)
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """The place of a running gateway, as the option ``gateways`` names it: a location, or a state directory."""
+        return cls("", text) if "://" in text else cls(text, "")
+
+    @property
+    def text(self) -> str:
+        """The place in one word, as `of` takes it."""
+        return self.location or self.state_dir
 
     def writer_ticket(self, client: GatewayClient, writer: str) -> str:
         """A ticket for the tasks of one query or job, "" where none is needed. On the driver."""

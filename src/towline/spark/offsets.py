@@ -1,9 +1,10 @@
-"""The offset of ``format("mqtt")`` as it stands in Spark's checkpoint.
+"""The offset of ``format("mqtt")`` as it stands in Spark's checkpoint: a place in the journal of each gateway.
 
 ``{"gateways": {"plant-7": {"journal": "<id>", "offset": 4711, "incarnation": "<hex>"}}, "tick": 0}``. Spark compares
-offsets as JSON text, so the order of the keys never changes. The map of gateways has one entry today; several are a
-wider source later. Offsets of an earlier Towline have no incarnation: they are written back as they are, and the next
-one has it.
+offsets as JSON text, so gateways stand in the order of their names, and keys in one order. Of a source over several
+gateways (option ``gateways``) each place says too where its gateway is, ``"at"``: a batch that a crash interrupted is
+then served again, and a gateway that was taken out of the list asked what waits there. Offsets of an earlier Towline
+have no incarnation: they are written back as they are, and the next one has it.
 """
 
 from __future__ import annotations
@@ -16,27 +17,68 @@ from towline.errors import GatewayError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Position"]
+__all__ = ["JournalPlace", "Position"]
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class JournalPlace:
     """A place in one gateway's journal.
 
     Attributes:
         gateway: Name of the gateway.
         journal: Id of its journal: offsets of another journal mean other rows.
         offset: Offset after the last row before this place.
-        tick: Counts the empty batches that keep an idle query's Python workers alive.
         incarnation: Which opening of the journal wrote the row below `offset` [I14]; "" where none did, or it is not
             known.
+        at: The state directory or location of the gateway, as the option ``gateways`` has it; "" for the one gateway of
+            a source that has no others.
     """
 
     gateway: str
     journal: str
     offset: int
-    tick: int = 0
     incarnation: str = ""
+    at: str = ""
+
+    @classmethod
+    def parse(cls, name: str, fields: Mapping[str, Any]) -> Self:
+        """Read what stands under a gateway's name.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: It is no place.
+        """
+        journal, offset = str(fields["journal"]), int(fields["offset"])
+        return cls(name, journal, offset, str(fields.get("incarnation", "")), str(fields.get("at", "")))
+
+    def to_json(self) -> dict[str, Any]:
+        """What stands under the gateway's name, keys in their fixed order."""
+        known = {"incarnation": self.incarnation, "at": self.at}
+        return {"journal": self.journal, "offset": self.offset} | {key: text for key, text in known.items() if text}
+
+    def moved(self, offset: int, incarnation: str) -> Self:
+        """The same journal, another offset."""
+        return replace(self, offset=offset, incarnation=incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a stream is.
+
+    Attributes:
+        places: One for each gateway, in the order of their names, no name twice.
+        tick: Counts the empty batches that keep an idle query's Python workers alive.
+    """
+
+    places: tuple[JournalPlace, ...]
+    tick: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", tuple(sorted(self.places, key=lambda place: place.gateway)))
+
+    @classmethod
+    def of(cls, gateway: str, journal: str, offset: int, tick: int = 0, incarnation: str = "") -> Self:
+        """The position of a source with one gateway."""
+        return cls((JournalPlace(gateway, journal, offset, incarnation),), tick)
 
     @classmethod
     def parse(cls, offset: Mapping[str, Any]) -> Self:
@@ -46,29 +88,45 @@ class Position:
             GatewayError: TL-G12 for one that this source did not write.
         """
         try:
-            ((name, place),) = offset["gateways"].items()
-            tick, incarnation = int(offset.get("tick", 0)), str(place.get("incarnation", ""))
-            found = cls(str(name), str(place["journal"]), int(place["offset"]), tick, incarnation)
+            places = tuple(JournalPlace.parse(str(name), fields) for name, fields in offset["gateways"].items())
+            found = cls(places, int(offset.get("tick", 0)))
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise GatewayError(
-                "TL-G12",
-                'format("mqtt")',
-                f"the checkpoint holds an offset of another kind ({str(offset)[:80]})",
-                "It belongs to another source: give this query a checkpoint directory of its own.",
-            ) from None
+            raise _another_kind(offset) from None
+        if not places:
+            raise _another_kind(offset)
         return found
 
     def to_json(self) -> dict[str, Any]:
         """Write the offset, keys in their fixed order."""
-        place: dict[str, Any] = {"journal": self.journal, "offset": self.offset}
-        if self.incarnation:
-            place["incarnation"] = self.incarnation
-        return {"gateways": {self.gateway: place}, "tick": self.tick}
+        return {"gateways": {place.gateway: place.to_json() for place in self.places}, "tick": self.tick}
 
-    def at(self, offset: int, incarnation: str) -> Self:
-        """The same journal, another offset."""
-        return replace(self, offset=offset, incarnation=incarnation)
+    @property
+    def total(self) -> int:
+        """The offsets of all gateways together: so many rows lie before this position."""
+        return sum(place.offset for place in self.places)
+
+    def place(self, gateway: str) -> JournalPlace | None:
+        """The place of a gateway; None where it has none."""
+        return next((place for place in self.places if place.gateway == gateway), None)
+
+    def having(self, *places: JournalPlace) -> Self:
+        """The same position with these places, each instead of the one of its gateway or as a new one."""
+        kept = {place.gateway: place for place in self.places} | {place.gateway: place for place in places}
+        return replace(self, places=tuple(kept.values()))
+
+    def without(self, *gateways: str) -> Self:
+        """The same position without the places of these gateways."""
+        return replace(self, places=tuple(place for place in self.places if place.gateway not in gateways))
 
     def ticked(self) -> Self:
-        """The same place one tick later: a new offset for Spark, without a row."""
+        """The same places one tick later: a new offset for Spark, without a row."""
         return replace(self, tick=self.tick + 1)
+
+
+def _another_kind(offset: object) -> GatewayError:
+    return GatewayError(
+        "TL-G12",
+        'format("mqtt")',
+        f"the checkpoint holds an offset of another kind ({str(offset)[:80]})",
+        "It belongs to another source: give this query a checkpoint directory of its own.",
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from towline import options as read
 from towline.errors import ConfigError
@@ -19,6 +20,8 @@ from towline.spark import gateway_options as gateway
 from towline.spark.gateway_options import WHERE, at_least_one
 
 __all__ = ["DEFAULT_MAX_BYTES", "DEFAULT_MAX_ROWS", "OPTIONS", "SourceOptions", "parse_options"]
+
+_T = TypeVar("_T")
 
 #: Rows of one micro-batch unless told otherwise: about 40 MB of small messages, 0.3 to 0.7 s of Spark's time.
 DEFAULT_MAX_ROWS = 200_000
@@ -48,6 +51,10 @@ class SourceOptions:
         poll_ms: Longest wait for a message in one call of ``latestOffset``: other sources of the query wait too.
         checkpoint: Location of the query's checkpoint, as the writer has it; "" when it was not told.
         event_time: Whether rows have the column `towline.schema.EVENT_TIME`.
+        gateways: State directories and locations of several gateways that run already, each once.
+        removed: Names of gateways that may leave the checkpoint without being asked what waits there.
+        min_partitions: Wanted number of partitions of a batch; None for one for each gateway.
+        max_records: Most rows of a partition; None for no limit.
     """
 
     settings: GatewaySettings | None
@@ -59,12 +66,16 @@ class SourceOptions:
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     max_rows: int = DEFAULT_MAX_ROWS
     max_bytes: int = DEFAULT_MAX_BYTES
-    repeated_below: int = 0
-    starting: str | int | None = None
-    ending: int | None = None
+    repeated_below: int | Mapping[str, int] = 0
+    starting: str | int | Mapping[str, str | int] | None = None
+    ending: int | Mapping[str, int] | None = None
     poll_ms: int = 5_000
     checkpoint: str = ""
     event_time: bool = False
+    gateways: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    min_partitions: int | None = None
+    max_records: int | None = None
 
 
 def _starting(text: str) -> str | int:
@@ -73,6 +84,26 @@ def _starting(text: str) -> str | int:
     if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
     raise ValueError("it is committed, earliest, latest or an offset from 0")
+
+
+def _by_gateway(read_one: Callable[[str], _T]) -> Callable[[str], _T | dict[str, _T]]:
+    """Reads a value, or a JSON object of one for each gateway by its name."""
+
+    def read_all(text: str) -> _T | dict[str, _T]:
+        if not text.startswith("{"):
+            return read_one(text)
+        try:
+            values = json.loads(text)
+            return {read.label(name): read_one(str(value)) for name, value in values.items()}
+        except (ValueError, AttributeError) as error:
+            why = "" if isinstance(error, json.JSONDecodeError) else f"; {error}"
+            raise ValueError(f'of several gateways it is JSON such as {{"g1": "earliest", "g2": 4711}}{why}') from None
+
+    return read_all
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(read.label(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _poll(text: str) -> int:
@@ -89,12 +120,16 @@ _READING: Final = (
     Option("guarantee", read.promise, "guarantee"),
     Option("maxMessagesPerTrigger", lambda text: at_least_one(read.whole()(text)), "max_rows"),
     Option("maxBytesPerTrigger", lambda text: at_least_one(read.size(text)), "max_bytes"),
-    Option("repeatedBelow", read.whole(), "repeated_below"),
-    Option("startingOffset", _starting, "starting"),
-    Option("endingOffset", read.whole(), "ending"),
+    Option("minPartitions", read.whole(1), "min_partitions"),
+    Option("maxRecordsPerPartition", read.whole(1), "max_records"),
+    Option("repeatedBelow", _by_gateway(read.whole()), "repeated_below"),
+    Option("startingOffset", _by_gateway(_starting), "starting"),
+    Option("endingOffset", _by_gateway(read.whole()), "ending"),
     Option("pollMs", _poll, "poll_ms"),
     Option("checkpointLocation", into="checkpoint"),
     Option("eventTime", read.truth, "event_time"),
+    Option("gateways", gateway.gateway_list, "gateways", address=True),
+    Option("removedGateways", _names, "removed"),
 )
 _UNTRUE_PROGRESS: Final = (
     "asynchronous progress tracking makes Spark report batches as done that are not, and messages would be lost"
@@ -138,7 +173,7 @@ def parse_options(texts: Mapping[str, str]) -> SourceOptions:
     given = _FORMAT.read(texts)
     guarantee = given.value("guarantee", Guarantee.AT_LEAST_ONCE)
     state_dir, location = gateway.gateway_place(given, _GATEWAY)
-    settings = None if "gateway" in given else _settings(given, guarantee)
+    settings = None if "gateway" in given or "gateways" in given else _settings(given, guarantee)
     said = {**gateway.access_values(given), **given.values(_READING)}
     options = SourceOptions(settings=settings, state_dir=state_dir, location=location, **said)
     if options.event_time and not options.checkpoint:
@@ -148,7 +183,29 @@ def parse_options(texts: Mapping[str, str]) -> SourceOptions:
             "it follows the query's watermark, and without checkpointLocation nobody knows it",
             "Give checkpointLocation, the same as the writer's, on a file system of this machine.",
         )
+    _check_offsets(given, options)
     return options
+
+
+def _check_offsets(given: Given, options: SourceOptions) -> None:
+    """An offset is one of a journal: of several gateways each has its own."""
+    values = {
+        "startingOffset": options.starting,
+        "endingOffset": options.ending,
+        "repeatedBelow": options.repeated_below,
+    }
+    for name, value in values.items():
+        if options.gateways and isinstance(value, int) and name in given:
+            what, do = "an offset is one of a single journal", 'Give one for each gateway by its name: {"g1": 4711}.'
+            raise ConfigError("TL-C23", f'{WHERE} option "{name}"', what, do)
+        if not options.gateways and isinstance(value, Mapping):
+            what = "it names gateways, and the source has only one"
+            raise ConfigError(
+                "TL-C23", f'{WHERE} option "{name}"', what, "Give it without a name, or the option gateways."
+            )
+    if options.removed and not options.gateways:
+        what = "it belongs to the option gateways"
+        raise ConfigError("TL-C23", f'{WHERE} option "removedGateways"', what, "Leave it out.")
 
 
 def _settings(given: Given, guarantee: Guarantee) -> GatewaySettings:

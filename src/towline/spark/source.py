@@ -119,6 +119,10 @@ def _plan(options: SourceOptions) -> ReadPlan:
         poll_s=options.poll_ms / 1000,
         checkpoint=options.checkpoint,
         event_time=options.event_time,
+        gateways=options.gateways,
+        removed=options.removed,
+        min_partitions=options.min_partitions,
+        max_records=options.max_records,
     )
 
 

@@ -24,7 +24,7 @@ def left_behind(bridge: Running, offset: int) -> None:
     """A line that ended at `offset`, and an older copy of its journal with ten rows."""
     with Journal.open(bridge.state_dir / "inbox", schema=ROW_SCHEMA, limits=Limits(min_free_bytes=0)) as journal:
         journal.append(rows(journal.end, 10 - journal.end))
-        place = Position("line", journal.journal_id, offset, incarnation="0badf00d")
+        place = Position.of("line", journal.journal_id, offset, incarnation="0badf00d")
     Identity("line", "tests.line", query="q", parallelism=1).save(bridge.state_dir)
     offsets = bridge.state_dir / "checkpoint" / "offsets"
     offsets.mkdir(parents=True, exist_ok=True)

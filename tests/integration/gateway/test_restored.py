@@ -36,7 +36,7 @@ class Query:
         window = client.wait(lease, lease.committed, timeout_s=0)
         for rows in client.read(window.journal, lease.committed, window.end, incarnation=window.incarnation):
             self.seen += map(int, rows.column("payload").to_pylist())
-        self._plan(Position(lease.name, window.journal, window.end, incarnation=window.incarnation))
+        self._plan(Position.of(lease.name, window.journal, window.end, incarnation=window.incarnation))
         client.wait(lease, window.end, timeout_s=0, incarnation=window.incarnation)
         client.release(lease)
 

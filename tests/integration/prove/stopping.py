@@ -50,12 +50,12 @@ class Reader(MqttStreamReader):
     _last: int | None = None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        if Position.parse(end).offset > Position.parse(start).offset:
+        if Position.parse(end).total > Position.parse(start).total:
             pause("planned")
         return super().partitions(start, end)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        here = Position.parse(start).offset
+        here = Position.parse(start).total
         moved, self._last = self._last is not None and here > self._last, here
         if moved:
             pause("done")

@@ -98,7 +98,7 @@ class Machine:
         if batch is None:
             return 0
         path = self.directory / "spark" / "towline" / "ck" / "offsets" / str(batch)
-        return Position.parse(json.loads(path.read_text().split("\n")[2])).offset
+        return Position.parse(json.loads(path.read_text().split("\n")[2])).total
 
     def _command(self) -> list[str]:
         checkpoint = self.directory / "spark" / "towline" / "ck"

@@ -43,7 +43,7 @@ def plan(place: Path, batch: int, *sources: Any) -> None:
 
 def at(journal: Journal, offset: int, *, name: str = "plant", of: str = "", incarnation: str | None = None) -> Any:
     known = journal.incarnation if incarnation is None else incarnation
-    return Position(name, of or journal.journal_id, offset, incarnation=known).to_json()
+    return Position.of(name, of or journal.journal_id, offset, incarnation=known).to_json()
 
 
 def verdict(journal: Journal, place: Path | str) -> str:

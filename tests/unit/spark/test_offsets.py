@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -8,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import GatewayError
-from towline.spark.offsets import Position
+from towline.spark.offsets import JournalPlace, Position
 
-PLACE = Position("plant", "3a330b3ed8c4", 1005, 2, "0badf00d")
+PLACE = Position.of("plant", "3a330b3ed8c4", 1005, 2, "0badf00d")
 
 
 def test_the_text_never_changes_its_order() -> None:
@@ -27,13 +28,43 @@ def test_an_offset_from_before_incarnations_stays_as_it_is() -> None:
 
 @given(st.text(min_size=1), st.text(min_size=1), st.integers(0, 1 << 62), st.integers(0, 1 << 30), st.text())
 def test_any_position_comes_back(gateway: str, journal: str, offset: int, tick: int, incarnation: str) -> None:
-    place = Position(gateway, journal, offset, tick, incarnation)
+    place = Position.of(gateway, journal, offset, tick, incarnation)
     assert Position.parse(json.loads(json.dumps(place.to_json()))) == place
 
 
 def test_moving_keeps_the_tick_and_ticking_keeps_the_place() -> None:
-    assert PLACE.at(2000, "1badf00d") == Position("plant", "3a330b3ed8c4", 2000, 2, "1badf00d")
-    assert PLACE.ticked() == Position("plant", "3a330b3ed8c4", 1005, 3, "0badf00d")
+    moved = PLACE.having(PLACE.places[0].moved(2000, "1badf00d"))
+    assert moved == Position.of("plant", "3a330b3ed8c4", 2000, 2, "1badf00d")
+    assert PLACE.ticked() == Position.of("plant", "3a330b3ed8c4", 1005, 3, "0badf00d")
+
+
+PLACES = st.builds(
+    JournalPlace,
+    st.text(min_size=1, max_size=4),
+    st.text(min_size=1, max_size=4),
+    st.integers(0, 1 << 62),
+    st.text(max_size=4),
+    st.text(max_size=4),
+)
+
+
+@given(st.lists(PLACES, min_size=1, max_size=5, unique_by=lambda place: place.gateway), st.randoms())
+def test_several_gateways_stand_in_one_order(places: list[JournalPlace], chance: Random) -> None:
+    position = Position(tuple(places), 3)
+    text = json.dumps(position.to_json())
+    chance.shuffle(places)
+    assert json.dumps(Position(tuple(places), 3).to_json()) == text
+    assert Position.parse(json.loads(text)) == position
+    assert list(position.to_json()["gateways"]) == sorted(place.gateway for place in places)
+
+
+def test_gateways_come_and_go() -> None:
+    two = PLACE.having(JournalPlace("line", "j2", 7, at="/g2"))
+    assert [place.gateway for place in two.places] == ["line", "plant"]
+    assert two.total == 1012
+    assert two.without("line") == PLACE
+    assert (two.place("line"), two.place("other")) == (JournalPlace("line", "j2", 7, at="/g2"), None)
+    assert two.to_json()["gateways"]["line"] == {"journal": "j2", "offset": 7, "at": "/g2"}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +75,8 @@ def test_moving_keeps_the_tick_and_ticking_keeps_the_place() -> None:
         {"gateways": []},
         {"gateways": {"a": {"journal": "x"}}},
         {"gateways": {"a": {"journal": "x", "offset": None}}},
-        {"gateways": {"a": {"journal": "x", "offset": 1}, "b": {"journal": "y", "offset": 1}}},
+        {"gateways": {"a": {"journal": "x", "offset": 1}, "b": {"journal": "y"}}},
+        {"gateways": {"a": {"journal": "x", "offset": 1}, "b": 7}},
         {"telemetry": {"0": 17}},
     ],
 )

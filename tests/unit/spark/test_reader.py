@@ -20,7 +20,6 @@ from tests.unit.spark.reading import ALL, offset, table
 from towline.errors import ConfigError, Fenced, GatewayError
 from towline.spark import reader
 from towline.spark.link import GatewayPlace
-from towline.spark.offsets import Position
 from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
 
 # -- offsets ---------------------------------------------------------------------------------------------------------
@@ -65,9 +64,8 @@ def test_the_limit_in_bytes_holds_beside_the_one_in_rows(server: Served, plan: R
         ends.append(offset(at))
     assert max(after - before for before, after in pairwise(ends)) <= 30
     bytes_only = MqttStreamReader(replace(plan, max_bytes=20_000))
-    window = bytes_only._hold
     made.stop()
-    assert 0 < window.wait(Position.parse(bytes_only.initialOffset()), 0, 0, ReadMaxRows(900), None).end < 900
+    assert 0 < offset(bytes_only.latestOffset(bytes_only.initialOffset(), ReadMaxRows(900))) < 900
     assert offset(bytes_only.latestOffset(bytes_only.initialOffset(), ALL)) == 1000
     bytes_only.stop()
 

@@ -19,7 +19,7 @@ from tests.unit.gateway.serving import Served, mark, served
 from tests.unit.spark.reading import ALL, offset, table
 from towline.errors import Fenced, GatewayUnreachable
 from towline.gateway.client import GatewayClient
-from towline.spark import link, reader
+from towline.spark import hold, link
 from towline.spark.link import GatewayPlace, driver_pid, patiently
 from towline.spark.reader import MqttStreamReader, ReadPlan, Slice
 
@@ -47,7 +47,8 @@ def test_a_restarted_gateway_on_the_same_socket_knows_the_reader_again(tmp_path:
     with served(tmp_path):
         at = stream.latestOffset(stream.initialOffset(), ALL)
     with served(tmp_path) as second:
-        client = stream._hold._client
+        assert stream._planner is not None
+        client = stream._planner.gateways.all[0].hold._client
         assert client is not None
 
         def connected() -> bool:
@@ -71,7 +72,7 @@ def test_a_reader_that_was_taken_over_stops(server: Served, stream: MqttStreamRe
 
 
 def test_a_second_query_is_refused(server: Served, stream: MqttStreamReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "TAKEOVER_S", 0.1)
+    monkeypatch.setattr(hold, "TAKEOVER_S", 0.1)
     with subprocess.Popen(["sleep", "60"]) as other:
         server.service._leases.open("default", mark(other.pid))
         with pytest.raises(Fenced, match=f"pid {other.pid} .* TL-G03|TL-G03"):

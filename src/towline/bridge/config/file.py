@@ -120,6 +120,8 @@ class Reader:
         #: Whether a variable was missing, so that values may be stand-ins.
         self._unset = False
         self._raw: dict[str, Any] = self._expand(raw, ())
+        if _elsewhere(self._raw):
+            self._raw.setdefault("mqtt", {})
         self._base = file.absolute().parent
         self._tables = Tables(self._base, self._mistakes)
 
@@ -134,7 +136,13 @@ class Reader:
         hono = self._tables.model(HonoSettings, table.hono, ("hono",), "[hono]") or HonoSettings()
         gateway = listening(self._tables, table.gateway, [line for _, _, line in self._line_tables()])
         surroundings = Surroundings(
-            table.name, state_dir, mqtt, dict(spark.conf), creates_topics, Listening(gateway).of
+            table.name,
+            state_dir,
+            mqtt,
+            dict(spark.conf),
+            creates_topics,
+            Listening(gateway).of,
+            gateway.token_file is not None,
         )
         lines = self._lines(surroundings, hono)
         for mistake in cluster_mistakes(spark, kafka, lines) if kafka is not None else ():
@@ -256,7 +264,7 @@ class Reader:
             return ()
         tables = [table for _, _, table in places]
         if "brokers" not in surroundings.mqtt and any(
-            "brokers" not in (t.get("mqtt") or {}) for t in tables if isinstance(t, dict)
+            "brokers" not in (t.get("mqtt") or {}) for t in tables if isinstance(t, dict) and "gateways" not in t
         ):
             self._mistakes.add(
                 "TL-C02", ("mqtt",), "[mqtt]", '"brokers" is missing', 'Add it, as brokers = ["mqtt://localhost:1883"].'
@@ -328,7 +336,7 @@ class Reader:
             named.setdefault(name, (kind, index))
         self._same_address(named, lines)
         seen: dict[tuple[str, str], str] = {}
-        for line in lines:
+        for line in (line for line in lines if not (isinstance(line, Line) and line.gateways)):
             for broker in line.gateway.brokers:
                 identity = (str(broker), line.gateway.mqtt_client_id)
                 other = seen.setdefault(identity, line.name)
@@ -353,6 +361,13 @@ class Reader:
 
 #: The tables of lines, and who reads them.
 _READERS: dict[str, type[LineReader | DownlinkReader]] = {"uplink": LineReader, "downlink": DownlinkReader}
+
+
+def _elsewhere(raw: Mapping[str, Any]) -> bool:
+    """Whether every line reads gateways that run elsewhere, so that nothing here speaks MQTT."""
+    tables = [raw.get(kind) for kind in _READERS]
+    lines = [one for table in tables if isinstance(table, list) for one in table]
+    return bool(lines) and all(isinstance(one, dict) and "gateways" in one for one in lines)
 
 
 def hide_references(text: str, found: Mistakes, environ: Mapping[str, str] = os.environ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -16,13 +18,17 @@ from towline.bridge.config.places import KeyPath
 from towline.bridge.config.routes import Route, at_odds, subscriptions
 from towline.bridge.config.sqltext import check_sql, names_a_field
 from towline.bridge.config.tables import Surroundings, Tables
+from towline.gateway.access import is_remote
 from towline.gateway.settings import GatewaySettings, ReceiptSettings
 from towline.guarantee import Guarantee, conf_problem, policy, qos_problem, sharing_problem
 from towline.schema import EVENT_TIME, ROW_SCHEMA
+from towline.spark.gateway_options import gateway_list
 
 __all__ = ["DownlinkReader", "LineReader"]
 
 _BATCH_BYTES = "max_bytes_per_trigger"
+#: Keys of a line that say what its gateway does.
+_OF_A_GATEWAY = {"mqtt", "journal", "receipts", "ack_after", "listen"}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?i?B)\s*$")
 _UNITS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
 #: Names no field may have: columns of the source and of the record.
@@ -160,8 +166,11 @@ class LineReader(TableReader):
         guarantee = uplink.guarantee if uplink else Guarantee.AT_LEAST_ONCE
         sections, routes = self._routes(guarantee, uplink.dedupe if uplink else None)
         self._one_within(uplink, sections)
+        gateways = self._gateways(uplink)
         own: dict[str, Any] = {"subscriptions": subscriptions(routes) or ({"filter": "x"},)}
         own["journal"] = self._limits("journal")
+        if gateways:
+            own["listen"] = None
         if uplink and uplink.ack_after in policy(guarantee).acks:
             own["ack_after"] = uplink.ack_after
         if uplink and uplink.receipts:
@@ -171,7 +180,11 @@ class LineReader(TableReader):
         gateway = self._gateway(name, guarantee, own)
         if uplink is None or gateway is None or not sections:
             return None
-        if guarantee is Guarantee.EXACTLY_ONCE and not (uplink.dedupe or all(one.dedupe for one in sections)):
+        if (
+            guarantee is Guarantee.EXACTLY_ONCE
+            and not gateways
+            and not (uplink.dedupe or all(one.dedupe for one in sections))
+        ):
             self._sharing(gateway)  # what a key names may come twice
         return Line(
             name=uplink.name,
@@ -184,7 +197,32 @@ class LineReader(TableReader):
             parallelism=uplink.parallelism,
             dead_letter_topic=self._dead_letters(uplink.dead_letter_topic),
             dedupe=uplink.dedupe,
+            gateways=gateways,
+            removed_gateways=uplink.removed_gateways,
         )
+
+    def _gateways(self, uplink: UplinkSection | None) -> tuple[str, ...]:
+        """The gateways that the line reads instead of one of its own."""
+        if uplink is None or "gateways" not in self._table:
+            if uplink and uplink.removed_gateways:
+                self._note("TL-C111", "removed_gateways", "it belongs to gateways", "Remove it.")
+            return ()
+        for key in sorted(_OF_A_GATEWAY & self._table.keys()):
+            what = f"{key} belongs to the gateways, which run elsewhere with settings of their own"
+            self._note("TL-C111", key, what, "Remove it here, and set it where they run.")
+        try:
+            named = gateway_list(json.dumps([self._located(one) for one in uplink.gateways]))
+        except ValueError as error:
+            do = 'Write each as "grpc+tls://HOST:PORT" or as the state directory of a gateway of this machine.'
+            self._note("TL-C110", "gateways", str(error), do)
+            return ()
+        if any(map(is_remote, named)) and not self._surroundings.has_token:
+            what = "a gateway on a network lets nobody in without a token"
+            self._note("TL-C112", "gateways", what, "Name its file as token_file in the table [gateway].")
+        return named
+
+    def _located(self, place: str) -> str:
+        return place if "://" in place or not place else str(self._tables.base / Path(place).expanduser())
 
     def _receipts(self, receipts: ReceiptSettings) -> ReceiptSettings:
         file = self._tables.secret_file(receipts.key_file, (*self._path, "receipts", "key_file"), self._subject)

@@ -220,6 +220,8 @@ class UplinkSection(Section):
     dedupe: Dedupe | None = None
     receipts: bool | ReceiptSettings = False
     listen: str | Literal[False] | None = None
+    gateways: tuple[str, ...] = ()
+    removed_gateways: tuple[str, ...] = ()
 
 
 class AnyLine(Section):
@@ -258,6 +260,9 @@ class Line(AnyLine):
         sections: Its routes as written.
         dedupe: How repeats are recognised on routes that do not say it themselves.
         dead_letter_topics: Of all lines of the bridge.
+        gateways: State directories and locations of gateways that run already, which the line reads instead of one of
+            its own; `gateway` then says little more than where its checkpoint is.
+        removed_gateways: Names of gateways that may leave the line without being asked what waits there.
     """
 
     direction: Literal["up"] = "up"
@@ -265,6 +270,8 @@ class Line(AnyLine):
     sections: tuple[RouteSection, ...]
     dedupe: Dedupe | None = None
     dead_letter_topics: tuple[str, ...] = ()
+    gateways: tuple[str, ...] = ()
+    removed_gateways: tuple[str, ...] = ()
 
     @property
     def routes(self) -> tuple[Route, ...]:

@@ -56,6 +56,11 @@ _LIMITS_UP: Final = (
     "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka",
     "Kafka with unclean leader election, replication factor 1 or min.insync.replicas 1 can lose what it took",
 )
+_LIMITS_SEVERAL: Final = (
+    "a device's messages are in order as long as they come by one gateway",
+    "a gateway that is away holds back its own messages only; a batch that was begun with them waits for it",
+    "each gateway has settings of its own: what it acknowledges when, and up to how much it keeps, is said there",
+)
 _LIMITS_DOWN_ONCE: Final = ("a subscriber with QoS 0 or 1 may lose or double what the broker got once",)
 _LIMITS_DOWN: Final = (
     "a broker that loses its store loses what only it held",
@@ -105,12 +110,13 @@ def plan_of(bridge: Bridge) -> dict[str, Any]:
 
 def _common(line: Line | DownLine) -> dict[str, Any]:
     gateway = line.gateway
+    elsewhere = isinstance(line, Line) and bool(line.gateways)
     return {
         "name": line.name,
         "direction": line.direction,
         "guarantee": line.guarantee.value,
-        "brokers": [str(broker) for broker in gateway.brokers],
-        "client_id": gateway.mqtt_client_id,
+        "brokers": [] if elsewhere else [str(broker) for broker in gateway.brokers],
+        "client_id": None if elsewhere else gateway.mqtt_client_id,
         "kafka_topics": list(line.fixed_topics),
         "state_dir": str(gateway.state_dir),
         "max_messages_per_trigger": line.max_messages_per_trigger,
@@ -122,6 +128,7 @@ def _common(line: Line | DownLine) -> dict[str, Any]:
 def _uplink(line: Line) -> dict[str, Any]:
     gateway, promise = line.gateway, policy(line.guarantee)
     return {
+        "gateways": list(line.gateways),
         "lost": promise.lost,
         "doubled": promise.doubled,
         "cost": _uplink_cost(line),
@@ -180,6 +187,8 @@ def _uplink_limits(line: Line) -> list[str]:
             "a key must never name two messages"
         )
         limits.append(f"a jump of the gateway's clock ahead by more than {line.within} forgets what came before it")
+    if line.gateways:
+        limits += _LIMITS_SEVERAL
     return [*limits, *_LIMITS_UP]
 
 
@@ -260,6 +269,8 @@ def _downlink_warnings(line: DownLine) -> list[str]:
 
 
 def _transport_warnings(line: AnyLine) -> list[str]:
+    if isinstance(line, Line) and line.gateways:
+        return []
     gateway = line.gateway
     texts = []
     if gateway.tls.insecure:
@@ -315,14 +326,19 @@ def _render_uplink(line: dict[str, Any]) -> list[str]:
     filters = "   ".join(f"{s['filter']} (QoS {s['qos']})" for s in line["subscriptions"])
     return [
         f'▸ line "{line["name"]}"   {line["guarantee"]}',
-        _render_broker(line),
-        f"  subscribe {filters}",
+        *(_render_gateways(line) if line["gateways"] else [_render_broker(line), f"  subscribe {filters}"]),
         *(f"  route {index}   {_render_route(route)}" for index, route in enumerate(line["routes"], start=1)),
-        f"  acks      {line['acks']}",
+        *([] if line["gateways"] else [f"  acks      {line['acks']}"]),
         f"  kafka     {line['writes']}   {_render_dead_letters(line)}",
         f"  replay    a batch that a crash interrupted is {line['replay']}",
         *_render_promise(line, "journal"),
     ]
+
+
+def _render_gateways(line: dict[str, Any]) -> list[str]:
+    """The gateways that are read; where the list is all there is to say, they are not asked for more here."""
+    heads = ["gateways ", *[""] * (len(line["gateways"]) - 1)]
+    return [f"  {head:9} {place}" for head, place in zip(heads, line["gateways"], strict=True)]
 
 
 def _render_downlink(line: dict[str, Any]) -> list[str]:
@@ -360,12 +376,15 @@ def _render_promise(line: dict[str, Any], store: str) -> list[str]:
     """What it promises, what that costs, and where the journal or outbox is."""
     most = line[f"{store}_max_bytes"]
     limit = f"{most:,} B" if most else "the disk"
+    where = f"{line['state_dir']}   {store} up to {limit}"
+    if line.get("gateways"):
+        where = f"{line['state_dir']}   checkpoint and identity; the messages wait at the gateways"
     return [
         f"  lost      {line['lost']}",
         f"  doubled   {line['doubled']}",
         f"  cost      {line['cost']}",
         *(f"  limit     {text}" for text in line["limits"]),
-        f"  state     {line['state_dir']}   {store} up to {limit}",
+        f"  state     {where}",
     ]
 
 

@@ -50,6 +50,7 @@ class Surroundings:
         spark_conf: [spark.conf].
         creates_topics: Whether missing topics are created.
         listening: Where gateways listen on a network: what a line's own key ``listen`` comes to.
+        has_token: Whether there is a token for gateways elsewhere.
     """
 
     bridge: str
@@ -58,6 +59,7 @@ class Surroundings:
     spark_conf: dict[str, Any]
     creates_topics: bool
     listening: Callable[[object], dict[str, object] | None] = lambda _: None
+    has_token: bool = False
 
     @property
     def dead_letters(self) -> str:

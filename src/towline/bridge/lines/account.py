@@ -47,6 +47,7 @@ class LineAccount:
         broken: What the guarantee promises and was not kept, or "".
         notes: Remarks on `received` and on `carried`.
         more: What else stands in JSON.
+        away: Gateways that do not answer, in words; their numbers are those of their last word.
     """
 
     words: AccountWords
@@ -59,6 +60,7 @@ class LineAccount:
     broken: str = ""
     notes: tuple[str, str] = ("", "")
     more: Mapping[str, Any] = field(default_factory=dict)
+    away: tuple[str, ...] = ()
 
     @property
     def adds_up(self) -> bool:
@@ -78,7 +80,8 @@ class LineAccount:
     def sentence(self) -> str:
         """The sum in one line, and whether it holds."""
         verdict = "adds up ✓" if self.adds_up else f"does not add up ✗ ({self.why_not})"
-        return f"{self.sum()}   {verdict}" + (f", but is {self.broken} ✗" if self.broken else "")
+        said = f"{self.sum()}   {verdict}" + (f", but is {self.broken} ✗" if self.broken else "")
+        return "   ".join((said, *self.away))
 
     def sum(self) -> str:
         """The sum; parts that are zero are left out, but for the three that matter."""
@@ -98,6 +101,7 @@ class LineAccount:
             "adds_up": self.adds_up,
             "why_not": self.why_not,
             "uncounted": self.uncounted,
+            **({"away": list(self.away)} if self.away else {}),
             **self.more,
         }
 

@@ -10,13 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from towline.checkpoint import Checkpoint
-from towline.errors import GatewayUnreachable
+from towline.errors import GatewayError, GatewayUnreachable
 from towline.gateway.launch import discover
+from towline.spark.offsets import Position
 
 if TYPE_CHECKING:
     from towline.gateway.client import GatewayClient
+    from towline.spark.offsets import JournalPlace
 
-__all__ = ["Evidence", "KafkaOffsets", "answer_of", "kafka_offsets", "range_of", "read_checkpoint", "status_of"]
+__all__ = [
+    "Evidence",
+    "KafkaOffsets",
+    "answer_of",
+    "kafka_offsets",
+    "places_at",
+    "range_of",
+    "read_checkpoint",
+    "status_of",
+]
 
 #: How long a gateway is waited for, in seconds; the query tries again afterwards.
 _PATIENCE_S: Final = 20.0
@@ -122,11 +133,18 @@ class _GatewayOffset(NamedTuple):
 
 def _gateway_offset(logs: Checkpoint, batch: int | None) -> _GatewayOffset:
     """Where a batch ends in its journal (`towline.spark.offsets`); an empty place where that can't be read."""
+    places = places_at(logs, batch)
+    if len(places) != 1:
+        return _GatewayOffset()
+    return _GatewayOffset(places[0].journal, places[0].offset, places[0].incarnation)
+
+
+def places_at(logs: Checkpoint, batch: int | None) -> tuple[JournalPlace, ...]:
+    """Where a batch ends in the journal of each gateway; nothing where that can't be read, or there is none."""
     for value in logs.offsets(batch):
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-            ((_, place),) = value["gateways"].items()
-            return _GatewayOffset(str(place["journal"]), int(place["offset"]), str(place.get("incarnation", "")))
-    return _GatewayOffset()
+        with contextlib.suppress(GatewayError):
+            return Position.parse(value).places
+    return ()
 
 
 def range_of(logs: Checkpoint, batch: int) -> tuple[int, int]:

@@ -48,6 +48,9 @@ class Identity:
         brokers: Where its MQTT session may be.
         handed: Offset below which rows may have been handed to Kafka before its checkpoint began; `UNKNOWN` until the
             gateway says how many there are.
+        places: Of a line over several gateways what `journal`, `start` and `incarnation` are of one: the ``gateways``
+            of a source offset (`towline.spark.offsets`) as JSON; "" for where each gateway's account stands.
+        handed_places: As `handed`, offsets by gateway as JSON; "" for none.
     """
 
     line: str
@@ -65,6 +68,8 @@ class Identity:
     split: str = ""
     brokers: tuple[str, ...] = ()
     handed: int = 0
+    places: str = ""
+    handed_places: str = ""
 
     @classmethod
     def new(cls, bridge: str, line: str) -> Identity:
@@ -97,6 +102,8 @@ class Identity:
                 str(values.get("split", "")),
                 tuple(map(str, values.get("brokers", ()))),
                 int(values.get("handed", 0)),
+                str(values.get("places", "")),
+                str(values.get("handed_places", "")),
             )
         except FileNotFoundError:
             return None
@@ -189,7 +196,8 @@ def settle(bridge: Bridge) -> list[str]:
         if mine.line != line.name:
             notes.append(f'line "{line.name}" was "{mine.line}": it goes on where that stood, as sink "{mine.sink}"')
             mine = replace(mine, line=line.name)
-        brokers = tuple(map(str, line.gateway.brokers))
+        elsewhere = getattr(line, "gateways", ())
+        brokers = () if elsewhere else tuple(map(str, line.gateway.brokers))
         if left := sorted(set(mine.brokers) - set(brokers)):
             what = f'what waits at {", ".join(left)} in the session "{line.gateway.mqtt_client_id}"'
             notes.append(f'line "{line.name}": {what} is fetched only while that is among its brokers')

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from towline.bridge.config.model import Line
-from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
+from towline.bridge.lines.evidence import Evidence, kafka_offsets, places_at, read_checkpoint
 from towline.bridge.lines.identity import UNKNOWN, Identity, sinks
+from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
 from towline.gateway.belonging import MISMATCHES, is_other
 from towline.gateway.remembered import UNFIT
@@ -344,6 +345,11 @@ def _begin(line: AnyLine, identity: Identity) -> Identity:
     taken = sinks(line.gateway.state_dir)
     fresh = identity.again(old.journal, -1 if cut is None else cut, offsets, incarnation, taken)
     fresh = replace(fresh, handed=UNKNOWN if old.planned is None else old.planned_end)
+    if isinstance(line, Line) and line.gateways:
+        logs = Checkpoint(str(line.checkpoint))
+        ends = {place.gateway: place.to_json() for place in places_at(logs, batch)}
+        handed = {place.gateway: place.offset for place in places_at(logs, old.planned)}
+        fresh = replace(fresh, places=json.dumps(ends) if ends else "", handed_places=json.dumps(handed))
     if line.checkpoint.exists():
         line.checkpoint.rename(_free(line.checkpoint.with_name(f"checkpoint.{identity.generation}")))
         _remove_oldest(line.checkpoint)

@@ -27,13 +27,21 @@ def line_state(view: LineView, spark: str) -> str:
         return "no gateway" if view.gateway_error else "gateway silent"
     if not view.status:
         return "starting"
-    if view.status.get("state") not in ("online", "connected"):
-        return f"broker {view.status.get('state', 'offline')}"
-    if view.status.get("held_back"):
-        return f"held back: {view.status['held_back']}"
+    if trouble := _gateway_trouble(view):
+        return trouble
     if spark != "running":
         return f"receiving, spark {spark}"
     return "running" if view.query == "running" else f"receiving, query {view.query}"
+
+
+def _gateway_trouble(view: LineView) -> str:
+    """What keeps messages from coming, in the words of the gateway; "" for nothing."""
+    account = view.account
+    if account is not None and account.away:
+        return "; ".join(account.away)
+    if view.status.get("state") not in ("online", "connected"):
+        return f"broker {view.status.get('state', 'offline')}"
+    return f"held back: {view.status['held_back']}" if view.status.get("held_back") else ""
 
 
 def summary(view: LineView, spark: str) -> str:

@@ -16,8 +16,10 @@ from typing import Any, Final
 from towline import files
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.lines.account import LineAccount, LineCounts
+from towline.bridge.lines.elsewhere import combined, each, places_of
 from towline.bridge.uplink.account import UplinkCounts
 from towline.errors import GatewayError
+from towline.gateway.access import Access
 from towline.gateway.launch import discover
 from towline.processes import ProcessMark
 
@@ -29,6 +31,7 @@ __all__ = [
     "counts_of",
     "digest_of",
     "gateway_status",
+    "gateways_status",
     "read_state",
 ]
 
@@ -72,6 +75,8 @@ class LineView:
         gateway_restarts: How often the gateway was started again.
         samples: (monotonic seconds, received, committed).
         before: The gateway's last answer to the bridge that ran before this one.
+        gateways: State directories and locations of gateways elsewhere that the line reads; none for one of its own.
+        access: The files that let the bridge in to those, as plain values.
     """
 
     name: str
@@ -87,6 +92,8 @@ class LineView:
     batch_ms: int = 0
     samples: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     before: Mapping[str, Any] = field(default_factory=dict)
+    gateways: Sequence[str] = ()
+    access: Mapping[str, str] = field(default_factory=dict)
 
     def hear(self, status: Mapping[str, Any]) -> None:
         """Take an answer of the gateway."""
@@ -141,6 +148,7 @@ class LineView:
             "rate_in": rate_in,
             "rate_out": rate_out,
             "lag_s": None if self.silent else round(self.lag_s(), 1),
+            **({"gateways": list(self.gateways), "access": dict(self.access)} if self.gateways else {}),
         }
 
 
@@ -222,6 +230,22 @@ def gateway_status(state_dir: Path) -> dict[str, Any] | None:
             return client.status(timeout_s=5.0)
     except GatewayError:
         return None
+
+
+def gateways_status(
+    gateways: Sequence[str], access: Mapping[str, str], before: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """What the gateways of a line that reads several say together; None when none answers.
+
+    Args:
+        gateways: State directories and locations.
+        access: As `LineView.access`.
+        before: What they said before.
+    """
+    answers = each(places_of(gateways, Access(**access)), lambda client: client.status(timeout_s=5.0))
+    if all(isinstance(answer, GatewayError) for answer in answers.values()):
+        return None
+    return combined(answers, before)
 
 
 def digest_of(file: Path) -> str | None:

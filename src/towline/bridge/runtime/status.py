@@ -8,8 +8,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from towline.bridge.lines.elsewhere import AWAY, away_text
 from towline.bridge.runtime.screen import lag_text
-from towline.bridge.runtime.state import SILENT_S, account_of, counts_of, digest_of, gateway_status, read_state
+from towline.bridge.runtime.state import (
+    SILENT_S,
+    account_of,
+    counts_of,
+    digest_of,
+    gateway_status,
+    gateways_status,
+    read_state,
+)
 from towline.errors import ConfigError
 from towline.processes import ProcessMark
 from towline.text import counted, printable
@@ -63,7 +72,8 @@ def code_of(status: dict[str, Any]) -> int:
     if any(account and (not account["adds_up"] or account.get("broken")) for account in accounts):
         return WRONG
     runs = all(line["query"] == "running" for line in status["lines"].values())
-    return 0 if runs and all(accounts) else NOT_KNOWN
+    known = all(account and not account.get("away") for account in accounts)
+    return 0 if runs and known else NOT_KNOWN
 
 
 def _there(state: dict[str, Any]) -> bool:
@@ -76,7 +86,8 @@ def _there(state: dict[str, Any]) -> bool:
 def _line(state_dir: Path, saved: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
     counts = counts_of(saved.get("direction", "up"), saved.get("counts", {}))
-    status = gateway_status(state_dir)
+    elsewhere, said = saved.get("gateways") or (), saved.get("gateway") or {}
+    status = gateways_status(elsewhere, saved.get("access") or {}, said) if elsewhere else gateway_status(state_dir)
     query = saved.get("query", _UNKNOWN_LINE) if running else "not running"
     now: dict[str, Any] = {
         "direction": saved.get("direction", "up"),
@@ -88,6 +99,7 @@ def _line(state_dir: Path, saved: dict[str, Any], running: bool, updated: float 
         "fallback": counts.fallback,
         "account": None,
         "gateway": status,
+        **({"gateways": list(elsewhere)} if elsewhere else {}),
     }
     if status and (account := account_of(status, counts)):
         stale = {"behind": None} if query != "running" and "behind" in account.more else {}  # known of the last batch
@@ -103,6 +115,8 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     gateway, last = line["gateway"] or {}, line.get("last") or {}
     if line["query"] == _UNKNOWN_LINE:
         yield "the file has changed since towline run was started. Start it again to run this line."
+    elif not line["gateway_running"] and line.get("gateways"):
+        yield f"none of its gateways answers: {', '.join(line['gateways'])}. What they took in waits there."
     elif not line["gateway_running"]:
         yield _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
     elif not running and line["direction"] == "down":
@@ -112,13 +126,22 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     for error in (line["gateway_error"], line["query_error"]):
         if error:
             yield str(error) if running else f"before the bridge ended: {error}"
-    if trouble := (gateway.get("last_error") or {}).get("text"):
-        yield str(trouble)
+    yield from _troubles(gateway)
     account = line["account"] or last.get("account") or {}  # these only grow
     yield from _told_of(_BROKER, gateway)
     yield from _told_of(_OUTBOX, (gateway or last.get("gateway") or {}).get("outbox") or {})
     yield from _told_of(_RECEIPTS, _publishers(gateway.get("receipts") or {}))
     yield from _told_of(_ACCOUNT, {**account, "fallback": line["fallback"]})
+
+
+def _troubles(gateway: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong at a gateway, or at each of several."""
+    parts = gateway.get("gateways")
+    for name, part in (parts if parts is not None else {"": gateway}).items():
+        if AWAY in part:
+            yield f"{away_text(name, part)}: {part.get('why', 'no answer')}.   [TL-G54]"
+        elif trouble := (part.get("last_error") or {}).get("text"):
+            yield str(trouble)
 
 
 #: The query of a line that the running bridge does not have.
@@ -216,7 +239,11 @@ def _render_line(name: str, line: dict[str, Any], *, running: bool) -> list[str]
             out.append(f"  last word {_moment(last['heard'])}: {last['sentence']}")
     if line["gateway"]:
         out += _render_listen(line["gateway"].get("listen") or {})
-        out += _render_outbox(gateway, line) if line["direction"] == "down" else _render_gateway(gateway)
+        parts = gateway.get("gateways")
+        if parts is not None:
+            out += [text for name, part in parts.items() for text in _render_part(name, part)]
+        else:
+            out += _render_outbox(gateway, line) if line["direction"] == "down" else _render_gateway(gateway)
     if running and line["rate_in"] is not None:
         out.append(
             f"  pace      in {line['rate_in']:,.0f}/s   out {line['rate_out']:,.0f}/s   lag {lag_text(line['lag_s'])}"
@@ -251,6 +278,14 @@ def _render_outbox(gateway: dict[str, Any], line: dict[str, Any]) -> list[str]:
         parts.append(f"{incomplete:,} of a batch that is not whole")
     behind = _told((line["account"] or {}).get("behind"))
     return [f"  session   {place}", f"  outbox    {'   '.join(parts)}   {behind} offsets behind in Kafka"]
+
+
+def _render_part(name: str, part: dict[str, Any]) -> list[str]:
+    """One gateway of several: what it has said last, if it ever did."""
+    waiting = int(part.get("end", 0)) - int(part.get("committed", 0))
+    last = f"   last word: {waiting:,} waiting" if "end" in part else ""
+    head = f"  gateway   {name}   {part['at']}{'   away' + last if AWAY in part else ''}"
+    return [head] if AWAY in part else [head, *_render_listen(part.get("listen") or {}), *_render_gateway(part)]
 
 
 def _render_gateway(gateway: dict[str, Any]) -> list[str]:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from towline import files
 from towline.bridge.config.kafka_source import equipped, source_text
+from towline.bridge.config.model import Line
 from towline.bridge.lines.identity import settle
 from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
+from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
 from towline.bridge.runtime.state import BridgeState, gateway_status
 from towline.bridge.runtime.supervision import unforeseen
@@ -31,7 +33,7 @@ from towline.logfile import trim
 from towline.text import counted
 
 if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge
+    from towline.bridge.config.model import Bridge, DownLine
 
 __all__ = ["EXIT_INTERRUPTED", "Display", "Supervisor", "kept_by_broker"]
 
@@ -98,12 +100,7 @@ class Supervisor:
             self._state = BridgeState(bridge.name, bridge.state_dir, directions, insecure, bridge.file)
             self._kafka = KafkaSupervisor(bridge, self._state, self._spark_ending)
             self._driver = DriverSupervisor(bridge, self._state, self._kafka, self._spark_ending)
-            self._gateways = [
-                GatewaySupervisor(
-                    line, bridge.file, self._state, bridge.logs / f"gateway-{line.name}.log", self._ending
-                )
-                for line in bridge.lines
-            ]
+            self._gateways = [self._gateway_of(line) for line in bridge.lines]
             self._at_once = self._driver.kill
             for child in (*self._gateways, self._kafka, self._driver):
                 child.start()
@@ -115,6 +112,13 @@ class Supervisor:
             if fatal is not None:
                 raise fatal
         return EXIT_INTERRUPTED if self._interrupts > 1 else 0
+
+    def _gateway_of(self, line: Line | DownLine) -> GatewaySupervisor | GatewaysSupervisor:
+        """Who looks after what a line reads from: its own gateway, or several elsewhere."""
+        if isinstance(line, Line) and line.gateways:
+            return GatewaysSupervisor(line, self._bridge, self._state, self._ending)
+        log = self._bridge.logs / f"gateway-{line.name}.log"
+        return GatewaySupervisor(line, self._bridge.file, self._state, log, self._ending)
 
     def _watch(self) -> TowlineError | None:
         """Show the account until the end is asked for, or nothing can go on."""
@@ -196,10 +200,12 @@ class Supervisor:
 
     def _last_look(self) -> None:
         """One more answer of each gateway, after Spark's last batch."""
-        for line in self._bridge.lines:
-            if status := gateway_status(line.gateway.state_dir):
+        for child in self._gateways:
+            if isinstance(child, GatewaysSupervisor):
+                child.look()
+            elif status := gateway_status(child.line.gateway.state_dir):
                 with self._state.lock:
-                    self._state.lines[line.name].hear(status)
+                    self._state.lines[child.line.name].hear(status)
 
     def _farewell(self) -> Iterator[str]:
         for name, view in self._state.lines.items():
@@ -210,7 +216,7 @@ class Supervisor:
             yield f'line "{name}": {account.sentence()}'
             if account.pending:
                 yield f'line "{name}": {counted(account.pending)} on disk; the next start carries on'
-            yield f'line "{name}": {kept_by_broker(view.status)}'
+            yield f'line "{name}": {"its gateways go on" if view.gateways else kept_by_broker(view.status)}'
 
 
 def kept_by_broker(status: Mapping[str, Any]) -> str:

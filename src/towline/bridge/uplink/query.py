@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.model import BATCH_BYTES, Line
-from towline.bridge.lines.evidence import range_of, read_checkpoint
-from towline.bridge.lines.identity import Identity
+from towline.bridge.lines.evidence import places_at, range_of, read_checkpoint
+from towline.bridge.lines.identity import UNKNOWN, Identity
 from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery, source_of
 from towline.bridge.lines.recovery import examine
+from towline.bridge.uplink import several
+from towline.bridge.uplink.account import spans_of
 from towline.bridge.uplink.counting import COUNTS, reasons
 from towline.bridge.uplink.packing import plain_routes
 from towline.bridge.uplink.recovery import gather, handed_out, offset_of, starting
 from towline.bridge.uplink.source import FORMAT
 from towline.bridge.uplink.sql import Repeats, apply
 from towline.checkpoint import Checkpoint
+from towline.gateway.access import is_remote
 from towline.guarantee import Guarantee, policy
 from towline.kafka.options import SinkSettings
 from towline.kafka.resetting import set_markers
 from towline.spark import tally
+from towline.spark.offsets import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from towline.bridge.lines.evidence import Evidence
+    from towline.spark.offsets import JournalPlace
 
 __all__ = ["CONSUMER", "UplinkQuery"]
 
@@ -47,6 +56,8 @@ class UplinkQuery(LineQuery[Line]):
 
     #: Where a checkpoint without a batch begins, which Spark does not report of its first; None before the start.
     _began: int | None = None
+    #: The same of several gateways, by name.
+    _begun: Mapping[str, int] = MappingProxyType({})
 
     def _conf(self) -> dict[str, str]:
         limited = self.line.max_bytes_per_trigger > BATCH_BYTES
@@ -54,6 +65,8 @@ class UplinkQuery(LineQuery[Line]):
         return {_ARROW_BYTES: str(most)}
 
     def _prepared(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
+        if self.line.gateways:
+            return self._prepared_for_several(spark)
         line, identity = self.line, self._identity()
         evidence = gather(line, CONSUMER, identity)
         identity = examine(line, self.bridge.file, identity, evidence, self._set_markers)
@@ -63,16 +76,39 @@ class UplinkQuery(LineQuery[Line]):
             identity.save(line.gateway.state_dir)  # the next start finds a checkpoint, and asks for the same
         begin = starting(line, identity, evidence)
         self._began = offset_of(begin, evidence)
-        if evidence.planned is not None and not evidence.decided and policy(line.guarantee).gives_up:
-            tally.begun_before(Checkpoint(str(line.checkpoint)), evidence.planned)
-        rows = self.source(spark, begin, handed)
-        writer = (
+        self._note_begun(evidence)
+        return self._writer(self.source(spark, begin, str(handed)), identity), identity
+
+    def _prepared_for_several(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
+        """As `_prepared`, for a line that reads gateways elsewhere."""
+        line, identity = self.line, self._identity()
+        seen = several.gather(line, self.bridge.gateway.access(), CONSUMER, identity)
+        several.belong(line, self.bridge.file, identity, seen)
+        former = identity
+        identity = examine(line, self.bridge.file, identity, seen.checkpoint, self._set_markers)
+        if identity.generation != former.generation:  # it begins anew behind what is done
+            seen = several.gather(line, self.bridge.gateway.access(), CONSUMER, identity)
+        handed = several.handed_out(identity, seen)
+        if identity.handed == UNKNOWN:
+            identity = replace(identity, handed=0, handed_places=json.dumps(handed))
+            identity.save(line.gateway.state_dir)  # the next start finds a checkpoint, and asks for the same
+        begin = several.beginnings(line, identity, seen)
+        self._begun = several.offsets_of(begin, seen)
+        self._note_begun(seen.checkpoint)
+        return self._writer(self.source(spark, begin, json.dumps(handed)), identity), identity
+
+    def _note_begun(self, evidence: Evidence) -> None:
+        """Note a batch that was begun and will not be served whole again, whose messages are given up."""
+        if evidence.planned is not None and not evidence.decided and policy(self.line.guarantee).gives_up:
+            tally.begun_before(Checkpoint(str(self.line.checkpoint)), evidence.planned)
+
+    def _writer(self, rows: DataFrame, identity: Identity) -> DataStreamWriter:
+        return (
             self.records(rows, identity)
             .writeStream.format("kafka_transactional")
-            .option("guarantee", line.guarantee.value)
+            .option("guarantee", self.line.guarantee.value)
             .options(**self._sink_options(identity))
         )
-        return writer, identity
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
         own = {"deadLetterTopic": str(self.line.dead_letter_topic)} if self._sink_counts() else {}
@@ -90,7 +126,7 @@ class UplinkQuery(LineQuery[Line]):
         """
         set_markers(SinkSettings.parse(self._sink_options(identity)), identity.sink, batch)
 
-    def source(self, spark: SparkSession, begin: str, handed: int = 0) -> DataFrame:
+    def source(self, spark: SparkSession, begin: str, handed: str = "0") -> DataFrame:
         """The rows that the line's gateway gives.
 
         Args:
@@ -104,7 +140,7 @@ class UplinkQuery(LineQuery[Line]):
             reader = spark.readStream.format(FORMAT).option("routes", routes)
             reader = reader.option("signed", str(self._sink_counts()).lower())
         return (
-            reader.options(**self._gateway_options())
+            reader.options(**self._where())
             .option("consumer", CONSUMER)
             .option("guarantee", line.guarantee.value)
             .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
@@ -115,6 +151,25 @@ class UplinkQuery(LineQuery[Line]):
             .option("eventTime", str(line.within is not None).lower())
             .load()
         )
+
+    def _where(self) -> dict[str, str]:
+        """How Spark finds the line's gateway, or its gateways elsewhere."""
+        line, section = self.line, self.bridge.gateway
+        if not line.gateways:
+            return self._gateway_options()
+        access = section.access()
+        said = {
+            "gatewayTokenFile": access.token_file,
+            "gatewayCaFile": access.ca_file,
+            "gatewayCertFile": access.cert_file,
+            "gatewayKeyFile": access.key_file,
+            "gatewayServerName": access.server_name,
+            "gatewayTicketValidity": f"{section.ticket_valid_s:g}",
+        }
+        remote = any(map(is_remote, line.gateways))
+        removed = {"removedGateways": ",".join(line.removed_gateways)} if line.removed_gateways else {}
+        known = {name: value for name, value in said.items() if value} if remote else {}
+        return {"gateways": json.dumps(line.gateways), **removed, **known}
 
     def records(self, rows: DataFrame, identity: Identity) -> DataFrame:
         """The records of the line: mapped, repeats dropped, in as many parts as it has writers."""
@@ -144,8 +199,13 @@ class UplinkQuery(LineQuery[Line]):
         del spark, counts
         line = self.line
         identity, evidence = Identity.read(line.gateway.state_dir), read_checkpoint(line.checkpoint)
-        if identity is None or identity.query != evidence.query or evidence.done is None or not evidence.done_end:
+        if identity is None or identity.query != evidence.query or evidence.done is None:
             return  # another line's batches, or none
+        if line.gateways:
+            yield from self._unreported_of_several(evidence, evidence.done)
+            return
+        if not evidence.done_end:
+            return
         report = {"query": evidence.query, "journal": evidence.journal, "rows": 0, "observed": {}, "gives_up": False}
         checkpoint = Checkpoint(str(line.checkpoint))
         for batch in tally.run_again(checkpoint):
@@ -155,15 +215,39 @@ class UplinkQuery(LineQuery[Line]):
                 yield self._with_dead_letters({**report, **part})
         yield self._with_dead_letters({**report, "batch": evidence.done, "end": evidence.done_end})
 
+    def _unreported_of_several(self, evidence: Evidence, done: int) -> Iterator[dict[str, Any]]:
+        checkpoint = Checkpoint(str(self.line.checkpoint))
+        report = {"query": evidence.query, "rows": 0, "observed": {}, "gives_up": False}
+        for batch in tally.run_again(checkpoint):
+            given, ends = tally.given_at(checkpoint, batch), places_at(checkpoint, batch)
+            if batch <= done and given is not None and ends:
+                spans = spans_of(places_at(checkpoint, batch - 1), ends)
+                yield self._with_dead_letters(
+                    {**report, "batch": batch, "spans": spans, "rows": given, "gives_up": True}
+                )
+        if ends := places_at(checkpoint, done):
+            yield self._with_dead_letters({**report, "batch": done, "spans": spans_of((), ends)})
+
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """What the account takes of a batch: journal and offsets, and repeats, which are rows that did not come out."""
         report, source = super().report(progress), source_of(progress)
+        if self.line.gateways:
+            return self._with_dead_letters(self._with_left_out(self._spanning(report, source), progress))
         begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
         start = begin.get("offset", self._began)
         report |= {"journal": end.get("journal", ""), "start": start, "end": end.get("offset")}
         if self._packs and start is not None:  # Spark counts rows, of which one may hold many messages
             report["rows"] = end.get("offset", start) - start
         return self._with_dead_letters(self._with_left_out(report, progress))
+
+    def _spanning(self, report: dict[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+        """A report with the range that it has of each gateway's journal."""
+        begin, end = _places(source.get("startOffset")), _places(source.get("endOffset"))
+        first = source.get("startOffset") is None
+        begun = [replace(place, offset=self._begun.get(place.gateway, place.offset)) for place in end]
+        spans = spans_of(begun if first else begin, end)
+        rows = sum(upto - start for start, upto in spans.values()) if self._packs else report["rows"]
+        return {**report, "spans": spans, "rows": rows}
 
     def _with_left_out(self, report: dict[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
         """A report that says why rows did not come to the sink, which knows how many did."""
@@ -186,6 +270,11 @@ class UplinkQuery(LineQuery[Line]):
         observed = {name: count for name, count in report["observed"].items() if name != "dead_lettered"}
         dead_letters = tally.sum_at(Checkpoint(str(self.line.checkpoint)), report["batch"])
         return {**report, "observed": observed, "letters": dead_letters}
+
+
+def _places(offset: Any) -> tuple[JournalPlace, ...]:
+    """The places of a source offset; none where there is no offset."""
+    return Position.parse(offset).places if isinstance(offset, dict) else ()
 
 
 def _gateway_offset(place: Any) -> dict[str, Any]:

@@ -1,0 +1,108 @@
+"""Asks the gateways of a line that run elsewhere how they are; it starts and ends none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from towline.backoff import Backoff
+from towline.bridge.lines.elsewhere import AWAY, away_text, combined, each, places_of
+from towline.bridge.runtime.gateway_supervisor import ASK_S, grown
+from towline.bridge.runtime.supervision import ChildSupervisor
+from towline.errors import GatewayError
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge, Line
+    from towline.bridge.runtime.state import BridgeState, LineView
+    from towline.errors import TowlineError
+
+__all__ = ["GatewaysSupervisor"]
+
+
+class GatewaysSupervisor(ChildSupervisor):
+    """Knows the account of a line over several gateways.
+
+    Args:
+        line: Whose gateways.
+        bridge: The file, for what lets the bridge in.
+        state: Where their status goes.
+        stopping: Set when the bridge ends.
+    """
+
+    what = "the gateways"
+
+    def __init__(self, line: Line, bridge: Bridge, state: BridgeState, stopping: threading.Event) -> None:
+        super().__init__(name=f"gateways {line.name}", daemon=True)
+        self.line = line
+        self.where = f'line "{line.name}"'
+        #: Only a person could mend a gateway elsewhere, and it is waited for: nothing here ends the line.
+        self.fatal: TowlineError | None = None
+        self._state = state
+        self._stopping = stopping
+        access = bridge.gateway.access()
+        self._places = places_of(line.gateways, access)
+        self._pauses = Backoff(first=0.5, most=15.0)
+        #: What was wrong at each gateway when it was said last.
+        self._trouble: dict[str, str] = {}
+        self._view.gateways, self._view.access = line.gateways, asdict(access)
+
+    @property
+    def wanted(self) -> bool:
+        """Until the bridge ends."""
+        return not self._stopping.is_set()
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Nothing: they are not ours."""
+
+    def look(self) -> None:
+        """Ask each once."""
+        answers = each(self._places, lambda client: client.status(timeout_s=5.0))
+        silent = [answer for answer in answers.values() if isinstance(answer, GatewayError)]
+        status = combined(answers, self._view.status or self._view.before)
+        with self._state.lock:
+            self._view.gateway_error = str(silent[0]) if len(silent) == len(answers) else None
+            if self._view.gateway_error is None:
+                self._view.hear(status)
+        self._tell(status)
+
+    @property
+    def _view(self) -> LineView:
+        return self._state.lines[self.line.name]
+
+    def _round(self) -> None:
+        self.look()
+        self._pauses.reset()
+        self._stopping.wait(ASK_S)
+
+    def _tell(self, status: Mapping[str, Any]) -> None:
+        """Say what has changed at each gateway since it was said last."""
+        before = self._view.before.get("gateways") or {}
+        for name, part in status["gateways"].items():
+            trouble = f"{away_text(name, part)}   [TL-G54]" if AWAY in part else _trouble(part)
+            if trouble != self._trouble.get(name):
+                well = f"gateway {name} is there, and {part.get('state')}"
+                if trouble or self._trouble.get(name) is not None or AWAY not in part:
+                    self._say(trouble or well)
+                self._trouble[name] = trouble
+            for event in grown(before.get(name, {}), part) if AWAY not in part else ():
+                self._say(f"gateway {name}: {event}")
+        self._view.before = status
+
+    def _say(self, text: str) -> None:
+        self._state.say(text if self.where in text else f"{self.where}: {text}")
+
+    def _failed(self, error: TowlineError) -> None:
+        if self._stopping.is_set():
+            return
+        with self._state.lock:
+            fresh = self._view.gateway_error != str(error)
+            self._view.gateway_error = str(error)
+        if fresh:
+            self._say(str(error))
+        self._stopping.wait(self._pauses.next())
+
+
+def _trouble(part: Mapping[str, Any]) -> str:
+    return str((part.get("last_error") or {}).get("text", ""))

@@ -1,0 +1,369 @@
+"""All gateways of one stream: who answers, who is away, and what waits at each; lives in the runner only.
+
+Each gateway is asked on a thread of its own, because a long poll holds its call: the first answer with rows wakes the
+reader, the others' polls go on and are still good for the next call while their gateway's place is the same. Where
+one gateway is the whole source, it is waited for as long as `PATIENCE_S`; of several, one that is away holds back
+nobody's rows but its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalFailed
+from towline.gateway.interruptible import interruptible
+from towline.spark.hold import GatewayHold
+from towline.spark.link import PATIENCE_S
+
+if TYPE_CHECKING:
+    from towline.gateway.client import Lease, Window
+    from towline.spark.link import GatewayPlace
+    from towline.spark.offsets import JournalPlace
+
+__all__ = ["Absence", "Question", "SourceGateway", "SourceGateways"]
+
+#: A poll that has been unanswered for so long, in seconds, is at a gateway without rows: one that has some answers at
+#: once. So much may a batch wait for the gateways beside the first that answered.
+GRACE_S: Final = 0.02
+#: How long a new query waits for the other gateways once one has answered, in seconds.
+MEET_S: Final = 5.0
+#: Pause before a gateway that is away is asked again, in seconds.
+_PAUSE_S: Final = 0.25
+#: What a gateway says, or does not say, while it is being started again.
+_AWAY: Final = (GatewayUnreachable, JournalFailed)
+
+_LOG = logging.getLogger("towline.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Since when a gateway does not answer, in seconds since 1970, and why."""
+
+    since: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a poll asks: commit up to ``safe``, and tell what lies beyond ``here`` within the limits of a batch."""
+
+    here: JournalPlace
+    safe: int
+    max_rows: int | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(eq=False)
+class _Poll:
+    """A question on its way; `window` or `error` is set before `done`."""
+
+    question: Question | None
+    timeout_s: float
+    deadline: float
+    began: float = field(default_factory=time.monotonic)
+    window: Window | None = None
+    error: BaseException | None = None
+    done: bool = False
+
+
+class SourceGateway:
+    """One gateway of a source.
+
+    Attributes:
+        lease: As it was given last; None before the first.
+        absence: Why it does not answer now, or None.
+        tip: Offset after the newest row it told of.
+    """
+
+    def __init__(self, place: GatewayPlace, consumer: str, met: Callable[[SourceGateway, str, str], None]) -> None:
+        self.hold = GatewayHold(place, consumer, lambda name, journal: met(self, name, journal))
+        #: Set with the first answer, and the same afterwards.
+        self.name = ""
+        self.journal = ""
+        self.lease: Lease | None = None
+        self.absence: Absence | None = None
+        self.tip = 0
+        self.poll: _Poll | None = None
+
+    @property
+    def place(self) -> GatewayPlace:
+        """Where it is."""
+        return self.hold.place
+
+
+class SourceGateways:
+    """The gateways that a stream reads.
+
+    Args:
+        places: Where they are, in any order.
+        consumer: Name under which rows are committed at each.
+        several: Whether one that is away is done without, as of a source over several gateways.
+    """
+
+    def __init__(self, places: Sequence[GatewayPlace], consumer: str, *, several: bool) -> None:
+        self.several = several
+        self._consumer = consumer
+        self._changed = threading.Condition()
+        self._closed = False
+        self.all = tuple(SourceGateway(place, consumer, self._met) for place in places)
+        #: Gateways that were taken out of the list, and are asked whether they may go; by place.
+        self._former: dict[str, SourceGateway] = {}
+
+    # -- meeting -------------------------------------------------------------------------------------------------
+
+    def meet(self) -> None:
+        """Take the leases: of the one gateway, or of at least one of several, and of whoever answers soon.
+
+        Raises:
+            ConfigError: TL-G50, two of them are one.
+            Fenced: TL-G03 when another living reader has a lease.
+            GatewayUnreachable: None answers within `PATIENCE_S` seconds.
+        """
+        began = time.monotonic()
+        for one in self.all:
+            if one.lease is None:
+                self._begin(one, None, 0.0, began + PATIENCE_S)
+
+        def over() -> bool:
+            waited = time.monotonic() - began
+            known = any(one.lease for one in self.all)
+            left = [one for one in self.all if one.lease is None and not (one.poll and one.poll.done)]
+            return not left or (known and self.several and (waited > MEET_S or all(one.absence for one in left)))
+
+        self._wait(over, began + PATIENCE_S + 1)
+        self._raise()
+        if not any(one.lease for one in self.all):
+            error = next((one.poll.error for one in self.all if one.poll and one.poll.error), None)
+            raise error or GatewayUnreachable("TL-G01", self.all[0].place.text, "no gateway answers", "Is it running?")
+
+    def lease_of(self, one: SourceGateway, patience_s: float = PATIENCE_S) -> Lease:
+        """The lease of one gateway, which is waited for.
+
+        Raises:
+            GatewayUnreachable: It does not answer for ``patience_s`` seconds.
+        """
+        deadline = time.monotonic() + patience_s
+        while one.lease is None or one.absence is not None:
+            if one.poll is None or one.poll.done:
+                self._begin(one, None, 0.0, deadline)
+            poll = one.poll
+            assert poll is not None
+            self._wait(partial(getattr, poll, "done"), deadline + 1)
+            self._raise()
+            if poll.error is not None:
+                raise poll.error
+            if time.monotonic() >= deadline:
+                break
+        if one.lease is None:
+            raise GatewayUnreachable("TL-G01", one.place.text, "no gateway answers", "Is it running?")
+        return one.lease
+
+    def _met(self, one: SourceGateway, name: str, journal: str) -> None:
+        """Refuse a gateway that another one of the list is already, before it takes that one's lease."""
+        with self._changed:
+            for other in self.all:
+                if other is not one and one in self.all and (other.name == name or other.journal == journal):
+                    same = f'have the same name "{name}"' if other.name == name else f"serve one journal, {journal}"
+                    raise ConfigError(
+                        "TL-G50",
+                        'format("mqtt") option "gateways"',
+                        f"{other.place.text} and {one.place.text} {same}",
+                        "Name each gateway once, and give each a name of its own: it stands in the checkpoint.",
+                    )
+            one.name, one.journal = name, journal
+
+    # -- polling -------------------------------------------------------------------------------------------------
+
+    def ask(self, questions: Mapping[SourceGateway, Question], patience_s: float) -> dict[SourceGateway, Window]:
+        """Commit at each gateway and wait until one has rows, or one is met that was away from the beginning.
+
+        Args:
+            questions: For each gateway that was met. The others are looked for meanwhile.
+            patience_s: Longest wait, in seconds; 0 for an answer of each.
+
+        Returns:
+            The answers that have come.
+
+        Raises:
+            TowlineError: What a gateway said; that it is not there only where it is the only one.
+        """
+        began = time.monotonic()
+        deadline = began + patience_s
+        unmet = [one for one in self.all if one.lease is None]
+        last = deadline if self.several else deadline + PATIENCE_S
+        for one in self.all:
+            question = questions.get(one)
+            if (question is not None or one.lease is None) and not self._extended(one, question, last):
+                self._begin(one, question, patience_s, last)
+
+        def over() -> bool:
+            now = time.monotonic()
+            if any(one.poll and one.poll.done and self._fatal(one.poll.error) for one in self.all):
+                return True
+            pending = [one for one in questions if one.poll and not one.poll.done]
+            waited_for = [one for one in pending if not (self.several and one.absence)]
+            if any(one.lease for one in unmet) or any(map(_has_rows, questions)):
+                return not any(now - one.poll.began < GRACE_S for one in waited_for if one.poll)
+            if patience_s <= 0:
+                return not waited_for
+            return not pending and now >= deadline if self.several else not pending
+
+        self._wait(over, deadline if self.several and patience_s > 0 else deadline + PATIENCE_S + 30)
+        self._raise()
+        answers = {}
+        for one, question in questions.items():
+            poll = one.poll
+            if poll is not None and poll.done and poll.question == question:
+                if poll.window is not None:
+                    answers[one] = poll.window
+                    one.tip = poll.window.tip
+                one.poll = None
+        return answers
+
+    def again(self, questions: Mapping[SourceGateway, Question]) -> dict[SourceGateway, Window]:
+        """Ask gateways that have just answered with other limits; one that has gone meanwhile gives no answer."""
+        found: dict[SourceGateway, Window] = {}
+        for one, question in questions.items():
+            try:
+                window = interruptible(partial(self._asked, one, question, 0.0))
+            except _AWAY as error:
+                if not self.several:
+                    raise
+                self._absent(one, error)
+                continue
+            if window is not None:
+                found[one] = window
+        return found
+
+    def _asked(self, one: SourceGateway, question: Question | None, timeout_s: float) -> Window | None:
+        lease = one.hold.lease()
+        if one.lease is not lease:
+            one.lease, one.tip = lease, max(one.tip, lease.tip)
+        if question is None:
+            return None
+        return one.hold.wait(
+            question.here,
+            question.safe,
+            timeout_s=timeout_s,
+            max_rows=question.max_rows,
+            max_bytes=question.max_bytes,
+            sized=self.several,
+        )
+
+    def _begin(self, one: SourceGateway, question: Question | None, timeout_s: float, deadline: float) -> None:
+        poll = one.poll = _Poll(question, timeout_s, deadline)
+        threading.Thread(target=self._run, args=(one, poll), name=f"gateway {one.name}", daemon=True).start()
+
+    def _extended(self, one: SourceGateway, question: Question | None, deadline: float) -> bool:
+        """Whether a poll with this question is on its way; it then goes on as long as this one would."""
+        with self._changed:
+            poll = one.poll
+            if poll is None or poll.done or poll.question != question:
+                return False
+            poll.deadline = max(poll.deadline, deadline)
+            return True
+
+    def _run(self, one: SourceGateway, poll: _Poll) -> None:
+        """Ask until there are rows, or the poll's time is over; then say so."""
+        while not poll.done:
+            window, failure = None, None
+            try:
+                window = self._asked(one, poll.question, poll.timeout_s)
+                self._present(one)
+            except BaseException as error:  # noqa: BLE001 - raised on the reader's thread
+                failure = error
+            away = isinstance(failure, _AWAY)
+            if away:
+                self._absent(one, failure)
+            with self._changed:
+                late = self._closed or one.poll is not poll or time.monotonic() >= poll.deadline
+                empty = window is not None and poll.question is not None and window.end <= poll.question.here.offset
+                # Of a gateway that is the only one, an empty answer is one: its deadline is that of its return.
+                if late or not (away or (empty and self.several)):
+                    poll.window, poll.error, poll.done = window, failure, True
+                    self._changed.notify_all()
+            if away and not poll.done:
+                time.sleep(_PAUSE_S)
+
+    def _wait(self, over: Callable[[], bool], deadline: float) -> None:
+        with self._changed:
+            while not over() and (left := deadline - time.monotonic()) > 0:
+                # Not only a notice ends a wait: polls grow older than the grace.
+                self._changed.wait(min(left, GRACE_S if any(map(_has_rows, self.all)) else 1.0))
+
+    def _fatal(self, error: BaseException | None) -> bool:
+        return error is not None and not (self.several and isinstance(error, _AWAY))
+
+    def _raise(self) -> None:
+        """Raise what a gateway said; that two are one explains whatever else they say."""
+        errors = [one.poll.error for one in self.all if one.poll and one.poll.done and self._fatal(one.poll.error)]
+        for error in sorted(errors, key=lambda one: getattr(one, "code", "") != "TL-G50"):
+            assert error is not None
+            raise error
+
+    # -- who is away -----------------------------------------------------------------------------------------------
+
+    def _absent(self, one: SourceGateway, error: BaseException | None) -> None:
+        with self._changed:
+            if one.absence is None and self.several and not self._closed:
+                one.absence = Absence(time.time(), str(getattr(error, "what", error)))
+                _LOG.warning(
+                    "gateway %s is away: %s; its messages wait there, the others' go on   [TL-G54]",
+                    self.called(one),
+                    one.absence.why,
+                )
+            self._changed.notify_all()
+
+    def _present(self, one: SourceGateway) -> None:
+        with self._changed:
+            if one.absence is not None:
+                since = datetime.fromtimestamp(one.absence.since).astimezone()
+                one.absence = None
+                _LOG.warning("gateway %s is back; it was away since %s", self.called(one), f"{since:%H:%M:%S}")
+
+    def called(self, one: SourceGateway) -> str:
+        """What a person calls it: its name, as far as it ever answered, and its place."""
+        return f"{one.name} ({one.place.text})" if one.name else one.place.text
+
+    # -- former gateways -------------------------------------------------------------------------------------------
+
+    def former(self, place: GatewayPlace) -> SourceGateway:
+        """A gateway that is not in the list, to be asked the same way."""
+        if place.text not in self._former:
+            self._former[place.text] = SourceGateway(place, self._consumer, self._met)
+        return self._former[place.text]
+
+    def let_go(self, one: SourceGateway) -> None:
+        """Give the lease of a former gateway back."""
+        self._former.pop(one.place.text, None)
+        one.hold.release()
+
+    def release(self, ones: Iterable[SourceGateway] | None = None) -> None:
+        """Give all leases back; commits nothing."""
+        self._closed = True
+        for one in [*self.all, *self._former.values()] if ones is None else ones:
+            if one.absence is None:
+                one.hold.release()
+
+    def statuses(self) -> dict[SourceGateway, dict[str, Any]]:
+        """What each gateway says of itself; nothing of those that do not answer within a second."""
+        found: dict[SourceGateway, dict[str, Any]] = {}
+        for one in self.all:
+            if one.absence is None:
+                try:
+                    found[one] = one.hold.status()
+                except GatewayError:
+                    continue  # the next poll tells it better
+        return found
+
+
+def _has_rows(one: SourceGateway) -> bool:
+    poll = one.poll
+    return bool(poll and poll.window and poll.question and poll.window.end > poll.question.here.offset)

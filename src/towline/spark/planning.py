@@ -1,0 +1,392 @@
+"""Which rows of which gateway the next batch has, and who serves those of a batch that was planned; in the runner only.
+
+What is planned stands in the checkpoint, as the places where the batch ends. All else follows from start, end and the
+options alone, so that a batch comes again as it was [I4].
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+
+from towline.errors import ConfigError, GatewayUnreachable
+from towline.gateway.interruptible import interruptible
+from towline.spark.admission import Offer, admit, fitting
+from towline.spark.gateways import Question, SourceGateway, SourceGateways
+from towline.spark.hold import foreign
+from towline.spark.link import PATIENCE_S, patiently
+from towline.spark.offsets import JournalPlace, Position
+from towline.spark.slices import Slice, divided, ranges_between
+
+if TYPE_CHECKING:
+    from towline.gateway.client import Window
+    from towline.spark.readplan import ReadPlan
+    from towline.spark.slices import JournalRange
+
+__all__ = ["BatchPlanner"]
+
+_GATEWAYS: Final = 'format("mqtt") option "gateways"'
+_LOG = logging.getLogger("towline.spark")
+
+
+class BatchPlanner:
+    """Plans the batches of one stream.
+
+    Args:
+        plan: What the reader was told.
+    """
+
+    def __init__(self, plan: ReadPlan) -> None:
+        self._plan = plan
+        self.gateways = SourceGateways(plan.places, plan.consumer, several=plan.several)
+        #: Where the query ends in each journal (AvailableNow); None for a query without an end.
+        self._ends: dict[str, int] | None = None
+        #: Grows with each batch: whose turn it is to get what can't be divided.
+        self._turn = 0
+        #: Where the planned batch ends at each gateway.
+        self._reached: dict[SourceGateway, int] = {}
+        self._told_of_order = False
+
+    # -- begin and end -------------------------------------------------------------------------------------------
+
+    def fix_end(self) -> None:
+        """End the query at what is durable now at each gateway that answers."""
+        self.gateways.meet()
+        self._ends = {one.lease.journal: one.lease.tip for one in self.gateways.all if one.lease}
+
+    def ended(self, here: Position) -> bool:
+        """Whether a query with an end is there."""
+        return self._ends is not None and all(place.offset >= self._end(place) for place in here.places)
+
+    def _end(self, place: JournalPlace) -> int:
+        """Where the query ends at a gateway; one that did not answer when the end was fixed has no part in it."""
+        return place.offset if self._ends is None else self._ends.get(place.journal, place.offset)
+
+    def beginning(self) -> Position:
+        """Where a query without a checkpoint begins, at each gateway that answers."""
+        self.gateways.meet()
+        return Position(tuple(patiently(lambda one=one: self._entry(one)) for one in self.gateways.all if one.lease))  # type: ignore[misc]
+
+    def _entry(self, one: SourceGateway) -> JournalPlace:
+        """Where the rows of a gateway begin that has no place yet."""
+        lease = one.hold.lease()
+        offset = self._plan.beginning(lease)
+        return JournalPlace(lease.name, lease.journal, offset, one.hold.incarnation(offset), self._at(one))
+
+    def _at(self, one: SourceGateway) -> str:
+        return one.place.text if self._plan.several else ""
+
+    # -- the next batch ------------------------------------------------------------------------------------------
+
+    def next(self, here: Position, safe: Position | None, limit: ReadLimit, patience_s: float) -> Position:
+        """The end of the next batch within the limit; ``here`` itself when nothing is new.
+
+        Args:
+            here: End of the last batch in the commit log.
+            safe: Up to where each gateway may remove rows, ``here`` or one before it.
+            limit: Of the batch, all gateways together.
+            patience_s: Longest wait for rows, in seconds.
+
+        Raises:
+            ConfigError: TL-G50 to TL-G52, the list of gateways can't be.
+            TowlineError: What a gateway said.
+        """
+        if not self._plan.several:
+            self.gateways.meet()
+        elif not any(one.lease for one in self.gateways.all):
+            self.gateways.ask({}, patience_s)
+            patience_s = 0.0
+        known, former = self._known(here)
+        left = self._leaving(former, safe)
+        news = bool(left) or bool(self._newcomers(known))
+        placed = {one: replace(place, at=self._at(one) or place.at) for one, place in known.items()}
+        questions = {one: self._question(place, safe, limit) for one, place in placed.items()}
+        answers = self.gateways.ask(questions, 0.0 if news else patience_s)
+        moved = self._admitted(questions, answers, limit)
+        there = here.having(*placed.values()).having(*moved).having(*self._joining(here)).without(*left)
+        self._reached |= {one: spot.offset for one in known if (spot := there.place(known[one].gateway))}
+        if there == here and self._ends is not None and (missing := self._missing(known)):
+            self.gateways.lease_of(missing)  # a query with an end does not end without its rows
+            return self.next(here, safe, limit, patience_s)
+        return there
+
+    def _known(self, here: Position) -> tuple[dict[SourceGateway, JournalPlace], list[JournalPlace]]:
+        """The gateways that were met, each with its place, and the places of gateways that are not in the list.
+
+        A gateway is known by its journal. One that was not met yet is known by where it is; if it is not, it may be
+        any of those that are left.
+
+        Raises:
+            Fenced: TL-G04, a gateway serves another journal than it did.
+        """
+        found: dict[SourceGateway, JournalPlace] = {}
+        for one in self.gateways.all:
+            if one.lease and (place := self._place_of(one, here)):
+                if place.journal != one.lease.journal:
+                    raise foreign(place, one.lease.journal)
+                found[one] = place
+        unmet = {one.place.text for one in self.gateways.all if not one.lease}
+        others = [place for place in here.places if place not in found.values()]
+        waited_for = {place.at for place in others} & unmet
+        return found, [place for place in others if place.at not in unmet] if waited_for == unmet else []
+
+    def _place_of(self, one: SourceGateway, here: Position) -> JournalPlace | None:
+        assert one.lease is not None
+        by_journal = next((place for place in here.places if place.journal == one.lease.journal), None)
+        only = here.places[0] if not self._plan.several and len(here.places) == 1 else None
+        return by_journal or here.place(one.lease.name) or only
+
+    def _newcomers(self, known: Mapping[SourceGateway, JournalPlace]) -> list[SourceGateway]:
+        """Gateways that were met and have no place yet; none where the query has an end they have no part in."""
+        met = [one for one in self.gateways.all if one.lease and one not in known]
+        return [one for one in met if self._ends is None or (one.lease and one.lease.journal in self._ends)]
+
+    def _joining(self, here: Position) -> list[JournalPlace]:
+        """Where newcomers begin, those met in this call too; their rows come with the next batch."""
+        entries = []
+        for one in self._newcomers(self._known(here)[0]):
+            try:
+                entries.append(interruptible(lambda one=one: self._entry(one)))  # type: ignore[misc]
+            except GatewayUnreachable:
+                continue  # gone again: another time
+        return entries
+
+    def _question(self, place: JournalPlace, safe: Position | None, limit: ReadLimit) -> Question:
+        max_rows, max_bytes = self._limits(limit)
+        if self._ends is not None:
+            left = max(1, self._end(place) - place.offset)
+            max_rows = left if max_rows is None else min(max_rows, left)
+        before = safe and safe.place(place.gateway)
+        upto = before.offset if before and before.journal == place.journal else 0
+        return Question(place, upto, max_rows, max_bytes)
+
+    def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
+        """Rows and bytes; Spark has no limit of both in one, and gets all there is where it wants that (Trigger.Once)."""
+        if isinstance(limit, ReadMaxBytes):
+            return None, limit.max_bytes
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return rows, None if isinstance(limit, ReadAllAvailable) else self._plan.max_bytes
+
+    def _admitted(
+        self, questions: Mapping[SourceGateway, Question], answers: Mapping[SourceGateway, Window], limit: ReadLimit
+    ) -> list[JournalPlace]:
+        """Where the batch ends at the gateways that have rows in it."""
+        found = {one: self._window(questions[one], window) for one, window in answers.items()}
+        windows = {one: window for one, window in found.items() if window.end > questions[one].here.offset}
+        if self._plan.several and windows:
+            windows = self._shared(questions, windows, limit)
+        return [questions[one].here.moved(window.end, window.incarnation) for one, window in windows.items()]
+
+    def _window(self, question: Question, window: Window) -> Window:
+        """A window that does not go beyond the query's end."""
+        if self._ends is None or window.end <= self._end(question.here):
+            return window
+        return replace(window, end=question.here.offset)  # the end is reached, and one row was asked for
+
+    def _shared(
+        self, questions: Mapping[SourceGateway, Question], windows: Mapping[SourceGateway, Window], limit: ReadLimit
+    ) -> dict[SourceGateway, Window]:
+        """The windows of all gateways, cut so that together they are within the limits of a batch."""
+        max_rows, max_bytes = self._limits(limit)
+        self._turn += 1
+        ones = [one for one in self.gateways.all if one in windows]
+        offers = [self._offer(questions[one], windows[one], max_bytes) for one in ones]
+        granted = dict(zip(ones, admit(offers, max_rows, max_bytes, self._turn), strict=True))
+        cut = {
+            one: replace(
+                questions[one], max_rows=got.rows, max_bytes=questions[one].max_bytes if got.size is None else got.size
+            )
+            for one, offer, got in zip(ones, offers, granted.values(), strict=True)
+            if got.rows and got.size != 0 and (got.rows < offer.rows or got.size is not None)
+        }
+        taken = {one: windows[one] for one, got in granted.items() if got.rows and got.size != 0 and one not in cut}
+        taken |= self.gateways.again(cut)
+        ordered = [one for one in ones if one in taken]
+        sizes = [max(1, self._offer(questions[one], taken[one], max_bytes).size) for one in ordered]
+        return {
+            one: taken[one] for one, fits in zip(ordered, fitting(sizes, max_bytes, self._turn), strict=True) if fits
+        }
+
+    def _offer(self, question: Question, window: Window, max_bytes: int | None) -> Offer:
+        rows = window.end - question.here.offset
+        even = (max_bytes or 0) // len(self.gateways.all)  # a gateway of the version before does not tell its bytes
+        return Offer(rows, even if window.size is None else window.size)
+
+    def _missing(self, known: Iterable[SourceGateway]) -> SourceGateway | None:
+        """A gateway that is away while the query's end is not reached there."""
+        return next((one for one in known if one.absence and self._reached.get(one, 0) < self._ends_at(one)), None)
+
+    def _ends_at(self, one: SourceGateway) -> int:
+        return (self._ends or {}).get(one.journal, 0)
+
+    # -- gateways that were taken out of the list ----------------------------------------------------------------
+
+    def _leaving(self, former: Sequence[JournalPlace], safe: Position | None) -> list[str]:
+        """The gateways that may leave the checkpoint: all that they hold is in the commit log, and surely so.
+
+        Raises:
+            ConfigError: TL-G51, one can't be asked. TL-G52, messages wait at one.
+        """
+        return [place.gateway for place in former if self._may_leave(place, safe)]
+
+    def _may_leave(self, place: JournalPlace, safe: Position | None) -> bool:
+        if place.gateway in self._plan.removed:
+            _LOG.warning("gateway %s leaves the checkpoint unasked, as removedGateways says", place.gateway)
+            return True
+        one = self._former(place)
+        question = self._question(place, safe, ReadAllAvailable())
+        try:
+            window = interruptible(
+                lambda: one.hold.wait(place, question.safe, timeout_s=0.0, max_rows=None, max_bytes=None)
+            )
+        except GatewayUnreachable as error:
+            raise _unasked(place, f"{place.at} does not answer ({error.what})") from error
+        if window.tip > place.offset:
+            waiting = window.tip - place.offset
+            raise ConfigError(
+                "TL-G52",
+                _GATEWAYS,
+                f'gateway "{place.gateway}" is no longer in the list, and {waiting:,} messages wait at {place.at}',
+                "Put it back, let it take in nothing more and carry what it has; with none waiting it can go.",
+            )
+        if question.safe < place.offset:
+            return False  # in the commit log, and not yet surely so: the next call
+        self.gateways.let_go(one)
+        return True
+
+    def _former(self, place: JournalPlace) -> SourceGateway:
+        if not place.at:
+            raise _unasked(place, "the checkpoint does not say where it is")
+        return self.gateways.former(self._plan.at(place.at))
+
+    # -- the partitions of a planned batch -----------------------------------------------------------------------
+
+    def slices(self, here: Position, there: Position, *, again: bool, watermark_ms: int | None) -> list[Slice]:
+        """The partitions of the batch between two positions: always the same, with the same rows.
+
+        Args:
+            here: Its start.
+            there: Its end.
+            again: Whether it was planned by an earlier reader, so that its rows may have been served.
+            watermark_ms: The query's watermark, for rows with an event time.
+
+        Raises:
+            ConfigError: TL-G51, rows are needed of a gateway that is not in the list.
+            Fenced: TL-G04, a gateway serves another journal.
+            GatewayUnreachable: TL-G53, a gateway that has rows of the batch is away.
+        """
+        if not self._plan.several:
+            self.gateways.meet()
+            for position in (here, there):
+                self._known(position)
+        ranges = ranges_between(here, there)
+        parts = divided([one.rows for one in ranges], self._plan.min_partitions, self._plan.max_records)
+        if any(len(part) > 1 for part in parts) and not self._told_of_order:
+            self._told_of_order = True
+            _LOG.warning(
+                "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
+                "device's messages holds only where one task reads them all, as after coalesce(1)"
+            )
+        made = [
+            cut
+            for one, part in zip(ranges, parts, strict=True)
+            for cut in self._cut(one, part, again=again, watermark_ms=watermark_ms)
+        ]
+        place = there.places[0]
+        return made or [Slice(place.journal, place.offset, place.offset, place.incarnation, watermark_ms)]
+
+    def _cut(self, rows: JournalRange, sizes: Sequence[int], *, again: bool, watermark_ms: int | None) -> list[Slice]:
+        one, end = self._holder(rows), rows.end
+        bounds, start = [], rows.start
+        for size in sizes:
+            bounds.append((start, start + size))
+            start += size
+        known = [""] * (len(bounds) - 1) + [end.incarnation]
+        tickets = self._patiently(rows, one, lambda: one.hold.tickets(end.journal, bounds, known))
+        fresh = end.offset if again else self._plan.served_before(end.gateway)
+        place = one.place if self._plan.several else None
+        trusted = one.place.trusted()
+        return [
+            Slice(end.journal, first, last, incarnation, watermark_ms, fresh, ticket, trusted, place)
+            for (first, last), incarnation, ticket in zip(bounds, known, tickets, strict=True)
+        ]
+
+    def _holder(self, rows: JournalRange) -> SourceGateway:
+        """Who has the rows: a gateway of the list, or a former one, which serves the batch that was begun with it."""
+        end = rows.end
+        if not self._plan.several:
+            return self.gateways.all[0]
+        one = self._match(end)
+        if one is None and any(not other.lease for other in self.gateways.all):
+            self.gateways.meet()
+            one = self._match(end)
+        one = one or self._former(end)
+        lease = self._patiently(rows, one, one.hold.lease)
+        if lease.journal != end.journal:
+            raise foreign(end, lease.journal)
+        return one
+
+    def _match(self, end: JournalPlace) -> SourceGateway | None:
+        met = [one for one in self.gateways.all if one.journal]
+        here = next((one for one in met if one.journal == end.journal), None)
+        here = here or next((one for one in met if one.name == end.gateway), None)
+        return here or next((one for one in self.gateways.all if end.at == one.place.text), None)
+
+    def _patiently(self, rows: JournalRange, one: SourceGateway, call: Any) -> Any:
+        try:
+            return patiently(lambda: interruptible(call), patience_s=PATIENCE_S)
+        except GatewayUnreachable as error:
+            if not self._plan.several:
+                raise
+            end = rows.end
+            raise GatewayUnreachable(
+                "TL-G53",
+                f'gateway "{end.gateway}"',
+                f"it is away ({error.what}), and a batch that was begun needs its messages {rows.start:,} to "
+                f"{end.offset - 1:,}",
+                f"Nothing is lost: start it at {one.place.text}; the batch is then served as it was planned.",
+            ) from error
+
+    # -- the report ----------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any] | None:
+        """What each gateway says of itself, and what waits in all of them; None where there is nothing to say."""
+        statuses = self.gateways.statuses()
+        if not self._plan.several:
+            status = next(iter(statuses.values()), {})
+            return self._told(self.gateways.all[0], status) if status else None
+        named = [one for one in self.gateways.all if one.name]
+        parts = {one.name: self._told(one, statuses.get(one, {})) for one in sorted(named, key=lambda one: one.name)}
+        away = [name for name, part in parts.items() if "away_since" in part]  # warned of when it went
+        errors = [part["last_error"] for name, part in parts.items() if "last_error" in part and name not in away]
+        totals = {key: sum(part[key] for part in parts.values()) for key in ("tip", "queued")}
+        unmet = {one.place.text: self._away(one) for one in self.gateways.all if not one.name and one.absence}
+        trouble = {"last_error": errors[0]} if errors else {}
+        return {**totals, **trouble, "away": [*away, *unmet], "gateways": {**parts, **unmet}}
+
+    def _told(self, one: SourceGateway, status: Mapping[str, Any]) -> dict[str, Any]:
+        plain = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
+        if trouble := (status.get("last_error") or {}).get("text"):
+            plain["last_error"] = trouble
+        return {**plain, **self._away(one), "tip": one.tip, "queued": max(0, one.tip - self._reached.get(one, one.tip))}
+
+    def _away(self, one: SourceGateway) -> dict[str, str]:
+        if one.absence is None:
+            return {}
+        since = datetime.fromtimestamp(one.absence.since, UTC).isoformat(timespec="seconds")
+        return {"away_since": since, "last_error": one.absence.why}
+
+
+def _unasked(place: JournalPlace, why: str) -> ConfigError:
+    """TL-G51: nobody knows whether a gateway that was taken out of the list has messages."""
+    return ConfigError(
+        "TL-G51",
+        _GATEWAYS,
+        f'gateway "{place.gateway}" is no longer in the list, and whether messages wait there is not known: {why}',
+        f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway}.",
+    )
