@@ -12,6 +12,7 @@ for a consumer with isolation.level=read_committed.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -19,6 +20,7 @@ from pyspark.sql.functions import col, element_at, split
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import towline
+from towline.errors import TowlineError
 
 
 def main() -> None:
@@ -35,7 +37,10 @@ def main() -> None:
     builder = SparkSession.builder.appName(f"to {given.topic}")
     spark = builder.config(map={**towline.spark_conf()}).getOrCreate()
     towline.register(spark)
-    towline.check_executors(spark)
+    try:
+        towline.check_executors(spark)
+    except TowlineError as error:
+        sys.exit(str(error))
     messages = (
         spark.readStream.format("mqtt")
         .option("gateway", given.gateway)

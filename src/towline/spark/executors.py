@@ -46,6 +46,7 @@ _NAMED: Final = 3
 _LONGEST: Final = 200
 _ADVICE: Final = "Install there what the driver has, or ship it (docs/cluster.md, Python on the executors)."
 _OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: (\S+?) than that in driver: (\S+?)[,\s]")
+_NO_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
 _NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
 #: Executors that have been found able, by application.
 _able: Final[dict[str, set[str]]] = {}
@@ -174,6 +175,8 @@ def _said_instead(error: str) -> str:
         return f"its Python is {other[1]}, the driver's is {other[2]}"
     if none := _NO_PYTHON.search(error):
         return f"it has no {none[1]}, the Python that PYSPARK_PYTHON of the driver names"
+    if absent := _NO_MODULE.search(error):
+        return f"its Python has no {absent[1]}"
     first = next((line.strip() for line in error.splitlines() if line.strip()), "no reason is told")
     return f"its Python gave no answer ({first[:_LONGEST]})"
 

@@ -71,6 +71,7 @@ OTHER_PYTHON = (
             'java.io.IOException: Cannot run program "/opt/py/bin/python": error=2, No such file or directory',
             "it has no /opt/py/bin/python, the Python that PYSPARK_PYTHON of the driver names",
         ),
+        ("Error from python worker:\n  No module named 'pyspark'", "its Python has no pyspark"),
         ("\n  Something else\n  at a.b.C", "its Python gave no answer (Something else)"),
         ("", "its Python gave no answer (no reason is told)"),
     ],

@@ -95,8 +95,8 @@ def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.env
     """
     variables = dict(environ)
     master = bridge.spark.master
-    # YARN and Kubernetes take files from the driver's home; executors of a standalone cluster have their worker's.
-    started = not is_cluster(master) or master.startswith(("spark://", "local-cluster["))
+    # Executors of a standalone cluster have their worker's home; elsewhere they may need the driver's copy of PySpark.
+    started = not is_cluster(master) or master.startswith("spark://")
     home = light_home() if started else None
     options = jvm_options(bridge.spark.tier) if started else []
     variables |= localfs.class_path(environ) if not is_cluster(master) else {}
