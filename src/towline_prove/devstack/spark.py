@@ -101,7 +101,8 @@ class SparkServer(Server):
         return enclosed(command, self.directory, self._visible())
 
     def _properties(self) -> dict[str, str]:
-        return {"spark.authenticate": "true", "spark.authenticate.secret": _secret_of(self._secret)}
+        said = {"spark.authenticate": "true", "spark.authenticate.secret": _secret_of(self._secret)}
+        return {**said, "spark.decommission.enabled": "true"}  # with SIGPWR a worker is
 
     def _arguments(self) -> list[str | Path]:
         return []

@@ -114,6 +114,7 @@ class Load:
     """Numbered messages from devices of one hall, until it is ended."""
 
     def __init__(self, place: Path, page: Page, hall: str) -> None:
+        self.hall = hall
         self._claims, self._stop = place / f"{hall}.claims", threading.Event()
         self._kafka = page.variable("STACK_KAFKA")
         port = int(page.variable("STACK_MQTT").rpartition(":")[2])
@@ -121,7 +122,9 @@ class Load:
         plan = LoadPlan(
             port=port, run=hall, messages=1_000_000, rate=RATE, qos=2, devices=10, publishers=2, topic=topic
         )
-        self._thread = threading.Thread(target=run_load, args=(plan, self._claims), kwargs={"stop": self._stop})
+        self._thread = threading.Thread(
+            target=run_load, args=(plan, self._claims), kwargs={"stop": self._stop}, daemon=True
+        )
         self._thread.start()
 
     def end(self) -> None:

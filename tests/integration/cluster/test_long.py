@@ -1,0 +1,86 @@
+"""Long: everybody else dies too, executors stand still, are sent away or left out, and get what they lack."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.integration.cluster.hurting import executors_of, kill
+from tests.integration.cluster.page import PATIENCE, Page, commands_of
+from tests.integration.cluster.test_cluster import PAGE, Lives, Load
+from towline_prove.devstack.stack import Stack
+
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mark.broker, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).parents[3]
+_CONF = '"spark.executor.memory" = "512m"'
+#: How long a paused executor stands still: longer than the transaction of its task may be open.
+PAUSE_S = 40
+
+
+def test_nothing_is_lost_or_doubled_whoever_else_dies(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    up, env, gateway, plant, gateways, run, _, _, status, _ = commands_of(
+        PAGE, "From one machine to a cluster, in ten commands"
+    )
+    plant = plant.replace(_CONF, f'{_CONF}, "spark.decommission.enabled" = true')
+    first, second = gateways.strip().splitlines()
+    with Page(tmp_path) as page:
+        try:
+            for command in (f"{up.strip()} --kafka-brokers 3", env, gateway, plant, first, second, run):
+                page.run(command)
+            stack = Stack(tmp_path / "stack")
+            assert stack.spark is not None
+            lives = Lives(tmp_path, stack.spark)
+            for hall in ("hall-1", "hall-2"):
+                wait_until(lambda hall=hall: lives.online(hall), PATIENCE, f"the gateway of {hall}")
+            loads = [Load(tmp_path, page, hall) for hall in ("hall-1", "hall-2")]
+            lives.goes_on("the start")
+            first_worker, second_worker = stack.spark.workers
+
+            page.run("towline devstack kill spark-master --dir stack")
+            lives.goes_on("the master, which is gone")
+            page.run("towline devstack restart spark-master --dir stack")
+            lives.goes_on("the master, which is back")
+
+            page.run("kill -9 $(jobs -p %1)")
+            lives.goes_on("a gateway, which is gone")
+            page.run(first)
+            wait_until(lambda: lives.online("hall-1"), PATIENCE, "the gateway, which is back")
+            lives.goes_on("a gateway, which is back")
+
+            page.run("towline devstack kill kafka-2 --dir stack")
+            lives.goes_on("a broker of Kafka")
+            page.run("towline devstack restart kafka-2 --dir stack")
+
+            (asleep,) = wait_until(lambda: executors_of(second_worker), PATIENCE, "an executor")
+            asleep.send_signal(signal.SIGSTOP)
+            page.run(f"sleep {PAUSE_S}")
+            asleep.send_signal(signal.SIGCONT)
+            lives.goes_on("an executor that stood still")
+
+            os.kill(first_worker.pid or 0, signal.SIGPWR)  # spark.worker.decommission.signal
+            wait_until(lambda: not executors_of(first_worker), PATIENCE, "no executor of a decommissioned worker")
+            lives.goes_on("a decommissioned worker")
+            page.run("towline devstack restart spark-worker-1 --dir stack")
+            wait_until(lambda: executors_of(first_worker), PATIENCE, "an executor of the new worker")
+            kill(executors_of(second_worker)[0])
+            lives.goes_on("the other worker's executor")
+
+            for load in loads:
+                load.end()
+            wait_until(lives.all_is_there, PATIENCE, "all of them in Kafka")
+            assert "adds up ✓" in page.run(status)
+            for load in loads:
+                verdict = load.judged()
+                record_property(load.hall, verdict.line())
+                assert verdict.acked > 0
+                assert (verdict.lost, verdict.doubled, verdict.late) == (0, 0, 0), verdict.line()
+        finally:
+            page.run("kill %3; wait %3; kill $(jobs -p); wait; towline devstack down --dir stack")
