@@ -30,6 +30,11 @@ _CHANNEL: Final = [
 ]
 #: What gRPC says of a certificate that it does not accept, in its own words and in OpenSSL's.
 _NOT_TRUSTED: Final = re.compile(r"certificate verify failed: ([a-z ]+)|(Peer name \S+ is not in peer certificate)")
+_NEAR: Final = "Is it running? `towline status` shows it; with the option stateDir the source starts one by itself."
+_FAR: Final = (
+    "Does it run and listen there? `towline status` on its machine shows it. One that asks for client certificates "
+    "ends the connection of who has none: gatewayCertFile and gatewayKeyFile."
+)
 
 
 class Channel:
@@ -94,12 +99,9 @@ class Channel:
                     f"the gateway's certificate is not accepted ({found[1] or found[2]})",
                     "gatewayCaFile names the authority that signed it, gatewayServerName the name it is for.",
                 ) from error
-            raise GatewayUnreachable(
-                "TL-G01",
-                self._location,
-                f"no gateway answers ({_first_words(error)})",
-                "Is it running? `towline status` shows it; with the option stateDir the source starts one by itself.",
-            ) from error
+            hint = _FAR if is_remote(self._location) else _NEAR
+            why = f"no gateway answers ({_first_words(error)})"
+            raise GatewayUnreachable("TL-G01", self._location, why, hint) from error
 
     def close(self) -> None:
         """Close the connection, if there is one."""

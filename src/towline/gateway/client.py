@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from towline.errors import Fenced, GatewayError
 from towline.gateway.access import Access, is_remote
 from towline.gateway.channel import Channel
+from towline.gateway.endpoint import END_OF_ROWS
 from towline.gateway.heartbeat import BEAT_S, Heartbeat
 from towline.gateway.interruptible import interruptible
 from towline.gateway.leases import MISSED_BEATS
@@ -358,10 +359,11 @@ class GatewayClient:
             GatewayError: The gateway does not take them.
             GatewayUnreachable: The gateway is gone, perhaps after it had taken some: ask `place`.
         """
+        import pyarrow as pa  # noqa: PLC0415 - see below
         from pyarrow import flight  # noqa: PLC0415 - no gRPC before a fork
 
         fields = {"writer": writer, "batch": batch, "start": start, "whole": int(whole)}
-        fields |= {"origin": origin, "attempt": attempt}
+        fields |= {"origin": origin, "attempt": attempt, "closed": 1}
         command = json.dumps(fields).encode()
         with self._channel.translated():
             descriptor = flight.FlightDescriptor.for_command(command)
@@ -371,6 +373,8 @@ class GatewayClient:
                 with self._channel.translated():
                     stream.write_batch(batch_of_rows)
             with self._channel.translated():
+                # A stream that breaks off ends as well, for gRPC. A gateway of the version before sees no more rows.
+                stream.write_with_metadata(pa.RecordBatch.from_pylist([], schema), END_OF_ROWS)
                 stream.done_writing()
                 answer = answers.read()
         except BaseException:

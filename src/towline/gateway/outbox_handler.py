@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from towline.delivery.outrows import arrived
 from towline.delivery.refused import RefusedMessages
-from towline.errors import GatewayError, JournalFailed
+from towline.errors import GatewayError, GatewayUnreachable, JournalFailed
+from towline.gateway.endpoint import END_OF_ROWS
 from towline.gateway.longpoll import LongPoll
 from towline.gateway.remembered import OutboxPosition, position
 from towline.journal import Batch, Outbox, largest_frame
@@ -71,17 +72,22 @@ class OutboxHandler:
         """Where the outbox stands; see `towline.gateway.remembered`."""
         return position(self._outbox, offset)
 
-    def take(self, batch: Batch, reader: Any, *, start: int, whole: bool) -> Appended:
+    def take(self, batch: Batch, reader: Any, *, start: int, whole: bool, closed: bool = False) -> Appended:
         """Store the rows of a stream, exactly once.
+
+        A stream whose client was killed ends for gRPC as one that is complete. So a client says at the end that this
+        is the end; else the last rows of the batch would be missing for ever, and nobody would bring them again [I10].
 
         Args:
             batch: Whose rows they are.
             reader: The stream.
             start: Number of the first row within the batch.
             whole: The batch ends with this stream.
+            closed: The stream says its end, `END_OF_ROWS`; one of a version before does not.
 
         Raises:
-            GatewayError: TL-G21, the rows have other columns.
+            GatewayError: TL-G21, the rows have other columns. TL-G39, the stream broke off; what came of it is stored,
+                and the batch is not whole.
             JournalFull: TL-J02, no room: the same call may succeed later; what is stored stays [I7].
             JournalFailed: TL-J04, the gateway ends.
             JournalError: TL-J15, TL-J16, TL-J17, TL-J22; see `Outbox.append`.
@@ -91,7 +97,7 @@ class OutboxHandler:
             raise GatewayError("TL-G21", self._where, what, "Use the same version of Towline on both sides.")
         stored = self._outbox.stored(batch)
         try:
-            for piece, last in _pieces(reader, self._frame_bytes):
+            for piece, last in _pieces(self._rows(reader, closed=closed), self._frame_bytes):
                 rows = arrived(piece, time.time_ns() // 1000)
                 stored = self._outbox.append(rows, batch, start=start, whole=whole and last)
                 start += piece.num_rows
@@ -101,6 +107,15 @@ class OutboxHandler:
             self._on_failure(error)
             raise
         return stored
+
+    def _rows(self, reader: Any, *, closed: bool) -> Iterator[RowSlice]:
+        ended = not closed
+        for chunk in reader:
+            ended = ended or (chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == END_OF_ROWS)
+            yield RowSlice(chunk.data, chunk.data.nbytes)
+        if not ended:
+            what, do = "the stream of a batch broke off", "Its client brings the rest again, if it is there yet."
+            raise GatewayUnreachable("TL-G39", self._where, what, do)
 
     def end_job(self, job: str) -> None:
         """Forget the batches of a job that is over.
@@ -144,13 +159,13 @@ class OutboxHandler:
         self._polls.close()
 
 
-def _pieces(reader: Any, most: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
+def _pieces(rows: Iterator[RowSlice], most: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
     """The rows of a stream in pieces of at most `most` bytes or one row, and whether a piece is the last.
 
     What is large does not wait for what comes behind it: then an empty piece is the last.
     """
     waiting: pa.RecordBatch | None = None
-    for piece in combined(map(_piece, reader), _FRAME_ROWS, most):
+    for piece in combined(rows, _FRAME_ROWS, most):
         if waiting is not None:
             yield waiting, False
         waiting = piece
@@ -159,7 +174,3 @@ def _pieces(reader: Any, most: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
             yield waiting, False
             waiting = None
     yield NO_MESSAGES if waiting is None else waiting, True
-
-
-def _piece(chunk: Any) -> RowSlice:
-    return RowSlice(chunk.data, chunk.data.nbytes)

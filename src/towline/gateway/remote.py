@@ -5,6 +5,7 @@ It runs in a process of its own (`towline.gateway.front`), which says why.
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -12,6 +13,7 @@ import structlog
 from pyarrow import flight
 
 from towline.errors import ConfigError, GatewayError
+from towline.files import why
 from towline.gateway.access import REMOTE
 from towline.gateway.admission import Gatekeeper, Refusals, TokenFile, check_read, check_write
 from towline.gateway.certificates import ServerCertificate
@@ -212,8 +214,8 @@ class RemoteService:
             raise GatewayError(
                 "TL-G45",
                 location,
-                "the gateway can't listen on this address",
-                "Is the address one of this machine, and the port free? Its log has what the system says.",
+                f"the gateway can't listen on this address ({_why_not(location)})",
+                "Is the address one of this machine, and the port free?",
             ) from error
 
     def _end(self, listener: _Listener) -> None:
@@ -221,3 +223,16 @@ class RemoteService:
         thread = threading.Thread(target=listener.shutdown, name="flight-shutdown", daemon=True)
         thread.start()
         self._closing.append(thread)
+
+
+def _why_not(location: str) -> str:
+    """What the system says about listening there: gRPC keeps it to itself."""
+    host, _, port = location.removeprefix(REMOTE).rpartition(":")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return why(error)
+    return "no reason is known"

@@ -184,7 +184,11 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with errors_on_the_wire(self._name):
             request = Request(self._name, descriptor.command)
             stored = self._outgoing().take(
-                request.batch(), reader, start=request.number("start"), whole=request.number("whole") == 1
+                request.batch(),
+                reader,
+                start=request.number("start"),
+                whole=request.number("whole") == 1,
+                closed=request.optional("closed") == 1,
             )
             writer.write(json.dumps(self._stored(stored)).encode())
 

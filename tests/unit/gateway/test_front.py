@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Iterator
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +18,10 @@ import psutil
 import pyarrow as pa
 import pytest
 from pyarrow import flight
+from structlog.testing import capture_logs
 
 from tests.helpers import wait_until
-from tests.unit.gateway.remote import Pki
+from tests.unit.gateway.remote import TOKEN, Pki
 from tests.unit.gateway.serving import Served, rows, served
 from towline.delivery.outrows import rows_of
 from towline.errors import ConfigError, Fenced, GatewayError, GatewayUnreachable
@@ -26,6 +32,7 @@ from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Limits, Outbox
 from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
+from towline.spark.link import GatewayPlace
 from towline_prove.devstack.ports import free_port
 
 
@@ -134,30 +141,70 @@ def test_the_largest_row_passes(fronted: Fronted) -> None:
         assert len(batch.column("payload")[0].as_buffer()) > 255 << 20
 
 
-@pytest.mark.long
-def test_a_message_without_end_of_a_stranger_costs_the_gateway_nothing(fronted: Fronted) -> None:
-    """gRPC takes it in whole before it asks who sends it: at worst the process in front ends, and comes again."""
-    me = psutil.Process()
-    content = bytes(768 << 20)
-    resident = me.memory_info().rss
+def test_a_message_without_end_of_a_stranger_ends_only_what_is_in_front(fronted: Fronted) -> None:
+    """gRPC takes it in whole before it asks who sends it."""
+    front = NetworkFront(settings(fronted.pki, fronted.server.state_dir), fronted.server.location, most_bytes=300 << 20)
+    before = front._process.pid
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     authority = fronted.pki.authority_text.encode()
-    stranger = flight.connect(fronted.front.location, tls_root_certs=authority, generic_options=options)
-    with stranger, pytest.raises((flight.FlightError, pa.ArrowException, OSError)):
-        list(stranger.do_action(flight.Action("status", content)))
-    del content
-    assert me.memory_info().rss < resident + (1 << 30)  # the client is in this process too
-    with fronted.driver() as driver:
+    stranger = flight.connect(front.location, tls_root_certs=authority, generic_options=options)
+    with capture_logs() as said, stranger:
+        with pytest.raises((flight.FlightError, pa.ArrowException, OSError)):
+            list(stranger.do_action(flight.Action("status", bytes(256 << 20))))
+        wait_until(lambda: front._process.pid != before, what="another process")
+    assert [(line["code"], line["reason"]) for line in said] == [
+        ("TL-G49", "the network's calls took more than 300 MB")
+    ]
+    with GatewayClient(front.location, fronted.pki.access()) as driver:
         wait_until(lambda: answers(driver))
-    assert fronted.server.add(1)
+    front.close()
+
+
+def test_a_stream_goes_on_where_it_broke_off(fronted: Fronted) -> None:
+    for _ in range(20):
+        fronted.server.add(10_000, payload=bytes(200))
+    journal, end = fronted.server.journal.journal_id, fronted.server.journal.end
+    with fronted.driver() as driver:
+        (ticket,) = driver.sign(journal, [(end - 200_000, end)])
+    place = GatewayPlace("", fronted.front.location).admitted(ticket, fronted.pki.authority_text)
+    offsets: list[int] = []
+    for batch in place.rows(journal, end - 200_000, end):
+        if not offsets:
+            os.kill(fronted.pid, signal.SIGKILL)
+        offsets += batch.column("offset").to_pylist()
+    assert offsets == list(range(end - 200_000, end))
 
 
 def test_its_end_and_its_failure_are_told(tmp_path: Path, fronted: Fronted) -> None:
     taken = {"address": fronted.front.location.removeprefix("grpc+tls://")}
-    with pytest.raises(GatewayError, match=r"can't listen on this address.*TL-G45"):
+    with pytest.raises(GatewayError, match=r"can't listen on this address \(address already in use\).*TL-G45"):
         NetworkFront(settings(fronted.pki, tmp_path, **taken), fronted.server.location)
     with pytest.raises(ConfigError, match="TL-C98"):
         NetworkFront(settings(fronted.pki, tmp_path, token_file=tmp_path / "none"), fronted.server.location)
+
+
+def test_handshakes_that_fail_leave_no_line(fronted: Fronted, tmp_path: Path) -> None:
+    """Whoever reaches the port can make as many as he likes."""
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)  # the process in front inherits it
+        try:
+            front = NetworkFront(settings(fronted.pki, fronted.server.state_dir), fronted.server.location)
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+    for _ in range(5):
+        with flight.connect(front.location) as stranger, pytest.raises(flight.FlightUnavailableError):
+            list(stranger.do_action(flight.Action("status", b"")))
+        host, _, port = front.location.removeprefix("grpc+tls://").rpartition(":")
+        with socket.create_connection((host, int(port))) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            raw.settimeout(10)
+            while raw.recv(1000):
+                continue
+    front.close()
+    assert log.read_text() == ""
 
 
 def test_it_ends_with_the_gateway(tmp_path: Path, fronted: Fronted) -> None:
@@ -168,3 +215,79 @@ def test_it_ends_with_the_gateway(tmp_path: Path, fronted: Fronted) -> None:
     front._process.stdin.close()  # as the kernel does when the gateway is killed
     wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 10)
     front.close()
+
+
+#: A task that is killed in the midst of a batch: MANY rows are on their way when its process goes.
+TASK = """
+import json, os, signal, sys
+from pyarrow import flight
+from towline.delivery.outrows import rows_of
+from towline.schema import MESSAGE_SCHEMA
+location, authorization, authority, writer, start, many = sys.argv[1:]
+given = {"tls_root_certs": open(authority, "rb").read()} if "tls" in location else {}
+stranger = flight.connect(location, **given)
+fields = {"writer": writer, "batch": 0, "start": int(start), "whole": 1, "origin": "", "attempt": "", "closed": 1}
+descriptor = flight.FlightDescriptor.for_command(json.dumps(fields).encode())
+options = flight.FlightCallOptions(headers=[(b"authorization", authorization.encode())])
+stream, answers = stranger.do_put(descriptor, MESSAGE_SCHEMA, options)
+for _ in range(int(many)):
+    stream.write_batch(rows_of([{"topic": "t", "payload": b"x"}] * 10))
+sys.stdout.write("on their way\\n")
+sys.stdout.flush()
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("way", ["unix", "network"])
+@pytest.mark.parametrize("many", [0, 3])
+def test_a_batch_whose_task_was_killed_is_not_whole(
+    fronted: Fronted, monkeypatch: pytest.MonkeyPatch, way: str, many: int
+) -> None:
+    """For gRPC such a stream ends as any other: the rows that were still to come would have been lost."""
+    handler = fronted.server.service._outbox
+    assert handler is not None
+    location = fronted.server.location if way == "unix" else fronted.front.location
+    writer = f"{way}-{many}/0"
+    half = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(20)])
+    with GatewayClient(fronted.server.location) as client:
+        assert client.send(writer, 0, [half], MESSAGE_SCHEMA, whole=False).rows == 20
+        outcomes: list[str] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(handler, "take", partial(told, handler.take, outcomes))
+            given = [location, f"Bearer {TOKEN}", str(fronted.pki.directory / "ca.pem"), writer, "20", str(many)]
+            with subprocess.Popen(
+                [sys.executable, "-c", TASK, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ) as task:
+                wait_until(lambda: outcomes, what="the stream")
+                task.communicate("\n")
+            wait_until(lambda: len(outcomes) > 1, what="the end of the stream")
+        assert outcomes == ["begun", "TL-G39"]
+        stored = client.place(writer, 0)
+        assert (stored.whole, 20 <= stored.rows <= 20 + 10 * many) == (False, True)
+        rest = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(stored.rows, 50)])
+        stored = client.send(writer, 0, [rest], MESSAGE_SCHEMA, start=stored.rows)
+        assert (stored.rows, stored.whole) == (50, True)
+
+
+def told(take: Callable[..., Any], outcomes: list[str], *args: Any, **given: Any) -> Any:
+    """Take the rows of a stream, and note what became of it."""
+    outcomes.append("begun")
+    try:
+        stored = take(*args, **given)
+    except GatewayError as error:
+        outcomes.append(error.code)
+        raise
+    outcomes.append("taken")
+    return stored
+
+
+def test_a_client_of_the_version_before_says_no_end(fronted: Fronted) -> None:
+    fields = {"writer": "before/0", "batch": 0, "start": 0, "whole": 1, "origin": "", "attempt": ""}
+    descriptor = flight.FlightDescriptor.for_command(json.dumps(fields).encode())
+    with flight.connect(fronted.server.location) as before:
+        stream, answers = before.do_put(descriptor, MESSAGE_SCHEMA)
+        stream.write_batch(rows_of([{"topic": "t", "payload": b"x"}]))
+        stream.done_writing()
+        assert json.loads(answers.read().to_pybytes())["whole"]
+        stream.close()

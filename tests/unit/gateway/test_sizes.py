@@ -21,6 +21,7 @@ from towline.errors import JournalFull
 from towline.gateway import outbox_handler
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.journal import Batch, Limits, Outbox
+from towline.journal.reading import RowSlice
 from towline.mqtt.events import Deliver, Messages
 from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
 from towline.spark import sink
@@ -75,7 +76,7 @@ class Stream:
         self._batches = batches
 
     def __iter__(self) -> Iterator[Any]:
-        return (SimpleNamespace(data=batch) for batch in self._batches)
+        return (SimpleNamespace(data=batch, app_metadata=None) for batch in self._batches)
 
 
 @given(st.lists(SIZES, max_size=4), st.sampled_from([500, 1 << 20]))
@@ -89,7 +90,7 @@ def test_frames_of_the_outbox(chunks: list[list[int]], at_once: int) -> None:
         at += len(chunk)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outbox_handler, "_AT_ONCE", at_once)
-        pieces = list(outbox_handler._pieces(Stream(batches), BOUND))
+        pieces = list(outbox_handler._pieces((RowSlice(batch, batch.nbytes) for batch in batches), BOUND))
     assert bounded([rows for rows, _ in pieces])
     assert numbers([rows for rows, _ in pieces]) == list(range(len(sizes)))
     assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
