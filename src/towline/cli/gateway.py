@@ -34,5 +34,8 @@ def gateway(
         names = ", ".join(each.name for each in bridge.lines)
         raise ConfigError("TL-C73", str(file), f"there are several lines: {names}", "Name one with --line.")
     chosen = bridge.lines[0] if line is None else bridge.line(line)
+    if getattr(chosen, "gateways", ()):
+        what, do = "it reads gateways that run elsewhere, and has none of its own", "Run it where such a gateway is."
+        raise ConfigError("TL-C113", f'{file}: line "{chosen.name}"', what, do)
     configure_logging()
     raise typer.Exit(run(chosen.gateway))

@@ -230,7 +230,7 @@ def gateway_list(text: str) -> tuple[str, ...]:
     if not named:
         raise ValueError("it names no gateway")
     if twice := next((one for one in named if named.count(one) > 1), None):
-        raise ValueError(f"{printable(twice, 60)} stands there twice")
+        raise ValueError(f"{printable(twice, 200)} stands there twice")
     return tuple(named)
 
 

@@ -262,10 +262,10 @@ class SourceGateways:
         threading.Thread(target=self._run, args=(one, poll), name=f"gateway {one.name}", daemon=True).start()
 
     def _extended(self, one: SourceGateway, question: Question | None, deadline: float) -> bool:
-        """Whether a poll with this question is on its way; it then goes on as long as this one would."""
+        """Whether a poll with this question is on its way, and goes on as long as this one would, or has found rows."""
         with self._changed:
             poll = one.poll
-            if poll is None or poll.done or poll.question != question:
+            if poll is None or poll.question != question or (poll.done and not _has_rows(one)):
                 return False
             poll.deadline = max(poll.deadline, deadline)
             return True
@@ -285,7 +285,7 @@ class SourceGateways:
             with self._changed:
                 late = self._closed or one.poll is not poll or time.monotonic() >= poll.deadline
                 empty = window is not None and poll.question is not None and window.end <= poll.question.here.offset
-                # Of a gateway that is the only one, an empty answer is one: its deadline is that of its return.
+                # An empty answer of the only gateway is one too: its deadline leaves time to wait for its return.
                 if late or not (away or (empty and self.several)):
                     poll.window, poll.error, poll.done = window, failure, True
                     self._changed.notify_all()

@@ -166,7 +166,7 @@ class BatchPlanner:
         return Question(place, upto, max_rows, max_bytes)
 
     def _limits(self, limit: ReadLimit) -> tuple[int | None, int | None]:
-        """Rows and bytes; Spark has no limit of both in one, and gets all there is where it wants that (Trigger.Once)."""
+        """Rows and bytes; Spark has no limit of both in one, and gets all where it wants that (Trigger.Once)."""
         if isinstance(limit, ReadMaxBytes):
             return None, limit.max_bytes
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None

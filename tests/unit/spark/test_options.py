@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.errors import ConfigError
+from towline.gateway.access import Access
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import AckAfter, Guarantee
 from towline.net.transport import Endpoint, Tls
@@ -403,3 +404,72 @@ def _parsed(options: dict[str, str]) -> str:
     except ConfigError as error:
         return str(error)
     return ""
+
+
+# -- several gateways ------------------------------------------------------------------------------------------------
+
+
+def several(**options: str) -> SourceOptions:
+    given = {"gateways": "/var/lib/g1, grpc+unix:///var/lib/g2/gateway.sock", **options}
+    return parse_options({key.lower(): value for key, value in given.items()})
+
+
+def test_gateways_are_a_list_of_either_kind() -> None:
+    wanted = ("/var/lib/g1", "grpc+unix:///var/lib/g2/gateway.sock")
+    assert several().gateways == wanted
+    assert several(gateways='["/var/lib/g1/", "grpc+unix:///var/lib/g2/gateway.sock"]').gateways == wanted
+    assert (several().settings, several().state_dir, several().location) == (None, None, None)
+
+
+def test_several_on_a_network_need_a_token() -> None:
+    with pytest.raises(ConfigError, match=r"gatewayTokenFile.*TL-C20"):
+        several(gateways="/var/lib/g1,grpc+tls://g2:8815")
+    found = several(gateways="/var/lib/g1,grpc+tls://g2:8815", gatewayTokenFile="/run/token")
+    assert found.access == Access(token_file="/run/token")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("/a,/a", "/a stands there twice"),
+        ("/a, /a/", "/a stands there twice"),
+        (" , ", "it names no gateway"),
+        ("[1]", "it is gateways with a comma between them"),
+        ('["/a"', "it is gateways with a comma between them"),
+        ("grpc+tcp://x:1", "there is none without TLS"),
+    ],
+)
+def test_lists_that_can_not_be(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{re.escape(why)}.*TL-C21"):
+        several(gateways=text)
+
+
+@pytest.mark.parametrize("name", ["gateway", "stateDir", "broker", "subscribe", "journalMaxBytes"])
+def test_gateways_stand_alone(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf'option "{name}": it is of one gateway.*TL-C23'):
+        several(**{name: "/x" if name != "journalMaxBytes" else "1g"})
+
+
+def test_offsets_of_several_are_by_name() -> None:
+    found = several(startingOffset='{"g1": 5, "g2": "latest"}', endingOffset='{"g1": 9}', repeatedBelow='{"g2": 3}')
+    assert (found.starting, found.ending, found.repeated_below) == ({"g1": 5, "g2": "latest"}, {"g1": 9}, {"g2": 3})
+    assert several(startingOffset="earliest").starting == "earliest"
+    for name in ("startingOffset", "endingOffset", "repeatedBelow"):
+        with pytest.raises(ConfigError, match=r"an offset is one of a single journal.*TL-C23"):
+            several(**{name: "7"})
+        with pytest.raises(ConfigError, match=r"it names gateways, and the source has only one.*TL-C23"):
+            parse(**{name: '{"g1": 7}'})
+    for text in ('{"g1": "x"}', '{"g1"', '{"a b": 1}', "[1]"):
+        with pytest.raises(ConfigError, match="TL-C21"):
+            several(startingOffset=text)
+
+
+def test_partitions_are_as_sparks_kafka_source_names_them() -> None:
+    found = several(minPartitions="8", maxRecordsPerPartition="5000", removedGateways="g3, g4")
+    assert (found.min_partitions, found.max_records, found.removed) == (8, 5000, ("g3", "g4"))
+    assert parse(minPartitions="2").min_partitions == 2
+    for name in ("minPartitions", "maxRecordsPerPartition"):
+        with pytest.raises(ConfigError, match="TL-C21"):
+            several(**{name: "0"})
+    with pytest.raises(ConfigError, match=r"belongs to the option gateways.*TL-C23"):
+        parse(removedGateways="g3")

@@ -178,7 +178,8 @@ from towline.spark import reader, runner
 from towline.spark.link import GatewayPlace
 
 runner._RUNNER = "runner"
-made = reader.MqttStreamReader(reader.ReadPlan(GatewayPlace({state_dir!r}, ""), "default", poll_s=30))
+place = GatewayPlace({state_dir!r}, "")
+made = reader.MqttStreamReader(reader.ReadPlan(place, "default", poll_s=30, gateways={gateways!r}))
 at = made.initialOffset()
 try:
     try:
@@ -190,22 +191,30 @@ except BaseException:
 """
 
 
-def runner(server: Served, place: Path, work: str) -> subprocess.Popen[bytes]:
+def runner(server: Served, place: Path, work: str, gateways: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
     """The module of the runner is imitated by name."""
     place.mkdir()
-    (place / "runner.py").write_text(RUNNER.format(state_dir=str(server.state_dir), work=work))
+    (place / "runner.py").write_text(RUNNER.format(state_dir=str(server.state_dir), work=work, gateways=gateways))
     return subprocess.Popen([sys.executable, "-m", "runner"], cwd=place, stderr=subprocess.PIPE)
 
 
-def test_sigterm_ends_the_runner_through_stop(server: Served, tmp_path: Path) -> None:
-    """Two signals come, as from Spark; the lease is given back once and nothing is printed."""
-    child = runner(server, tmp_path / "fake", "while True: at = made.latestOffset(at, reader.ReadAllAvailable())")
+@pytest.mark.parametrize("several", [False, True])
+def test_sigterm_ends_the_runner_through_stop(server: Served, tmp_path: Path, several: bool) -> None:
+    """Two signals come, as from Spark; the lease is given back once and nothing is printed.
+
+    Of several gateways one is away, and is asked on a thread of its own.
+    """
+    gateways = (str(server.state_dir), str(tmp_path / "away")) if several else ()
+    work = "while True: at = made.latestOffset(at, reader.ReadAllAvailable())"
+    child = runner(server, tmp_path / "fake", work, gateways)
     try:
         wait_until(lambda: server.service._polls.waiting == 1, what="a waiting reader")
         child.terminate()
         child.terminate()
         _, err = child.communicate(timeout=60)
-        assert (child.returncode, err) == (0, b"")
+        assert child.returncode == 0
+        assert (b"TL-G54" in err) if several else err == b""
+        assert b"Traceback" not in err
         assert server.service._leases._held == {}
     finally:
         child.kill()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,62 +16,14 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 from tests.helpers import wait_until
 from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
-from towline.errors import ConfigError, Fenced, GatewayUnreachable
+from tests.unit.spark.several import NewReader, ends, new_reader, quick, seen, two, until
+from towline.checkpoint import Checkpoint
+from towline.errors import GatewayUnreachable
+from towline.gateway.client import GatewayClient
 from towline.spark import gateways, planning, reader
-from towline.spark.link import GatewayPlace
-from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
+from towline.spark.reader import MqttStreamReader, Slice
 
-Place = dict[str, Any]
-NewReader = Callable[..., MqttStreamReader]
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateways, "_PAUSE_S", 0.02)
-    monkeypatch.setattr(gateways, "MEET_S", 0.5)
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[tuple[Served, Served]]:
-    with served(tmp_path / "g1", name="g1") as one, served(tmp_path / "g2", name="g2") as other:
-        yield one, other
-
-
-@pytest.fixture
-def new_reader(tmp_path: Path) -> Iterator[NewReader]:
-    made: list[MqttStreamReader] = []
-
-    def make(*names: str, **more: Any) -> MqttStreamReader:
-        at = tuple(str(tmp_path / name) for name in names or ("g1", "g2"))
-        plan = ReadPlan(GatewayPlace("", ""), "default", poll_s=0.05, gateways=at)
-        made.append(MqttStreamReader(replace(plan, **more)))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stop()
-
-
-def ends(at: Place) -> dict[str, int]:
-    return {name: place["offset"] for name, place in at["gateways"].items()}
-
-
-def seen(stream: MqttStreamReader, start: Place, end: Place) -> list[tuple[str, int]]:
-    """Gateway and offset of each row of a batch, in the order of its partitions."""
-    batches = [batch for part in stream.partitions(start, end) for batch in stream.read(part)]
-    return [pair for b in batches for pair in zip(b["gateway"].to_pylist(), b["offset"].to_pylist(), strict=True)]
-
-
-def until(stream: MqttStreamReader, at: Place, wanted: Callable[[Place], bool], limit: Any = ALL) -> Place:
-    """Go on, batch by batch, until a position is wanted."""
-    places = [at]
-
-    def there() -> bool:
-        places.append(stream.latestOffset(places[-1], limit))
-        return wanted(places[-1])
-
-    wait_until(there)
-    return places[-1]
+__all__ = ["new_reader", "quick", "two"]
 
 
 # -- one batch of both -----------------------------------------------------------------------------------------------
@@ -147,6 +97,22 @@ def test_the_limit_in_bytes_is_of_the_whole_batch(two: tuple[Served, Served], ne
     assert min(sizes[:-1]) > 40_000, "what is allowed is used"
 
 
+def test_a_gateway_of_the_version_before_gets_an_even_share_of_the_bytes(
+    two: tuple[Served, Served], new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not tell how large its window is."""
+    whole = GatewayClient.wait
+    monkeypatch.setattr(GatewayClient, "wait", lambda *a, **more: replace(whole(*a, **more), size=None))
+    stream = new_reader(max_rows=1000, max_bytes=50_000)
+    for one in two:
+        for _ in range(50):
+            one.add(10, payload=b"x" * 500)
+    at = stream.initialOffset()
+    end = until(stream, at, lambda place: min(ends(place).values()) > 0, ReadMaxRows(1000))
+    assert sum(one.journal.size(0, ends(end)[one.name]) for one in two) <= 2 * 50_000
+    assert ends(until(stream, end, lambda place: ends(place) == {"g1": 500, "g2": 500}, ReadMaxRows(1000)))
+
+
 def test_huge_messages_come_one_after_the_other(two: tuple[Served, Served], new_reader: NewReader) -> None:
     stream = new_reader()
     for one in two:
@@ -198,6 +164,33 @@ def test_what_another_checkpoint_has_handed_out_is_told_by_gateway(
     assert ends(at) == {"g1": 1, "g2": 0}
     rows = seen(stream, at, stream.latestOffset(at, ALL))
     assert rows == [("g1", 3), *(("g2", n) for n in range(4))]
+
+
+def test_the_checkpoint_is_synced_once_before_each_inbox_is_cut(
+    two: tuple[Served, Served], new_reader: NewReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "ck"
+    for log in ("offsets", "commits"):
+        (place / log).mkdir(parents=True)
+    stream = new_reader(checkpoint=str(place))
+    for one in two:
+        one.add(10)
+    at = stream.latestOffset(stream.initialOffset(), ALL)
+    assert ends(at) == {"g1": 10, "g2": 10}
+    (place / "offsets" / "0").write_text(f'v1\n{{"batchWatermarkMs":0}}\n{json.dumps(at)}')
+    (place / "commits" / "0").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    seen_at: list[tuple[int, int]] = []
+    real = Checkpoint.sync
+
+    def sync(checkpoint: Checkpoint) -> None:
+        real(checkpoint)
+        seen_at.append((two[0].journal.committed, two[1].journal.committed))
+
+    monkeypatch.setattr(Checkpoint, "sync", sync)
+    for _ in range(3):
+        stream.latestOffset(at, ALL)
+    assert [one.journal.consumers["default"] for one in two] == [10, 10]
+    assert seen_at == [(0, 0)]
 
 
 # -- who is away -----------------------------------------------------------------------------------------------------
@@ -357,139 +350,6 @@ def test_available_now_does_not_end_without_the_rows_of_one_that_is_away(
             stream.latestOffset(at, ALL)
         with served(tmp_path / "g2", name="g2"):
             assert ends(until(stream, at, lambda place: ends(place)["g2"] == 5)) == {"g1": 0, "g2": 5}
-
-
-# -- the list --------------------------------------------------------------------------------------------------------
-
-
-def test_two_gateways_of_one_name_are_refused(tmp_path: Path, new_reader: NewReader) -> None:
-    with served(tmp_path / "g1", name="plant"), served(tmp_path / "g2", name="plant"):
-        with pytest.raises(ConfigError) as caught:
-            new_reader().initialOffset()
-        assert 'have the same name "plant"' in str(caught.value)
-        assert "TL-G50" in str(caught.value)
-        with pytest.raises(ConfigError, match="TL-G50"):
-            MqttBatchReader(new_reader()._plan).partitions()
-
-
-def test_one_gateway_under_two_places_is_refused(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream = new_reader()
-    stream._plan = replace(stream._plan, gateways=(str(two[0].state_dir), two[0].location))
-    with pytest.raises(ConfigError, match=r"have the same name|serve one journal.*TL-G50"):
-        stream.initialOffset()
-
-
-def test_a_checkpoint_of_one_gateway_goes_on(tmp_path: Path, two: tuple[Served, Served], new_reader: NewReader) -> None:
-    single = MqttStreamReader(ReadPlan(GatewayPlace(str(tmp_path / "g1"), ""), "default", poll_s=0.05))
-    two[0].add(3)
-    at = single.latestOffset(single.initialOffset(), ALL)
-    assert "at" not in at["gateways"]["g1"]
-    single.stop()
-    two[0].add(2)
-    two[1].add(4)
-    stream = new_reader()
-    end = until(stream, at, lambda place: ends(place) == {"g1": 5, "g2": 4})
-    assert end["gateways"]["g1"]["at"] == str(tmp_path / "g1")
-
-
-def test_a_gateway_that_moved_is_known_by_its_journal(tmp_path: Path, new_reader: NewReader) -> None:
-    with served(tmp_path / "g1", name="g1"), served(tmp_path / "g2", name="g2") as other:
-        other.add(3)
-        first = new_reader()
-        at = first.latestOffset(first.initialOffset(), ALL)
-        first.stop()
-    (tmp_path / "g2").rename(tmp_path / "g3")
-    with served(tmp_path / "g1", name="g1"), served(tmp_path / "g3", name="another name") as other:
-        other.add(1)
-        end = until(new_reader("g1", "g3"), at, lambda place: ends(place) == {"g1": 0, "g2": 4})
-        assert end["gateways"]["g2"]["at"] == str(tmp_path / "g3")
-
-
-def test_a_foreign_journal_stops_before_anything_is_cut(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    stream = new_reader()
-    at = stream.initialOffset()
-    two[1].add(1)
-    at["gateways"]["g2"]["journal"] = "abc"
-    for call in (lambda: stream.latestOffset(at, ALL), lambda: seen(stream, at, _moved(at, "g2", 1))):
-        with pytest.raises(Fenced, match="TL-G04"):
-            call()
-
-
-def _moved(at: Place, name: str, offset: int) -> Place:
-    return {**at, "gateways": {**at["gateways"], name: {**at["gateways"][name], "offset": offset}}}
-
-
-def test_a_gateway_is_taken_out_when_it_is_empty(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    first, (one, other) = new_reader(), two
-    for each in two:
-        each.add(5)
-    at = first.latestOffset(first.initialOffset(), ALL)
-    first.stop()
-    other.add(2)
-    stream = new_reader("g1")
-    with pytest.raises(ConfigError) as caught:
-        stream.latestOffset(at, ALL)
-    assert 'gateway "g2" is no longer in the list, and 2 messages wait at' in str(caught.value)
-    assert "TL-G52" in str(caught.value)
-    stream.stop()
-
-    both = new_reader()
-    at = until(both, at, lambda place: ends(place)["g2"] == 7)
-    both.stop()
-    stream = new_reader("g1")
-    end = until(stream, at, lambda place: "g2" not in place["gateways"])
-    assert seen(stream, at, end) == []
-    assert other.journal.consumers["default"] == 7
-    one.add(1)
-    assert ends(until(stream, end, lambda place: ends(place)["g1"] == 6)) == {"g1": 6}
-    assert other.service._leases.readers() == {}
-
-
-def test_a_gateway_that_can_not_be_asked_goes_only_when_told(
-    tmp_path: Path, new_reader: NewReader, caplog: pytest.LogCaptureFixture
-) -> None:
-    with served(tmp_path / "g1", name="g1"):
-        with served(tmp_path / "g2", name="g2"):
-            first = new_reader()
-            at = first.latestOffset(first.initialOffset(), ALL)
-            first.stop()
-        with pytest.raises(ConfigError, match=r"not known: .*g2 does not answer.*removedGateways=g2.*TL-G51"):
-            new_reader("g1").latestOffset(at, ALL)
-        with caplog.at_level(logging.WARNING):
-            end = new_reader("g1", removed=("g2",)).latestOffset(at, ALL)
-        assert list(end["gateways"]) == ["g1"]
-        assert "gateway g2 leaves the checkpoint unasked" in caplog.text
-
-
-def test_a_batch_that_was_begun_is_served_by_a_gateway_that_was_taken_out(
-    two: tuple[Served, Served], new_reader: NewReader
-) -> None:
-    first = new_reader()
-    two[1].add(3)
-    at = first.initialOffset()
-    end = first.latestOffset(at, ALL)
-    first.stop()
-    stream = new_reader("g1")
-    assert seen(stream, at, end) == [("g2", 0), ("g2", 1), ("g2", 2)]
-    assert list(until(stream, end, lambda place: "g2" not in place["gateways"])["gateways"]) == ["g1"]
-
-
-# -- batch reads -----------------------------------------------------------------------------------------------------
-
-
-def test_a_batch_read_has_all_of_both(two: tuple[Served, Served], new_reader: NewReader) -> None:
-    two[0].add(10)
-    two[1].add(4)
-    plan = replace(new_reader()._plan, starting={"g1": 7}, ending={"g2": 3}, min_partitions=2)
-    made = MqttBatchReader(plan)
-    rows = [offset for part in made.partitions() for batch in made.read(part) for offset in batch["offset"].to_pylist()]
-    assert rows == [7, 8, 9, 0, 1, 2]
-    assert two[0].journal.consumers == {}
-
-
-def test_a_batch_read_needs_each_gateway(tmp_path: Path, new_reader: NewReader) -> None:
-    with served(tmp_path / "g1", name="g1"), pytest.raises(GatewayUnreachable, match="TL-G01"):
-        MqttBatchReader(new_reader()._plan).partitions()
 
 
 def test_an_idle_query_ticks(

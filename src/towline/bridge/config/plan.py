@@ -53,14 +53,15 @@ _LIMITS_UP_OF: Final = {
 }
 _LIMITS_UP: Final = (
     "a broker that loses its store loses what only it held",
-    "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka",
     "Kafka with unclean leader election, replication factor 1 or min.insync.replicas 1 can lose what it took",
 )
 _LIMITS_SEVERAL: Final = (
     "a device's messages are in order as long as they come by one gateway",
     "a gateway that is away holds back its own messages only; a batch that was begun with them waits for it",
     "each gateway has settings of its own: what it acknowledges when, and up to how much it keeps, is said there",
+    "the machine of a gateway holds what it acknowledged and is not yet in Kafka",
 )
+_HERE: Final = "the machine that holds state_dir holds what was acknowledged and is not yet in Kafka"
 _LIMITS_DOWN_ONCE: Final = ("a subscriber with QoS 0 or 1 may lose or double what the broker got once",)
 _LIMITS_DOWN: Final = (
     "a broker that loses its store loses what only it held",
@@ -189,7 +190,7 @@ def _uplink_limits(line: Line) -> list[str]:
         limits.append(f"a jump of the gateway's clock ahead by more than {line.within} forgets what came before it")
     if line.gateways:
         limits += _LIMITS_SEVERAL
-    return [*limits, *_LIMITS_UP]
+    return [*limits, *_LIMITS_UP] if line.gateways else [*limits, _LIMITS_UP[0], _HERE, *_LIMITS_UP[1:]]
 
 
 def _writes(line: Line) -> str:

@@ -126,7 +126,7 @@ class UplinkCounts(LineCounts):
                 missed += max(0, start - before)
             moved[journal] = (since, max(before, end))
         counted = replace(self, journal="", since=None, upto=0, spans=moved, batch=report["batch"])
-        if not held:  # counted before, or without a row
+        if not held and not missed:  # counted before, or without a row
             return counted
         hidden = max(0, held - rows)
         given_up = hidden if report.get("gives_up", True) else 0

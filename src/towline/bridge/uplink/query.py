@@ -140,7 +140,7 @@ class UplinkQuery(LineQuery[Line]):
             reader = spark.readStream.format(FORMAT).option("routes", routes)
             reader = reader.option("signed", str(self._sink_counts()).lower())
         return (
-            reader.options(**self._where())
+            reader.options(**self._gateway_options())
             .option("consumer", CONSUMER)
             .option("guarantee", line.guarantee.value)
             .option("maxMessagesPerTrigger", line.max_messages_per_trigger)
@@ -152,11 +152,11 @@ class UplinkQuery(LineQuery[Line]):
             .load()
         )
 
-    def _where(self) -> dict[str, str]:
+    def _gateway_options(self) -> dict[str, str]:
         """How Spark finds the line's gateway, or its gateways elsewhere."""
         line, section = self.line, self.bridge.gateway
         if not line.gateways:
-            return self._gateway_options()
+            return super()._gateway_options()
         access = section.access()
         said = {
             "gatewayTokenFile": access.token_file,

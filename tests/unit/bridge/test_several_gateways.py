@@ -1,0 +1,356 @@
+"""A line over several gateways: its file, its account, where its query begins, and what is told of one that is away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.unit.bridge.test_config import GOOD, changed, read, told
+from tests.unit.gateway.serving import Served, served
+from towline.bridge.config.model import Bridge, Line
+from towline.bridge.config.plan import plan_of, render
+from towline.bridge.lines.elsewhere import combined
+from towline.bridge.lines.identity import UNKNOWN, Identity
+from towline.bridge.lines.recovery import begin_again
+from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
+from towline.bridge.runtime.screen import line_state, summary
+from towline.bridge.runtime.state import BridgeState
+from towline.bridge.runtime.status import NOT_KNOWN, code_of, collect
+from towline.bridge.runtime.status import render as render_status
+from towline.bridge.runtime.supervisor import Supervisor
+from towline.bridge.uplink import several
+from towline.bridge.uplink.account import UplinkCounts
+from towline.cli.gateway import gateway as run_gateway
+from towline.errors import ConfigError, GatewayUnreachable, TowlineError
+from towline.gateway.access import Access
+
+SEVERAL = changed('name = "telemetry"', 'name = "telemetry"\ngateways = ["g1", "g2"]').replace(
+    '[mqtt]\nbrokers = ["mqtt://a:1883"]\n', ""
+)
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_may_read_gateways_elsewhere(tmp_path: Path) -> None:
+    """No table [mqtt] is needed where nothing speaks MQTT."""
+    bridge = read(SEVERAL, tmp_path)
+    (line,) = bridge.uplinks
+    assert line.gateways == (str(tmp_path / "g1"), str(tmp_path / "g2"))
+    assert Bridge.model_validate_json(bridge.model_dump_json(by_alias=True)).uplinks[0].gateways == line.gateways
+    plan = plan_of(bridge)["lines"][0]
+    assert (plan["gateways"], plan["brokers"], plan["client_id"]) == (list(line.gateways), [], None)
+    text = render(plan_of(bridge))
+    assert f"  gateways  {tmp_path / 'g1'}\n            {tmp_path / 'g2'}\n" in text
+    assert "  subscribe" not in text
+    assert "a device's messages are in order as long as they come by one gateway" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ('["g1", "g2"]', '["g1", "g1"]', "g1 stands there twice."),
+        ('["g1", "g2"]', "[]", 'uplink "telemetry": it names no gateway.'),
+        ('["g1", "g2"]', '["grpc+tcp://x:1"]', "there is none without TLS."),
+        ('["g1", "g2"]', '["grpc+tls://x:1"]', "a gateway on a network lets nobody in without a token."),
+        ('["g1", "g2"]', '["g1"]\nack_after = "journal"', "ack_after belongs to the gateways"),
+        ('["g1", "g2"]', '["g1"]\njournal = { max_bytes = "1 GB" }', "journal belongs to the gateways"),
+        ('gateways = ["g1", "g2"]', 'removed_gateways = ["g1"]', "it belongs to gateways."),
+    ],
+)
+def test_mistakes_have_their_line(tmp_path: Path, old: str, new: str, wanted: str) -> None:
+    text = SEVERAL if "removed" not in new else GOOD.replace('name = "telemetry"', 'name = "telemetry"\n' + old)
+    lines = told(text.replace(old, new), tmp_path)
+    assert any(wanted in line for line in lines), lines
+    assert any(code in lines[0] for code in ("TL-C110", "TL-C111", "TL-C112"))
+
+
+def test_such_a_line_has_no_gateway_to_run(tmp_path: Path) -> None:
+    read(SEVERAL, tmp_path)
+    with pytest.raises(ConfigError, match=r'line "telemetry": it reads gateways that run elsewhere.*TL-C113'):
+        run_gateway(tmp_path / "bridge.toml", None)
+
+
+# -- the account -----------------------------------------------------------------------------------------------------
+
+
+def batch(number: int, rows: int | None = None, /, **spans: tuple[int, int]) -> dict[str, Any]:
+    count = sum(end - start for start, end in spans.values()) if rows is None else rows
+    return {"batch": number, "rows": count, "spans": spans, "observed": {}}
+
+
+def status(**parts: tuple[int, int, int]) -> dict[str, Any]:
+    """Received, end and committed of each gateway, whose journal is named after it."""
+    names = ("received", "end", "committed")
+    return {
+        "received": 0,
+        "gateways": {
+            name: {
+                "journal": f"j{name[1:]}",
+                "at": f"/{name}",
+                "state": "online",
+                **dict(zip(names, numbers, strict=True)),
+            }
+            for name, numbers in parts.items()
+        },
+    }
+
+
+def test_the_account_is_the_sum_over_the_gateways() -> None:
+    counts = UplinkCounts().add(batch(0, j1=(0, 10), j2=(5, 8))).add(batch(1, j1=(10, 15), j2=(8, 8)))
+    assert counts.add(batch(1, j1=(10, 15), j2=(8, 8))) == counts
+    again = UplinkCounts.from_json(json.loads(json.dumps(counts.as_json())))
+    account = again.account(status(g1=(20, 18, 15), g2=(9, 9, 8)))
+    assert account.sentence() == "received 29 = in Kafka 23 (5 of them uncounted) + arriving 2 + waiting 4   adds up ✓"
+    assert again.add(batch(2, j2=(8, 9))) == counts.add(batch(2, j2=(8, 9)))
+
+
+def test_batches_that_nobody_heard_of_and_rows_given_up() -> None:
+    counts = UplinkCounts().add(batch(0, j1=(0, 10), j2=(0, 4))).add(batch(3, 6, j1=(12, 15), j2=(4, 10)))
+    assert (counts.rows, counts.missed, counts.skipped) == (20, 2, 3)
+    assert counts.account(status(g1=(15, 15, 15), g2=(10, 10, 10))).adds_up
+
+
+def test_what_was_committed_and_not_reported_is_missed() -> None:
+    """As `UplinkQuery.unreported` tells it: up to where the checkpoint has come, without a row."""
+    counts = UplinkCounts().add(batch(0, j1=(0, 10), j2=(0, 4)))
+    counts = counts.add({**batch(4, 0, j1=(15, 15), j2=(9, 9), j3=(7, 7)), "gives_up": False})
+    assert (counts.rows, counts.missed, counts.skipped) == (14, 10, 0)
+    account = counts.account(status(g1=(15, 15, 15), g2=(9, 9, 9), g3=(8, 8, 7)))
+    assert account.sentence() == "received 32 = in Kafka 31 (17 of them uncounted) + waiting 1   adds up ✓"
+
+
+def test_a_journal_that_ends_too_early_is_named() -> None:
+    counts = UplinkCounts().add(batch(0, j1=(0, 10), j2=(0, 4)))
+    why = counts.account(status(g1=(10, 10, 10), g2=(3, 3, 3))).why_not
+    assert why == "gateway g2: Spark committed up to 4, the journal ends at 3: was it restored from a copy?"
+
+
+def test_a_line_of_one_gateway_goes_on_with_several() -> None:
+    one = {"journal": "j1", "batch": 0, "rows": 10, "start": 0, "end": 10, "observed": {}}
+    counts = UplinkCounts().add(one).add(batch(1, j1=(10, 12), j2=(0, 3)))
+    assert counts.account(status(g1=(12, 12, 12), g2=(3, 3, 3))).sum() == "received 15 = in Kafka 15 + waiting 0"
+
+
+def test_a_gateway_that_has_gone_stays_in_the_account() -> None:
+    counts = UplinkCounts().add(batch(0, j1=(0, 10), j2=(0, 4))).add(batch(1, j1=(10, 12)))
+    account = counts.account(status(g1=(12, 12, 12)))
+    assert account.sentence() == "received 16 = in Kafka 16 + waiting 0   adds up ✓"
+
+
+AWAY = GatewayUnreachable("TL-G01", "/g2", "no gateway answers", "Start it.")
+
+
+def test_one_that_is_away_keeps_its_last_word() -> None:
+    told_ = {"name": "g1", "journal": "j1", "received": 12, "end": 12, "committed": 12, "state": "online"}
+    other = {"name": "g2", "journal": "j2", "received": 9, "end": 9, "committed": 4, "state": "online", "oldest": 3.5}
+    before = combined({"/g1": told_, "/g2": other}, {}, now=1.0)
+    assert (before["state"], before["received"], before["oldest"]) == ("online", 21, 3.5)
+    now = combined({"/g1": told_, "/g2": AWAY}, before, now=100.0)
+    later = combined({"/g1": told_, "/g2": AWAY}, now, now=200.0)
+    assert later["gateways"]["g2"]["away_since"] == 100.0
+    counts = UplinkCounts().add(batch(0, j1=(0, 12), j2=(0, 4)))
+    account = counts.account(later)
+    assert account.sum() == "received 21 = in Kafka 16 + waiting 5"
+    (text,) = account.away
+    assert text.startswith("gateway g2 away since ")
+    assert text.endswith(", its messages wait there")
+    assert "away" not in combined({"/g1": told_, "/g2": other}, later)["gateways"]["g2"]
+    never = combined({"/g1": told_, "/g9": AWAY}, {})
+    assert counts.account(never).away[0].startswith("gateway /g9 away since")
+
+
+# -- where the query begins ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[Served, Served]]:
+    with served(tmp_path / "g1", name="g1") as one, served(tmp_path / "g2", name="g2") as other:
+        yield one, other
+
+
+def line_of(directory: Path, more: str = "") -> Line:
+    text = SEVERAL.replace('name = "telemetry"', f'name = "telemetry"\nguarantee = "exactly_once"\n{more}')
+    return read(text, directory).uplinks[0]
+
+
+def write(line: Line, number: int, done: bool = True, **places: tuple[Served, int]) -> None:  # noqa: FBT002 - of a test
+    """A batch as Spark writes it down."""
+    ends = {
+        name: {
+            "journal": one.journal.journal_id,
+            "offset": end,
+            "incarnation": one.journal.incarnation_of(end),
+            "at": str(one.state_dir),
+        }
+        for name, (one, end) in places.items()
+    }
+    for name in ("offsets", "commits")[: 2 if done else 1]:
+        (line.checkpoint / name).mkdir(parents=True, exist_ok=True)
+    (line.checkpoint / "metadata").write_text('{"id": "q1"}')
+    entry = json.dumps({"gateways": ends, "tick": 0})
+    (line.checkpoint / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{entry}')
+    if done:
+        (line.checkpoint / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+KNOWN = Identity("telemetry", "plant-7.telemetry", query="q1", parallelism=1)
+
+
+def gathered(line: Line, identity: Identity) -> several.Seen:
+    return several.gather(line, Access(), "bridge", identity)
+
+
+def test_a_checkpoint_that_fits_is_gone_on_with(tmp_path: Path, two: tuple[Served, Served]) -> None:
+    line, (one, other) = line_of(tmp_path), two
+    for each in two:
+        each.add(10)
+        each.journal.commit("bridge", 5)
+    write(line, 3, g1=(one, 7), g2=(other, 5))
+    seen = gathered(line, KNOWN)
+    several.belong(line, tmp_path / "bridge.toml", KNOWN, seen)
+    assert {name: (part.planned_end, part.committed, part.tip) for name, part in seen.parts.items()} == {
+        "g1": (7, 5, 10),
+        "g2": (5, 5, 10),
+    }
+
+
+def test_a_checkpoint_older_than_one_gateway_is_told(tmp_path: Path, two: tuple[Served, Served]) -> None:
+    line, (one, other) = line_of(tmp_path), two
+    for each in two:
+        each.add(10)
+    write(line, 3, g1=(one, 7), g2=(other, 5))
+    other.journal.commit("bridge", 9)
+    with pytest.raises(TowlineError, match=r"gateway g2: the checkpoint is an older copy.*TL-B23"):
+        several.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
+
+
+def test_another_journal_of_one_gateway_is_told(tmp_path: Path, two: tuple[Served, Served]) -> None:
+    line, (one, other) = line_of(tmp_path), two
+    other.add(10)
+    write(line, 3, g1=(one, 0), g2=(other, 5))
+    text = (line.checkpoint / "offsets" / "3").read_text()
+    (line.checkpoint / "offsets" / "3").write_text(text.replace(other.journal.journal_id, "0ther"))
+    with pytest.raises(TowlineError, match=r"gateway g2: the checkpoint belongs to journal 0ther.*TL-B24"):
+        several.belong(line, tmp_path / "bridge.toml", KNOWN, gathered(line, KNOWN))
+
+
+def test_one_that_is_away_does_not_keep_a_line_from_going_on(tmp_path: Path) -> None:
+    line = line_of(tmp_path)
+    with served(tmp_path / "g1", name="g1") as one:
+        with served(tmp_path / "g2", name="g2") as other:
+            write(line, 3, g1=(one, 0), g2=(other, 0))
+        assert list(gathered(line, KNOWN).parts) == ["g1"]
+
+
+def test_a_line_begins_again_behind_what_is_done_at_each(tmp_path: Path, two: tuple[Served, Served]) -> None:
+    line, (one, other) = line_of(tmp_path), two
+    for each in two:
+        each.add(10)
+    KNOWN.save(line.gateway.state_dir)
+    write(line, 3, g1=(one, 7), g2=(other, 5))
+    write(line, 4, done=False, g1=(one, 9), g2=(other, 5))
+    begin_again(line)
+    identity = Identity.read(line.gateway.state_dir)
+    assert identity is not None
+    assert identity.sink == "plant-7.telemetry.2"
+    seen = gathered(line, identity)
+    begin = several.beginnings(line, identity, seen)
+    assert json.loads(begin) == {"g1": 7, "g2": 5}
+    assert several.offsets_of(begin, seen) == {"g1": 7, "g2": 5}
+    assert several.handed_out(identity, seen) == {"g1": 9, "g2": 5}
+
+
+def test_it_waits_for_each_gateway_that_it_begins_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At committed it would begin too early there: only the checkpoint knew how far it had come."""
+    monkeypatch.setattr(several, "_PATIENCE_S", 0.2)
+    line = line_of(tmp_path)
+    with served(tmp_path / "g1", name="g1") as one:
+        with served(tmp_path / "g2", name="g2") as other:
+            other.add(9)
+            write(line, 3, g1=(one, 0), g2=(other, 5))
+            KNOWN.save(line.gateway.state_dir)
+        begin_again(line)
+        identity = Identity.read(line.gateway.state_dir)
+        assert identity is not None
+        with pytest.raises(GatewayUnreachable, match="TL-G01"):
+            gathered(line, identity)
+
+
+def test_a_new_line_begins_where_each_account_stands(tmp_path: Path, two: tuple[Served, Served]) -> None:
+    line = line_of(tmp_path)
+    two[0].add(10)
+    two[0].journal.commit("bridge", 4)
+    fresh = Identity.new("plant-7", "telemetry")
+    seen = gathered(line, fresh)
+    begin = several.beginnings(line, fresh, seen)
+    assert json.loads(begin) == {"g1": "committed", "g2": "committed"}
+    assert several.offsets_of(begin, seen) == {"g1": 4, "g2": 0}
+    assert several.handed_out(fresh, seen) == {}
+    lost = replace(fresh, generation=2, handed=UNKNOWN)
+    assert several.handed_out(lost, seen) == {"g1": 10, "g2": 0}
+
+
+# -- supervision and status ------------------------------------------------------------------------------------------
+
+
+class Silent:
+    def say(self, text: str) -> None: ...
+
+    def show(self, state: BridgeState) -> None: ...
+
+
+def test_status_asks_each_gateway_and_names_one_that_is_away(tmp_path: Path) -> None:
+    bridge = read(SEVERAL, tmp_path)
+    bridge.state_dir.mkdir()
+    supervisor = Supervisor(bridge, Silent())
+    supervisor._state = BridgeState("plant-7", bridge.state_dir, {"telemetry": "up"})
+    child = supervisor._gateway_of(bridge.uplinks[0])
+    assert isinstance(child, GatewaysSupervisor)
+    reported = {
+        "received": 3,
+        "state": "online",
+        "deduplicated": 0,
+        "guarantee": "at_least_once",
+        "ack_after": "journal",
+    }
+    with served(tmp_path / "g1", name="g1") as one:
+        one.reported = dict(reported)
+        one.add(3)
+        with served(tmp_path / "g2", name="g2") as other:
+            other.reported = dict(reported)
+            other.add(3)
+            child.start()
+            view = supervisor._state.lines["telemetry"]
+            wait_until(lambda: view.account)
+            view.query = "running"
+            assert summary(view, "running").startswith('line "telemetry"   received 6 = in Kafka 0 + waiting 6')
+            assert line_state(view, "running") == "running"
+            supervisor._state.save()
+            known = collect(bridge.state_dir)
+            assert code_of(known) == 0
+            assert f"  gateway   g2   {tmp_path / 'g2'}\n" in render_status(known)
+        wait_until(lambda: view.account and view.account.away)
+        assert line_state(view, "running").startswith("gateway g2 away since ")
+        supervisor._state.save()
+        away = collect(bridge.state_dir)
+        assert code_of(away) == NOT_KNOWN
+        text = render_status(away)
+        assert "received 6 = in Kafka 0 + waiting 6   adds up ✓   gateway g2 away since" in text
+        assert "its messages wait there: no gateway" in text
+    wait_until(lambda: view.silent)
+    assert line_state(view, "running") == "no gateway"
+    supervisor._state.save()
+    none = collect(bridge.state_dir)
+    assert code_of(none) == NOT_KNOWN
+    assert f"none of its gateways answers: {tmp_path / 'g1'}, {tmp_path / 'g2'}" in render_status(none)
+    supervisor._ending.set()
+    child.join(20)
+    assert not child.is_alive()
+    said = [text for text in supervisor._state.heard() if "away" in text]
+    assert said[0].startswith('line "telemetry": gateway g2 away since ')
