@@ -58,9 +58,10 @@ def seen_by(pid: int, path: Path) -> bool:
 
 def _below(pid: int) -> list[psutil.Process]:
     try:
-        return psutil.Process(pid).children(recursive=True)
+        children: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+    return children
 
 
 def _command(process: psutil.Process) -> str:

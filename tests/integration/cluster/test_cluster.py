@@ -24,6 +24,7 @@ from towline_prove.referee import Verdict, judge
 pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
 
 PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"
+HALLS = ("hall-1", "hall-2")
 #: Messages a second of each hall, until everybody has died.
 RATE = 75.0
 
@@ -43,6 +44,10 @@ class Lives:
         """Whether a gateway has its subscription: what is published from now on is taken in."""
         status = gateway_status(self.place / hall / hall)
         return bool(status and status.get("state") == "online")
+
+    def comes_online(self, hall: str) -> None:
+        """Wait until it is."""
+        wait_until(lambda: self.online(hall), PATIENCE, f"the gateway of {hall}")
 
     def in_kafka(self) -> int:
         """How many messages are in Kafka, as the account says."""
@@ -80,10 +85,10 @@ def test_the_page_carries_every_message_once_whoever_dies(tmp_path: Path) -> Non
             for command in (up, env, gateway, plant, gateways, run):
                 page.run(command)
             lives = Lives(tmp_path, _cluster(tmp_path))
-            for hall in ("hall-1", "hall-2"):
-                wait_until(lambda hall=hall: lives.online(hall), PATIENCE, f"the gateway of {hall}")
+            for hall in HALLS:
+                lives.comes_online(hall)
             page.run(pub)
-            loads = [Load(tmp_path, page, hall) for hall in ("hall-1", "hall-2")]
+            loads = [Load(tmp_path, page, hall) for hall in HALLS]
             lives.goes_on("the start")
             _nobody_sees_the_others(lives)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import wait_until
+from tests.integration.bridge.running import in_kafka
 from tests.integration.cluster.hurting import executors_of, kill
 from tests.integration.cluster.page import PATIENCE, Page, commands_of
-from tests.integration.cluster.test_cluster import PAGE, Lives, Load
+from tests.integration.cluster.test_cluster import HALLS, PAGE, Lives, Load
 from towline_prove.devstack.stack import Stack
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mark.broker, pytest.mark.timeout(1800)]
@@ -38,9 +39,9 @@ def test_nothing_is_lost_or_doubled_whoever_else_dies(
             stack = Stack(tmp_path / "stack")
             assert stack.spark is not None
             lives = Lives(tmp_path, stack.spark)
-            for hall in ("hall-1", "hall-2"):
-                wait_until(lambda hall=hall: lives.online(hall), PATIENCE, f"the gateway of {hall}")
-            loads = [Load(tmp_path, page, hall) for hall in ("hall-1", "hall-2")]
+            for hall in HALLS:
+                lives.comes_online(hall)
+            loads = [Load(tmp_path, page, hall) for hall in HALLS]
             lives.goes_on("the start")
             first_worker, second_worker = stack.spark.workers
 
@@ -52,7 +53,7 @@ def test_nothing_is_lost_or_doubled_whoever_else_dies(
             page.run("kill -9 $(jobs -p %1)")
             lives.goes_on("a gateway, which is gone")
             page.run(first)
-            wait_until(lambda: lives.online("hall-1"), PATIENCE, "the gateway, which is back")
+            lives.comes_online("hall-1")
             lives.goes_on("a gateway, which is back")
 
             page.run("towline devstack kill kafka-2 --dir stack")
@@ -84,3 +85,22 @@ def test_nothing_is_lost_or_doubled_whoever_else_dies(
                 assert (verdict.lost, verdict.doubled, verdict.late) == (0, 0, 0), verdict.line()
         finally:
             page.run("kill %3; wait %3; kill $(jobs -p); wait; towline devstack down --dir stack")
+
+
+def test_a_host_on_which_tasks_fail_is_left_out(tmp_path: Path) -> None:
+    with Page(tmp_path) as page:
+        try:
+            page.run("towline devstack up --spark --dir stack")
+            page.run('eval "$(towline devstack env --dir stack)"')
+            page.run("towline devstack topics numbers --dir stack")
+            page.run(
+                "SPARK_LOCAL_IP=127.0.0.1 spark-submit --properties-file stack/spark/client.properties"
+                f" {Path(__file__).with_name('excluding.py')} $STACK_KAFKA numbers {tmp_path}/checkpoint 127.0.0.2 4"
+                " > submit.log 2>&1"
+            )
+            assert "not on 127.0.0.2" in (tmp_path / "submit.log").read_text()
+            values = [int(value) for _, value, _ in in_kafka(page.variable("STACK_KAFKA"), "numbers")]
+            assert len(values) >= 500
+            assert sorted(values) == list(range(len(values)))
+        finally:
+            page.run("towline devstack down --dir stack")
