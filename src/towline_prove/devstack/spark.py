@@ -150,6 +150,7 @@ class SparkMaster(SparkServer):
     def _properties(self) -> dict[str, str]:
         return {
             **super()._properties(),
+            "spark.master.rest.enabled": "false",  # a port of its own, by which anyone could submit
             "spark.deploy.recoveryMode": "FILESYSTEM",
             "spark.deploy.recoveryDirectory": str(self.directory / "recovery"),
             # Seconds until a worker that says nothing counts as dead; Spark's own value is 60.

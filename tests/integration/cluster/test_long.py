@@ -45,21 +45,6 @@ def test_nothing_is_lost_or_doubled_whoever_else_dies(
             lives.goes_on("the start")
             first_worker, second_worker = stack.spark.workers
 
-            page.run("towline devstack kill spark-master --dir stack")
-            lives.goes_on("the master, which is gone")
-            page.run("towline devstack restart spark-master --dir stack")
-            lives.goes_on("the master, which is back")
-
-            page.run("kill -9 $(jobs -p %1)")
-            lives.goes_on("a gateway, which is gone")
-            page.run(first)
-            lives.comes_online("hall-1")
-            lives.goes_on("a gateway, which is back")
-
-            page.run("towline devstack kill kafka-2 --dir stack")
-            lives.goes_on("a broker of Kafka")
-            page.run("towline devstack restart kafka-2 --dir stack")
-
             (asleep,) = wait_until(lambda: executors_of(second_worker), PATIENCE, "an executor")
             asleep.send_signal(signal.SIGSTOP)
             page.run(f"sleep {PAUSE_S}")
@@ -73,6 +58,21 @@ def test_nothing_is_lost_or_doubled_whoever_else_dies(
             wait_until(lambda: executors_of(first_worker), PATIENCE, "an executor of the new worker")
             kill(executors_of(second_worker)[0])
             lives.goes_on("the other worker's executor")
+
+            page.run("kill -9 $(jobs -p %1)")
+            lives.goes_on("a gateway, which is gone")
+            page.run(first)
+            lives.comes_online("hall-1")
+            lives.goes_on("a gateway, which is back")
+
+            page.run("towline devstack kill kafka-2 --dir stack")
+            lives.goes_on("a broker of Kafka")
+            page.run("towline devstack restart kafka-2 --dir stack")
+
+            page.run("towline devstack kill spark-master --dir stack")
+            lives.goes_on("the master, which is gone")
+            page.run("towline devstack restart spark-master --dir stack")
+            lives.goes_on("the master, which is back")
 
             for load in loads:
                 load.end()
