@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
+from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.lines.query import reachable
 from towline.bridge.runtime.placing import files_of, shared_of
@@ -35,6 +36,13 @@ def test_a_gateway_that_executors_cant_reach_is_told(tmp_path: Path) -> None:
     assert "its gateway listens on no network, and executors of spark://m1:7077 have no other way to it" in said
     assert "Set listen in [gateway], with certificate and token." in said
     assert "[TL-C140]" in said
+
+
+def test_the_command_line_names_another_master(tmp_path: Path) -> None:
+    text = f'{GOOD}\n[spark]\nmaster = "{CLUSTER}"\n'
+    assert parse(text, tmp_path / "bridge.toml", {}, master="local[3]").spark.master == "local[3]"
+    with pytest.raises(ConfigError, match=r"TL-C140"):
+        parse(GOOD, tmp_path / "bridge.toml", {}, master=CLUSTER)
 
 
 def test_executors_of_the_same_machine_come_by_the_socket(tmp_path: Path) -> None:

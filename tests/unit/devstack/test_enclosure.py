@@ -22,7 +22,13 @@ def run(script: str, own: Path, *visible: Path) -> str:
     return done.stdout
 
 
-def test_it_sees_its_own_and_what_it_is_given(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", enclosure._WAYS, ids=["as root", "in a user namespace"])
+def test_it_sees_its_own_and_what_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(enclosure, "_unshare", lambda: (*way, *enclosure._APART))
+    if subprocess.run([*way, *enclosure._APART, "true"], capture_output=True, check=False).returncode:
+        lacking(f"{' '.join(way)} is not allowed here")
     own, given, hidden = (tmp_path / name for name in ("own", "given", "hidden"))
     for place in (own, given, hidden):
         place.mkdir()
