@@ -262,10 +262,13 @@ class SourceGateways:
         threading.Thread(target=self._run, args=(one, poll), name=f"gateway {one.name}", daemon=True).start()
 
     def _extended(self, one: SourceGateway, question: Question | None, deadline: float) -> bool:
-        """Whether a poll with this question is on its way, and goes on as long as this one would, or has found rows."""
+        """Whether a poll with this question is on its way; it then goes on as long as this one would.
+
+        One that has ended is asked again, whatever it found: its gateway may have gone since, and the batch with it.
+        """
         with self._changed:
             poll = one.poll
-            if poll is None or poll.question != question or (poll.done and not _has_rows(one)):
+            if poll is None or poll.done or poll.question != question:
                 return False
             poll.deadline = max(poll.deadline, deadline)
             return True
@@ -320,6 +323,11 @@ class SourceGateways:
                     one.absence.why,
                 )
             self._changed.notify_all()
+
+    def forget(self, one: SourceGateway, error: BaseException) -> None:
+        """Look for a gateway as if it had never been met: it was gone before it had a place."""
+        self._absent(one, error)
+        one.lease = None
 
     def _present(self, one: SourceGateway) -> None:
         with self._changed:

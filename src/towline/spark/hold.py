@@ -37,8 +37,9 @@ class GatewayHold:
         self._met = met
         self._client: GatewayClient | None = None
         self._lease: Lease | None = None
-        #: A second lease would take the first one over: one thread at a time takes one.
+        #: A second lease would take the first one over: one thread at a time takes one, and none after `release`.
         self._opening = threading.Lock()
+        self._released = threading.Event()
 
     def lease(self) -> Lease:
         """The lease; connects, and starts the gateway where that is ours to do, at the first call.
@@ -48,16 +49,22 @@ class GatewayHold:
             GatewayUnreachable: No gateway answers.
         """
         with self._opening:
+            if self._released.is_set():
+                raise self._gone()
             if self._lease is None:
                 client = self._client = self._client or self.place.connect()
                 try:
                     if self._met:
                         status = client.status()
                         self._met(str(status["name"]), str(status["journal"]))
-                    self._lease = client.open(self._consumer, patience_s=TAKEOVER_S)
+                    lease = self._lease = client.open(self._consumer, patience_s=TAKEOVER_S)
                 except GatewayUnreachable:
                     self.drop(client)
                     raise
+                if self._released.is_set():  # while it was being taken
+                    self.release()
+                    raise self._gone()
+                return lease
             return self._lease
 
     def wait(
@@ -144,7 +151,8 @@ class GatewayHold:
             client.close()
 
     def release(self) -> None:
-        """Give the lease back and close; never commits anything."""
+        """Give the lease back and close; never commits anything. No other one is taken."""
+        self._released.set()
         client, lease = self._client, self._lease
         with contextlib.suppress(GatewayError):
             if client and lease:
@@ -154,8 +162,11 @@ class GatewayHold:
     def _connected(self) -> GatewayClient:
         client = self._client
         if client is None:  # another thread has found it gone
-            raise GatewayUnreachable("TL-G01", self.place.text, "no gateway answers", "It is asked again.")
+            raise self._gone()
         return client
+
+    def _gone(self) -> GatewayUnreachable:
+        return GatewayUnreachable("TL-G01", self.place.text, "no gateway answers", "It is asked again.")
 
 
 def foreign(here: JournalPlace, journal: str) -> Fenced:

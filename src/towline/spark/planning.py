@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
@@ -70,7 +71,7 @@ class BatchPlanner:
     def beginning(self) -> Position:
         """Where a query without a checkpoint begins, at each gateway that answers."""
         self.gateways.meet()
-        return Position(tuple(patiently(lambda one=one: self._entry(one)) for one in self.gateways.all if one.lease))  # type: ignore[misc]
+        return Position(tuple(patiently(partial(self._entry, one)) for one in self.gateways.all if one.lease))
 
     def _entry(self, one: SourceGateway) -> JournalPlace:
         """Where the rows of a gateway begin that has no place yet."""
@@ -151,9 +152,9 @@ class BatchPlanner:
         entries = []
         for one in self._newcomers(self._known(here)[0]):
             try:
-                entries.append(interruptible(lambda one=one: self._entry(one)))  # type: ignore[misc]
-            except GatewayUnreachable:
-                continue  # gone again: another time
+                entries.append(interruptible(partial(self._entry, one)))
+            except GatewayUnreachable as error:
+                self.gateways.forget(one, error)  # gone again: another time
         return entries
 
     def _question(self, place: JournalPlace, safe: Position | None, limit: ReadLimit) -> Question:

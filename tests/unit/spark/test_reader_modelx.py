@@ -1,0 +1,147 @@
+"""What Spark does around a reader of several gateways, with crashes at any step: each row comes once, in its order."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.unit.gateway.serving import Served, served
+from tests.unit.spark.several import Place, ends, quick, seen
+from towline.spark.link import GatewayPlace
+from towline.spark.reader import MqttStreamReader, ReadPlan
+
+__all__ = ["quick"]
+
+NAMES = ("g1", "g2", "g3")
+
+
+class Fleet:
+    """Gateways that come and go."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._stacks: dict[str, contextlib.ExitStack] = {}
+        self.up: dict[str, Served] = {}
+        #: End of each journal.
+        self.added = dict.fromkeys(NAMES, 0)
+
+    def start(self, name: str) -> None:
+        if name not in self.up:
+            stack = self._stacks[name] = contextlib.ExitStack()
+            self.up[name] = stack.enter_context(served(self._place / name, name=name))
+
+    def stop(self, name: str) -> None:
+        if self.up.pop(name, None):
+            self._stacks.pop(name).close()
+
+    def add(self, name: str, count: int) -> None:
+        if name in self.up:
+            self.added[name] = self.up[name].add(count, payload=b"x" * (count % 300))
+
+    def close(self) -> None:
+        for name in NAMES:
+            self.stop(name)
+
+
+class Query:
+    """A streaming query: its offset log, its commit log, and a sink that is exactly once by batch number."""
+
+    def __init__(self, place: Path, fleet: Fleet, chance: random.Random, limit: int, parts: int | None) -> None:
+        self._place = place
+        self._fleet = fleet
+        self._chance = chance
+        self._limit = limit
+        self._parts = parts
+        self._reader: MqttStreamReader | None = None
+        #: Where the query began, then the end of each batch.
+        self.log: list[Place] = []
+        #: Batches that are done.
+        self.done = 0
+        self.sink: dict[int, list[tuple[str, int]]] = {}
+
+    @property
+    def decided(self) -> bool:
+        return self.done >= len(self.log) - 1
+
+    @property
+    def carried(self) -> dict[str, int]:
+        return dict.fromkeys(NAMES, 0) | (ends(self.log[self.done]) if self.done else {})
+
+    def crash(self) -> None:
+        if self._reader is not None:
+            self._reader.stop()
+        self._reader = None
+
+    def trigger(self, crashes: float = 0.0) -> None:
+        """One trigger of Spark, which may crash after each of its steps."""
+        if not self.decided and set(self.log[-1]["gateways"]) - set(self._fleet.up):
+            return  # the interrupted batch would be waited for
+        reader = self._reader = self._reader or self._started()
+        if not self.log:
+            self.log.append(reader.initialOffset())
+        if not self.decided:
+            self._run(reader, len(self.log) - 1)
+            self.done = len(self.log) - 1
+        end = reader.latestOffset(self.log[-1], ReadMaxRows(self._limit))
+        if json.dumps(end) == json.dumps(self.log[-1]):
+            return
+        self.log.append(end)
+        if self._chance.random() < crashes:
+            self.crash()  # planned, and nothing else
+            return
+        self._run(reader, len(self.log) - 1)
+        if self._chance.random() < crashes:
+            self.crash()  # in the sink, and not in the commit log
+            return
+        self.done = len(self.log) - 1
+
+    def _started(self) -> MqttStreamReader:
+        names = list(NAMES)
+        self._chance.shuffle(names)
+        more: dict[str, Any] = {"max_bytes": 40_000, "min_partitions": self._parts}
+        at = tuple(str(self._place / name) for name in names)
+        return MqttStreamReader(ReadPlan(GatewayPlace("", ""), "default", poll_s=0.02, gateways=at, **more))
+
+    def _run(self, reader: MqttStreamReader, batch: int) -> None:
+        rows = seen(reader, self.log[batch - 1], self.log[batch])
+        assert rows == self.sink.setdefault(batch, rows), "a batch that comes again is the same"
+
+
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_any_history_gives_each_row_once(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    limit, parts = chance.choice([1, 7, 50, 400]), chance.choice([None, 2, 5])
+    with contextlib.closing(Fleet(tmp_path)) as fleet:
+        query = Query(tmp_path, fleet, chance, limit, parts)
+        for name in NAMES:
+            fleet.start(name)
+        for _ in range(60):
+            step, name = chance.random(), chance.choice(NAMES)
+            if step < 0.3:
+                fleet.add(name, chance.choice([1, 3, 40]))
+            elif step < 0.36 and len(fleet.up) > 1:
+                fleet.stop(name)
+            elif step < 0.5:
+                fleet.start(name)
+            elif step < 0.56:
+                query.crash()
+            else:
+                query.trigger(crashes=0.1)
+        for name in NAMES:
+            fleet.start(name)
+        deadline = time.monotonic() + 60
+        while query.carried != fleet.added:
+            assert time.monotonic() < deadline, (query.carried, fleet.added)
+            query.trigger()
+        query.crash()
+    rows = [row for batch in sorted(query.sink) for row in query.sink[batch]]
+    for name in NAMES:
+        assert [offset for one, offset in rows if one == name] == list(range(fleet.added[name]))
+    assert max(map(len, query.sink.values())) <= limit
