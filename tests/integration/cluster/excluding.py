@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 
 import towline
 
@@ -22,21 +21,21 @@ def main(bootstrap: str, topic: str, checkpoint: str, host: str, batches: str) -
         **towline.spark_conf(),
         "spark.excludeOnFailure.enabled": "true",
         "spark.excludeOnFailure.task.maxTaskAttemptsPerNode": "1",
+        "spark.sql.execution.pythonUDF.arrow.enabled": "false",  # it would want pandas
         "spark.ui.enabled": "false",
     }
     spark = SparkSession.builder.config(map={**conf}).getOrCreate()
     towline.register(spark)
     towline.check_executors(spark)
 
-    def failing(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @udf("string")
+    def text(value: int) -> str:
         if os.environ["SPARK_LOCAL_IP"] == host:
             raise RuntimeError(f"not on {host}")
-        yield from rows
+        return str(value)
 
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
-    rows = (
-        source.selectExpr("CAST(value AS STRING) AS value").repartition(2, "value").mapInArrow(failing, "value string")
-    )
+    rows = source.repartition(2, "value").select(text("value").alias("value"))
     writer = rows.writeStream.format("kafka_transactional").option("checkpointLocation", checkpoint)
     writer = writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).option("parallelism", 2)
     query = writer.start()

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mar
 
 ROOT = Path(__file__).parents[3]
 _CONF = '"spark.executor.memory" = "512m"'
-#: How long a paused executor stands still: longer than the transaction of its task may be open.
+#: How long a paused executor stands still, in seconds.
 PAUSE_S = 40
 
 
