@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from towline.net.messages import Memory, Message, Store, Will
     from towline.net.transport import Proxy, Tls
     from towline.publisher import AsyncPublisher, Publisher
+    from towline.spark.executors import check_executors
     from towline.spark.registration import register
     from towline.spark.session import spark_conf
 
@@ -25,6 +26,7 @@ __all__ = [
     "Store",
     "Tls",
     "Will",
+    "check_executors",
     "register",
     "spark_conf",
 ]
@@ -35,6 +37,7 @@ _HOMES = {
     **dict.fromkeys(("Filter", "SessionRecord"), "towline.mqtt.events"),
     **dict.fromkeys(("Memory", "Message", "Store", "Will"), "towline.net.messages"),
     **dict.fromkeys(("Proxy", "Tls"), "towline.net.transport"),
+    "check_executors": "towline.spark.executors",
     "register": "towline.spark.registration",
     "spark_conf": "towline.spark.session",
 }

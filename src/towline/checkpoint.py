@@ -8,7 +8,11 @@
 
 A batch whose records are in Kafka must never be forgotten, and rows whose batch is not surely in the commit log must
 never be removed [I5]. So `sync` is called before the tasks of a batch (offsets/N) and before the inbox is cut
-(commits/N). Object stores and HDFS are durable by themselves: there everything here does nothing.
+(commits/N).
+
+On object stores and HDFS everything here does nothing: an object that was stored is durable, and a file of HDFS that
+was closed is at every replica. Nor can it be read there, so what looks at the checkpoint (`offsets_hash` and others)
+finds none. With a cluster the driver alone writes it, but for state/, which each executor must see.
 """
 
 from __future__ import annotations

@@ -27,6 +27,14 @@ def run(
             show_default=False,
         ),
     ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where Spark runs, as spark://HOST:7077, in place of [spark] master.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run the lines of a bridge file and show their account.
 
@@ -37,7 +45,7 @@ def run(
     from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
     from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
 
-    bridge = load(file)
+    bridge = load(file, master=master)
     again = [bridge.line(name).name for name in begin_again or ()]
     with make_screen(live=is_live()) as screen:
         code = Supervisor(bridge, screen, again).run()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -305,7 +306,8 @@ def _from_environment(name: str, value: str, where: str, prefix: str) -> str:
             raise ConfigError(
                 "TL-C46",
                 where,
-                f'option "{prefix}{name}" refers to the environment variable {match[1]}, which is not set here',
+                f'option "{prefix}{name}" refers to the environment variable {match[1]}, which is not set on '
+                f"{socket.gethostname()}",
                 "Set it for Spark's workers (on a cluster: spark.executorEnv), or use a file.",
             )
         return found
@@ -321,9 +323,17 @@ def _from_file(name: str, path: str, where: str, prefix: str) -> str:
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
         raise ConfigError(
-            "TL-C46", where, f'the file of option "{prefix}{name}", {path}, can not be read: {reason}', "Mend the file."
+            "TL-C46", where, f"{_file_on_host(name, path, prefix)} can not be read: {reason}", _MEND
         ) from None
     if not text or len(content) > SECRET_FILE_LIMIT:
         size = "is empty" if not text else "is larger than 64 KiB"
-        raise ConfigError("TL-C46", where, f'the file of option "{prefix}{name}", {path}, {size}', "Mend the file.")
+        raise ConfigError("TL-C46", where, f"{_file_on_host(name, path, prefix)} {size}", _MEND)
     return text
+
+
+#: A secret does not travel with a plan: each machine that connects has its own file.
+_MEND: Final = "Mend the file there; on a cluster each executor's machine needs it."
+
+
+def _file_on_host(name: str, path: str, prefix: str) -> str:
+    return f'the file of option "{prefix}{name}", {path}, on {socket.gethostname()}'

@@ -1,8 +1,9 @@
-"""`towline devstack`: a real Mosquitto and a real Kafka on this machine, to try things on."""
+"""`towline devstack`: a real Mosquitto, a real Kafka and a real Spark cluster on this machine, to try things on."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import time
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from rich.text import Text
 from towline.cli.screen import AsJson
 from towline.errors import SetupError
 from towline_prove.devstack import Server, Stack
+from towline_prove.devstack.gateways import gateway_files
 from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka, SecuredMosquitto
 from towline_prove.devstack.stack import ServerStatus, StackForm
 
@@ -25,7 +27,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="devstack",
-    help="A real Mosquitto and a real Kafka on this machine, to try things on.",
+    help="A real Mosquitto, a real Kafka and a real Spark cluster on this machine, to try things on.",
     epilog="Example:   towline devstack up   ·   towline devstack kill kafka   ·   towline devstack down",
     no_args_is_help=True,
 )
@@ -34,7 +36,12 @@ Directory = Annotated[
     Path | None,
     typer.Option("--dir", help="Where they keep data, logs and ports.", show_default="~/.local/state/towline/devstack"),
 ]
-Name = Annotated[str, typer.Argument(help="mosquitto or kafka; of three kafka-1 to kafka-3", metavar="BROKER")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="mosquitto or kafka; of three kafka-1 to kafka-3; spark-master, spark-worker-1 ...", metavar="SERVER"
+    ),
+]
 
 
 @app.command(
@@ -49,18 +56,27 @@ def up(
     secure: Annotated[
         bool | None, typer.Option("--secure", help="TLS, SASL and passwords; a client certificate for MQTT.")
     ] = None,
+    spark: Annotated[
+        bool | None, typer.Option("--spark", help="A Spark master and workers, whose files nobody else sees.")
+    ] = None,
+    spark_workers: Annotated[int | None, typer.Option(min=1, max=9, help="With --spark.", show_default="2")] = None,
+    spark_bare: Annotated[
+        bool | None, typer.Option("--spark-bare", help="Workers with a Python that has nothing of Towline's.")
+    ] = None,
 ) -> None:
-    """Start both brokers, wait until they answer, and leave them running."""
-    stack = Stack(directory, form=_form(kafka_brokers, secure=secure))
+    """Start the servers, wait until they answer, and leave them running."""
+    workers = (spark_workers or 2) if spark or spark_workers or spark_bare else None
+    stack = Stack(directory, form=_form(kafka_brokers, secure=secure, workers=workers, bare=spark_bare))
     begun = time.monotonic()
-    with warnings.catch_warnings(record=True) as caught, Console(stderr=True).status("starting Mosquitto and Kafka"):
+    what = "starting Mosquitto and Kafka" + ", and Spark" * bool(stack.spark)
+    with warnings.catch_warnings(record=True) as caught, Console(stderr=True).status(what):
         warnings.simplefilter("always")
         stack.start()
     for warning in caught:
         typer.echo(f"warning: {warning.message}", err=True)
     typer.echo(f"mosquitto  {stack.mosquitto.uri}   version {stack.mosquitto.version}")
     typer.echo(f"kafka      {stack.kafka.bootstrap}   version {stack.kafka.version}")
-    for text in _how_to_log_in(stack):
+    for text in [*_how_to_log_in(stack), *_how_to_submit(stack)]:
         typer.echo(text)
     typer.echo(f"ready after {time.monotonic() - begun:.1f} s; data and logs in {stack.directory}")
     typer.echo("End them with: towline devstack down" + (f" --dir {directory}" if directory else ""))
@@ -68,7 +84,7 @@ def up(
 
 @app.command(epilog="Example:   towline devstack down")
 def down(directory: Directory = None) -> None:
-    """Stop both brokers gently; data and ports stay for the next start."""
+    """Stop all servers gently; data and ports stay for the next start."""
     stack = Stack(directory)
     ran = [server.label for server in stack.servers if server.running]
     stack.stop()
@@ -77,7 +93,7 @@ def down(directory: Directory = None) -> None:
 
 @app.command(epilog="Example:   towline devstack status --json")
 def status(directory: Directory = None, *, as_json: AsJson = False) -> None:
-    """Show both brokers; the exit code is 0 when both run, else 1."""
+    """Show all servers; the exit code is 0 when all run, else 1."""
     servers = Stack(directory).status()
     if as_json:
         typer.echo(json.dumps([asdict(server) for server in servers]))
@@ -85,6 +101,13 @@ def status(directory: Directory = None, *, as_json: AsJson = False) -> None:
         _show(servers)
     if any(server.state != "running" for server in servers):
         raise typer.Exit(1)
+
+
+@app.command(epilog='Example:   eval "$(towline devstack env)"')
+def env(directory: Directory = None) -> None:
+    """Print where everything is, as variables for a shell; a bridge file may name them, as ${STACK_KAFKA}."""
+    for name, value in Stack(directory).variables().items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 @app.command(epilog="Example:   towline devstack topics readings alarms --partitions 3")
@@ -112,35 +135,37 @@ def topics(
 
 @app.command(epilog="Example:   towline devstack kill kafka")
 def kill(name: Name, directory: Directory = None) -> None:
-    """SIGKILL one broker, as a crash would; data and port stay."""
+    """SIGKILL one server, as a crash would; data and port stay."""
     _do(name, directory, Server.kill, "killed; start it again with: towline devstack restart")
 
 
 @app.command(epilog="Example:   towline devstack pause mosquitto")
 def pause(name: Name, directory: Directory = None) -> None:
-    """SIGSTOP one broker: it answers no client, and its connections stay open."""
+    """SIGSTOP one server: it answers no client, and its connections stay open."""
     _do(name, directory, Server.pause, "paused; go on with: towline devstack resume")
 
 
 @app.command(epilog="Example:   towline devstack resume mosquitto")
 def resume(name: Name, directory: Directory = None) -> None:
-    """SIGCONT one broker after a pause."""
+    """SIGCONT one server after a pause."""
     _do(name, directory, Server.resume, "runs")
 
 
 @app.command(epilog="Example:   towline devstack restart kafka")
 def restart(name: Name, directory: Directory = None) -> None:
-    """Stop one broker gently where it runs, start it, and wait until it answers."""
+    """Stop one server gently where it runs, start it, and wait until it answers."""
     _do(name, directory, Server.restart, "runs")
 
 
-def _form(brokers: int | None, *, secure: bool | None) -> StackForm | None:
+def _form(
+    brokers: int | None, *, secure: bool | None, workers: int | None = None, bare: bool | None = None
+) -> StackForm | None:
     """What is asked for; None for what is there."""
-    if brokers is None and secure is None:
+    if brokers is None and secure is None and workers is None:
         return None
     if secure and (brokers or 1) > 1:
         raise SetupError("TL-S23", "--secure", "is for one broker of Kafka", "Leave out --kafka-brokers, or --secure.")
-    return StackForm(brokers or 1, bool(secure))
+    return StackForm(brokers or 1, bool(secure), workers or 0, bool(bare))
 
 
 def _how_to_log_in(stack: Stack) -> list[str]:
@@ -166,6 +191,26 @@ def _how_to_log_in(stack: Stack) -> list[str]:
     ]
 
 
+def _how_to_submit(stack: Stack) -> list[str]:
+    """Where Spark is, and how a bridge and an application find it, without a secret."""
+    spark = stack.spark
+    if spark is None:
+        return []
+    made = gateway_files(stack.directory / "gateway")
+    workers = ", ".join(f"{worker.label} at {worker.host}" for worker in spark.workers)
+    return [
+        f"spark      {spark.master.address}   version {spark.master.version}   {workers}",
+        "for a bridge file:",
+        "  [spark]",
+        f'  master = "{spark.master.address}"',
+        f'  secret_file = "{spark.secret_file}"',
+        "  [gateway]",
+        f'  listen = "{made.addresses[0]}"',
+        *(f'  {name} = "{getattr(made, name)}"' for name in ("cert_file", "key_file", "ca_file", "token_file")),
+        f"for an application: spark-submit --properties-file {spark.properties_file}",
+    ]
+
+
 def _do(name: str, directory: Path | None, verb: Callable[[Server], object], outcome: str) -> None:
     server = Stack(directory).server(name)
     begun = time.monotonic()
@@ -176,7 +221,7 @@ def _do(name: str, directory: Path | None, verb: Callable[[Server], object], out
 
 def _show(servers: list[ServerStatus]) -> None:
     table = Table(box=None, pad_edge=False)
-    for column in ("broker", "state", "address", "pid", "directory"):
+    for column in ("server", "state", "address", "pid", "directory"):
         table.add_column(column, overflow="fold")
     for server in servers:
         pid = str(server.pid) if server.pid else "-"

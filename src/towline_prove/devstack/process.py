@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from towline import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["POLL_SECONDS", "Child", "Process", "identify", "is_stopped", "spawn", "wait_for"]
 
@@ -70,10 +70,17 @@ class Child(subprocess.Popen[bytes]):
         """Leave the process alone."""
 
 
-def spawn(command: Sequence[str | Path], output: Path) -> tuple[Child, Process]:
+def spawn(
+    command: Sequence[str | Path], output: Path, environment: Mapping[str, str] | None = None
+) -> tuple[Child, Process]:
     """Start `command` in a session of its own, its output appended to the file `output`.
 
     A session of its own keeps a Ctrl-C in the terminal from the broker: whoever started it decides about it.
+
+    Args:
+        command: What is run.
+        output: Made where it is missing.
+        environment: All that it inherits; None for what this process has.
     """
     with output.open("ab") as log:
         child = Child(
@@ -82,6 +89,7 @@ def spawn(command: Sequence[str | Path], output: Path) -> tuple[Child, Process]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            env=environment,
         )
     return child, Process.of(child.pid)
 

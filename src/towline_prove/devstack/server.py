@@ -1,4 +1,4 @@
-"""What Mosquitto and Kafka have in common: a directory, a port that stays, a process that can be hurt and healed."""
+"""What all servers have in common: a directory, a port that stays, a process that can be hurt and healed."""
 
 from __future__ import annotations
 
@@ -187,6 +187,10 @@ class Server(ABC):
     def _command(self, ports: tuple[int, ...]) -> Sequence[str | Path]:
         """Write the configuration for `ports` and give the command line."""
 
+    def _environment(self) -> Mapping[str, str] | None:
+        """All that it inherits; None for what this process has."""
+        return None
+
     @abstractmethod
     def _answers(self, port: int) -> bool:
         """Whether a client gets a real answer in its own protocol."""
@@ -227,7 +231,7 @@ class Server(ABC):
         state = replace(self._state(), process=None)
         command = self._command(state.ports)
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        self._child, process = spawn(command, self.log)
+        self._child, process = spawn(command, self.log, self._environment())
         self._save(replace(state, process=process))
         try:
             if wait_for(lambda: not process.alive or self._answers(state.ports[0]), self.start_seconds):

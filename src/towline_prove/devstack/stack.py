@@ -1,6 +1,7 @@
 """A Mosquitto and a Kafka side by side in one directory, for the demo and the command line.
 
 Kafka is one broker, or several; or one with TLS and SASL beside a Mosquitto that wants certificates and passwords.
+Beside them there may be a Spark cluster.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from towline import files
 from towline.errors import ConfigError, SetupError
 from towline_prove.devstack.cluster import KafkaCluster
+from towline_prove.devstack.gateways import gateway_files
 from towline_prove.devstack.kafka import Kafka
 from towline_prove.devstack.mosquitto import Mosquitto
 from towline_prove.devstack.secured import SecuredKafka, SecuredMosquitto
+from towline_prove.devstack.spark import SparkCluster
 from towline_prove.devstack.together import Together
 
 if TYPE_CHECKING:
@@ -34,10 +37,14 @@ class StackForm:
     Attributes:
         brokers: Of Kafka, 1 or 3.
         secure: Whether clients need TLS and credentials.
+        spark_workers: Workers of a Spark cluster; 0 for no Spark.
+        bare: Whether these have a Python without Towline and what it needs.
     """
 
     brokers: int = 1
     secure: bool = False
+    spark_workers: int = 0
+    bare: bool = False
 
     @classmethod
     def of(cls, directory: Path, wanted: StackForm | None) -> StackForm:
@@ -60,15 +67,17 @@ class StackForm:
     @property
     def words(self) -> str:
         """For a person."""
-        return f"{self.brokers} broker{'s' * (self.brokers > 1)} of Kafka{', TLS and passwords' * self.secure}"
+        kafka = f"{self.brokers} broker{'s' * (self.brokers > 1)} of Kafka{', TLS and passwords' * self.secure}"
+        workers = f"{self.spark_workers}{' bare' * self.bare} worker{'s' * (self.spark_workers > 1)} of Spark"
+        return f"{kafka}, {workers}" if self.spark_workers else kafka
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """One broker as `towline devstack status` shows it.
+    """One server as `towline devstack status` shows it.
 
     Attributes:
-        name: ``mosquitto`` or ``kafka``; of several ``kafka-1`` and so on.
+        name: ``mosquitto``, ``kafka`` or of several ``kafka-1`` and so on, ``spark-master``, ``spark-worker-1`` ...
         state: ``running``, ``paused``, ``stopped`` (never started counts as stopped).
         address: How clients name it; None before its first start.
         pid: The running process.
@@ -110,14 +119,36 @@ class Stack(Together):
             if self.form.brokers > 1
             else (SecuredKafka if self.form.secure else Kafka)(self.directory / "kafka", settings=kafka)
         )
+        workers = self.form.spark_workers
+        self.spark = SparkCluster(self.directory / "spark", workers=workers, bare=self.form.bare) if workers else None
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """All brokers."""
-        return self.mosquitto, *(self.kafka.nodes if isinstance(self.kafka, KafkaCluster) else (self.kafka,))
+        """All of them."""
+        kafka = self.kafka.nodes if isinstance(self.kafka, KafkaCluster) else (self.kafka,)
+        return self.mosquitto, *kafka, *(self.spark.servers if self.spark else ())
+
+    def start(self) -> Self:
+        """As `Together.start`."""
+        if self.spark:
+            self.spark.prepare()
+        super().start()
+        if self.spark:
+            self.spark.describe()
+            gateway_files(self.directory / "gateway")  # executors come to a gateway with these
+        return self
+
+    def variables(self) -> dict[str, str]:
+        """Where everything is, as variables of a shell or a bridge file; no secret, but the files that hold some."""
+        named = {"DIR": str(self.directory), "MQTT": self.mosquitto.address, "KAFKA": self.kafka.bootstrap}
+        if self.spark:
+            named |= {"SPARK": self.spark.master.address}
+            addresses = gateway_files(self.directory / "gateway").addresses
+            named |= {f"GATEWAY_{number}": address for number, address in enumerate(addresses, 1)}
+        return {f"STACK_{name}": value for name, value in named.items()}
 
     def server(self, name: str) -> Server:
-        """The broker with this name.
+        """The server with this name.
 
         Raises:
             ConfigError: There is none (TL-C71).
@@ -126,10 +157,10 @@ class Stack(Together):
             if server.label == name:
                 return server
         names = ", ".join(server.label for server in self.servers)
-        raise ConfigError("TL-C71", name, "is no broker of the devstack", f"There are {names}.")
+        raise ConfigError("TL-C71", name, "is no server of the devstack", f"There are {names}.")
 
     def status(self) -> list[ServerStatus]:
-        """Each broker as it is now."""
+        """Each server as it is now."""
         return [_status(server) for server in self.servers]
 
 

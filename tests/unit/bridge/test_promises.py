@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.bridge.test_config import changed, read
 from towline.bridge.config.plan import plan_of, render
-from towline.bridge.runtime.session import _settings
+from towline.bridge.runtime.session import settings_of
 from towline.gateway.settings import GatewaySettings
 from towline.guarantee import POLICIES, Guarantee, conf_problem, policy, qos_problem
 from towline.kafka.options import SinkSettings
@@ -84,7 +84,7 @@ def test_a_spark_setting_may_not_undo_the_promise(value: object) -> None:
 @pytest.mark.parametrize("guarantee", list(Guarantee))
 def test_a_bridge_sets_what_its_promises_ask_of_spark(guarantee: Guarantee, tmp_path: Path) -> None:
     own = changed('name = "telemetry"', f'name = "telemetry"\nguarantee = "{guarantee}"')
-    assert _settings(read(own, tmp_path)).items() >= policy(guarantee).spark.items()
+    assert settings_of(read(own, tmp_path)).items() >= policy(guarantee).spark.items()
 
 
 def test_check_tells_what_by_qos_costs(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_driver_that_can_not_be_started_is_tried_again(
         lines=(SimpleNamespace(name="line"),),
         logs=tmp_path,
         state_dir=tmp_path,
-        spark=SimpleNamespace(master="spark://x", conf={}),
+        spark=SimpleNamespace(master="yarn", conf={}),
         model_copy=lambda update: SimpleNamespace(model_dump=lambda **_: str(update)),
     )
     kafka: Any = SimpleNamespace(ready=threading.Event())

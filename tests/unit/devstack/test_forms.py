@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers import lacking
 from towline.errors import SetupError
-from towline_prove.cli.devstack import _form, _how_to_log_in
+from towline_prove.cli.devstack import _form, _how_to_log_in, _how_to_submit
 from towline_prove.devstack import Stack
 from towline_prove.devstack.certificates import certificates
 from towline_prove.devstack.cluster import KafkaCluster
@@ -58,3 +58,23 @@ def test_the_certificates_are_those_of_their_authority(tmp_path: Path) -> None:
     context.load_cert_chain(made.client, made.client_key)
     with pytest.raises(ssl.SSLError):
         context.load_cert_chain(made.client, made.server_key)
+
+
+def test_a_stack_with_spark_says_where_everything_is_without_a_secret(tmp_path: Path) -> None:
+    assert _form(None, secure=None, workers=2) == StackForm(spark_workers=2)
+    stack = Stack(tmp_path, form=StackForm(spark_workers=2))
+    assert [one.label for one in stack.servers[2:]] == ["spark-master", "spark-worker-1", "spark-worker-2"]
+    assert stack.spark is not None
+    assert [one.host for one in stack.spark.servers] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    stack.spark.prepare()
+    stack.spark.describe()
+    variables = stack.variables()
+    assert variables["STACK_GATEWAY_1"] == Stack(tmp_path).variables()["STACK_GATEWAY_1"], "addresses are kept"
+    assert variables["STACK_SPARK"] == stack.spark.master.address
+    assert len({variables["STACK_GATEWAY_1"], variables["STACK_GATEWAY_2"]}) == 2
+    words = "\n".join([*_how_to_submit(stack), *variables.values()])
+    for file in (stack.spark.secret_file, stack.spark.properties_file, tmp_path / "gateway" / "token"):
+        assert file.stat().st_mode & 0o77 == 0
+        assert file.read_text().strip() not in words
+    with pytest.raises(SetupError, match=r"\(1 broker of Kafka, 2 workers of Spark\)"):
+        Stack(tmp_path, form=StackForm(spark_workers=2, bare=True))

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
+from towline.bridge.config.clusters import cluster_mistakes
 from towline.bridge.config.hono import PROFILES, HonoSettings, with_profile
 from towline.bridge.config.line import DownlinkReader, LineReader
 from towline.bridge.config.listening import Listening, listening
@@ -68,12 +69,13 @@ class FileTable(Section):
 _STAND_INS: dict[str, Any] = {"name": "x", "state_dir": Path(), "mqtt": {}, "kafka": {}}
 
 
-def load(file: Path, environ: Mapping[str, str] | None = None) -> Bridge:
+def load(file: Path, environ: Mapping[str, str] | None = None, *, master: str | None = None) -> Bridge:
     """Read a bridge file.
 
     Args:
         file: TOML, UTF-8.
         environ: For ``${NAME}``; the process's own by default.
+        master: Spark's, in place of the one in the file.
 
     Raises:
         ConfigMistakes: With every mistake of the file.
@@ -86,15 +88,18 @@ def load(file: Path, environ: Mapping[str, str] | None = None) -> Bridge:
     except OSError as error:
         reason = (error.strerror or "it can't be read").lower()
         raise ConfigError("TL-C10", str(file), reason, "Name a bridge file; examples/bridge.toml is one.") from error
-    return parse(text, file, os.environ if environ is None else environ)
+    return parse(text, file, os.environ if environ is None else environ, master=master)
 
 
-def parse(text: str, file: Path, environ: Mapping[str, str]) -> Bridge:
+def parse(text: str, file: Path, environ: Mapping[str, str], *, master: str | None = None) -> Bridge:
     """Read the text of a bridge file; `load` tells the rest."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _not_toml(str(error), text, file) from error
+    spark = raw.get("spark", {})
+    if master is not None and isinstance(spark, dict):
+        raw["spark"] = {**spark, "master": master}
     return Reader(text, file, raw, environ).bridge()
 
 
@@ -141,6 +146,9 @@ class Reader:
             None if kafka is None else kafka.landing(),
         )
         lines = self._lines(surroundings, hono)
+        for mistake in cluster_mistakes(spark, kafka, lines) if kafka is not None else ():
+            subject = f'{"uplink" if isinstance(mistake.line, Line) else "downlink"} "{mistake.line.name}"'
+            self._mistakes.add(mistake.code, ("spark", "master"), subject, mistake.what, mistake.do)
         self._mistakes.raise_if_any()
         assert kafka is not None, "a section that failed has left a mistake"
         return Bridge(
@@ -213,6 +221,11 @@ class Reader:
     def _spark(self, table: dict[str, Any]) -> SparkSection:
         table = {**table, "conf": _flat(table.get("conf", {}))}
         section = self._tables.model(SparkSection, table, ("spark",), "[spark]") or SparkSection()
+        if "spark.authenticate.secret" in section.conf:
+            place, what = ("spark", "conf", "spark", "authenticate", "secret"), "Spark's secret stands in this file"
+            do = "Write it into a file, mode 0600, and name that: secret_file in [spark]."
+            self._mistakes.add("TL-C16", place, "[spark.conf]", what, do)
+        secret = self._tables.secret_file(section.secret_file, ("spark", "secret_file"), "[spark]")
         jars = tuple(self._base / jar.expanduser() for jar in section.kafka_jars)
         for jar in jars:
             if not jar.is_file():
@@ -220,7 +233,7 @@ class Reader:
                 self._mistakes.add(
                     "TL-C15", path, "[spark]", what, "Correct the path, or remove it: Maven brings the jars."
                 )
-        return section.model_copy(update={"kafka_jars": jars})
+        return section.model_copy(update={"kafka_jars": jars, "secret_file": secret})
 
     def _judge_client(self, kafka: KafkaSection) -> None:
         """Let the client library judge its settings; it opens no connection for that."""

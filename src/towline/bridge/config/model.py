@@ -96,7 +96,9 @@ class SparkSection(Section):
     """The Spark session of the bridge.
 
     Attributes:
-        master: ``local[*]``, or a cluster that reaches this machine's state directory.
+        master: ``local[*]``, or a cluster (docs/cluster.md).
+        secret_file: Holds the secret of ``spark.authenticate``, for a standalone cluster or Kubernetes; elsewhere Spark
+            makes one by itself.
         ui: Whether Spark's web page is served (on loopback).
         conf: Further Spark settings.
         kafka_jars: Jars of Spark's Kafka source, for downlinks; none lets Maven bring them at the start.
@@ -105,6 +107,7 @@ class SparkSection(Section):
     """
 
     master: str = Field(default="local[*]", min_length=1)
+    secret_file: Path | None = None
     ui: bool = False
     conf: dict[str, str | bool | int | float] = Field(default_factory=dict)
     kafka_jars: tuple[Path, ...] = ()

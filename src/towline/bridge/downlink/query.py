@@ -115,7 +115,7 @@ class DownlinkQuery(LineQuery[DownLine]):
         """The options of `towline.bridge.downlink.sink`, which hands rows to MQTT and dead letters to Kafka."""
         line = self.line
         mqtt = {
-            "gateway": str(line.gateway.state_dir),
+            **self._gateway_options(),
             "guarantee": line.guarantee.value,
             "qos": str(line.qos),
             "confirm": line.section.confirm,

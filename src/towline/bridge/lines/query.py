@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ from towline.bridge.config.model import AnyLine
 from towline.bridge.lines.identity import Identity
 from towline.bridge.lines.sql import DeadLetterTarget
 from towline.checkpoint import Checkpoint
+from towline.gateway.access import REMOTE
 from towline.guarantee import policy
+from towline.spark.masters import shares_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,12 +24,16 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from towline.bridge.config.model import Bridge
+    from towline.gateway.listen import ListenSettings
 
-__all__ = ["COUNTER", "KEPT_COUNTER", "LineQuery", "source_of"]
+__all__ = ["COUNTER", "KEPT_COUNTER", "LineQuery", "reachable", "source_of"]
 
 #: Names of the observed metrics in a query's progress: of all rows, and of those that go on.
 COUNTER: Final = "towline"
 KEPT_COUNTER: Final = "towline.kept"
+
+#: Addresses that stand for all of a machine's.
+_EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - compared, never bound
 
 LineT = TypeVar("LineT", bound=AnyLine)
 
@@ -108,14 +115,37 @@ class LineQuery(ABC, Generic[LineT]):
         return DeadLetterTarget(topic, identity.sink) if topic else None
 
     def _gateway_options(self) -> dict[str, str]:
-        """How Spark finds the line's gateway."""
-        return {"gateway": str(self.line.gateway.state_dir)}
+        """How Spark finds the line's gateway: by its socket, or over the network where tasks run on other machines."""
+        gateway, section = self.line.gateway, self.bridge.gateway
+        if shares_files(self.bridge.spark.master) or gateway.listen is None:
+            return {"gateway": str(gateway.state_dir)}
+        access = section.access()
+        said = {
+            "gatewayTokenFile": access.token_file,
+            "gatewayCaFile": access.ca_file,
+            "gatewayServerName": access.server_name,
+        }
+        location = reachable(gateway.listen, self.bridge.spark.conf.get("spark.driver.host"))
+        return {"gateway": location, **{name: value for name, value in said.items() if value}}
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
         """Options of the line's Kafka sink: its client's settings, its id, and how many transactions a batch is."""
         client = {f"kafka.{name}": value for name, value in self.bridge.kafka.client().items()}
         parts = {"parallelism": str(self.line.parallelism)} if policy(self.line.guarantee).transactions else {}
         return {**client, "sinkId": identity.sink, **parts}
+
+
+def reachable(listen: ListenSettings, host: object = None) -> str:
+    """The location of a gateway of this machine, as other machines name it.
+
+    Args:
+        listen: Where it listens, perhaps on every address.
+        host: The name of this machine that executors know, if one is set.
+    """
+    place, _, port = listen.address.rpartition(":")
+    if place not in _EVERYWHERE:
+        return listen.location
+    return f"{REMOTE}{host or socket.getfqdn()}:{port}"
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from towline.errors import SetupError
 from towline.spark.home import light_home
+from towline.spark.masters import is_cluster
 from towline.spark.quickstart import archive_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Archiving:
     def begin(self) -> None:
         """Begin, unless it is there or was begun; call it when Spark is warm and has the cores no more to itself."""
         with self._lock:
-            if self._begun or not self._bridge.spark.master.startswith("local"):
+            if self._begun or is_cluster(self._bridge.spark.master):
                 return
             self._begun = True
             with contextlib.suppress(SetupError, OSError):

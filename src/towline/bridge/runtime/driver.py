@@ -25,9 +25,11 @@ from towline.bridge.config import sqlcheck
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.downlink.query import DownlinkQuery, find_modules
 from towline.bridge.runtime.failures import reason
+from towline.bridge.runtime.placing import look_at_executors
 from towline.bridge.runtime.runner import LineRunner
 from towline.bridge.runtime.session import session
 from towline.bridge.uplink.query import UplinkQuery
+from towline.errors import SetupError
 from towline.logfile import LogStream
 
 __all__ = ["Driver", "Reports", "main", "query_of", "step_all"]
@@ -122,6 +124,7 @@ class Driver:
             line.name: LineRunner(self, query_of(bridge, line), counts.get(line.name, {})) for line in bridge.lines
         }
         self.spark = session(bridge, self._judge if sqlcheck.expressions_of(bridge) else None)
+        self._look_at_executors()
         self.say("ready", seconds=time.monotonic() - began, spark=self.spark.version, pid=os.getpid())
 
     def _judge(self, jvm: Any) -> None:
@@ -129,6 +132,18 @@ class Driver:
         for name, mistakes in sqlcheck.judge(self.bridge, jvm)[0].items():
             self._runners[name].given_up = True
             for error in mistakes.found():
+                self.say("failed", line=name, code=error.code, text=str(error), again_in=None)
+
+    def _look_at_executors(self) -> None:
+        """Give up all lines where an executor can't run them: nobody but a person can mend that.
+
+        An executor that comes later is looked at when a line starts again (`LineRunner.step`).
+        """
+        try:
+            look_at_executors(self.spark, self.bridge)
+        except SetupError as error:
+            for name, runner in self._runners.items():
+                runner.given_up = True
                 self.say("failed", line=name, code=error.code, text=str(error), again_in=None)
 
     def run(self, commands: TextIO) -> int:

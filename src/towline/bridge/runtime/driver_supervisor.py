@@ -20,6 +20,7 @@ from towline.bridge.runtime.failures import NO_JVM
 from towline.bridge.runtime.supervision import ChildSupervisor, unforeseen
 from towline.bridge.runtime.surroundings import check_java, environment, scratch
 from towline.errors import SetupError, TowlineError
+from towline.spark.masters import is_cluster
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -126,7 +127,8 @@ class DriverSupervisor(ChildSupervisor):
                 stderr=handle,
                 encoding="utf-8",
                 errors="replace",
-                cwd=self._bridge.state_dir,  # Spark drops files where it stands
+                # Spark drops files where it stands; `environment` says what a cluster needs there.
+                cwd=place if is_cluster(self._bridge.spark.master) else self._bridge.state_dir,
                 env=environment(self._bridge, place),
                 pass_fds=(lock,),
                 start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor alone

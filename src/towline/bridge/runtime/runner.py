@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from towline.backoff import Backoff
 from towline.bridge.runtime.failures import reason
+from towline.bridge.runtime.placing import look_at_executors
 from towline.text import printable_lines
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class LineRunner:
         """Start the query if it is time; notice that it has ended."""
         try:
             if self.due:
+                look_at_executors(self._host.spark, self._line_query.bridge)
                 self._count_again()
                 self._started_at, self._begun = time.monotonic(), False
                 self._running = self._line_query.start(self._host.spark)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 import towline
+from towline import files
 from towline.bridge.config import sqlcheck
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.runtime.surroundings import short_sockets
 from towline.bridge.uplink.source import PackedSource
+from towline.errors import ConfigError
 from towline.guarantee import policy
 from towline.spark import localfs
+from towline.spark.masters import brings_a_secret, is_cluster, stays_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from towline.bridge.config.model import Bridge
+    from towline.bridge.config.model import Bridge, SparkSection
 
-__all__ = ["session"]
+__all__ = ["secret_of", "session", "settings_of"]
 
 #: For a line that drops repeats. One partition, because rows of a device must not be spread over several and come back
 #: in another order; and no batch of its own to clear old keys, which the next batch clears as well.
@@ -30,11 +32,14 @@ _STATEFUL: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
-#: A master that is one process, for which Spark makes the secret of spark.authenticate by itself
-#: (`SecurityManager.initializeAuth`). Without one, another user of the machine could read blocks of messages at its
-#: ports, and hand the driver Java objects to deserialize.
-_ALONE: Final = re.compile(r"local(\[.*\])?")
+#: Where Spark makes the secret by itself, and where the file names one. Without one, another user of the machine, or of
+#: its network, could read blocks of messages at Spark's ports, and hand the driver Java objects to deserialize.
+_AUTHENTICATE: Final = {"spark.authenticate": "true"}
+_SECRET: Final = "spark.authenticate.secret"  # noqa: S105 - its name
 _LOOPBACK: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+#: Where executors have the sockets of their Python processes: a directory that every machine has. The driver's, or that
+#: of a container of YARN, may have a name too long for a socket.
+_SOCKETS: Final = {"spark.python.unix.domain.socket.dir": "/tmp"}  # noqa: S108 - on other machines; the names are UUIDs
 
 
 def session(bridge: Bridge, judge: Callable[[Any], None] | None = None) -> SparkSession:
@@ -51,31 +56,66 @@ def session(bridge: Bridge, judge: Callable[[Any], None] | None = None) -> Spark
         java_client(bridge.kafka.client())  # its secrets, in the environment the JVM inherits
     # Blocks, artifacts and the sockets of Python workers, in /tmp, hold messages: the JVM and its workers inherit this.
     os.umask(0o077)
-    if bridge.spark.master.startswith("local"):
+    if stays_here(bridge.spark.master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the web page would listen on every address
-    conf = _settings(bridge)
+    conf = settings_of(bridge)
+    secret = secret_of(bridge.spark)
+    if judge is not None or secret is not None:
+        SparkContext._ensure_initialized(conf=_spark_conf(bridge, conf))  # noqa: SLF001 - as the builder does it
     if judge is not None:
-        SparkContext._ensure_initialized(  # noqa: SLF001 - as the builder does it
-            conf=SparkConf().setMaster(bridge.spark.master).setAll(list(conf.items()))
-        )
         judge(SparkContext._jvm)  # noqa: SLF001 - there is no public way
-    builder = SparkSession.builder.master(bridge.spark.master).appName(f"towline {bridge.name}")
+    if secret is not None:  # now that the JVM runs: what it is started with stands in its command line
+        SparkContext.getOrCreate(_spark_conf(bridge, conf).set(_SECRET, secret))
+    builder = SparkSession.builder.master(bridge.spark.master).appName(_name(bridge))
     spark = builder.config(map={**conf}).getOrCreate()
     towline.register(spark)
     spark.dataSource.register(PackedSource)
     return spark
 
 
-def _settings(bridge: Bridge) -> dict[str, str]:
+def _name(bridge: Bridge) -> str:
+    return f"towline {bridge.name}"
+
+
+def _spark_conf(bridge: Bridge, conf: Mapping[str, str]) -> SparkConf:
+    return SparkConf().setMaster(bridge.spark.master).setAppName(_name(bridge)).setAll(list(conf.items()))
+
+
+def secret_of(spark: SparkSection) -> str | None:
+    """What the file of ``spark.authenticate``'s secret holds; None where none is named.
+
+    Raises:
+        ConfigError: TL-C141, it can't be read, or is empty.
+    """
+    file = spark.secret_file
+    if file is None or brings_a_secret(spark.master):
+        return None
+    try:
+        secret = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = files.why(error) if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError("TL-C141", str(file), f"Spark's secret can't be read ({why})", "Mend the file.") from None
+    if not secret:
+        raise ConfigError("TL-C141", str(file), "Spark's secret is empty", "Write the cluster's into it, mode 0600.")
+    return secret
+
+
+def settings_of(bridge: Bridge) -> dict[str, str]:
+    """The settings of the bridge's session, without a secret.
+
+    What names a place of this machine alone, is left out where tasks run elsewhere: the class path of the driver's file
+    system, the directory of its sockets.
+    """
     own, master = bridge.spark, bridge.spark.master
+    here = not is_cluster(master)
     return {
         **towline.spark_conf(),
-        **(_LOOPBACK if master.startswith("local") else {}),
-        **({"spark.authenticate": "true"} if _ALONE.fullmatch(master) else {}),
-        **short_sockets(os.environ.get("SPARK_LOCAL_DIRS")),
+        **(_LOOPBACK if stays_here(master) else {}),
+        **(_AUTHENTICATE if brings_a_secret(master) or own.secret_file else {}),
+        **(short_sockets(os.environ.get("SPARK_LOCAL_DIRS")) if here else _SOCKETS),
         "spark.ui.enabled": str(own.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
-        **localfs.settings(),
+        **(localfs.settings() if here else {}),
         **sqlcheck.SESSION_SQL,
         "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
         **{name: value for line in bridge.lines for name, value in policy(line.guarantee).spark.items()},

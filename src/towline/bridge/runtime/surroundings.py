@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from towline.spark import localfs
 from towline.spark.classes import sharing
 from towline.spark.home import light_home
 from towline.spark.java import OLDEST_JAVA, java_version
+from towline.spark.masters import is_cluster
 from towline.spark.quickstart import archive_of, jvm_options
 
 if TYPE_CHECKING:
@@ -86,16 +88,19 @@ def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.env
     """The driver's environment.
 
     Args:
-        bridge: With a local master, Spark's processes start quicker in a home of our own, from an archive of classes,
-            and its checkpoints are written by `towline.spark.localfs`.
-        place: From `scratch`; a ``spark.local.dir`` of the user's is left alone.
+        bridge: With a local or a standalone master, Spark's processes start quicker in a home of our own, from an
+            archive of classes; with a local one its checkpoints are written by `towline.spark.localfs`.
+        place: From `scratch`, where the driver of a cluster stands; a ``spark.local.dir`` of the user's is left alone.
         environ: What it inherits.
     """
     variables = dict(environ)
-    local = bridge.spark.master.startswith("local")
-    home = light_home() if local else None
-    options = jvm_options(bridge.spark.tier) if local else []
-    variables |= localfs.class_path(environ) if local else {}
+    master = bridge.spark.master
+    # Executors of a standalone cluster have their worker's home; elsewhere they may need the driver's copy of PySpark.
+    started = not is_cluster(master) or master.startswith("spark://")
+    home = light_home() if started else None
+    options = jvm_options(bridge.spark.tier) if started else []
+    variables |= localfs.class_path(environ) if not is_cluster(master) else {}
+    variables |= _python(bridge, place, environ) if is_cluster(master) else {}
     if home is not None:
         variables["SPARK_HOME"] = str(home)
         with contextlib.suppress(SetupError):  # Spark may know a Java that we do not
@@ -113,6 +118,22 @@ def environment(bridge: Bridge, place: Path, environ: Mapping[str, str] = os.env
     said = [*map(_quoted, options), environ.get("SPARK_SUBMIT_OPTS", ""), *map(_quoted, places)]
     variables["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, said))
     return variables
+
+
+def _python(bridge: Bridge, place: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The Python that executors run, which has to lead to this one on the driver: Spark runs it here too.
+
+    A name is looked for on PATH. A relative path, as ``./environment/bin/python``, leads into an archive that each
+    executor has unpacked where it stands; the driver stands in `place`, which gets a link of that name.
+    """
+    named = Path(environ.get("PYSPARK_PYTHON") or str(bridge.spark.conf.get("spark.pyspark.python", sys.executable)))
+    made = {"PYSPARK_PYTHON": str(named)}
+    if named.is_absolute():
+        return made
+    if len(named.parts) > 1:
+        (place / named.parts[0]).symlink_to(sys.prefix)
+        return made
+    return {**made, "PATH": os.pathsep.join(filter(None, (str(Path(sys.executable).parent), environ.get("PATH"))))}
 
 
 def _quoted(option: str) -> str:

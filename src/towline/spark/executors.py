@@ -1,0 +1,288 @@
+"""Whether each executor of a cluster can run Towline, asked with one small task before the first batch.
+
+An executor is another machine: Python, its packages and files are there or not. Without this look a line would fail in
+the midst of a batch, again and again, with a traceback of whichever executor had the task.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from pyspark import RDD, cloudpickle
+from pyspark.serializers import CPickleSerializer
+
+from towline.errors import SetupError
+from towline.spark import probe
+from towline.spark.masters import is_cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["FIRST_S", "NEEDED", "Executor", "ExecutorReport", "check_executors", "complaint", "lacks"]
+
+#: What reading from a gateway and writing to Kafka load in a worker, with the oldest version (pyproject.toml), and the
+#: module that each brings.
+NEEDED: Final[Mapping[str, str]] = {"pyarrow": "20", "confluent-kafka": "2.13.2", "crc32c": "2.7"}
+_MODULES: Final[Mapping[str, str]] = {"confluent-kafka": "confluent_kafka"}
+_OURS: Final = "towline"
+
+#: Seconds that the first executor may take to come, and that others may come after it.
+FIRST_S: Final = 60.0
+_OTHERS_S: Final = 2.0
+_POLL_S: Final = 0.1
+#: Tasks at a time; each is a job of its own, so that one executor's failure says nothing of another.
+_AT_ONCE: Final = 16
+#: Executors that a message names.
+_NAMED: Final = 3
+#: Characters of a foreign error that are shown.
+_LONGEST: Final = 200
+_ADVICE: Final = "Install there what the driver has, or ship it (docs/cluster.md, Python on the executors)."
+_OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: (\S+?) than that in driver: (\S+?)[,\s]")
+_NO_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
+_NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
+#: Executors that have been found able, by application.
+_able: Final[dict[str, set[str]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """One executor.
+
+    Attributes:
+        name: Spark's id of it.
+        address: Where it listens, ``HOST:PORT``.
+    """
+
+    name: str
+    address: str
+
+    @property
+    def host(self) -> str:
+        """Its machine, as Spark names it."""
+        return self.address.rpartition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorReport:
+    """What an executor said, or why it said nothing.
+
+    Attributes:
+        executor: Which.
+        facts: From `towline.spark.probe.facts`; empty when its Python did not answer.
+        error: What Spark said instead.
+    """
+
+    executor: Executor
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def check_executors(
+    spark: SparkSession,
+    *,
+    shared: Iterable[Path] = (),
+    files: Iterable[str] = (),
+    more: Mapping[str, str] | None = None,
+    wait_s: float = FIRST_S,
+) -> int:
+    """See that each executor of a cluster has what Towline needs; nothing to see with a local master.
+
+    Args:
+        spark: The session. A Connect session is left alone: its executors are its server's business.
+        shared: Directories that each executor must see as the driver does, for the state of a query.
+        files: Files that each executor must be able to read: secrets, certificates.
+        more: Further distributions with their oldest versions, of a transform of yours.
+        wait_s: Seconds that the first executor may take to come.
+
+    Returns:
+        How many executors were asked now; one that was found able is not asked again.
+
+    Raises:
+        SetupError: TL-S31 an executor lacks something; TL-S32 none came; TL-S33 one does not see a directory.
+    """
+    context = getattr(spark, "_sc", None)
+    if context is None or not is_cluster(context.master):
+        return 0
+    able = _able.setdefault(context.applicationId, set())
+    asked = [one for one in _registered(context, wait_s) if one.name not in able]
+    needed = {**NEEDED, **(more or {})}
+    with _Marks(shared) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
+        question = _Question((_OURS, *needed), marks.places, tuple(files))
+        reports = list(pool.map(lambda one: _ask(context, one, question), asked))
+    if error := complaint([(one, lacks(one, needed, _own_version())) for one in reports]):
+        raise error
+    for one in reports:
+        if unseen := marks.unseen(one.facts):
+            what = f"it does not see {unseen} as the driver does, where a query keeps its state"
+            raise SetupError("TL-S33", _place(one), what, "Put state_dir on a file system that all of them share.")
+    able.update(one.name for one in asked)
+    return len(asked)
+
+
+def lacks(report: ExecutorReport, needed: Mapping[str, str], ours: str) -> list[str]:
+    """What an executor lacks, in words; nothing for one that is able. Pure.
+
+    Args:
+        report: What it said.
+        needed: Distributions with their oldest versions.
+        ours: The driver's version of Towline; "" for one that has none.
+    """
+    if not report.facts:
+        return [_said_instead(report.error)]
+    versions, faults = report.facts["versions"], report.facts["faults"]
+    found = []
+    for name, oldest in {_OURS: ours, **needed}.items():
+        there = versions.get(name)
+        if name in faults:
+            found.append(f"{name} can't be loaded ({faults[name]})")
+        elif there is None:
+            found.append(f"{name} is missing")
+        elif name == _OURS:
+            found += [f"towline is {there or 'of an unknown version'}, the driver's is {ours}"] * (there != ours)
+        elif there and _parts(there) < _parts(oldest):
+            found.append(f"{name} {there} is older than {oldest}")
+    return [*found, *(f"the file {file} can't be read" for file in report.facts["absent"])]
+
+
+def complaint(problems: Sequence[tuple[ExecutorReport, Sequence[str]]]) -> SetupError | None:
+    """One line for all executors that lack something; None where none does. Pure."""
+    told = [(_place(report), ", ".join(words)) for report, words in problems if words]
+    if not told:
+        return None
+    (where, what), *others = told
+    what += "".join(f"; {place}: {words}" for place, words in others[: _NAMED - 1])
+    if len(told) > _NAMED:
+        what += f"; and {len(told) - _NAMED} more executors"
+    return SetupError("TL-S31", where, what, _ADVICE)
+
+
+def _place(report: ExecutorReport) -> str:
+    executor, host = report.executor, report.facts.get("host", "")
+    return f"executor {executor.name} on {f'{host} ({executor.host})' if host else executor.host}"
+
+
+def _said_instead(error: str) -> str:
+    """Why there are no facts."""
+    if other := _OTHER_PYTHON.search(error):
+        return f"its Python is {other[1]}, the driver's is {other[2]}"
+    if none := _NO_PYTHON.search(error):
+        return f"it has no {none[1]}, the Python that PYSPARK_PYTHON of the driver names"
+    if absent := _NO_MODULE.search(error):
+        return f"its Python has no {absent[1]}"
+    first = next((line.strip() for line in error.splitlines() if line.strip()), "no reason is told")
+    return f"its Python gave no answer ({first[:_LONGEST]})"
+
+
+def _parts(text: str) -> tuple[int, ...]:
+    """A version as numbers, as far as they go: ``2.13.2rc1`` is (2, 13, 2)."""
+    return tuple(int(part) for part in re.match(r"[\d.]*", text.strip())[0].split(".") if part)  # type: ignore[index]
+
+
+def _own_version() -> str:
+    try:
+        return version(_OURS)
+    except PackageNotFoundError:
+        return ""
+
+
+# -- asking --------------------------------------------------------------------------------------------------------
+
+
+class _Marks:
+    """A file in each directory that must be shared, with a content that nobody can guess."""
+
+    def __init__(self, places: Iterable[Path]) -> None:
+        self._text = secrets.token_hex(16)
+        self._files = [place / f".towline-{secrets.token_hex(4)}" for place in places]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return tuple(map(str, self._files))
+
+    def __enter__(self) -> Self:
+        for file in self._files:
+            file.write_text(self._text, encoding="ascii")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.unlink(missing_ok=True)
+
+    def unseen(self, facts: Mapping[str, Any]) -> str:
+        """The first directory whose file was not seen; "" for none."""
+        seen = facts.get("marks", {})
+        return next((str(file.parent) for file in self._files if seen.get(str(file)) != self._text), "")
+
+
+def _registered(context: Any, wait_s: float) -> list[Executor]:
+    """The executors that there are, once one is there and no other one has come for a moment.
+
+    Raises:
+        SetupError: TL-S32.
+    """
+    deadline, seen, since = time.monotonic() + wait_s, 0, time.monotonic()
+    while True:
+        there = _listed(context)
+        if len(there) != seen:
+            seen, since = len(there), time.monotonic()
+        if seen and time.monotonic() - since >= _OTHERS_S:
+            return there
+        if not seen and time.monotonic() >= deadline:
+            what = f"no executor came within {wait_s:.0f} s"
+            do = (
+                "Has the cluster a free worker with the memory and cores that are asked for (its web page tells), and "
+                f"do its workers reach the driver at {context.getConf().get('spark.driver.host', 'its address')}?"
+            )
+            raise SetupError("TL-S32", context.master, what, do)
+        time.sleep(_POLL_S)
+
+
+def _listed(context: Any) -> list[Executor]:
+    """Spark's live executors, without the driver."""
+    known = context._jsc.sc().statusStore().executorList(True)  # noqa: SLF001 - there is no public way
+    summaries = [known.apply(index) for index in range(known.size())]
+    return [Executor(one.id(), one.hostPort()) for one in summaries if one.id() != "driver"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """The arguments of `towline.spark.probe.facts`."""
+
+    names: tuple[str, ...]
+    marks: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def _ask(context: Any, executor: Executor, question: _Question) -> ExecutorReport:
+    """One task on one executor."""
+    cloudpickle.register_pickle_by_value(probe)  # type: ignore[no-untyped-call]
+    try:
+        found = _located(context, executor).map(_bound(question)).collect()
+    except Exception as error:  # noqa: BLE001 - whatever Spark says is this executor's answer
+        return ExecutorReport(executor, error=str(error))
+    return ExecutorReport(executor, found[0])
+
+
+def _bound(question: _Question) -> Callable[[Any], dict[str, Any]]:
+    """The task, which takes its function and plain values along instead of names of modules."""
+    facts, marks, files = probe.facts, question.marks, question.files
+    names = tuple(f"{name}:{_MODULES.get(name, name)}" for name in question.names)
+    return lambda _: facts(names, marks, files)
+
+
+def _located(context: Any, executor: Executor) -> RDD[Any]:
+    """One element that wants to be on this executor (`ExecutorCacheTaskLocation`)."""
+    jvm, serializer = context._jvm, CPickleSerializer()  # noqa: SLF001 - Python has no call that names an executor
+    element = bytearray(serializer.dumps(None))  # type: ignore[no-untyped-call]
+    place = jvm.PythonUtils.toSeq([f"executor_{executor.host}_{executor.name}"])
+    kind = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
+    located = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([jvm.scala.Tuple2(element, place)]), kind)  # noqa: SLF001
+    return RDD(jvm.org.apache.spark.api.java.JavaRDD(located, kind), context, serializer)

@@ -1,0 +1,71 @@
+"""Processes of a cluster, found and killed: executors, the driver and its JVM."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from towline_prove.devstack.spark import SparkCluster, SparkWorker
+
+__all__ = ["executors_of", "holding", "kill", "process_below", "seen_by"]
+
+_EXECUTOR = "CoarseGrainedExecutorBackend"
+
+
+def executors_of(worker: SparkWorker) -> list[psutil.Process]:
+    """The executors that a worker has started."""
+    pid = worker.pid
+    return [] if pid is None else [one for one in _below(pid) if _EXECUTOR in _command(one)]
+
+
+def process_below(pid: int, part: str) -> psutil.Process | None:
+    """The first child, near or far, whose command line has a text in it."""
+    return next((one for one in _below(pid) if part in _command(one)), None)
+
+
+def kill(process: psutil.Process) -> None:
+    """SIGKILL, and wait until it is gone."""
+    os.kill(process.pid, signal.SIGKILL)
+    with suppress(psutil.NoSuchProcess):
+        process.wait(30)
+
+
+def holding(cluster: SparkCluster, secret: str) -> Iterator[str]:
+    """Where a secret shows: command lines of all processes, and what the cluster has written, but for its own file."""
+    for process in psutil.process_iter():
+        if secret in _command(process):
+            yield _command(process)
+    own = {
+        cluster.secret_file,
+        cluster.properties_file,
+        *(one.directory / "spark.properties" for one in cluster.servers),
+    }
+    for file in cluster.directory.rglob("*"):
+        with suppress(OSError):
+            if file.is_file() and file not in own and secret.encode() in file.read_bytes():
+                yield str(file)
+
+
+def seen_by(pid: int, path: Path) -> bool:
+    """Whether a process can reach a path of ours by its name."""
+    return Path(f"/proc/{pid}/root{path}").exists()
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    try:
+        children: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return children
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

@@ -1,0 +1,168 @@
+"""docs/cluster.md as it stands, with real messages and real deaths: MQTT, a gateway, two workers of Spark, Kafka."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.helpers import wait_until
+from tests.integration.cluster.hurting import executors_of, holding, kill, process_below, seen_by
+from tests.integration.cluster.page import PATIENCE, Page, commands_of
+from towline.bridge.runtime.state import gateway_status
+from towline.bridge.runtime.status import collect
+from towline_prove.devstack.spark import SparkCluster
+from towline_prove.devstack.stack import Stack
+from towline_prove.history import read_history
+from towline_prove.load import LoadPlan, run_load
+from towline_prove.reader import read_topic
+from towline_prove.referee import Verdict, judge
+
+pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
+
+PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"
+HALLS = ("hall-1", "hall-2")
+#: Messages a second of each hall, until everybody has died.
+RATE = 75.0
+
+
+class Lives:
+    """What the line has carried, and who dies when."""
+
+    def __init__(self, place: Path, cluster: SparkCluster) -> None:
+        self.place = place
+        self.cluster = cluster
+
+    def line(self) -> dict[str, Any]:
+        line: dict[str, Any] = collect(self.place / "state", ["telemetry"])["lines"]["telemetry"]
+        return line
+
+    def online(self, hall: str) -> bool:
+        """Whether a gateway has its subscription: what is published from now on is taken in."""
+        status = gateway_status(self.place / hall / hall)
+        return bool(status and status.get("state") == "online")
+
+    def comes_online(self, hall: str) -> None:
+        """Wait until it is."""
+        wait_until(lambda: self.online(hall), PATIENCE, f"the gateway of {hall}")
+
+    def in_kafka(self) -> int:
+        """How many messages are in Kafka, as the account says."""
+        account = self.line()["account"] or {"received": 0, "waiting": 0}
+        return int(account["received"]) - int(account["waiting"])
+
+    def goes_on(self, after: str, more: int = 50) -> None:
+        """Wait until further messages are in Kafka."""
+        least = self.in_kafka() + more
+        wait_until(lambda: self.in_kafka() >= least, PATIENCE, f"messages after {after}")
+
+    def all_is_there(self) -> bool:
+        account = self.line()["account"] or {"waiting": -1}
+        return bool(account["waiting"] == 0)
+
+    def driver(self) -> psutil.Process:
+        return wait_until(
+            lambda: next((p for p in psutil.process_iter() if self._is_driver(p)), None), PATIENCE, "a driver"
+        )
+
+    def _is_driver(self, process: psutil.Process) -> bool:
+        try:
+            inside = process.cwd().startswith(str(self.place / "state"))
+            return inside and "towline.bridge.runtime.driver" in " ".join(process.cmdline())
+        except psutil.Error:
+            return False
+
+
+def test_the_page_carries_every_message_once_whoever_dies(tmp_path: Path) -> None:
+    up, env, gateway, plant, gateways, run, pub, kill_worker, status, down = commands_of(
+        PAGE, "From one machine to a cluster, in ten commands"
+    )
+    with Page(tmp_path) as page:
+        try:
+            for command in (up, env, gateway, plant, gateways, run):
+                page.run(command)
+            lives = Lives(tmp_path, _cluster(tmp_path))
+            for hall in HALLS:
+                lives.comes_online(hall)
+            page.run(pub)
+            loads = [Load(tmp_path, page, hall) for hall in HALLS]
+            lives.goes_on("the start")
+            _nobody_sees_the_others(lives)
+
+            kill(wait_until(lambda: next(iter(executors_of(lives.cluster.workers[1])), None), PATIENCE, "executor"))
+            lives.goes_on("the executor")
+            page.run(kill_worker)
+            lives.goes_on("the worker")
+            driver = lives.driver()
+            jvm = wait_until(lambda: process_below(driver.pid, "SparkSubmit"), PATIENCE, "the driver's JVM")
+            kill(driver)
+            kill(jvm)
+            lives.goes_on("the driver")
+
+            for load in loads:
+                load.end()
+            wait_until(lives.all_is_there, PATIENCE, "all of them in Kafka")
+            assert "adds up ✓" in page.run(status)
+            for load in loads:
+                verdict = load.judged()
+                assert verdict.acked > 0
+                assert (verdict.lost, verdict.doubled, verdict.late) == (0, 0, 0), verdict.line()
+            _no_secret_shows(lives)
+        finally:
+            page.run(down)
+
+
+class Load:
+    """Numbered messages from devices of one hall, until it is ended."""
+
+    def __init__(self, place: Path, page: Page, hall: str) -> None:
+        self.hall = hall
+        self._claims, self._stop = place / f"{hall}.claims", threading.Event()
+        self._kafka = page.variable("STACK_KAFKA")
+        port = int(page.variable("STACK_MQTT").rpartition(":")[2])
+        topic = f"{hall}/{{device}}/data"
+        plan = LoadPlan(
+            port=port, run=hall, messages=1_000_000, rate=RATE, qos=2, devices=10, publishers=2, topic=topic
+        )
+        self._thread = threading.Thread(
+            target=run_load, args=(plan, self._claims), kwargs={"stop": self._stop}, daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE)
+
+    def judged(self) -> Verdict:
+        return judge(read_history(self._claims), read_topic(self._kafka, "readings"))
+
+
+def _cluster(place: Path) -> SparkCluster:
+    cluster = Stack(place / "stack").spark
+    assert cluster is not None
+    return cluster
+
+
+def _nobody_sees_the_others(lives: Lives) -> None:
+    """Executors see neither the bridge's files nor the stack's, nor those of the other worker."""
+    first, second = lives.cluster.workers
+    for worker, other in ((first, second), (second, first)):
+        (executor,) = wait_until(lambda: executors_of(worker), PATIENCE, worker.label)  # noqa: B023 - asked at once
+        assert seen_by(executor.pid, worker.directory)
+        for hidden in (
+            lives.place / "state",
+            lives.place / "hall-1",
+            lives.cluster.secret_file,
+            other.directory,
+            lives.cluster.master.directory,
+        ):
+            assert hidden.exists()
+            assert not seen_by(executor.pid, hidden)
+
+
+def _no_secret_shows(lives: Lives) -> None:
+    for file in (lives.cluster.secret_file, lives.place / "stack" / "gateway" / "token"):
+        assert list(holding(lives.cluster, file.read_text().strip())) == []

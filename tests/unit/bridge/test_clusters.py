@@ -1,0 +1,126 @@
+"""A bridge file whose master is a cluster: what it has to say, and what its session is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bridge.test_config import GOOD, read
+from towline.bridge.config.file import parse
+from towline.bridge.config.model import Bridge
+from towline.bridge.lines.query import reachable
+from towline.bridge.runtime.placing import files_of, shared_of
+from towline.bridge.runtime.session import secret_of, settings_of
+from towline.bridge.runtime.surroundings import environment
+from towline.errors import ConfigError
+from towline.gateway.listen import ListenSettings
+
+CLUSTER = "spark://m1:7077"
+
+
+def with_spark(place: Path, text: str, base: str = GOOD) -> Bridge:
+    return read(f"{base}\n[spark]\n{text}\n", place)
+
+
+def mistakes(place: Path, text: str, base: str = GOOD) -> str:
+    with pytest.raises(ConfigError) as caught:
+        with_spark(place, text, base)
+    return str(caught.value)
+
+
+def test_a_gateway_that_executors_cant_reach_is_told(tmp_path: Path) -> None:
+    said = mistakes(tmp_path, f'master = "{CLUSTER}"')
+    assert "its gateway listens on no network, and executors of spark://m1:7077 have no other way to it" in said
+    assert "Set listen in [gateway], with certificate and token." in said
+    assert "[TL-C140]" in said
+
+
+def test_the_command_line_names_another_master(tmp_path: Path) -> None:
+    text = f'{GOOD}\n[spark]\nmaster = "{CLUSTER}"\n'
+    assert parse(text, tmp_path / "bridge.toml", {}, master="local[3]").spark.master == "local[3]"
+    with pytest.raises(ConfigError, match=r"TL-C140"):
+        parse(GOOD, tmp_path / "bridge.toml", {}, master=CLUSTER)
+
+
+def test_executors_of_the_same_machine_come_by_the_socket(tmp_path: Path) -> None:
+    assert with_spark(tmp_path, 'master = "local-cluster[2,1,512]"').spark.master == "local-cluster[2,1,512]"
+
+
+def test_a_secret_in_the_file_is_refused_and_one_in_a_file_is_taken(tmp_path: Path) -> None:
+    conf = 'conf = { "spark.authenticate.secret" = "hunter2" }'
+    said = mistakes(tmp_path, conf)
+    assert "[TL-C16]" in said
+    assert "hunter2" not in said
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2\n")
+    bridge = with_spark(tmp_path, f'secret_file = "{secret}"\nmaster = "local-cluster[1,1,512]"')
+    assert secret_of(bridge.spark) == "hunter2"
+    assert settings_of(bridge)["spark.authenticate"] == "true"
+    assert "hunter2" not in str(settings_of(bridge)) + bridge.model_dump_json()
+    secret.write_text("\n")
+    with pytest.raises(ConfigError, match=r"Spark's secret is empty.*\[TL-C141\]"):
+        secret_of(bridge.spark)
+    secret.unlink()
+    with pytest.raises(ConfigError, match=r"Spark's secret can't be read \(no such file.*\[TL-C141\]"):
+        secret_of(bridge.spark)
+
+
+def test_a_local_master_makes_its_own_secret(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2\n")
+    assert secret_of(with_spark(tmp_path, f'secret_file = "{secret}"').spark) is None
+
+
+def test_what_names_a_place_of_this_machine_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_DIST_CLASSPATH", "/cache/hadoop-bare-naked-local-fs-0.1.0.jar")
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / ("long" * 40)))
+    here = settings_of(with_spark(tmp_path, 'master = "local[2]"'))
+    there = settings_of(with_spark(tmp_path, 'master = "local-cluster[2,1,512]"'))
+    assert here["spark.hadoop.fs.file.impl"]
+    assert "spark.hadoop.fs.file.impl" not in there
+    assert there["spark.python.unix.domain.socket.dir"] == "/tmp"  # noqa: S108 - that of executors
+    far = with_spark(tmp_path, "").spark.model_copy(update={"master": CLUSTER})
+    assert "spark.driver.host" not in settings_of(with_spark(tmp_path, "").model_copy(update={"spark": far}))
+
+
+@pytest.mark.parametrize(
+    ("said", "inherited", "python"),
+    [
+        ("", {}, sys.executable),
+        ('conf = { "spark.pyspark.python" = "/opt/py" }', {}, "/opt/py"),
+        ('conf = { "spark.pyspark.python" = "/opt/py" }', {"PYSPARK_PYTHON": "/usr/py"}, "/usr/py"),
+    ],
+)
+def test_the_python_of_executors(tmp_path: Path, said: str, inherited: dict[str, str], python: str) -> None:
+    bridge = with_spark(tmp_path, f'master = "local-cluster[2,1,512]"\n{said}')
+    assert environment(bridge, tmp_path, {"PATH": "/bin", **inherited})["PYSPARK_PYTHON"] == python
+
+
+def test_a_python_of_another_place_leads_to_this_one_on_the_driver(tmp_path: Path) -> None:
+    bridge = with_spark(tmp_path, 'master = "local-cluster[2,1,512]"')
+    named = environment(bridge, tmp_path, {"PATH": "/bin", "PYSPARK_PYTHON": "python3.11"})
+    assert named["PATH"] == f"{Path(sys.executable).parent}{os.pathsep}/bin"
+    environment(bridge, tmp_path, {"PATH": "/bin", "PYSPARK_PYTHON": "./environment/bin/python"})
+    assert (tmp_path / "environment" / "bin" / "python").exists()
+
+
+def test_executors_are_asked_for_the_files_that_tasks_read(tmp_path: Path) -> None:
+    password = tmp_path / "pw"
+    password.write_text("secret")
+    text = GOOD.replace("[kafka]", f'[kafka]\npassword_file = "{password}"\nsettings."ssl.ca.location" = "/etc/ca.pem"')
+    bridge = read(text, tmp_path)
+    assert files_of(bridge) == ["/etc/ca.pem", str(password)]
+    assert shared_of(bridge) == []
+
+
+def test_a_gateway_on_every_address_is_named_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = dict.fromkeys(("cert_file", "key_file", "token_file"), "/x")
+    one = ListenSettings.model_validate({"address": "g1:8815", **files})
+    every = ListenSettings.model_validate({"address": "0.0.0.0:8815", **files})
+    monkeypatch.setattr("socket.getfqdn", lambda: "g1.example")
+    assert reachable(one) == "grpc+tls://g1:8815"
+    assert reachable(every) == "grpc+tls://g1.example:8815"
+    assert reachable(every, "10.0.0.5") == "grpc+tls://10.0.0.5:8815"

@@ -1,0 +1,119 @@
+"""What an executor lacks, in one line; the asking itself needs a cluster and is tested on one."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from towline.spark import probe
+from towline.spark.executors import NEEDED, Executor, ExecutorReport, complaint, lacks
+
+ABLE = {"towline": "0.1.0", "pyarrow": "26.0.1", "confluent-kafka": "2.16.1", "crc32c": "2.9.post0"}
+FIRST = Executor("0", "10.0.0.6:41000")
+
+
+def report(executor: Executor = FIRST, host: str = "worker-1", **more: Any) -> ExecutorReport:
+    facts = {"host": host, "python": "3.11", "versions": ABLE, "faults": {}, "marks": {}, "absent": [], **more}
+    return ExecutorReport(executor, facts)
+
+
+def test_one_that_has_all_lacks_nothing() -> None:
+    assert lacks(report(), NEEDED, "0.1.0") == []
+    assert complaint([(report(), [])]) is None
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ({"pyarrow": None}, ["pyarrow is missing"]),
+        ({"pyarrow": "15.0.2"}, ["pyarrow 15.0.2 is older than 20"]),
+        ({"confluent-kafka": "2.13.1"}, ["confluent-kafka 2.13.1 is older than 2.13.2"]),
+        ({"confluent-kafka": "2.13.2"}, []),
+        ({"confluent-kafka": "2.14.0rc1"}, []),
+        ({"crc32c": ""}, []),  # there, without its version
+        ({"towline": None}, ["towline is missing"]),
+        ({"towline": "0.2.0"}, ["towline is 0.2.0, the driver's is 0.1.0"]),
+        ({"towline": ""}, ["towline is of an unknown version, the driver's is 0.1.0"]),
+    ],
+)
+def test_each_thing_that_can_be_missing(versions: dict[str, str | None], words: list[str]) -> None:
+    assert lacks(report(versions=ABLE | versions), NEEDED, "0.1.0") == words
+
+
+def test_what_is_there_and_does_not_load_is_told_with_its_reason() -> None:
+    faults = {"pyarrow": "ImportError: libstdc++.so.6: version `GLIBCXX_3.4.30' not found"}
+    words = lacks(report(versions=ABLE | {"pyarrow": None}, faults=faults), NEEDED, "0.1.0")
+    assert words == [f"pyarrow can't be loaded ({faults['pyarrow']})"]
+
+
+def test_a_file_that_cant_be_read_is_named() -> None:
+    assert lacks(report(absent=["/etc/kafka.pw"]), NEEDED, "0.1.0") == ["the file /etc/kafka.pw can't be read"]
+
+
+OTHER_PYTHON = (
+    "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.10 than that in driver: "
+    "3.11, PySpark cannot run with different minor versions."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            OTHER_PYTHON,
+            "its Python is 3.10, the driver's is 3.11",
+        ),
+        (
+            'java.io.IOException: Cannot run program "/opt/py/bin/python": error=2, No such file or directory',
+            "it has no /opt/py/bin/python, the Python that PYSPARK_PYTHON of the driver names",
+        ),
+        ("Error from python worker:\n  No module named 'pyspark'", "its Python has no pyspark"),
+        ("\n  Something else\n  at a.b.C", "its Python gave no answer (Something else)"),
+        ("", "its Python gave no answer (no reason is told)"),
+    ],
+)
+def test_a_python_that_does_not_answer_is_told_by_what_spark_says(error: str, words: str) -> None:
+    assert lacks(ExecutorReport(FIRST, error=error), NEEDED, "0.1.0") == [words]
+
+
+def test_all_executors_are_one_line() -> None:
+    second = Executor("1", "10.0.0.7:41000")
+    told = complaint(
+        [
+            (report(), ["confluent-kafka is missing", "pyarrow 15 is older than 20"]),
+            (ExecutorReport(second, error="x"), ["its Python is 3.10, the driver's is 3.11"]),
+        ]
+    )
+    assert told is not None
+    assert str(told) == (
+        "executor 0 on worker-1 (10.0.0.6): confluent-kafka is missing, pyarrow 15 is older than 20; "
+        "executor 1 on 10.0.0.7: its Python is 3.10, the driver's is 3.11. "
+        "Install there what the driver has, or ship it (docs/cluster.md, Python on the executors).   [TL-S31]"
+    )
+
+
+def test_of_many_executors_a_few_are_named() -> None:
+    many = [(ExecutorReport(Executor(str(n), f"10.0.0.{n}:1")), ["towline is missing"]) for n in range(1, 8)]
+    told = complaint(many)
+    assert told is not None
+    assert told.what.endswith("executor 3 on 10.0.0.3: towline is missing; and 4 more executors")
+
+
+def test_what_executors_need_is_what_the_package_needs() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    asked = dict(re.split(r">=", one, maxsplit=1) for one in project["project"]["dependencies"])
+    assert {name: asked[name] for name in NEEDED} == dict(NEEDED)
+
+
+def test_a_task_tells_what_is_there(tmp_path: Path) -> None:
+    mark, absent = tmp_path / "mark", str(tmp_path / "absent")
+    mark.write_text("nonce")
+    facts = probe.facts(("pyarrow:pyarrow", "no-such:no_such_module"), (str(mark), absent), (str(mark), absent))
+    assert facts["versions"]["no-such"] is None
+    assert facts["versions"]["pyarrow"] >= "2"
+    assert facts["marks"] == {str(mark): "nonce", absent: None}
+    assert facts["absent"] == [absent]
