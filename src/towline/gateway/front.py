@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import select
 import signal
@@ -30,6 +31,7 @@ from towline.gateway.admission import TokenFile
 from towline.gateway.certificates import ServerCertificate
 from towline.gateway.endpoint import error_fields
 from towline.gateway.listen import ListenSettings
+from towline.gateway.memory import give_memory_back, physical_bytes, resident_bytes
 from towline.gateway.process import configure_logging
 from towline.gateway.remote import RemoteService
 from towline.gateway.tickets import TicketKey
@@ -38,14 +40,15 @@ from towline.logfile import LogStream
 
 __all__ = ["Forwarding", "main"]
 
-#: Most bytes of private memory. A row of 256 MB is there three times on its way; strangers get no more either.
-_MOST_BYTES: Final = 2 << 30
+#: Most bytes in memory: a quarter of the machine's, and so many at least. A row of 256 MB is there three times on its
+#: way, and each stream of rows has two batches of up to 32 MB; strangers get no more either.
+_LEAST_BYTES: Final = 2 << 30
 #: Longer than the longest wait that a client may ask for.
 _CALL_S: Final = 90.0
 #: How long a port may still be that of a gateway that has just been killed, in seconds.
 _PORT_S: Final = 3.0
-#: How often it is looked whether there is something new to say, in seconds.
-_GLANCE_S: Final = 1.0
+#: How often it is looked how much memory there is, in seconds: a fast network brings 100 MB meanwhile.
+_GLANCE_S: Final = 0.1
 
 
 class Forwarding:
@@ -127,7 +130,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the gateway ends it, when it has ended what waits
     told = json.loads(sys.stdin.readline())
-    _bounded()
+    give_memory_back()
+    _first_to_go()
     try:
         _serve(told)
     except TowlineError as error:
@@ -145,11 +149,14 @@ def _serve(told: Mapping[str, Any]) -> None:
     calls = Forwarding(str(told["gateway"]), TicketKey.of(name, Path(told["state_dir"])))
     service = _listening(lambda: RemoteService(settings, calls, name, allowed, certificate))
     said: dict[str, object] = {}
-    while True:
+    most = told.get("most_bytes") or max(_LEAST_BYTES, physical_bytes() // 4)
+    while not select.select([sys.stdin], [], [], _GLANCE_S if said else 0)[0]:
         if (status := service.status()) != said:
             _say(said := status)
-        if select.select([sys.stdin], [], [], _GLANCE_S)[0]:
-            break
+        if resident_bytes() > most:
+            what = f"the network's calls took more than {most >> 20:,} MB"
+            _say({"error": error_fields(GatewayError("TL-G49", name, what, "It begins again."))})
+            os._exit(1)  # nothing is kept here, and whatever ends in order takes time
     service.close()
     calls.close()
 
@@ -166,11 +173,10 @@ def _listening(make: Callable[[], RemoteService]) -> RemoteService:
             time.sleep(0.1)
 
 
-def _bounded() -> None:
+def _first_to_go() -> None:
     """Where memory is short, this process goes, and not the one that takes messages in."""
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it ends by abort(3) there, with keys in its memory
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # keys would be in it
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 

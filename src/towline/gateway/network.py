@@ -34,12 +34,13 @@ class NetworkFront:
     Args:
         settings: Of the gateway; it listens.
         gateway: Location of its unix socket.
+        most_bytes: What it may have in memory; default a quarter of the machine's, 2 GB at least.
 
     Raises:
         TowlineError: What kept it from listening, such as TL-G45 for an address that is taken.
     """
 
-    def __init__(self, settings: GatewaySettings, gateway: str) -> None:
+    def __init__(self, settings: GatewaySettings, gateway: str, *, most_bytes: int | None = None) -> None:
         assert settings.listen is not None
         self._log = structlog.get_logger("towline.gateway").bind(line=settings.name)
         self._where = settings.listen.location
@@ -47,6 +48,7 @@ class NetworkFront:
             "name": settings.name,
             "state_dir": str(settings.state_dir),
             "gateway": gateway,
+            "most_bytes": most_bytes,
             "listen": settings.listen.model_dump(mode="json"),
         }
         self._status: dict[str, Any] = {}
@@ -109,7 +111,7 @@ class NetworkFront:
             self._heard.set()
             if self._closing.is_set() or not self._status:
                 return
-            why = str(self._failure) if self._failure else "killed, or out of its memory"
+            why = self._failure.what if self._failure else "it was killed"
             self._log.warning("the network's process ended", code="TL-G49", exit=code, reason=why)
             if self._closing.wait(self._pauses.next()):
                 return

@@ -8,7 +8,6 @@ end.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import logging
@@ -30,6 +29,7 @@ from towline.gateway.admission import TokenFile
 from towline.gateway.belonging import check_checkpoint
 from towline.gateway.certificates import ServerCertificate
 from towline.gateway.endpoint import ERROR_FILE, error_fields
+from towline.gateway.memory import give_memory_back
 from towline.gateway.network import NetworkFront
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.pump import Pump
@@ -48,9 +48,6 @@ __all__ = ["EXIT_CONFIG", "EXIT_FAILED", "Oldest", "configure_logging", "run"]
 
 #: Allocations between two collections: a few dozen chunks instead of a fraction of one.
 ALLOCATIONS_PER_COLLECTION = 200_000
-#: mallopt(3), and the bytes of a buffer from which on it is mapped: larger than what a chunk needs.
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-_MAPPED_FROM = 4 << 20
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 
@@ -62,7 +59,7 @@ def run(settings: GatewaySettings) -> int:
     """
     log = structlog.get_logger("towline.gateway").bind(line=settings.name)
     try:
-        _give_memory_back()
+        give_memory_back()
         _prepare(settings.state_dir)
         (settings.state_dir / ERROR_FILE).unlink(missing_ok=True)
         _Gateway(settings).run()
@@ -100,21 +97,6 @@ def configure_logging(stream: Any = None) -> None:
 def _escaped(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """What brokers and devices said, fit for a terminal; JSON escapes by itself."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
-
-
-def _give_memory_back() -> None:
-    """Let large buffers go back to the system as soon as they are free.
-
-    Arrow's own pool keeps them, glibc raises the size from which on it maps buffers with each one that is freed, and
-    each of its arenas keeps what the network's threads took piece by piece. Messages of 60 MB took 400 MB on the way
-    up and 720 MB on the way down with all three, 280 MB and 550 MB without (measured). Where there is no glibc, its
-    part is left out.
-    """
-    pa.set_memory_pool(pa.system_memory_pool())
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
-        libc.mallopt(_M_ARENA_MAX, 1)
 
 
 class Oldest:

@@ -18,6 +18,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from pyarrow import flight
+from structlog.testing import capture_logs
 
 from tests.helpers import wait_until
 from tests.unit.gateway.remote import TOKEN, Pki
@@ -30,7 +31,8 @@ from towline.gateway.network import NetworkFront
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Limits, Outbox
-from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
+from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES, OUTBOX_SCHEMA
+from towline.spark.link import GatewayPlace
 from towline_prove.devstack.ports import free_port
 
 
@@ -139,22 +141,56 @@ def test_the_largest_row_passes(fronted: Fronted) -> None:
         assert len(batch.column("payload")[0].as_buffer()) > 255 << 20
 
 
-@pytest.mark.long
-def test_a_message_without_end_of_a_stranger_costs_the_gateway_nothing(fronted: Fronted) -> None:
-    """gRPC takes it in whole before it asks who sends it: at worst the process in front ends, and comes again."""
-    me = psutil.Process()
-    content = bytes(768 << 20)
-    resident = me.memory_info().rss
+def test_a_message_without_end_of_a_stranger_ends_only_what_is_in_front(fronted: Fronted) -> None:
+    """gRPC takes it in whole before it asks who sends it."""
+    front = NetworkFront(settings(fronted.pki, fronted.server.state_dir), fronted.server.location, most_bytes=300 << 20)
+    before = front._process.pid
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     authority = fronted.pki.authority_text.encode()
-    stranger = flight.connect(fronted.front.location, tls_root_certs=authority, generic_options=options)
-    with stranger, pytest.raises((flight.FlightError, pa.ArrowException, OSError)):
-        list(stranger.do_action(flight.Action("status", content)))
-    del content
-    assert me.memory_info().rss < resident + (1 << 30)  # the client is in this process too
-    with fronted.driver() as driver:
+    stranger = flight.connect(front.location, tls_root_certs=authority, generic_options=options)
+    with capture_logs() as said, stranger:
+        with pytest.raises((flight.FlightError, pa.ArrowException, OSError)):
+            list(stranger.do_action(flight.Action("status", bytes(256 << 20))))
+        wait_until(lambda: front._process.pid != before, what="another process")
+    assert [(line["code"], line["reason"]) for line in said] == [
+        ("TL-G49", "the network's calls took more than 300 MB")
+    ]
+    with GatewayClient(front.location, fronted.pki.access()) as driver:
         wait_until(lambda: answers(driver))
-    assert fronted.server.add(1)
+    front.close()
+
+
+def test_a_stream_goes_on_where_it_broke_off(fronted: Fronted) -> None:
+    for _ in range(20):
+        fronted.server.add(10_000, payload=bytes(200))
+    journal, end = fronted.server.journal.journal_id, fronted.server.journal.end
+    with fronted.driver() as driver:
+        (ticket,) = driver.sign(journal, [(end - 200_000, end)])
+    place = GatewayPlace("", fronted.front.location).admitted(ticket, fronted.pki.authority_text)
+    offsets: list[int] = []
+    for batch in place.rows(journal, end - 200_000, end):
+        if not offsets:
+            os.kill(fronted.pid, signal.SIGKILL)
+        offsets += batch.column("offset").to_pylist()
+    assert offsets == list(range(end - 200_000, end))
+
+
+def test_a_machine_that_says_nothing_is_given_up(fronted: Fronted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose power is off: its connections stay."""
+    monkeypatch.setattr("towline.gateway.channel.SILENCE_S", 0.3)
+    monkeypatch.setattr("towline.gateway.channel.BRING_S", 0.5)
+    end = fronted.server.add(1)
+    with fronted.driver() as driver:
+        driver.status()
+        os.kill(fronted.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(GatewayUnreachable, match="TL-G01"):
+                list(driver.read(fronted.server.journal.journal_id, end - 1, end))
+            with pytest.raises(GatewayUnreachable, match="TL-G01"):
+                driver.send("silent/0", 0, [NO_MESSAGES], MESSAGE_SCHEMA)
+        finally:
+            os.kill(fronted.pid, signal.SIGCONT)
+        assert sum(batch.num_rows for batch in driver.read(fronted.server.journal.journal_id, end - 1, end)) == 1
 
 
 def test_its_end_and_its_failure_are_told(tmp_path: Path, fronted: Fronted) -> None:
@@ -241,10 +277,10 @@ def test_a_batch_whose_task_was_killed_is_not_whole(
             with subprocess.Popen(
                 [sys.executable, "-c", TASK, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             ) as task:
-                assert task.stdout is not None
-                assert task.stdout.readline()
+                wait_until(lambda: outcomes, what="the stream")
                 task.communicate("\n")
-            assert wait_until(lambda: outcomes, what="the end of the stream") == ["TL-G39"]
+            wait_until(lambda: len(outcomes) > 1, what="the end of the stream")
+        assert outcomes == ["begun", "TL-G39"]
         stored = client.place(writer, 0)
         assert (stored.whole, 20 <= stored.rows <= 20 + 10 * many) == (False, True)
         rest = rows_of([{"topic": "t", "payload": b"%d" % number} for number in range(stored.rows, 50)])
@@ -254,6 +290,7 @@ def test_a_batch_whose_task_was_killed_is_not_whole(
 
 def told(take: Callable[..., Any], outcomes: list[str], *args: Any, **given: Any) -> Any:
     """Take the rows of a stream, and note what became of it."""
+    outcomes.append("begun")
     try:
         stored = take(*args, **given)
     except GatewayError as error:

@@ -124,6 +124,20 @@ class Query:
         assert rows == self.sink.setdefault(batch, rows), "a batch that comes again is the same"
 
 
+def _step(fleet: Fleet, query: Query, chance: random.Random) -> None:
+    step, name = chance.random(), chance.choice(NAMES)
+    if step < 0.3:
+        fleet.add(name, chance.choice([1, 3, 40]))
+    elif step < 0.36 and len(fleet.up) > 1:
+        fleet.stop(name)
+    elif step < 0.5:
+        fleet.start(name)
+    elif step < 0.56:
+        query.crash()
+    else:
+        query.trigger(crashes=0.1)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_any_history_gives_each_row_once(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (link, planning):
@@ -135,17 +149,7 @@ def test_any_history_gives_each_row_once(tmp_path: Path, seed: int, monkeypatch:
         for name in NAMES:
             fleet.start(name)
         for _ in range(60):
-            step, name = chance.random(), chance.choice(NAMES)
-            if step < 0.3:
-                fleet.add(name, chance.choice([1, 3, 40]))
-            elif step < 0.36 and len(fleet.up) > 1:
-                fleet.stop(name)
-            elif step < 0.5:
-                fleet.start(name)
-            elif step < 0.56:
-                query.crash()
-            else:
-                query.trigger(crashes=0.1)
+            _step(fleet, query, chance)
         for name in NAMES:
             fleet.start(name)
         deadline = time.monotonic() + 60
