@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
     """Run a call on a thread of its own, so that signal handlers run here while it takes its time.
 
-    They run on the main thread only: another one makes a call without a limit itself.
+    They run on the main thread only: another one makes a call without a time limit itself.
 
     Args:
         call: It goes on, and nobody hears of it, when the time is over.
