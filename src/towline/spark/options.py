@@ -55,6 +55,7 @@ class SourceOptions:
         removed: Names of gateways that may leave the checkpoint without being asked what waits there.
         min_partitions: Wanted number of partitions of a batch; None for one for each gateway.
         max_records: Most rows of a partition; None for no limit.
+        target_ms: Longest time that a micro-batch is to take; None for what the limits make of it.
     """
 
     settings: GatewaySettings | None
@@ -76,6 +77,7 @@ class SourceOptions:
     removed: tuple[str, ...] = ()
     min_partitions: int | None = None
     max_records: int | None = None
+    target_ms: int | None = None
 
 
 def _starting(text: str) -> str | int:
@@ -113,6 +115,13 @@ def _poll(text: str) -> int:
     return value
 
 
+def _target(text: str) -> int:
+    value = read.milliseconds(text)
+    if not 50 <= value <= 3_600_000:
+        raise ValueError("it is from 50 ms to 60 min")
+    return value
+
+
 _GATEWAY: Final = (*gateway.CONNECTION, *gateway.RECEIVING)
 #: `Option.into` names fields of `SourceOptions`.
 _READING: Final = (
@@ -120,6 +129,7 @@ _READING: Final = (
     Option("guarantee", read.promise, "guarantee"),
     Option("maxMessagesPerTrigger", lambda text: at_least_one(read.whole()(text)), "max_rows"),
     Option("maxBytesPerTrigger", lambda text: at_least_one(read.size(text)), "max_bytes"),
+    Option("targetBatchDuration", _target, "target_ms"),
     Option("minPartitions", read.whole(1), "min_partitions"),
     Option("maxRecordsPerPartition", read.whole(1), "max_records"),
     Option("repeatedBelow", _by_gateway(read.whole()), "repeated_below"),

@@ -123,6 +123,7 @@ def _plan(options: SourceOptions) -> ReadPlan:
         removed=options.removed,
         min_partitions=options.min_partitions,
         max_records=options.max_records,
+        target_s=None if options.target_ms is None else options.target_ms / 1000,
     )
 
 

@@ -197,6 +197,7 @@ class LineReader(TableReader):
             sections=sections,
             max_messages_per_trigger=uplink.max_messages_per_trigger,
             max_bytes_per_trigger=uplink.max_bytes_per_trigger,
+            target_batch_duration_s=uplink.target_batch_duration_s,
             trigger_interval_s=uplink.trigger_interval_s,
             parallelism=uplink.parallelism,
             dead_letter_topic=self._dead_letters(uplink.dead_letter_topic),
@@ -245,6 +246,8 @@ class LineReader(TableReader):
             self._note("TL-C132", "inbox", what, do)
         if uplink.dedupe or any(one.dedupe for one in sections):
             self._note("TL-C132", "inbox", 'dedupe needs the event times that inbox = "disk" gives', do)
+        if uplink.target_batch_duration_s is not None:
+            self._note("TL-C132", "inbox", "target_batch_duration_s needs the source of the disk's inbox", do)
         if self._has_members:
             self._note("TL-C132", "inbox", "members share a line's messages, and a landing topic is of one gateway", do)
         landing = self._surroundings.landing

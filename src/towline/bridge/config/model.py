@@ -221,6 +221,7 @@ class UplinkSection(Section):
     ack_after: AckAfter | None = None
     max_messages_per_trigger: Annotated[int, Field(ge=1)] = 200_000
     max_bytes_per_trigger: Annotated[int, Field(ge=1)] = BATCH_BYTES
+    target_batch_duration_s: Annotated[float, Field(ge=0.05, le=3600)] | None = None
     trigger_interval_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
     parallelism: Annotated[int, Field(ge=1, le=256)] = 1
     dead_letter_topic: str | Literal[False] | None = None
@@ -277,6 +278,7 @@ class Line(AnyLine):
     Attributes:
         direction: Tells the kinds apart in JSON.
         max_bytes_per_trigger: Most bytes in one micro-batch; both limits hold.
+        target_batch_duration_s: Seconds that a micro-batch is to take at most; None for what the limits make of it.
         sections: Its routes as written.
         dedupe: How repeats are recognised on routes that do not say it themselves.
         dead_letter_topics: Of all lines of the bridge.
@@ -288,6 +290,7 @@ class Line(AnyLine):
 
     direction: Literal["up"] = "up"
     max_bytes_per_trigger: int = BATCH_BYTES
+    target_batch_duration_s: float | None = None
     sections: tuple[RouteSection, ...]
     dedupe: Dedupe | None = None
     dead_letter_topics: tuple[str, ...] = ()
