@@ -16,6 +16,8 @@ _T = TypeVar("_T")
 def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
     """Run a call on a thread of its own, so that signal handlers run here while it takes its time.
 
+    They run on the main thread only: another one makes a call without a time limit itself.
+
     Args:
         call: It goes on, and nobody hears of it, when the time is over.
         timeout_s: Longest time for it, in seconds; None for no end.
@@ -23,6 +25,8 @@ def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
     Raises:
         TimeoutError: The time is over.
     """
+    if timeout_s is None and threading.current_thread() is not threading.main_thread():
+        return call()
     outcome: list[tuple[_T | None, BaseException | None]] = []
     done = threading.Event()
 
