@@ -11,6 +11,7 @@ The file is for people and for the members beside: what a gateway must not forge
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from towline import files
+from towline.errors import JournalFailed
 
 __all__ = [
     "CLIENTS_FILE",
@@ -32,6 +34,8 @@ __all__ = [
 ]
 
 CLIENTS_FILE: Final = "clients.json"
+#: A full disk keeps no gateway from going on [I7]; any other failure is one of the disk that holds the journal [I6].
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Directory in a line's state directory that has one for each member.
 MEMBERS: Final = "members"
 
@@ -83,7 +87,8 @@ def note_client(state_dir: Path, session: ClientSession) -> None:
     """Write down that a client id has a session; what is known of it already stays, but for its brokers and share.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: The disk is full.
+        JournalFailed: TL-J04, it does not work.
     """
     known = read_clients(state_dir)
     before = next((one for one in known if _is_there(one, session.client_id)), None)
@@ -102,7 +107,8 @@ def end_client(state_dir: Path, client_id: str, how: str) -> None:
     """Write down that the session of a client id was ended, if it was written down that there is one.
 
     Raises:
-        OSError: The disk does not take it.
+        OSError: The disk is full.
+        JournalFailed: TL-J04, it does not work.
     """
     known, now = read_clients(state_dir), time.time()
     ended = [replace(one, ended=now, how=how) if _is_there(one, client_id) else one for one in known]
@@ -124,4 +130,10 @@ def _is_there(session: ClientSession, client_id: str) -> bool:
 
 def _write(state_dir: Path, clients: Iterable[ClientSession]) -> None:
     text = json.dumps({"clients": [asdict(one) for one in clients]}, indent=1)
-    files.replace_durably(state_dir / CLIENTS_FILE, text + "\n")
+    try:
+        files.replace_durably(state_dir / CLIENTS_FILE, text + "\n")
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise
+        what = f"writing {CLIENTS_FILE} failed ({files.why(error)})"
+        raise JournalFailed("TL-J04", str(state_dir), what, "Check the disk and start again.") from error

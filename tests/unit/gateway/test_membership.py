@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from towline.errors import ConfigError, GatewayError
+from towline.errors import ConfigError, GatewayError, JournalFailed
 from towline.gateway.clients import ClientSession, abandoned, end_client, note_client, read_clients
 from towline.gateway.draining import Drain, DrainFacts, DrainStep, Stillness, step_of
 from towline.gateway.membership import DRAIN_NOTE, SHARE_NOTE, Start, enter, since_of
@@ -202,6 +204,21 @@ def test_client_ids_are_written_down_once_and_ended_once(tmp_path: Path) -> None
     assert not abandoned(tmp_path, "a")
     note_client(tmp_path, ClientSession("a", (), 4.0))
     assert abandoned(tmp_path, "a"), "it is in use once more"
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, OSError), (errno.EIO, JournalFailed)])
+def test_a_full_disk_is_no_broken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    """Of the second the gateway ends [I6], of the first nobody is kept from going on [I7]."""
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(kind):
+        note_client(tmp_path, ClientSession("a"))
+    assert read_clients(tmp_path) == ()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"clients": [1]}', '{"clients": [{}]}', "\xff"])
