@@ -33,7 +33,7 @@ def register(spark: SparkSession) -> None:
             Towline.
     """
     _run_our_python(spark)
-    known = _known(spark)
+    known = set() if _ships_python(spark) else _known(spark)
     for word, (module, name) in _SOURCES.items():
         if word in known:
             continue
@@ -70,6 +70,15 @@ def _known(spark: SparkSession) -> set[str]:
         return {name for name in _SOURCES if manager.dataSourceExists(name)}
     except Exception:  # noqa: BLE001 - a Connect session has none, and discovery is no promise of Spark's
         return set()
+
+
+def _ships_python(spark: SparkSession) -> bool:
+    """Whether the application brings Python files along (``--py-files``).
+
+    Tasks of a format that Spark has found by itself do not get them (`UserDefinedPythonDataSource`, whose function for
+    such a one has no includes); those of a format that is registered do.
+    """
+    return bool(getattr(getattr(spark, "_sc", None), "_python_includes", None))
 
 
 def _run_our_python(spark: SparkSession) -> None:
