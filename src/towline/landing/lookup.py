@@ -28,14 +28,17 @@ def row_at(place: LandingPlace, offset: int) -> int:
 
     Raises:
         KafkaError: TL-K01.
-        JournalError: TL-J33, the partition has never come so far.
+        JournalError: TL-J07 what lay there was removed, TL-J33 the partition has never come so far.
     """
     first, end = bounds(place)
+    if offset < first:
+        what = f"what lay at offset {offset:,} was committed and removed; the topic begins at {first:,}"
+        raise JournalError("TL-J07", place.where, what, "It was counted when it was committed.")
     if offset > end:
         what = f"offset {offset:,} was read, and the topic ends at {end:,}: it was made anew, or restored"
         do = "Bring the topics back from the same backup, or start the query with a new checkpoint directory."
         raise JournalError("TL-J33", place.where, what, do)
-    start = max(first, offset)
+    start = offset
     while start < end:
         records = scan(place.client, place.rows, start, upto=min(end, start + _AHEAD)).records
         if records:

@@ -17,7 +17,7 @@ from towline.kafka.clientconfig import LEADER_ONLY, QUIET, resolve
 from towline.kafka.options import SinkSettings
 from towline.kafka.reserved import JOURNALS
 
-__all__ = ["LANDING", "STATE", "LandingPlace", "Scanned", "away", "consumer_of", "end_of", "scan"]
+__all__ = ["LANDING", "STATE", "LandingPlace", "Scanned", "consumer_of", "end_of", "scan"]
 
 #: How the names of the topics end; they begin with ``towline.`` and the journal's name.
 LANDING, STATE = JOURNALS
@@ -104,11 +104,6 @@ class LandingPlace:
         given = {f"kafka.{name}": value for name, value in self.client.items()}
         own = {"guarantee": "exactly_once", "deliveryTimeout": str(_ATTEMPT_S)}
         return SinkSettings.parse({**tuned, **given, **own})
-
-
-def away(where: str, error: KafkaError) -> KafkaError:
-    """The same error, said of a journal."""
-    return KafkaError(error.code, where, error.what, "It is tried again and again; nothing is acknowledged meanwhile.")
 
 
 def consumer_of(client: Mapping[str, str], more: Mapping[str, Any]) -> Any:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Final
+
+import structlog
 
 from towline.errors import TowlineError
 from towline.kafka import admin
@@ -17,6 +20,8 @@ __all__ = ["Trimmer"]
 
 #: Shortest time between two requests, in seconds: DeleteRecords moves a mark in each replica.
 _EVERY_S: Final = 1.0
+#: Shortest time between two lines that say that they fail, in seconds.
+_REPORT_EVERY_S: Final = 600.0
 
 
 class Trimmer:
@@ -35,6 +40,9 @@ class Trimmer:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
+        self._log = structlog.get_logger("towline.gateway").bind(line=place.name)
+        #: when a failure may be told again, on `time.monotonic`
+        self._report_at = 0.0
 
     def below(self, place: TopicPartition, offset: int) -> None:
         """Let what lies below an offset go, in a moment."""
@@ -60,7 +68,11 @@ class Trimmer:
     def _delete(self, wanted: dict[tuple[str, int], int]) -> None:
         try:
             admin.delete_below(self._place.client, wanted)
-        except TowlineError:
+        except TowlineError as error:
+            if time.monotonic() >= self._report_at:  # such as a user that may not delete: the topics grow
+                self._report_at = time.monotonic() + _REPORT_EVERY_S
+                what = "what is committed can't be removed from Kafka yet"
+                self._log.warning(what, code=error.code, reason=str(error), topics=sorted({name for name, _ in wanted}))
             with self._changed:
                 for key, offset in wanted.items():
                     self._wanted[key] = max(offset, self._wanted.get(key, 0))

@@ -73,6 +73,7 @@ headers = {{ said = "{{mqtt.user.text}}" }}
         assert account["deduplicated"] == 0
     finally:
         assert bridge.interrupt() == 0
+    assert "does not add up" not in bridge.out
     records = in_kafka(kafka.bootstrap, name)
     assert [value for _, value, _ in records] == [f"m{n}".encode() for n in range(600)]
     assert (records[3][0], records[3][2]["said"], records[3][2]["mqtt.topic"]) == (b"d", b"m3", b"t/d/x")

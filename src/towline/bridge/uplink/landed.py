@@ -38,6 +38,8 @@ KEY_SCHEMA: Final = (
     "response_topic string, correlation_data string, user_properties array<struct<key: string, value: string>>, "
     "message_expiry_seconds long, subscription_ids array<int>, received_at long, gateway string, offset long"
 )
+#: Ends of batches that are remembered: Spark tells of its last 100 again.
+_KNOWN: Final = 1000
 #: Columns of a row that are not in the key as they are.
 _MADE: Final = {
     "payload": "value",
@@ -64,8 +66,11 @@ class LandedRows:
         assert landing is not None
         self._bridge, self._line = bridge, line
         self._place = LandingPlace(landing.client, landing.name or line.gateway.name, landing.partition)
-        #: the end of the last batch of this process: its offset and how many rows lie before it
-        self._last: tuple[int, int] | None = None
+        #: offset where a batch of this process ended -> how many rows lie before it: Spark tells of batches again, when
+        #: what they had is removed
+        self._ends: dict[int, int] = {}
+        #: up to where the journal's owner was told
+        self._said = -1
 
     @property
     def journal(self) -> str:
@@ -137,28 +142,32 @@ class LandedRows:
             rows: How many rows the batch had.
         """
         begin, end = self._offset(source.get("startOffset")), self._offset(source.get("endOffset"))
+        unknown: dict[str, Any] = {"journal": self.journal, "start": None, "end": None}
         if end is None:
-            return {"journal": "", "start": None, "end": None}
+            return unknown
         try:
-            Checkpoint(str(self._line.checkpoint)).sync()
-            self._say(end)
-            start = self._row(begin) if begin is not None else None
-            number = self._row(end) if start is None else start + rows
+            if end > self._said:
+                Checkpoint(str(self._line.checkpoint)).sync()
+                self._say(end)
+            if end not in self._ends:
+                self._ends[end] = self.row_of(end) if begin is None else self.row_of(begin) + rows
         except TowlineError as error:  # the next batch says it too; the account tells what nobody counted
             sys.stderr.write(f"--- line {self._line.name}\n{error}\n")
-            self._last = None
-            return {"journal": "", "start": None, "end": None}
-        self._last = (end, number)
-        return {"journal": self.journal, "start": number - rows if start is None else start, "end": number}
-
-    def _row(self, offset: int) -> int:
-        if self._last is not None and self._last[0] == offset:
-            return self._last[1]
-        return lookup.row_at(self._place, offset)
+            return unknown
+        while len(self._ends) > _KNOWN:
+            del self._ends[next(iter(self._ends))]
+        return {"journal": self.journal, "start": self._ends[end] - rows, "end": self._ends[end]}
 
     def _say(self, offset: int) -> None:
         followers.commit(self._place, CONSUMER, offset)
+        self._said = max(self._said, offset)
 
     def row_of(self, offset: int) -> int:
-        """How many rows lie before an offset."""
-        return lookup.row_at(self._place, offset)
+        """How many rows lie before an offset.
+
+        Raises:
+            KafkaError: TL-K01.
+            JournalError: TL-J07 those behind it were removed, TL-J33 there was never such an offset.
+        """
+        known = self._ends.get(offset)
+        return lookup.row_at(self._place, offset) if known is None else known
