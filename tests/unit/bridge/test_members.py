@@ -237,7 +237,7 @@ def test_check_says_what_it_does_to_order(keys: str, more: str, shown: list[str]
 
 
 def test_the_pages_line_is_right(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "several-gateways.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "sharing.md").read_text()
     text = page.partition("```toml\n")[2].partition("```")[0]
     (line,) = read(GOOD.partition("[[uplink]]")[0] + text, tmp_path).uplinks
     assert [one.mqtt_client_id for one in line.members] == ["plant-7-telemetry-g1", "plant-7-telemetry-g2"]

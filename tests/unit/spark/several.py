@@ -26,6 +26,7 @@ NewReader = Callable[..., MqttStreamReader]
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "_PAUSE_S", 0.02)
     monkeypatch.setattr(gateways, "MEET_S", 0.5)
+    monkeypatch.setattr(gateways, "GRACE_S", 0.25)  # what answers at once may take longer beside other tests
 
 
 @pytest.fixture

@@ -262,6 +262,7 @@ class AnyLine(Section):
         """What its gateways are told: one, or a member each."""
         return (self.gateway,)
 
+    @property
     def kept(self) -> str:
         """Where what its gateway acknowledged waits, in words."""
         return "on disk" if self.gateway.landing is None else "in the landing topic"
