@@ -9,16 +9,23 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.errors import GatewayError, GatewayUnreachable
 from towline.gateway.access import Access, is_remote
 from towline.gateway.endpoint import error_from
+from towline.gateway.interruptible import interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Channel"]
+__all__ = ["BRING_S", "SILENCE_S", "Channel"]
+
+#: Longest wait for the next rows over a network, in seconds: 32 MB of them at 3 Mbit/s.
+SILENCE_S: Final = 90.0
+#: Longest time for a piece of a batch on its way to an outbox over a network, in seconds.
+BRING_S: Final = 300.0
 
 #: gRPC would otherwise wait up to a second, then longer, before it looks again whether a gateway is back. What it calls
 #: the shortest backoff is also how long one attempt may take: a busy machine needs more than a moment.
@@ -67,8 +74,15 @@ class Channel:
             self._flight = flight.connect(self._location, generic_options=_CHANNEL, **given)
         return self._flight
 
+    def options_of_put(self) -> Any:
+        """Those of a call that brings rows: over a network it has an end."""
+        return self.options(BRING_S if is_remote(self._location) else None)
+
     def options(self, timeout_s: float | None = None) -> Any:
         """How long a call may take, and what lets it in over a network: on a unix socket the file's rights do.
+
+        Args:
+            timeout_s: Seconds; None for no end.
 
         Raises:
             GatewayError: TL-G46, there is no token here.
@@ -80,6 +94,27 @@ class Channel:
             told = f"Ticket {self._ticket}" if self._ticket else f"Bearer {self._access.token()}"
             headers = [(b"authorization", told.encode())]
         return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
+
+    def opened(self, call: Callable[[], Any]) -> Any:
+        """Begin a stream of rows; over a network only as long as `heard` waits."""
+        return interruptible(call, SILENCE_S) if is_remote(self._location) else call()
+
+    @contextlib.contextmanager
+    def heard(self, stream: Any) -> Iterator[None]:
+        """End a stream over a network that says nothing for `SILENCE_S`: a machine that is gone ends no connection.
+
+        gRPC's own keep-alive is no help: a server takes one ping in five minutes, and pyarrow has no setting for it.
+        """
+        if not is_remote(self._location):
+            yield
+            return
+        timer = threading.Timer(SILENCE_S, stream.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:

@@ -224,11 +224,12 @@ class GatewayClient:
         fields = {"journal": journal, "start": start, "end": end, "incarnation": incarnation}
         ticket = flight.Ticket(json.dumps(fields).encode())
         with self._channel.translated():
-            stream = self._channel.connected().do_get(ticket, self._channel.options())
+            channel = self._channel
+            stream = channel.opened(lambda: channel.connected().do_get(ticket, channel.options()))
         count = 0
         try:
             while True:
-                with self._channel.translated():
+                with self._channel.translated(), self._channel.heard(stream):
                     chunk = next(stream, None)
                 if chunk is None:
                     break
@@ -367,7 +368,7 @@ class GatewayClient:
         command = json.dumps(fields).encode()
         with self._channel.translated():
             descriptor = flight.FlightDescriptor.for_command(command)
-            stream, answers = self._channel.connected().do_put(descriptor, schema, self._channel.options())
+            stream, answers = self._channel.connected().do_put(descriptor, schema, self._channel.options_of_put())
         try:
             for batch_of_rows in rows:
                 with self._channel.translated():

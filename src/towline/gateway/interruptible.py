@@ -13,12 +13,19 @@ __all__ = ["interruptible"]
 _T = TypeVar("_T")
 
 
-def interruptible(call: Callable[[], _T]) -> _T:
+def interruptible(call: Callable[[], _T], timeout_s: float | None = None) -> _T:
     """Run a call on a thread of its own, so that signal handlers run here while it takes its time.
 
-    They run on the main thread only: another one makes the call itself.
+    They run on the main thread only: another one makes a call without a time limit itself.
+
+    Args:
+        call: It goes on, and nobody hears of it, when the time is over.
+        timeout_s: Longest time for it, in seconds; None for no end.
+
+    Raises:
+        TimeoutError: The time is over.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if timeout_s is None and threading.current_thread() is not threading.main_thread():
         return call()
     outcome: list[tuple[_T | None, BaseException | None]] = []
     done = threading.Event()
@@ -31,7 +38,8 @@ def interruptible(call: Callable[[], _T]) -> _T:
         done.set()
 
     threading.Thread(target=run, name="gateway-call", daemon=True).start()
-    done.wait()
+    if not done.wait(timeout_s):
+        raise TimeoutError
     value, error = outcome[0]
     if error is not None:
         raise error

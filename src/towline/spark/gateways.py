@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -353,12 +353,11 @@ class SourceGateways:
         self._former.pop(one.place.text, None)
         one.hold.release()
 
-    def release(self, ones: Iterable[SourceGateway] | None = None) -> None:
-        """Give all leases back; commits nothing."""
+    def release(self) -> None:
+        """Give all leases back; commits nothing. One that is away has none, and is asked for none any more."""
         self._closed = True
-        for one in [*self.all, *self._former.values()] if ones is None else ones:
-            if one.absence is None:
-                one.hold.release()
+        for one in (*self.all, *self._former.values()):
+            one.hold.release()
 
     def statuses(self) -> dict[SourceGateway, dict[str, Any]]:
         """What each gateway says of itself; nothing of those that do not answer within a second."""

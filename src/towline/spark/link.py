@@ -141,6 +141,7 @@ class GatewayPlace:
                     for batch in client.read(journal, start, end, incarnation=incarnation):
                         start += batch.num_rows
                         yield batch
+                        deadline = time.monotonic() + PATIENCE_S
             except GatewayUnreachable:
                 if time.monotonic() >= deadline:
                     raise

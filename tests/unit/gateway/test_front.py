@@ -31,7 +31,7 @@ from towline.gateway.network import NetworkFront
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.settings import GatewaySettings
 from towline.journal import Limits, Outbox
-from towline.schema import MESSAGE_SCHEMA, OUTBOX_SCHEMA
+from towline.schema import MESSAGE_SCHEMA, NO_MESSAGES, OUTBOX_SCHEMA
 from towline.spark.link import GatewayPlace
 from towline_prove.devstack.ports import free_port
 
@@ -173,6 +173,24 @@ def test_a_stream_goes_on_where_it_broke_off(fronted: Fronted) -> None:
             os.kill(fronted.pid, signal.SIGKILL)
         offsets += batch.column("offset").to_pylist()
     assert offsets == list(range(end - 200_000, end))
+
+
+def test_a_machine_that_says_nothing_is_given_up(fronted: Fronted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose power is off: its connections stay."""
+    monkeypatch.setattr("towline.gateway.channel.SILENCE_S", 0.3)
+    monkeypatch.setattr("towline.gateway.channel.BRING_S", 0.5)
+    end = fronted.server.add(1)
+    with fronted.driver() as driver:
+        driver.status()
+        os.kill(fronted.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(GatewayUnreachable, match="TL-G01"):
+                list(driver.read(fronted.server.journal.journal_id, end - 1, end))
+            with pytest.raises(GatewayUnreachable, match="TL-G01"):
+                driver.send("silent/0", 0, [NO_MESSAGES], MESSAGE_SCHEMA)
+        finally:
+            os.kill(fronted.pid, signal.SIGCONT)
+        assert sum(batch.num_rows for batch in driver.read(fronted.server.journal.journal_id, end - 1, end)) == 1
 
 
 def test_its_end_and_its_failure_are_told(tmp_path: Path, fronted: Fronted) -> None:

@@ -170,24 +170,6 @@ def test_locate_by_bytes_is_monotone_and_makes_progress(tmp_path: Path) -> None:
             assert journal.locate(start, max_bytes=1 << 30, max_rows=3) == min(start + 3, 113)
 
 
-def test_a_size_is_what_locate_takes(tmp_path: Path) -> None:
-    """Parts of a range are together its size, and what `locate` gives for a number of bytes is not larger."""
-    with opened(tmp_path, SMALL) as journal:
-        for group in (1, 1, 30, 2, 9, 1, 64, 5):
-            fill(journal, group, group=group)
-        for start in range(113):
-            assert journal.size(start, start) == 0
-            for most in (100, 1000, 5000, 1 << 30):
-                end = journal.locate(start, max_bytes=most)
-                assert journal.size(start, end) <= most or end == start + 1
-                middle = (start + end) // 2
-                parts = journal.size(start, middle) + journal.size(middle, end)
-                assert parts == pytest.approx(journal.size(start, end), abs=1)
-        assert 0 < journal.size(0, 113) <= journal.bytes_on_disk
-        with pytest.raises(JournalError, match="TL-J07"):
-            journal.size(0, 114)
-
-
 def test_locate_by_bytes_is_near_the_bytes(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 2000, group=1, size=1000)
