@@ -33,7 +33,7 @@ __all__ = [
     "siblings",
 ]
 
-CLIENTS_FILE: Final = "clients.json"
+CLIENTS_FILE: Final = "sessions.json"
 #: A full disk keeps no gateway from going on [I7]; any other failure is one of the disk that holds the journal [I6].
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Directory in a line's state directory that has one for each member.

@@ -116,7 +116,7 @@ class Departure:
             self._log.warning("the session is not ended yet", code=error.code, reason=str(error))
             return False
         except OSError as error:  # the journal has it
-            self._log.warning("clients.json can't be written", reason=str(error))
+            self._log.warning("sessions.json can't be written", reason=str(error))
         self._log.info("drained", client_id=client_id)
         return True
 
@@ -131,7 +131,7 @@ class Departure:
             what = f'the session of client id "{client_id}", which was given up, is not ended: {error}'
             self._log.warning(what, code="TL-G59")
         except OSError as error:
-            self._log.warning("clients.json can't be written", reason=str(error))
+            self._log.warning("sessions.json can't be written", reason=str(error))
         else:
             self._log.info("a session that was given up is ended", client_id=client_id)
 

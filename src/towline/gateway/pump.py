@@ -425,7 +425,7 @@ class Pump:
         try:
             note_client(self._settings.state_dir, session)
         except OSError as error:
-            self._log.warning("clients.json can't be written", reason=str(error))
+            self._log.warning("sessions.json can't be written", reason=str(error))
 
     @property
     def _session_kept_s(self) -> int:

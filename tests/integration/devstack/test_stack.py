@@ -93,7 +93,7 @@ def test_the_default_directory_is_the_users(tmp_path: Path) -> None:
 
 
 def test_an_unknown_broker(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rabbit: is no broker of the devstack\. There are mosquitto, kafka.*TL-C71"):
+    with pytest.raises(ConfigError, match=r"rabbit: is no server of the devstack\. There are mosquitto, kafka.*TL-C71"):
         Stack(tmp_path).server("rabbit")
 
 

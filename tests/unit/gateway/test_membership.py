@@ -223,5 +223,5 @@ def test_a_full_disk_is_no_broken_one(
 
 @pytest.mark.parametrize("text", ["", "[]", '{"clients": [1]}', '{"clients": [{}]}', "\xff"])
 def test_a_file_that_is_none_of_ours_says_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / "clients.json").write_text(text, encoding="latin-1")
+    (tmp_path / "sessions.json").write_text(text, encoding="latin-1")
     assert read_clients(tmp_path) == ()
