@@ -10,6 +10,7 @@ from benchmarks import (
     costs,
     downlink,
     exactly_once,
+    gateways,
     growth,
     inbox,
     intake,
@@ -41,6 +42,7 @@ _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
     "space": lambda scale, _: space.run(5000 // scale),
     "waiting": lambda scale, _: waiting.run(10_000_000 // scale),
     "growth": lambda scale, quick: growth.run(200_000 // scale, lines=(1, 10) if quick else (1, 10, 50)),
+    "gateways": lambda scale, quick: gateways.run(300_000 // scale, rounds=2 if quick else 5),
     "publisher": lambda scale, _: publisher.run(100_000 // scale),
     "downlink": lambda scale, _: downlink.run(100_000 // scale),
 }

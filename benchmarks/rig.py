@@ -54,6 +54,7 @@ def publish(
     run: str = "bench",
     qos: int = 1,
     devices: int = 50,
+    topic: str = "telemetry/{device}/data",
 ) -> LoadResult:
     """Publish numbered messages from 8 connections, or one a device; the history lands in the directory."""
     claims = directory / f"claims-{run}-{time.time_ns()}"
@@ -66,6 +67,7 @@ def publish(
         run=run,
         window=5000,
         qos=qos,
+        topic=topic,
     )
     return run_load(plan, claims)
 

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bridge.test_config import GOOD, read, told
+from tests.unit.bridge.test_listening import LISTENING
+from tests.unit.gateway.remote import Pki
 from towline.bridge.config.members import restricted
 from towline.bridge.config.model import Bridge
 from towline.bridge.config.plan import plan_of, render
+from towline.bridge.runtime.supervisor import _check_members
 from towline.errors import ConfigError
 from towline.mqtt.events import Filter
 
@@ -242,3 +245,29 @@ def test_the_pages_line_is_right(tmp_path: Path) -> None:
     (line,) = read(GOOD.partition("[[uplink]]")[0] + text, tmp_path).uplinks
     assert [one.mqtt_client_id for one in line.members] == ["plant-7-telemetry-g1", "plant-7-telemetry-g2"]
     assert "CRC32C(key in UTF-8) mod number of members" in page
+
+
+def test_one_file_says_it_for_every_machine(tmp_path: Path) -> None:
+    """Members for the machines of gateways, `gateways` for the one with the query; all else as each of them needs it."""
+    Pki.made(tmp_path / "pki")
+    keys = 'share = "hash"\njournal = { max_bytes = "1 GiB" }\ngateways = ["grpc+tls://g1:8815", "grpc+tls://g2:8815"]'
+    bridge = read(with_line(keys, f"{MEMBERS}\n{LISTENING}"), tmp_path)
+    (line,) = bridge.uplinks
+    assert line.gateways == ("grpc+tls://g1:8815", "grpc+tls://g2:8815")
+    assert all(one.listen and one.listen.address == "0.0.0.0:8815" for one in line.members)
+    assert all(one.journal.max_bytes == 1 << 30 for one in line.members)
+    _check_members(bridge)
+    text = render(plan_of(bridge))
+    for part in ("gateways  grpc+tls://g1:8815", "broker    mqtt", "share     hash", "member    g1", "acks      when"):
+        assert part in text, text
+
+
+def test_without_members_what_belongs_to_gateways_elsewhere_is_refused(tmp_path: Path) -> None:
+    keys = 'journal = { max_bytes = "1 GiB" }\ngateways = ["/var/lib/g1"]'
+    (mistake,) = told(with_line(keys), tmp_path)
+    assert "journal belongs to the gateways" in mistake
+
+
+def test_a_landing_topic_is_of_one_gateway(tmp_path: Path) -> None:
+    (mistake,) = told(with_line('share = "hash"\ninbox = "kafka"', MEMBERS), tmp_path)
+    assert "a landing topic is of one gateway" in mistake

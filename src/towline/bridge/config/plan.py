@@ -117,7 +117,7 @@ def plan_of(bridge: Bridge) -> dict[str, Any]:
 
 def _common(line: Line | DownLine) -> dict[str, Any]:
     gateway = line.gateway
-    elsewhere = isinstance(line, Line) and bool(line.gateways)
+    elsewhere = isinstance(line, Line) and bool(line.gateways) and not line.members
     return {
         "name": line.name,
         "direction": line.direction,
