@@ -339,6 +339,7 @@ dead_letter_topic = "{dead}"
 """
 
 
+@pytest.mark.long
 def test_a_batch_that_was_committed_while_nobody_listened_is_counted(
     bridge: Running, mosquitto: Mosquitto, kafka: Kafka, topic: NewTopic
 ) -> None:

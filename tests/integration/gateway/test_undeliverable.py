@@ -56,7 +56,7 @@ def outbox(gateway: Gateway) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("qos", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_message_at_which_the_broker_cuts_is_set_aside_and_the_others_arrive(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, ears: list[Ear], qos: int
 ) -> None:

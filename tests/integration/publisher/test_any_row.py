@@ -36,7 +36,7 @@ with Publisher(broker, state_dir=state, on_outcome=outcome) as publisher:
 """
 
 
-@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+@pytest.mark.parametrize("protocol", ["5", pytest.param("3.1.1", marks=pytest.mark.long)])
 def test_every_row_goes_out_or_is_set_aside(new_mosquitto: NewMosquitto, tmp_path: Path, protocol: str) -> None:
     broker = new_mosquitto(max_queued_messages="0")
     rows = extremes.outbox_rows(SEED, OUTBOX_SCHEMA)
