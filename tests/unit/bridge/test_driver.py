@@ -140,6 +140,17 @@ def test_rows_that_hold_many_messages_are_counted_by_their_offsets(uplink: Uplin
     assert asks.report({**PROGRESS, "numInputRows": 1})["rows"] == 1
 
 
+def test_rows_of_a_task_that_ran_again_are_counted_once(tmp_path: Path) -> None:
+    """Of an executor that was lost: Spark counts the rows of both attempts."""
+    uplink = uplink_with(tmp_path, route=WHERE)
+    sink_was_given(uplink, 10)
+    report = uplink.report({**PROGRESS, "numInputRows": 17})
+    assert report["rows"] == 10
+    assert not any(report["observed"].values())
+    counts = UplinkCounts().add(report)
+    assert counts.agree
+
+
 def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery) -> None:
     """Spark reports it with the number of the next one, which would then be taken for counted [I11]."""
     out = io.StringIO()

@@ -253,8 +253,8 @@ class UplinkQuery(LineQuery[Line]):
         begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
         start = begin.get("offset", self._began)
         report |= {"journal": end.get("journal", ""), "start": start, "end": end.get("offset")}
-        if self._packs and start is not None:  # Spark counts rows, of which one may hold many messages
-            report["rows"] = end.get("offset", start) - start
+        if start is not None:
+            report["rows"] = self._messages(report["rows"], end.get("offset", start) - start)
         return self._with_dead_letters(self._with_left_out(report, progress))
 
     def _spanning(self, report: dict[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,8 +263,16 @@ class UplinkQuery(LineQuery[Line]):
         first = source.get("startOffset") is None
         begun = [replace(place, offset=self._begun.get(place.gateway, place.offset)) for place in end]
         spans = spans_of(begun if first else begin, end)
-        rows = sum(upto - start for start, upto in spans.values()) if self._packs else report["rows"]
+        rows = self._messages(report["rows"], sum(upto - start for start, upto in spans.values()))
         return {**report, "spans": spans, "rows": rows}
+
+    def _messages(self, rows: int, offsets: int) -> int:
+        """How many messages a batch had: what Spark counted, as far as that says it.
+
+        One row may hold many messages. And of a task that ran again, because its executor was lost, Spark counts the
+        rows of each attempt (`numInputRows`), so there may be more than the batch has offsets.
+        """
+        return offsets if self._packs else min(rows, offsets)
 
     def _with_left_out(self, report: dict[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
         """A report that says why rows did not come to the sink, which knows how many did."""
