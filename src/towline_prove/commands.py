@@ -16,11 +16,11 @@ import typer
 
 from towline.errors import ConfigError, TowlineError
 from towline_prove.account import RunAccount
-from towline_prove.batches import BatchesPlan, run_batches
+from towline_prove.batches import BatchesPlan, BatchesRun, run_batches
 from towline_prove.evidence import evidence, revision, write_evidence
 from towline_prove.gateway_soak import GatewaySoak, GatewaySoakPlan
 from towline_prove.history import read_history
-from towline_prove.large import LargePlan, run_large
+from towline_prove.large import LargePlan, LargeRun, run_large
 from towline_prove.load import LoadPlan, run_load
 from towline_prove.processes import Role
 from towline_prove.reader import read_topic
@@ -168,11 +168,8 @@ def large(
     with _place(directory) as place:
         revision()
         run = run_large(plan, place, typer.echo)
-    if record is not None:
-        write_evidence(evidence("large", ok=run.ok, seconds=run.seconds, details=run.as_json()), record)
     typer.echo(run.account.line())
-    typer.echo(json.dumps(run.as_json()))
-    raise typer.Exit(0 if run.ok else 1)
+    raise _told("large", run, record)
 
 
 @app.command()
@@ -189,10 +186,15 @@ def batches(
     with _place(directory) as place:
         revision()
         run = run_batches(plan, place, typer.echo)
+    raise _told("batches", run, record)
+
+
+def _told(program: str, run: LargeRun | BatchesRun, record: Path | None) -> typer.Exit:
+    """Record a run that has ended, where that was asked for, and say what it counted; the end with its exit code."""
     if record is not None:
-        write_evidence(evidence("batches", ok=run.ok, seconds=run.seconds, details=run.as_json()), record)
+        write_evidence(evidence(program, ok=run.ok, seconds=run.seconds, details=run.as_json()), record)
     typer.echo(json.dumps(run.as_json()))
-    raise typer.Exit(0 if run.ok else 1)
+    return typer.Exit(0 if run.ok else 1)
 
 
 @contextlib.contextmanager

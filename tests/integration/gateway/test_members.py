@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +74,24 @@ def status_of(directory: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-def test_by_hash_each_device_is_with_one_member_in_order_over_a_kill(
-    mosquitto: Mosquitto, new_members: NewMembers, tmp_path: Path
-) -> None:
-    by_device = 'guarantee = "exactly_once"\nshare = "hash"\nshare_key = "device"\n'
-    members = new_members(mosquitto, f"{by_device}{ROUTE}{TWO}")
-    first, second = members["g1"], members["g2"]
+def publishing(mosquitto: Mosquitto, members: Mapping[str, Gateway]) -> Devices:
+    """Start all members, and devices that have sent half of their messages."""
     for one in members.values():
         one.start()
         one.until(state="online")
     devices = Devices(mosquitto)
     devices.start()
     assert devices.half.wait(60)
+    return devices
+
+
+def test_by_hash_each_device_is_with_one_member_in_order_over_a_kill(
+    mosquitto: Mosquitto, new_members: NewMembers, tmp_path: Path
+) -> None:
+    by_device = 'guarantee = "exactly_once"\nshare = "hash"\nshare_key = "device"\n'
+    members = new_members(mosquitto, f"{by_device}{ROUTE}{TWO}")
+    first, second = members["g1"], members["g2"]
+    devices = publishing(mosquitto, members)
     wait_until(lambda: second.status()["end"] > 20, what="some in its journal")
     second.stop(signal.SIGKILL)
     devices.join(60)
@@ -150,12 +157,7 @@ def test_a_shared_subscription_loses_and_doubles_nothing_and_hands_nothing_over(
     """What Mosquitto has queued for a member that is away waits for that member [MQTT-4.8.2-4]."""
     members = new_members(mosquitto, f'guarantee = "exactly_once"\nshare = "subscription"\n{ROUTE}{TWO}')
     first, second = members["g1"], members["g2"]
-    for one in members.values():
-        one.start()
-        one.until(state="online")
-    devices = Devices(mosquitto)
-    devices.start()
-    assert devices.half.wait(60)
+    devices = publishing(mosquitto, members)
     second.stop(signal.SIGKILL)
     devices.join(60)
 
