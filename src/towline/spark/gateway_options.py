@@ -86,6 +86,16 @@ def _pairs(text: str) -> list[tuple[str, str]]:
     raise ValueError('it is NAME=VALUE with commas between them, or JSON such as [["a", "1, 2"]]')
 
 
+def _parts(text: str) -> object:
+    """What stands between commas, or what JSON holds where it begins as a list; None for broken JSON."""
+    if not text.lstrip().startswith("["):
+        return text.split(",")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def parse_subscriptions(text: str) -> list[dict[str, object]]:
     """Read ``telemetry/#:1, alarms/+`` or a JSON list of the same texts (for filters with a comma), or of objects.
 
@@ -95,12 +105,7 @@ def parse_subscriptions(text: str) -> list[dict[str, object]]:
     Raises:
         ValueError: For an empty list, or JSON that is none of these.
     """
-    parts: object = text.split(",")
-    if text.lstrip().startswith("["):
-        try:
-            parts = json.loads(text)
-        except ValueError:
-            parts = None
+    parts = _parts(text)
     if not isinstance(parts, list) or not all(isinstance(part, str | dict) for part in parts):
         raise ValueError('it is filters with a comma between them, or a JSON list such as ["a,b/#:1"]')
     subscriptions = [_subscription(part) for part in parts if not isinstance(part, str) or part.strip()]
@@ -218,12 +223,7 @@ def gateway_list(text: str) -> tuple[str, ...]:
     Raises:
         ValueError: One is none, or stands there twice, or there is none.
     """
-    parts: object = text.split(",")
-    if text.lstrip().startswith("["):
-        try:
-            parts = json.loads(text)
-        except ValueError:
-            parts = None
+    parts = _parts(text)
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise ValueError('it is gateways with a comma between them, or a JSON list such as ["/var/lib/g1"]')
     named = [_gateway(part.strip()).rstrip("/") for part in parts if part.strip()]
