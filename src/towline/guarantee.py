@@ -124,9 +124,10 @@ _REPEATABLE: Final = MappingProxyType(
     {"spark.speculation": "false", "spark.sql.adaptive.streaming.stateless.enabled": "false"}
 )
 
-#: A second attempt beside the first would mix up the order of a device's two classes; a stage that is run again would
-#: hand over rows a second time without saying so: its tasks count their attempts anew.
-_ATTEMPTED_ONCE: Final = MappingProxyType({"spark.speculation": "false", "spark.stage.maxConsecutiveAttempts": "1"})
+#: A stage that is run again would hand over rows a second time without saying so: its tasks count their attempts anew.
+_STAGES_ONCE: Final = MappingProxyType({"spark.stage.maxConsecutiveAttempts": "1"})
+#: A second attempt beside the first would mix up the order of a device's two classes.
+_ATTEMPTED_ONCE: Final = MappingProxyType({"spark.speculation": "false", **_STAGES_ONCE})
 
 #: Idempotent, acknowledged by all in-sync replicas, sent again until the delivery timeout.
 _ACKNOWLEDGED: Final = MappingProxyType({"acks": "all", "enable.idempotence": "true"})
@@ -155,7 +156,7 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             transactions=False,
             isolations=("read_committed", "read_uncommitted"),
             publish_levels=(0,),
-            spark=MappingProxyType({}),
+            spark=_STAGES_ONCE,
             kafka=_UNANSWERED,
             kafka_accepts=MappingProxyType({name: frozenset({value}) for name, value in _UNANSWERED.items()}),
             kafka_timeout_s=5.0,
