@@ -232,8 +232,8 @@ PLACE = {"gateway": "grpc+tls://g1:8815", "gatewayTokenFile": "/t"}
 def test_the_options_become_the_access() -> None:
     files = {"gatewayCaFile": "/ca", "gatewayCertFile": "/c", "gatewayKeyFile": "/k", "gatewayServerName": "g"}
     for parsed in (parse_options({**PLACE, **files}), parse_sink_options({**PLACE, **files})):
-        assert parsed.access == Access("/t", "/ca", "/c", "/k", "g")
-        assert (parsed.location, parsed.ticket_s) == ("grpc+tls://g1:8815", 3600.0)
+        access = Access("/t", "/ca", "/c", "/k", "g")
+        assert parsed.place == GatewayPlace("", "grpc+tls://g1:8815", "", access, 3600.0)
 
 
 @pytest.mark.parametrize("parse", [parse_options, parse_sink_options])
