@@ -274,13 +274,14 @@ def test_mqtt_to_kafka_exactly_once_whatever_is_killed(
                 wait_until(lambda: (checkpoint(bridge).last_commit_batch() or 0) > before, PATIENCE, "the next batch")  # noqa: B023 - asked now
         finally:
             enough.set()
-    messages = load.result().acked
-    assert messages > 1000
-    nothing_waits(bridge, messages)
+    sent = load.result()
+    assert sent.acked > 500
+    nothing_waits(bridge, sent.acked)
     assert bridge.account()["adds_up"]
     assert bridge.interrupt() == 0
     verdict = judge(read_history(tmp_path / "claims"), read_topic(own_kafka.bootstrap, "t", reader="kcat"))
-    assert (verdict.acked, verdict.delivered) == (messages, messages), verdict.line()
+    # What was on its way when the load ended may have come through.
+    assert verdict.acked == sent.acked <= verdict.delivered <= sent.attempted, verdict.line()
     assert verdict.ok("exactly_once"), verdict.line()
 
 
