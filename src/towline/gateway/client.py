@@ -52,6 +52,8 @@ class Lease:
         tip: Offset after the last durable row.
         committed: The consumer's watermark: the offset after its last committed row.
         known: Whether the journal knew the consumer before.
+        opening: Which opening of the journal gave it; "" from a gateway of the version before. An older copy may have
+            the same epoch.
     """
 
     consumer: str
@@ -63,6 +65,7 @@ class Lease:
     tip: int
     committed: int
     known: bool
+    opening: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ class GatewayClient:
         lease = Lease(
             consumer=consumer,
             token=answer["lease"],
+            opening=answer.get("opening", ""),
             **{key: answer[key] for key in ("name", "journal", "epoch", "first", "tip", "committed", "known")},
         )
         if far:

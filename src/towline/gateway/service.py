@@ -239,6 +239,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "lease": lease,
             "name": self._name,
             "known": consumer in before,
+            "opening": self._journal.incarnation,
             "committed": self._journal.consumers.get(consumer, self._journal.first),
             **self._position(),
         }

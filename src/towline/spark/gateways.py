@@ -8,17 +8,16 @@ nobody's rows but its own.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalFailed
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
 from towline.gateway.interruptible import interruptible
+from towline.spark.absence import Absence, is_absence, is_refusal, is_silence, nobody_lets_in
 from towline.spark.hold import GatewayHold
 from towline.spark.link import PATIENCE_S
 
@@ -27,27 +26,13 @@ if TYPE_CHECKING:
     from towline.spark.link import GatewayPlace
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["Absence", "Question", "SourceGateway", "SourceGateways"]
+__all__ = ["Question", "SourceGateway", "SourceGateways"]
 
 #: A poll that has been unanswered for so long, in seconds, is at a gateway without rows: one that has some answers at
 #: once. So much may a batch wait for the gateways beside the first that answered.
 GRACE_S: Final = 0.02
 #: How long a new query waits for the other gateways once one has answered, in seconds.
 MEET_S: Final = 5.0
-#: Pause before a gateway that is away is asked again, in seconds.
-_PAUSE_S: Final = 0.25
-#: What a gateway says, or does not say, while it is being started again.
-_AWAY: Final = (GatewayUnreachable, JournalFailed)
-
-_LOG = logging.getLogger("towline.spark")
-
-
-@dataclass(frozen=True, slots=True)
-class Absence:
-    """Since when a gateway does not answer, in seconds since 1970, and why."""
-
-    since: float
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +63,7 @@ class SourceGateway:
 
     Attributes:
         lease: As it was given last; None before the first.
-        absence: Why it does not answer now, or None.
+        absence: Why it is done without now, or None.
         tip: Offset after the newest row it told of.
     """
 
@@ -91,6 +76,8 @@ class SourceGateway:
         self.absence: Absence | None = None
         self.tip = 0
         self.poll: _Poll | None = None
+        #: It is not asked again before, on `time.monotonic`.
+        self.rests_until = 0.0
 
     @property
     def place(self) -> GatewayPlace:
@@ -124,6 +111,7 @@ class SourceGateways:
         Raises:
             ConfigError: TL-G50, two of them are one.
             Fenced: TL-G03 when another living reader has a lease.
+            GatewayError: TL-G40, TL-G44 or TL-G46, none of them lets us in.
             GatewayUnreachable: None answers within `PATIENCE_S` seconds.
         """
         began = time.monotonic()
@@ -135,6 +123,8 @@ class SourceGateways:
             waited = time.monotonic() - began
             known = any(one.lease for one in self.all)
             left = [one for one in self.all if one.lease is None and not (one.poll and one.poll.done)]
+            if self._refused():
+                return True
             return not left or (known and self.several and (waited > MEET_S or all(one.absence for one in left)))
 
         self._wait(over, began + PATIENCE_S + 1)
@@ -205,7 +195,7 @@ class SourceGateways:
 
         def over() -> bool:
             now = time.monotonic()
-            if any(one.poll and one.poll.done and self._fatal(one.poll.error) for one in self.all):
+            if self._refused() or any(one.poll and one.poll.done and self._fatal(one.poll.error) for one in self.all):
                 return True
             pending = [one for one in questions if one.poll and not one.poll.done]
             waited_for = [one for one in pending if not (self.several and one.absence)]
@@ -233,8 +223,8 @@ class SourceGateways:
         for one, question in questions.items():
             try:
                 window = interruptible(partial(self._asked, one, question, 0.0))
-            except _AWAY as error:
-                if not self.several:
+            except TowlineError as error:
+                if self._fatal(error):
                     raise
                 self._absent(one, error)
                 continue
@@ -276,13 +266,15 @@ class SourceGateways:
     def _run(self, one: SourceGateway, poll: _Poll) -> None:
         """Ask until there are rows, or the poll's time is over; then say so."""
         while not poll.done:
-            window, failure = None, None
+            time.sleep(max(0.0, one.rests_until - time.monotonic()))
+            window: Window | None = None
+            failure: BaseException | None = None
             try:
                 window = self._asked(one, poll.question, poll.timeout_s)
                 self._present(one)
             except BaseException as error:  # noqa: BLE001 - raised on the reader's thread
                 failure = error
-            away = isinstance(failure, _AWAY)
+            away = is_silence(failure) or (self.several and is_refusal(failure))
             if away:
                 self._absent(one, failure)
             with self._changed:
@@ -292,8 +284,6 @@ class SourceGateways:
                 if late or not (away or (empty and self.several)):
                     poll.window, poll.error, poll.done = window, failure, True
                     self._changed.notify_all()
-            if away and not poll.done:
-                time.sleep(_PAUSE_S)
 
     def _wait(self, over: Callable[[], bool], deadline: float) -> None:
         with self._changed:
@@ -302,10 +292,16 @@ class SourceGateways:
                 self._changed.wait(min(left, GRACE_S if any(map(_has_rows, self.all)) else 1.0))
 
     def _fatal(self, error: BaseException | None) -> bool:
-        return error is not None and not (self.several and isinstance(error, _AWAY))
+        return error is not None and not (self.several and is_absence(error))
+
+    def _refused(self) -> GatewayError | None:
+        """The error where each gateway refuses."""
+        return nobody_lets_in([(self.called(one), one.absence) for one in self.all])
 
     def _raise(self) -> None:
         """Raise what a gateway said; that two are one explains whatever else they say."""
+        if refused := self._refused():
+            raise refused
         errors = [one.poll.error for one in self.all if one.poll and one.poll.done and self._fatal(one.poll.error)]
         for error in sorted(errors, key=lambda one: getattr(one, "code", "") != "TL-G50"):
             assert error is not None
@@ -314,14 +310,13 @@ class SourceGateways:
     # -- who is away -----------------------------------------------------------------------------------------------
 
     def _absent(self, one: SourceGateway, error: BaseException | None) -> None:
+        assert isinstance(error, TowlineError)
+        absence = Absence.after(one.absence, error)
         with self._changed:
-            if one.absence is None and self.several and not self._closed:
-                one.absence = Absence(time.time(), str(getattr(error, "what", error)))
-                _LOG.warning(
-                    "gateway %s is away: %s; its messages wait there, the others' go on   [TL-G54]",
-                    self.called(one),
-                    one.absence.why,
-                )
+            one.rests_until = time.monotonic() + absence.pause_s
+            if self.several and not self._closed:
+                one.absence = absence
+                absence.tell(self.called(one))
             self._changed.notify_all()
 
     def forget(self, one: SourceGateway, error: BaseException) -> None:
@@ -332,9 +327,8 @@ class SourceGateways:
     def _present(self, one: SourceGateway) -> None:
         with self._changed:
             if one.absence is not None:
-                since = datetime.fromtimestamp(one.absence.since).astimezone()
+                one.absence.over(self.called(one))
                 one.absence = None
-                _LOG.warning("gateway %s is back; it was away since %s", self.called(one), f"{since:%H:%M:%S}")
 
     def called(self, one: SourceGateway) -> str:
         """What a person calls it: its name, as far as it ever answered, and its place."""

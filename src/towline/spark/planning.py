@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from towline.errors import ConfigError, GatewayUnreachable
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.interruptible import interruptible
+from towline.spark.absence import is_absence, is_refusal
 from towline.spark.admission import Offer, admit, fitting
 from towline.spark.gateways import Question, SourceGateway, SourceGateways
 from towline.spark.hold import foreign
@@ -153,7 +154,9 @@ class BatchPlanner:
         for one in self._newcomers(self._known(here)[0]):
             try:
                 entries.append(interruptible(partial(self._entry, one)))
-            except GatewayUnreachable as error:
+            except GatewayError as error:
+                if not is_absence(error):
+                    raise
                 self.gateways.forget(one, error)  # gone again: another time
         return entries
 
@@ -245,8 +248,11 @@ class BatchPlanner:
             window = interruptible(
                 lambda: one.hold.wait(place, question.safe, timeout_s=0.0, max_rows=None, max_bytes=None)
             )
-        except GatewayUnreachable as error:
-            raise _unasked(place, f"{place.at} does not answer ({error.what})") from error
+        except GatewayError as error:
+            if not is_absence(error):
+                raise
+            said = "does not let this query in" if is_refusal(error) else "does not answer"
+            raise _unasked(place, f"{place.at} {said} ({error.what})") from error
         if window.tip > place.offset:
             waiting = window.tip - place.offset
             raise ConfigError(
@@ -341,16 +347,17 @@ class BatchPlanner:
     def _patiently(self, rows: JournalRange, one: SourceGateway, call: Any) -> Any:
         try:
             return patiently(lambda: interruptible(call), patience_s=PATIENCE_S)
-        except GatewayUnreachable as error:
-            if not self._plan.several:
+        except GatewayError as error:
+            if not self._plan.several or not is_absence(error):
                 raise
             end = rows.end
+            way = error.do if is_refusal(error) else f"Start it at {one.place.text}."
             raise GatewayUnreachable(
                 "TL-G53",
                 f'gateway "{end.gateway}"',
                 f"it is away ({error.what}), and a batch that was begun needs its messages {rows.start:,} to "
                 f"{end.offset - 1:,}",
-                f"Nothing is lost: start it at {one.place.text}; the batch is then served as it was planned.",
+                f"Nothing is lost, and the batch is then served as it was planned. {way}",
             ) from error
 
     # -- the report ----------------------------------------------------------------------------------------------
@@ -376,11 +383,11 @@ class BatchPlanner:
             plain["last_error"] = trouble
         return {**plain, **self._away(one), "tip": one.tip, "queued": max(0, one.tip - self._reached.get(one, one.tip))}
 
-    def _away(self, one: SourceGateway) -> dict[str, str]:
+    def _away(self, one: SourceGateway) -> dict[str, str | bool]:
         if one.absence is None:
             return {}
         since = datetime.fromtimestamp(one.absence.since, UTC).isoformat(timespec="seconds")
-        return {"away_since": since, "last_error": one.absence.why}
+        return {"away_since": since, "last_error": one.absence.why} | ({"refused": True} if one.absence.refused else {})
 
 
 def _unasked(place: JournalPlace, why: str) -> ConfigError:
