@@ -15,7 +15,7 @@ from tests.unit.bridge.test_config import GOOD, changed, read, told
 from tests.unit.gateway.serving import Served, served
 from towline.bridge.config.model import Bridge, Line
 from towline.bridge.config.plan import plan_of, render
-from towline.bridge.lines.elsewhere import combined
+from towline.bridge.lines.elsewhere import away_trouble, combined
 from towline.bridge.lines.identity import UNKNOWN, Identity
 from towline.bridge.lines.recovery import begin_again
 from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
@@ -27,7 +27,7 @@ from towline.bridge.runtime.supervisor import Supervisor
 from towline.bridge.uplink import several
 from towline.bridge.uplink.account import UplinkCounts
 from towline.cli.gateway import gateway as run_gateway
-from towline.errors import ConfigError, GatewayUnreachable, TowlineError
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
 from towline.gateway.access import Access
 
 SEVERAL = changed('name = "telemetry"', 'name = "telemetry"\ngateways = ["g1", "g2"]').replace(
@@ -163,6 +163,19 @@ def test_one_that_is_away_keeps_its_last_word() -> None:
     assert "away" not in combined({"/g1": told_, "/g2": other}, later)["gateways"]["g2"]
     never = combined({"/g1": told_, "/g9": AWAY}, {})
     assert counts.account(never).away[0].startswith("gateway /g9 away since")
+
+
+def test_one_that_refuses_is_told_with_what_to_do() -> None:
+    """In the words of the bridge file: nobody gave an option of Spark's."""
+    refused = GatewayError("TL-G40", "g2", "the token is missing", "gatewayTokenFile has to hold a line of it.")
+    said = combined({"/g2": refused}, {}, now=1.0)
+    (account,) = UplinkCounts().account(said).away
+    assert account.startswith("gateway /g2 held back since ")
+    trouble = away_trouble("/g2", said["gateways"]["/g2"])
+    assert trouble.endswith(
+        "its messages wait there: the token is missing. token_file of [gateway] has to hold a line of it.   [TL-G40]"
+    )
+    assert combined({"/g2": AWAY}, said)["gateways"]["/g2"]["code"] == "TL-G54"
 
 
 # -- where the query begins ------------------------------------------------------------------------------------------

@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from towline.bridge.config.gateways import in_the_file
 from towline.errors import GatewayError
+from towline.gateway.access import REFUSALS, Access
 from towline.spark.link import GatewayPlace
 
 if TYPE_CHECKING:
-    from towline.gateway.access import Access
     from towline.gateway.client import GatewayClient
 
-__all__ = ["AWAY", "away_text", "combined", "each", "places_of"]
+__all__ = ["AWAY", "away_text", "away_trouble", "combined", "each", "is_refused", "places_of"]
 
 #: Key of a gateway that does not answer: since when, in seconds since 1970.
 AWAY: Final = "away_since"
@@ -76,7 +77,7 @@ def combined(
         if isinstance(answer, GatewayError):
             name, last = known.get(at, (at, {}))
             since = last.get(AWAY) or (time.time() if now is None else now)
-            parts[name] = {**last, "at": at, AWAY: since, "why": answer.what}
+            parts[name] = {**last, "at": at, AWAY: since, **_reason(answer)}
         else:
             parts[str(answer["name"])] = {**answer, "at": at}
     there = [part for part in parts.values() if AWAY not in part]
@@ -96,7 +97,26 @@ def combined(
     }
 
 
+def _reason(error: GatewayError) -> dict[str, str]:
+    """Why a gateway is away; of one that refuses what to do, too: only a person can end that."""
+    refused = error.code in REFUSALS
+    do = in_the_file(error.do) if refused else ""
+    return {"why": in_the_file(error.what), "do": do, "code": error.code if refused else "TL-G54"}
+
+
+def is_refused(part: Mapping[str, Any]) -> bool:
+    """Whether a gateway and the bridge do not let each other in."""
+    return AWAY in part and part.get("code") in REFUSALS
+
+
 def away_text(name: str, part: Mapping[str, Any]) -> str:
     """One gateway that is away, in words; times are local."""
     since = datetime.fromtimestamp(float(part[AWAY])).astimezone()
-    return f"gateway {name} away since {since:%H:%M}, its messages wait there"
+    how = "held back" if is_refused(part) else "away"
+    return f"gateway {name} {how} since {since:%H:%M}, its messages wait there"
+
+
+def away_trouble(name: str, part: Mapping[str, Any]) -> str:
+    """The same, with the reason and what to do."""
+    do = f" {part['do']}" if part.get("do") else ""
+    return f"{away_text(name, part)}: {part.get('why', 'no answer')}.{do}   [{part.get('code', 'TL-G54')}]"

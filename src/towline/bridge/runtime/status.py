@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from towline.bridge.lines.elsewhere import AWAY, away_text
+from towline.bridge.lines.elsewhere import AWAY, away_trouble
 from towline.bridge.runtime.members import left_sessions, look_at_members, render_member, told_of_sharing
 from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import (
@@ -156,7 +156,7 @@ def _troubles(gateway: Mapping[str, Any]) -> Iterator[str]:
     parts = gateway.get("gateways")
     for name, part in (parts if parts is not None else {"": gateway}).items():
         if AWAY in part:
-            yield f"{away_text(name, part)}: {part.get('why', 'no answer')}.   [TL-G54]"
+            yield away_trouble(name, part)
         elif trouble := (part.get("last_error") or {}).get("text"):
             yield str(trouble)
 
