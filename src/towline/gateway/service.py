@@ -60,6 +60,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_failure: Called when that fails in the journal [I6]; the gateway has to end.
         outbox: Takes what is to be sent; None for a gateway without an outbox.
         on_drain: Called with whether a drain is to begin, or to be taken back, on a server thread; None where it can't.
+        drained: Whether the gateway is drained but for its end: readers may write down that nothing more comes.
 
     Raises:
         GatewayError: TL-G02 when the socket can't be bound.
@@ -78,6 +79,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_failure: Callable[[JournalFailed], None] | None = None,
         outbox: OutboxHandler | None = None,
         on_drain: Callable[[bool], None] | None = None,
+        drained: Callable[[], bool] = lambda: False,
     ) -> None:
         # Calls may come in as soon as the base class is constructed: every field is set before.
         self._journal = journal
@@ -111,6 +113,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         #: Signs what a remote service then takes; who may call here may do all of it anyway.
         self.tickets = TicketKey.of(name, state_dir)
         self._on_drain = on_drain
+        self._drained = drained
         self._outbox = outbox
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
@@ -144,8 +147,13 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     # -- the gateway's side ------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Wake readers that wait for new rows; cheap when nobody waits. Call it after the rows are durable."""
+        """Wake readers that wait for news; cheap when nobody waits. Call it after rows are durable."""
         self._polls.notify()
+
+    def unheard(self) -> bool:
+        """Whether a reader has yet to write down that the gateway is drained."""
+        with self._polls.changed:
+            return self._leases.unheard()
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Withdraw the endpoint, wake the waiting and stop serving; a reader that hangs is not waited for."""
@@ -265,11 +273,13 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with self._polls.changed:
             self._leases.check(consumer, lease)
         self._there(request, start, start)
-        safe = request.optional("safe")
+        safe, knows = request.optional("safe"), request.optional("drained")
         self._commit(consumer, start if safe is None else min(safe, start))
+        if knows is not None:
+            self._hear(consumer, lease, knows=knows == 1 and start == self._journal.end)
         end = start
         if self._polls.wait(
-            lambda: self._journal.end > start,
+            lambda: self._journal.end > start or (knows is not None and self._drained() is not (knows == 1)),
             timeout,
             context.is_cancelled,
             check=lambda: self._leases.check(consumer, lease),  # it may be taken over meanwhile
@@ -278,7 +288,16 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 start, max_rows=request.optional("max_rows"), max_bytes=request.optional("max_bytes")
             )
         size = {"size": self._journal.size(start, end)} if request.optional("sized") else {}
-        return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **self._position()}
+        position, drained = self._position(), self._drained()
+        told = {"drained": drained and position["tip"] == start} if knows is not None else {}
+        return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **told, **position}
+
+    def _hear(self, consumer: str, lease: str, *, knows: bool) -> None:
+        with self._polls.changed:
+            self._leases.check(consumer, lease)
+            changed = self._leases.heard(consumer, knows=knows)
+        if changed and self._on_commit:
+            self._on_commit()  # a drain may have waited for it
 
     def _commit_action(self, request: Request, context: Any) -> dict[str, object]:
         del context

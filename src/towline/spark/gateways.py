@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -65,6 +65,7 @@ class SourceGateway:
         lease: As it was given last; None before the first.
         absence: Why it is done without now, or None.
         tip: Offset after the newest row it told of.
+        drained: Whether the checkpoint says that it is drained; None until the checkpoint is known.
     """
 
     def __init__(self, place: GatewayPlace, consumer: str, met: Callable[[SourceGateway, str, str], None]) -> None:
@@ -75,6 +76,7 @@ class SourceGateway:
         self.lease: Lease | None = None
         self.absence: Absence | None = None
         self.tip = 0
+        self.drained: bool | None = None
         self.poll: _Poll | None = None
         #: It is not asked again before, on `time.monotonic`.
         self.rests_until = 0.0
@@ -199,7 +201,7 @@ class SourceGateways:
                 return True
             pending = [one for one in questions if one.poll and not one.poll.done]
             waited_for = [one for one in pending if not (self.several and one.absence)]
-            if any(one.lease for one in unmet) or any(map(_has_rows, questions)):
+            if any(one.lease for one in unmet) or any(map(_has_news, questions)):
                 return not any(now - one.poll.began < GRACE_S for one in waited_for if one.poll)
             if patience_s <= 0:
                 return not waited_for
@@ -244,7 +246,7 @@ class SourceGateways:
             timeout_s=timeout_s,
             max_rows=question.max_rows,
             max_bytes=question.max_bytes,
-            sized=self.several,
+            several=self.several,
         )
 
     def _begin(self, one: SourceGateway, question: Question | None, timeout_s: float, deadline: float) -> None:
@@ -279,7 +281,7 @@ class SourceGateways:
                 self._absent(one, failure)
             with self._changed:
                 late = self._closed or one.poll is not poll or time.monotonic() >= poll.deadline
-                empty = window is not None and poll.question is not None and window.end <= poll.question.here.offset
+                empty = window is not None and poll.question is not None and not _is_news(window, poll.question)
                 # An empty answer of the only gateway is one too: its deadline leaves time to wait for its return.
                 if late or not (away or (empty and self.several)):
                     poll.window, poll.error, poll.done = window, failure, True
@@ -289,14 +291,14 @@ class SourceGateways:
         with self._changed:
             while not over() and (left := deadline - time.monotonic()) > 0:
                 # Not only a notice ends a wait: polls grow older than the grace.
-                self._changed.wait(min(left, GRACE_S if any(map(_has_rows, self.all)) else 1.0))
+                self._changed.wait(min(left, GRACE_S if any(map(_has_news, self.all)) else 1.0))
 
     def _fatal(self, error: BaseException | None) -> bool:
         return error is not None and not (self.several and is_absence(error))
 
     def _refused(self) -> GatewayError | None:
         """The error where each gateway refuses."""
-        return nobody_lets_in([(self.called(one), one.absence) for one in self.all])
+        return nobody_lets_in([(self.called(one), one.absence) for one in self.all if not one.drained])
 
     def _raise(self) -> None:
         """Raise what a gateway said; that two are one explains whatever else they say."""
@@ -316,8 +318,19 @@ class SourceGateways:
             one.rests_until = time.monotonic() + absence.pause_s
             if self.several and not self._closed:
                 one.absence = absence
-                absence.tell(self.called(one))
+                self._tell(one)
             self._changed.notify_all()
+
+    def _tell(self, one: SourceGateway) -> None:
+        if one.absence is not None and one.drained is False:
+            one.absence.tell(self.called(one))
+
+    def excuse(self, drained: Collection[SourceGateway]) -> None:
+        """Note which of them the checkpoint says to be drained: nobody waits for one, or is told that it is away."""
+        with self._changed:
+            for one in self.all:
+                one.drained = one in drained
+                self._tell(one)
 
     def forget(self, one: SourceGateway, error: BaseException) -> None:
         """Look for a gateway as if it had never been met: it was gone before it had a place."""
@@ -365,6 +378,11 @@ class SourceGateways:
         return found
 
 
-def _has_rows(one: SourceGateway) -> bool:
+def _has_news(one: SourceGateway) -> bool:
     poll = one.poll
-    return bool(poll and poll.window and poll.question and poll.window.end > poll.question.here.offset)
+    return bool(poll and poll.window and poll.question and _is_news(poll.window, poll.question))
+
+
+def _is_news(window: Window, question: Question) -> bool:
+    """Whether there are rows, or the gateway is drained, or takes part again."""
+    return window.end > question.here.offset or window.drained is not question.here.drained

@@ -73,9 +73,17 @@ class GatewayHold:
         timeout_s: float,
         max_rows: int | None,
         max_bytes: int | None,
-        sized: bool = False,
+        several: bool = False,
     ) -> Window:
         """Commit up to ``safe`` and wait for more than ``here``; arguments are those of `GatewayClient.wait`.
+
+        Args:
+            here: End of the last batch in the commit log.
+            safe: Up to where that is durable.
+            timeout_s: Longest wait, in seconds.
+            max_rows: Most rows.
+            max_bytes: Most bytes.
+            several: Whether it is one of several: their windows have a size, and one that is drained says so.
 
         Raises:
             Fenced: TL-G04 when the gateway serves another journal; as `GatewayClient.wait`.
@@ -95,7 +103,8 @@ class GatewayHold:
                     max_bytes=max_bytes,
                     safe=safe,
                     incarnation=here.incarnation,
-                    sized=sized,
+                    sized=several,
+                    drained=here.drained if several else None,
                 )
         except Fenced as error:
             if error.code == "TL-G07" and not _gave(client.status(), lease):

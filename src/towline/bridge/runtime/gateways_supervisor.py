@@ -9,7 +9,17 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.backoff import Backoff
-from towline.bridge.lines.elsewhere import AWAY, away_text, away_trouble, combined, each, is_refused, places_of
+from towline.bridge.lines.elsewhere import (
+    AWAY,
+    DRAINED,
+    away_text,
+    away_trouble,
+    combined,
+    drained_at,
+    each,
+    is_refused,
+    places_of,
+)
 from towline.bridge.runtime.gateway_supervisor import ASK_S, grown
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import GatewayError
@@ -64,9 +74,10 @@ class GatewaysSupervisor(ChildSupervisor):
         """Ask each once."""
         answers = each(self._places, lambda client: client.status(timeout_s=5.0))
         silent = [answer for answer in answers.values() if isinstance(answer, GatewayError)]
-        status = combined(answers, self._view.status or self._view.before)
+        drained = drained_at(self.line.checkpoint) if silent else {}
+        status = combined(answers, self._view.status or self._view.before, drained)
         with self._state.lock:
-            self._view.gateway_error = str(silent[0]) if len(silent) == len(answers) else None
+            self._view.gateway_error = str(silent[0]) if status["state"] == "away" else None
             if self._view.gateway_error is None:
                 self._view.hear(status)
         self._tell(status)
@@ -84,7 +95,7 @@ class GatewaysSupervisor(ChildSupervisor):
         """Say what has changed at each gateway since it was said last."""
         before = self._view.before.get("gateways") or {}
         for name, part in status["gateways"].items():
-            kind = away_text(name, part) if AWAY in part else _trouble(part)
+            kind = _kind(name, part)
             said, at = self._trouble.get(name, (None, 0.0))
             if kind != said or (is_refused(part) and time.monotonic() - at > _REMIND_S):
                 well = f"gateway {name} is there, and {part.get('state')}"
@@ -108,5 +119,10 @@ class GatewaysSupervisor(ChildSupervisor):
         self._stopping.wait(self._pauses.next())
 
 
-def _trouble(part: Mapping[str, Any]) -> str:
+def _kind(name: str, part: Mapping[str, Any]) -> str:
+    """What there is to say of a gateway; "" where all is well."""
+    if DRAINED in part:
+        return f"gateway {name} is drained, and has left"
+    if AWAY in part:
+        return away_text(name, part)
     return str((part.get("last_error") or {}).get("text", ""))
