@@ -228,7 +228,7 @@ class SourceGateways:
             except TowlineError as error:
                 if self._fatal(error):
                     raise
-                self._absent(one, error)
+                self.miss(one, error)
                 continue
             if window is not None:
                 found[one] = window
@@ -278,7 +278,7 @@ class SourceGateways:
                 failure = error
             away = is_silence(failure) or (self.several and is_refusal(failure))
             if away:
-                self._absent(one, failure)
+                self.miss(one, failure)
             with self._changed:
                 late = self._closed or one.poll is not poll or time.monotonic() >= poll.deadline
                 empty = window is not None and poll.question is not None and not _is_news(window, poll.question)
@@ -311,7 +311,8 @@ class SourceGateways:
 
     # -- who is away -----------------------------------------------------------------------------------------------
 
-    def _absent(self, one: SourceGateway, error: BaseException | None) -> None:
+    def miss(self, one: SourceGateway, error: BaseException | None) -> None:
+        """Do without a gateway for now; the next poll asks it again."""
         assert isinstance(error, TowlineError)
         absence = Absence.after(one.absence, error)
         with self._changed:
@@ -334,7 +335,7 @@ class SourceGateways:
 
     def forget(self, one: SourceGateway, error: BaseException) -> None:
         """Look for a gateway as if it had never been met: it was gone before it had a place."""
-        self._absent(one, error)
+        self.miss(one, error)
         one.lease = None
 
     def _present(self, one: SourceGateway) -> None:

@@ -23,7 +23,7 @@ from towline.spark.gateways import Question, SourceGateway, SourceGateways
 from towline.spark.hold import foreign
 from towline.spark.link import PATIENCE_S, patiently
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.slices import Slice, divided, ranges_between
+from towline.spark.slices import Slice, bounds_of, divided, ranges_between
 
 if TYPE_CHECKING:
     from towline.gateway.client import Window
@@ -53,6 +53,8 @@ class BatchPlanner:
         #: Where the planned batch ends at each gateway.
         self._reached: dict[SourceGateway, int] = {}
         self._told_of_order = False
+        #: Tickets of the planned batch: by journal and by where each of its slices begins and ends.
+        self._tickets: dict[tuple[str, tuple[tuple[int, int], ...]], list[str]] = {}
 
     # -- begin and end -------------------------------------------------------------------------------------------
 
@@ -113,6 +115,7 @@ class BatchPlanner:
         placed |= {one: marked(questions[one].here, window) for one, window in answers.items()}
         moved = self._admitted(questions, answers, limit)
         there = here.having(*placed.values()).having(*moved).having(*self._joining(here)).without(*left)
+        there = self._readable(here, there) if self._plan.several else there
         self._reached |= {one: spot.offset for one in known if (spot := there.place(known[one].gateway))}
         if there == here and self._ends is not None and (missing := self._missing(known)):
             self.gateways.lease_of(missing)  # a query with an end does not end without its rows
@@ -305,30 +308,23 @@ class BatchPlanner:
             self.gateways.meet()
             for position in (here, there):
                 self._known(position)
-        ranges = ranges_between(here, there)
-        parts = divided([one.rows for one in ranges], self._plan.min_partitions, self._plan.max_records)
-        if any(len(part) > 1 for part in parts) and not self._told_of_order:
+        parts = self._parts(here, there)
+        if any(len(sizes) > 1 for _, sizes in parts) and not self._told_of_order:
             self._told_of_order = True
             _LOG.warning(
                 "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
                 "device's messages holds only where one task reads them all, as after coalesce(1)"
             )
-        made = [
-            cut
-            for one, part in zip(ranges, parts, strict=True)
-            for cut in self._cut(one, part, again=again, watermark_ms=watermark_ms)
-        ]
+        made = [cut for rows, sizes in parts for cut in self._cut(rows, sizes, again=again, watermark_ms=watermark_ms)]
         place = there.places[0]
         return made or [Slice(place.journal, place.offset, place.offset, place.incarnation, watermark_ms)]
 
     def _cut(self, rows: JournalRange, sizes: Sequence[int], *, again: bool, watermark_ms: int | None) -> list[Slice]:
-        one, end = self._holder(rows), rows.end
-        bounds, start = [], rows.start
-        for size in sizes:
-            bounds.append((start, start + size))
-            start += size
+        end, bounds = rows.end, bounds_of(rows.start, sizes)
+        signed = self._match(end) if (end.journal, bounds) in self._tickets else None
+        one = signed or self._holder(rows)
+        tickets = self._patiently(rows, one, lambda: self._signed(one, end, bounds))
         known = [""] * (len(bounds) - 1) + [end.incarnation]
-        tickets = self._patiently(rows, one, lambda: one.hold.tickets(end.journal, bounds, known))
         fresh = end.offset if again else self._plan.served_before(end.gateway)
         place = one.place if self._plan.several else None
         trusted = one.place.trusted()
@@ -336,6 +332,39 @@ class BatchPlanner:
             Slice(end.journal, first, last, incarnation, watermark_ms, fresh, ticket, trusted, place)
             for (first, last), incarnation, ticket in zip(bounds, known, tickets, strict=True)
         ]
+
+    def _parts(self, here: Position, there: Position) -> list[tuple[JournalRange, list[int]]]:
+        """What a batch has of each gateway, and how many rows of it each slice has."""
+        ranges = ranges_between(here, there)
+        sizes = divided([one.rows for one in ranges], self._plan.min_partitions, self._plan.max_records)
+        return list(zip(ranges, sizes, strict=True))
+
+    def _readable(self, here: Position, there: Position) -> Position:
+        """The batch without the rows of gateways that would not let its tasks in.
+
+        A poll may have been let in with a token that is refused since, and a batch that was begun can't do without its
+        rows. So the tickets are asked for before it is planned.
+        """
+        self._tickets = {}
+        for rows, sizes in self._parts(here, there):
+            one, before = self._match(rows.end), here.place(rows.end.gateway)
+            if one is None or before is None or not one.place.remote:
+                continue
+            try:
+                interruptible(partial(self._signed, one, rows.end, bounds_of(rows.start, sizes)))
+            except GatewayError as error:
+                if not is_absence(error):
+                    raise
+                self.gateways.miss(one, error)
+                return self._readable(here, there.having(before))
+        return there
+
+    def _signed(self, one: SourceGateway, end: JournalPlace, bounds: tuple[tuple[int, int], ...]) -> list[str]:
+        key = (end.journal, bounds)
+        if key not in self._tickets:
+            known = [""] * (len(bounds) - 1) + [end.incarnation]
+            self._tickets[key] = one.hold.tickets(end.journal, bounds, known)
+        return self._tickets[key]
 
     def _holder(self, rows: JournalRange) -> SourceGateway:
         """Who has the rows: a gateway of the list, or a former one, which serves the batch that was begun with it."""

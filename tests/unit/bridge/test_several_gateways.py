@@ -207,7 +207,11 @@ def line_of(directory: Path, more: str = "") -> Line:
 
 
 def write(
-    line: Line, number: int, done: bool = True, drained: tuple[str, ...] = (), **places: tuple[Served, int]
+    line: Line,
+    number: int,
+    done: bool = True,  # noqa: FBT002 - of a test
+    drained: tuple[str, ...] = (),
+    **places: tuple[Served, int],
 ) -> None:
     """A batch as Spark writes it down."""
     ends = {

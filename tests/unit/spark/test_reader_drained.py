@@ -130,7 +130,6 @@ def test_rows_behind_the_end_end_the_mark(two: tuple[Served, Served], new_reader
     other.add(1)
     end = until(stream, at, lambda place: ends(place)["g2"] == 6)
     assert not is_drained(end)
-    wait_until(other.service.unheard)
     at = until(stream, end, is_drained)
     assert ends(at) == {"g1": 0, "g2": 6}
 
