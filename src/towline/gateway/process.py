@@ -209,7 +209,7 @@ class _Gateway:
             on_rows=self._on_rows,
             outbox=self._outbox,
             on_progress=self._on_progress,
-            unheard=lambda: self._service is not None and self._service.unheard(),
+            unheard=lambda: self._service is None or self._service.unheard(),
             verify=None if landed is None else landed.owner.verify,
         )
         if self._outbox is not None:

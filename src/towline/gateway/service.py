@@ -12,14 +12,15 @@ import contextlib
 import json
 import os
 import threading
+import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyarrow import flight
 
 from towline.delivery.refused import ACTIONS
-from towline.errors import Fenced, GatewayError, JournalFailed
+from towline.errors import Fenced, GatewayError, JournalFailed, JournalFull
 from towline.gateway.belonging import check_history, check_journal
 from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, location_of, socket_path
 from towline.gateway.leases import Leases, now_text
@@ -28,7 +29,7 @@ from towline.gateway.request import Request, bad_request
 from towline.gateway.tickets import TicketKey
 from towline.gateway.wire import errors_on_the_wire
 from towline.processes import ProcessMark
-from towline.schema import ROW_SCHEMA
+from towline.schema import NO_ROWS, ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
     from towline.journal.batches import Appended
 
 __all__ = ["MAX_WAIT_S", "InboxService"]
+
+#: Note in the journal: the consumers whose readers keep in a checkpoint which gateways are drained.
+_KEEPERS: Final = "keepers"
+#: So long they have to come back to a gateway that was started again, in seconds, before a drain ends without them.
+_RETURN_S: Final = 10.0
 
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
@@ -114,6 +120,9 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self.tickets = TicketKey.of(name, state_dir)
         self._on_drain = on_drain
         self._drained = drained
+        self._began = time.monotonic()
+        #: Consumers of `_KEEPERS` that have not come back yet.
+        self._expected = set(journal.notes.get(_KEEPERS) or ()) & set(journal.consumers)
         self._outbox = outbox
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
@@ -151,9 +160,10 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         self._polls.notify()
 
     def unheard(self) -> bool:
-        """Whether a reader has yet to write down that the gateway is drained."""
+        """Whether a reader has yet to write down that the gateway is drained, or to come back after our start."""
         with self._polls.changed:
-            return self._leases.unheard()
+            expected = bool(self._expected) and time.monotonic() - self._began < _RETURN_S
+            return expected or self._leases.unheard()
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Withdraw the endpoint, wake the waiting and stop serving; a reader that hangs is not waited for."""
@@ -296,6 +306,12 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with self._polls.changed:
             self._leases.check(consumer, lease)
             changed = self._leases.heard(consumer, knows=knows)
+            self._expected.discard(consumer)
+        keepers = list(self._journal.notes.get(_KEEPERS) or ())
+        if consumer not in keepers:
+            with contextlib.suppress(JournalFull), self._moving():
+                notes = {_KEEPERS: sorted([*keepers, consumer])}
+                self._journal.append(NO_ROWS, held={}, released=(), notes=notes, durable=False)
         if changed and self._on_commit:
             self._on_commit()  # a drain may have waited for it
 

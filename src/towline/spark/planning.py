@@ -442,5 +442,6 @@ def _unasked(place: JournalPlace, why: str) -> ConfigError:
         "TL-G51",
         _GATEWAYS,
         f'gateway "{place.gateway}" is no longer in the list, and whether messages wait there is not known: {why}',
-        f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway}.",
+        f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway} "
+        f'(in a bridge file, removed_gateways = ["{place.gateway}"]).',
     )
