@@ -16,6 +16,7 @@ from tests.unit.gateway.serving import Served, served
 from tests.unit.spark.reading import ALL
 from tests.unit.spark.several import NewReader, Place, ends, new_reader, quick, seen, two, until
 from towline.errors import ConfigError, GatewayError
+from towline.gateway import service
 from towline.gateway.client import GatewayClient, Window
 from towline.spark.reader import MqttStreamReader
 
@@ -198,3 +199,27 @@ def test_a_reader_that_has_ended_keeps_no_drain_waiting(two: tuple[Served, Serve
     wait_until(two[1].service.unheard)
     stream.stop()
     assert not two[1].service.unheard()
+
+
+def test_a_reader_that_was_there_before_is_waited_for_a_while_after_a_start(
+    tmp_path: Path, new_reader: NewReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain that goes on after a kill would else be over before its reader has connected again."""
+    stream = new_reader()
+    with served(tmp_path / "g1", name="g1"), served(tmp_path / "g2", name="g2") as other:
+        at = stream.latestOffset(stream.initialOffset(), ALL)
+        wait_until(other.service.unheard)
+        stream.stop()
+        assert not other.service.unheard()
+        other.close()
+        with served(tmp_path / "g2", name="g2") as again:
+            again.drain()
+            assert again.service.unheard()
+            stream = new_reader()
+            end = until(stream, at, is_drained)
+            assert again.service.unheard()
+            wait_until(lambda: stream.latestOffset(end, ALL) is end and not again.service.unheard())
+        with served(tmp_path / "g2", name="g2") as late:
+            assert late.service.unheard()
+            monkeypatch.setattr(service, "_RETURN_S", 0.0)
+            assert not late.service.unheard()

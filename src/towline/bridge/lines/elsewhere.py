@@ -49,10 +49,7 @@ _Answer = TypeVar("_Answer")
 
 def places_of(gateways: Iterable[str], access: Access) -> list[GatewayPlace]:
     """Where gateways are, as a bridge file or a checkpoint names them."""
-    return [
-        GatewayPlace("", one, access=access) if "://" in one else GatewayPlace(one, "", access=access)
-        for one in gateways
-    ]
+    return [GatewayPlace.of(one, access) for one in gateways]
 
 
 def each(places: Sequence[GatewayPlace], ask: Callable[[GatewayClient], _Answer]) -> dict[str, _Answer | GatewayError]:
