@@ -12,6 +12,7 @@ import towline
 from towline import files
 from towline.bridge.config import sqlcheck
 from towline.bridge.config.kafka_source import java_client
+from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.surroundings import short_sockets
 from towline.bridge.uplink.source import PackedSource
 from towline.errors import ConfigError
@@ -127,4 +128,5 @@ def settings_of(bridge: Bridge) -> dict[str, str]:
         **(_STATEFUL if any(line.within for line in bridge.uplinks) else {}),
         **({"spark.jars": ",".join(map(str, own.kafka_jars))} if own.kafka_jars else {}),
         **{name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in own.conf.items()},
+        **EACH_ONCE,
     }
