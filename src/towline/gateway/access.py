@@ -17,10 +17,13 @@ from towline.errors import GatewayError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["REMOTE", "SHORTEST_TOKEN", "Access", "is_remote", "tokens"]
+__all__ = ["REFUSALS", "REMOTE", "SHORTEST_TOKEN", "Access", "is_remote", "tokens"]
 
 #: Begins the location of a gateway that is reached over a network.
 REMOTE: Final = "grpc+tls://"
+#: Codes of the errors by which a gateway and its client do not come together until a person has changed a file: the
+#: token is refused, the certificate is not accepted, or a file of the client's can't be used.
+REFUSALS: Final = frozenset({"TL-G40", "TL-G44", "TL-G46"})
 #: Characters of a token: as many hex digits hold 64 bits, which nobody guesses at a gateway's pace.
 SHORTEST_TOKEN: Final = 16
 

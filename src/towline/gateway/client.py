@@ -52,6 +52,8 @@ class Lease:
         tip: Offset after the last durable row.
         committed: The consumer's watermark: the offset after its last committed row.
         known: Whether the journal knew the consumer before.
+        opening: Which opening of the journal gave it; "" from a gateway of the version before. An older copy may have
+            the same epoch.
     """
 
     consumer: str
@@ -63,6 +65,7 @@ class Lease:
     tip: int
     committed: int
     known: bool
+    opening: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Window:
 
     ``incarnation`` names the opening of the journal that wrote the row below ``end``, and goes with that offset [I14].
     ``size`` is how many bytes those rows are in the journal, where that was asked for and the gateway can tell it.
+    ``drained`` says that the gateway leaves, and that nothing is beyond ``start`` or will be until it takes part again.
     """
 
     journal: str
@@ -80,6 +84,7 @@ class Window:
     tip: int
     incarnation: str = ""
     size: int | None = None
+    drained: bool = False
 
 
 class GatewayClient:
@@ -135,6 +140,7 @@ class GatewayClient:
         lease = Lease(
             consumer=consumer,
             token=answer["lease"],
+            opening=answer.get("opening", ""),
             **{key: answer[key] for key in ("name", "journal", "epoch", "first", "tip", "committed", "known")},
         )
         if far:
@@ -163,6 +169,7 @@ class GatewayClient:
         safe: int | None = None,
         incarnation: str = "",
         sized: bool = False,
+        drained: bool | None = None,
     ) -> Window:
         """Commit everything before ``safe``, then wait for rows beyond ``start``.
 
@@ -178,6 +185,8 @@ class GatewayClient:
             safe: Offset up to which a power failure can't undo the commit log, ``start`` at most; None for ``start``.
             incarnation: What ``start`` came with, "" for unknown.
             sized: Whether the window is to say its size.
+            drained: Whether ``start`` stands in the commit log as that of a drained gateway; None for a reader that
+                keeps no such thing. A drain waits for those that do; another answer than this one ends the wait.
 
         Returns:
             The window; its ``end`` is ``start`` when there is nothing new.
@@ -198,12 +207,11 @@ class GatewayClient:
             "safe": safe,
             "incarnation": incarnation,
             "sized": int(sized),
+            **({} if drained is None else {"drained": int(drained)}),
         }
         answer = interruptible(lambda: self._action("wait", fields, timeout_s + CALL_S))
-        answer = {"incarnation": "", "size": None, **answer}  # a gateway of a version before tells neither
-        return Window(
-            **{key: answer[key] for key in ("journal", "epoch", "first", "end", "tip", "incarnation", "size")}
-        )
+        answer = {"incarnation": "", "size": None, "drained": False, **answer}  # a version before tells none of them
+        return Window(**{name: answer[name] for name in Window.__slots__})
 
     def read(self, journal: str, start: int, end: int, *, incarnation: str = "") -> Iterator[pa.RecordBatch]:
         """Stream the rows ``start`` to ``end`` - 1; nothing is consumed, no lease is needed [I4].

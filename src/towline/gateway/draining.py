@@ -6,6 +6,8 @@
                  a PINGREQ is answered, and for a moment nothing comes
     COMMITTING   every consumer has committed the end of the journal, and      the same
                  publishers have their receipts
+    TELLING      every reader of several gateways that has a lease says that   the same
+                 it has written down that this one is drained
     ENDING       a CONNECT with Clean Start is answered: the broker has no     an empty session is made, and ended
                  session any more
     DRAINED      the gateway is told to take part again                        it does not start
@@ -39,6 +41,8 @@ __all__ = ["Drain", "DrainFacts", "DrainStep", "Stillness", "step_of"]
 STILL_S: Final = 1.0
 #: The same while a QoS 2 handshake is open: its message is stored, and a broker that was killed may have forgotten it.
 OPEN_S: Final = 10.0
+#: How often it is looked whether readers that were not heard are still there, in seconds.
+LOOK_S: Final = 0.5
 #: Pause before another try to end the session, in seconds.
 AGAIN_S: Final = 2.0
 
@@ -49,8 +53,13 @@ class DrainStep(StrEnum):
     LEAVING = "unsubscribing"
     TAKING = "taking what the broker holds"
     COMMITTING = "waiting for commits"
+    TELLING = "waiting for readers to write down that it leaves"
     ENDING = "ending the session"
     DRAINED = "drained"
+
+
+#: Nothing is left to be carried on.
+_OVER: Final = frozenset({DrainStep.TELLING, DrainStep.ENDING, DrainStep.DRAINED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,7 @@ class DrainFacts:
         probed: Every PINGREQ is answered.
         uncommitted: Rows that a consumer has not committed.
         owing: A publisher is to get a receipt.
+        unheard: A reader has yet to write down that the gateway is drained.
     """
 
     online: bool
@@ -78,6 +88,7 @@ class DrainFacts:
     probed: bool
     uncommitted: int
     owing: bool = False
+    unheard: bool = False
 
 
 class Stillness:
@@ -127,7 +138,9 @@ def step_of(facts: DrainFacts, *, still: bool) -> DrainStep:
         return DrainStep.LEAVING
     if not still:
         return DrainStep.TAKING
-    return DrainStep.COMMITTING if facts.uncommitted or facts.owing else DrainStep.ENDING
+    if facts.uncommitted or facts.owing:
+        return DrainStep.COMMITTING
+    return DrainStep.TELLING if facts.unheard else DrainStep.ENDING
 
 
 class Drain:
@@ -152,6 +165,11 @@ class Drain:
     def active(self) -> bool:
         """It has begun and is not done."""
         return self.since is not None
+
+    @property
+    def nothing_comes(self) -> bool:
+        """All that it held is committed, and nothing more comes until it takes part again."""
+        return self.step in _OVER
 
     def status(self) -> dict[str, object] | None:
         """What `towline status` shows; None while the gateway takes part."""
@@ -191,6 +209,8 @@ class Drain:
         """When to look again by the clock."""
         if self.step is DrainStep.TAKING:
             return self._still.due()
+        if self.step is DrainStep.TELLING:  # a reader that has died says nothing
+            return time.monotonic() + LOOK_S
         return self._again_at if self.step is DrainStep.ENDING else None
 
     def put_off(self, now: float) -> None:

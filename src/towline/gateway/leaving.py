@@ -42,6 +42,8 @@ class Departure:
         inbox: Its journal.
         stopping: Whether the gateway is told to stop.
         note: Shows an error.
+        unheard: Whether a reader has yet to write down that the gateway is drained.
+        tell: Called when what `Drain.nothing_comes` says has changed.
 
     Attributes:
         drain: How far the drain is.
@@ -54,8 +56,12 @@ class Departure:
         inbox: Inbox,
         stopping: Callable[[], bool],
         note: Callable[[TowlineError], None],
+        unheard: Callable[[], bool] = lambda: False,
+        tell: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
+        self._unheard = unheard
+        self._tell = tell
         self._options = options
         self._inbox = inbox
         self._stopping = stopping
@@ -75,6 +81,13 @@ class Departure:
         """
         if self._given_up and driver.online:
             self._end_given_up()
+        before = self.drain.nothing_comes
+        left = self._drained(driver, uplink, owing=owing)
+        if self.drain.nothing_comes is not before:
+            self._tell()
+        return left
+
+    def _drained(self, driver: SessionDriver, uplink: Uplink, *, owing: bool) -> bool:
         try:
             takes_part = self.drain.obey()
         except JournalFull as error:
@@ -100,6 +113,7 @@ class Departure:
             probed=session.probed,
             uncommitted=inbox.end - inbox.committed,
             owing=owing,
+            unheard=self._unheard(),
         )
 
     def _left(self, driver: SessionDriver, now: float) -> bool:

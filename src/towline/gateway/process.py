@@ -209,6 +209,7 @@ class _Gateway:
             on_rows=self._on_rows,
             outbox=self._outbox,
             on_progress=self._on_progress,
+            unheard=lambda: self._service is None or self._service.unheard(),
             verify=None if landed is None else landed.owner.verify,
         )
         if self._outbox is not None:
@@ -289,6 +290,7 @@ class _Gateway:
             on_failure=self._failed,
             outbox=self._outbox_handler,
             on_drain=self._on_drain,
+            drained=lambda: self._pump.drained,
         )
         self._log.info("serving", location=self._service.endpoint.location, journal=self._journal.journal_id)
         if self._settings.listen is not None:

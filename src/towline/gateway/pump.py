@@ -78,6 +78,7 @@ class Pump:
         on_rows: Called after rows became durable, on the pump's thread.
         outbox: What is to be sent; None for a gateway that only receives.
         on_progress: Called after messages of the outbox are done, on the pump's thread.
+        unheard: Whether a reader has yet to write down that the gateway is drained; asked while it is being drained.
         verify: Sees that the inbox is still ours, for one that another process can take over; raises `JournalFailed`
             if it is not, and `JournalFull` if that can't be told now. None for one that nobody can.
     """
@@ -92,6 +93,7 @@ class Pump:
         on_rows: Callable[[], None] = lambda: None,
         outbox: Outbox | None = None,
         on_progress: Callable[[], None] = lambda: None,
+        unheard: Callable[[], bool] = lambda: False,
         verify: Callable[[], None] | None = None,
     ) -> None:
         self._verify = verify
@@ -154,7 +156,7 @@ class Pump:
             plain=plain_run,
         )
         self._options = connection_options(settings, password, headers)
-        self._departure = Departure(settings, self._options, inbox, self._stopping.is_set, self._note)
+        self._departure = Departure(settings, self._options, inbox, self._stopping.is_set, self._note, unheard, on_rows)
         self._driver = SessionDriver(self._options, hooks)
 
     # -- from any thread --
@@ -233,6 +235,11 @@ class Pump:
     def online(self) -> bool:
         """The session is online."""
         return self._driver.online
+
+    @property
+    def drained(self) -> bool:
+        """All that the gateway held is committed, and nothing more comes until it takes part again."""
+        return self._departure.drain.nothing_comes
 
     @property
     def failed(self) -> bool:

@@ -12,14 +12,15 @@ import contextlib
 import json
 import os
 import threading
+import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyarrow import flight
 
 from towline.delivery.refused import ACTIONS
-from towline.errors import Fenced, GatewayError, JournalFailed
+from towline.errors import Fenced, GatewayError, JournalFailed, JournalFull
 from towline.gateway.belonging import check_history, check_journal
 from towline.gateway.endpoint import ENDPOINT_FILE, GatewayEndpoint, location_of, socket_path
 from towline.gateway.leases import Leases, now_text
@@ -28,7 +29,7 @@ from towline.gateway.request import Request, bad_request
 from towline.gateway.tickets import TicketKey
 from towline.gateway.wire import errors_on_the_wire
 from towline.processes import ProcessMark
-from towline.schema import ROW_SCHEMA
+from towline.schema import NO_ROWS, ROW_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
     from towline.journal.batches import Appended
 
 __all__ = ["MAX_WAIT_S", "InboxService"]
+
+#: Note in the journal: the consumers whose readers keep in a checkpoint which gateways are drained.
+_KEEPERS: Final = "keepers"
+#: So long they have to come back to a gateway that was started again, in seconds, before a drain ends without them.
+_RETURN_S: Final = 10.0
 
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
@@ -60,6 +66,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_failure: Called when that fails in the journal [I6]; the gateway has to end.
         outbox: Takes what is to be sent; None for a gateway without an outbox.
         on_drain: Called with whether a drain is to begin, or to be taken back, on a server thread; None where it can't.
+        drained: Whether the gateway is drained but for its end: readers may write down that nothing more comes.
 
     Raises:
         GatewayError: TL-G02 when the socket can't be bound.
@@ -78,6 +85,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_failure: Callable[[JournalFailed], None] | None = None,
         outbox: OutboxHandler | None = None,
         on_drain: Callable[[bool], None] | None = None,
+        drained: Callable[[], bool] = lambda: False,
     ) -> None:
         # Calls may come in as soon as the base class is constructed: every field is set before.
         self._journal = journal
@@ -111,6 +119,10 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         #: Signs what a remote service then takes; who may call here may do all of it anyway.
         self.tickets = TicketKey.of(name, state_dir)
         self._on_drain = on_drain
+        self._drained = drained
+        self._began = time.monotonic()
+        #: Consumers of `_KEEPERS` that have not come back yet.
+        self._expected = set(journal.notes.get(_KEEPERS) or ()) & set(journal.consumers)
         self._outbox = outbox
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()  # left by a killed gateway: the journal's lock says that we are alone [I8]
@@ -144,8 +156,14 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     # -- the gateway's side ------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Wake readers that wait for new rows; cheap when nobody waits. Call it after the rows are durable."""
+        """Wake readers that wait for news; cheap when nobody waits. Call it after rows are durable."""
         self._polls.notify()
+
+    def unheard(self) -> bool:
+        """Whether a reader has yet to write down that the gateway is drained, or to come back after our start."""
+        with self._polls.changed:
+            expected = bool(self._expected) and time.monotonic() - self._began < _RETURN_S
+            return expected or self._leases.unheard()
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Withdraw the endpoint, wake the waiting and stop serving; a reader that hangs is not waited for."""
@@ -239,6 +257,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
             "lease": lease,
             "name": self._name,
             "known": consumer in before,
+            "opening": self._journal.incarnation,
             "committed": self._journal.consumers.get(consumer, self._journal.first),
             **self._position(),
         }
@@ -264,11 +283,13 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with self._polls.changed:
             self._leases.check(consumer, lease)
         self._there(request, start, start)
-        safe = request.optional("safe")
+        safe, knows = request.optional("safe"), request.optional("drained")
         self._commit(consumer, start if safe is None else min(safe, start))
+        if knows is not None:
+            self._hear(consumer, lease, knows=knows == 1 and start == self._journal.end)
         end = start
         if self._polls.wait(
-            lambda: self._journal.end > start,
+            lambda: self._journal.end > start or (knows is not None and self._drained() is not (knows == 1)),
             timeout,
             context.is_cancelled,
             check=lambda: self._leases.check(consumer, lease),  # it may be taken over meanwhile
@@ -277,7 +298,22 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 start, max_rows=request.optional("max_rows"), max_bytes=request.optional("max_bytes")
             )
         size = {"size": self._journal.size(start, end)} if request.optional("sized") else {}
-        return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **self._position()}
+        position, drained = self._position(), self._drained()
+        told = {"drained": drained and position["tip"] == start} if knows is not None else {}
+        return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **told, **position}
+
+    def _hear(self, consumer: str, lease: str, *, knows: bool) -> None:
+        with self._polls.changed:
+            self._leases.check(consumer, lease)
+            changed = self._leases.heard(consumer, knows=knows)
+            self._expected.discard(consumer)
+        keepers = list(self._journal.notes.get(_KEEPERS) or ())
+        if consumer not in keepers:
+            with contextlib.suppress(JournalFull), self._moving():
+                notes = {_KEEPERS: sorted([*keepers, consumer])}
+                self._journal.append(NO_ROWS, held={}, released=(), notes=notes, durable=False)
+        if changed and self._on_commit:
+            self._on_commit()  # a drain may have waited for it
 
     def _commit_action(self, request: Request, context: Any) -> dict[str, object]:
         del context

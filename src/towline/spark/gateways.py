@@ -8,17 +8,16 @@ nobody's rows but its own.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from towline.errors import ConfigError, GatewayError, GatewayUnreachable, JournalFailed
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable, TowlineError
 from towline.gateway.interruptible import interruptible
+from towline.spark.absence import Absence, is_absence, is_refusal, is_silence, nobody_lets_in
 from towline.spark.hold import GatewayHold
 from towline.spark.link import PATIENCE_S
 
@@ -27,27 +26,13 @@ if TYPE_CHECKING:
     from towline.spark.link import GatewayPlace
     from towline.spark.offsets import JournalPlace
 
-__all__ = ["Absence", "Question", "SourceGateway", "SourceGateways"]
+__all__ = ["Question", "SourceGateway", "SourceGateways"]
 
 #: A poll that has been unanswered for so long, in seconds, is at a gateway without rows: one that has some answers at
 #: once. So much may a batch wait for the gateways beside the first that answered.
 GRACE_S: Final = 0.02
 #: How long a new query waits for the other gateways once one has answered, in seconds.
 MEET_S: Final = 5.0
-#: Pause before a gateway that is away is asked again, in seconds.
-_PAUSE_S: Final = 0.25
-#: What a gateway says, or does not say, while it is being started again.
-_AWAY: Final = (GatewayUnreachable, JournalFailed)
-
-_LOG = logging.getLogger("towline.spark")
-
-
-@dataclass(frozen=True, slots=True)
-class Absence:
-    """Since when a gateway does not answer, in seconds since 1970, and why."""
-
-    since: float
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +63,9 @@ class SourceGateway:
 
     Attributes:
         lease: As it was given last; None before the first.
-        absence: Why it does not answer now, or None.
+        absence: Why it is done without now, or None.
         tip: Offset after the newest row it told of.
+        drained: Whether the checkpoint says that it is drained; None until the checkpoint is known.
     """
 
     def __init__(self, place: GatewayPlace, consumer: str, met: Callable[[SourceGateway, str, str], None]) -> None:
@@ -90,7 +76,10 @@ class SourceGateway:
         self.lease: Lease | None = None
         self.absence: Absence | None = None
         self.tip = 0
+        self.drained: bool | None = None
         self.poll: _Poll | None = None
+        #: It is not asked again before, on `time.monotonic`.
+        self.rests_until = 0.0
 
     @property
     def place(self) -> GatewayPlace:
@@ -124,6 +113,7 @@ class SourceGateways:
         Raises:
             ConfigError: TL-G50, two of them are one.
             Fenced: TL-G03 when another living reader has a lease.
+            GatewayError: TL-G40, TL-G44 or TL-G46, none of them lets us in.
             GatewayUnreachable: None answers within `PATIENCE_S` seconds.
         """
         began = time.monotonic()
@@ -135,6 +125,8 @@ class SourceGateways:
             waited = time.monotonic() - began
             known = any(one.lease for one in self.all)
             left = [one for one in self.all if one.lease is None and not (one.poll and one.poll.done)]
+            if self._refused():
+                return True
             return not left or (known and self.several and (waited > MEET_S or all(one.absence for one in left)))
 
         self._wait(over, began + PATIENCE_S + 1)
@@ -205,11 +197,11 @@ class SourceGateways:
 
         def over() -> bool:
             now = time.monotonic()
-            if any(one.poll and one.poll.done and self._fatal(one.poll.error) for one in self.all):
+            if self._refused() or any(one.poll and one.poll.done and self._fatal(one.poll.error) for one in self.all):
                 return True
             pending = [one for one in questions if one.poll and not one.poll.done]
             waited_for = [one for one in pending if not (self.several and one.absence)]
-            if any(one.lease for one in unmet) or any(map(_has_rows, questions)):
+            if any(one.lease for one in unmet) or any(map(_has_news, questions)):
                 return not any(now - one.poll.began < GRACE_S for one in waited_for if one.poll)
             if patience_s <= 0:
                 return not waited_for
@@ -233,10 +225,10 @@ class SourceGateways:
         for one, question in questions.items():
             try:
                 window = interruptible(partial(self._asked, one, question, 0.0))
-            except _AWAY as error:
-                if not self.several:
+            except TowlineError as error:
+                if self._fatal(error):
                     raise
-                self._absent(one, error)
+                self.miss(one, error)
                 continue
             if window is not None:
                 found[one] = window
@@ -254,7 +246,7 @@ class SourceGateways:
             timeout_s=timeout_s,
             max_rows=question.max_rows,
             max_bytes=question.max_bytes,
-            sized=self.several,
+            several=self.several,
         )
 
     def _begin(self, one: SourceGateway, question: Question | None, timeout_s: float, deadline: float) -> None:
@@ -276,36 +268,42 @@ class SourceGateways:
     def _run(self, one: SourceGateway, poll: _Poll) -> None:
         """Ask until there are rows, or the poll's time is over; then say so."""
         while not poll.done:
-            window, failure = None, None
+            time.sleep(max(0.0, one.rests_until - time.monotonic()))
+            window: Window | None = None
+            failure: BaseException | None = None
             try:
                 window = self._asked(one, poll.question, poll.timeout_s)
                 self._present(one)
             except BaseException as error:  # noqa: BLE001 - raised on the reader's thread
                 failure = error
-            away = isinstance(failure, _AWAY)
+            away = is_silence(failure) or (self.several and is_refusal(failure))
             if away:
-                self._absent(one, failure)
+                self.miss(one, failure)
             with self._changed:
                 late = self._closed or one.poll is not poll or time.monotonic() >= poll.deadline
-                empty = window is not None and poll.question is not None and window.end <= poll.question.here.offset
+                empty = window is not None and poll.question is not None and not _is_news(window, poll.question)
                 # An empty answer of the only gateway is one too: its deadline leaves time to wait for its return.
                 if late or not (away or (empty and self.several)):
                     poll.window, poll.error, poll.done = window, failure, True
                     self._changed.notify_all()
-            if away and not poll.done:
-                time.sleep(_PAUSE_S)
 
     def _wait(self, over: Callable[[], bool], deadline: float) -> None:
         with self._changed:
             while not over() and (left := deadline - time.monotonic()) > 0:
                 # Not only a notice ends a wait: polls grow older than the grace.
-                self._changed.wait(min(left, GRACE_S if any(map(_has_rows, self.all)) else 1.0))
+                self._changed.wait(min(left, GRACE_S if any(map(_has_news, self.all)) else 1.0))
 
     def _fatal(self, error: BaseException | None) -> bool:
-        return error is not None and not (self.several and isinstance(error, _AWAY))
+        return error is not None and not (self.several and is_absence(error))
+
+    def _refused(self) -> GatewayError | None:
+        """The error where each gateway refuses."""
+        return nobody_lets_in([(self.called(one), one.absence) for one in self.all if not one.drained])
 
     def _raise(self) -> None:
         """Raise what a gateway said; that two are one explains whatever else they say."""
+        if refused := self._refused():
+            raise refused
         errors = [one.poll.error for one in self.all if one.poll and one.poll.done and self._fatal(one.poll.error)]
         for error in sorted(errors, key=lambda one: getattr(one, "code", "") != "TL-G50"):
             assert error is not None
@@ -313,28 +311,38 @@ class SourceGateways:
 
     # -- who is away -----------------------------------------------------------------------------------------------
 
-    def _absent(self, one: SourceGateway, error: BaseException | None) -> None:
+    def miss(self, one: SourceGateway, error: BaseException | None) -> None:
+        """Do without a gateway for now; the next poll asks it again."""
+        assert isinstance(error, TowlineError)
+        absence = Absence.after(one.absence, error)
         with self._changed:
-            if one.absence is None and self.several and not self._closed:
-                one.absence = Absence(time.time(), str(getattr(error, "what", error)))
-                _LOG.warning(
-                    "gateway %s is away: %s; its messages wait there, the others' go on   [TL-G54]",
-                    self.called(one),
-                    one.absence.why,
-                )
+            one.rests_until = time.monotonic() + absence.pause_s
+            if self.several and not self._closed:
+                one.absence = absence
+                self._tell(one)
             self._changed.notify_all()
+
+    def _tell(self, one: SourceGateway) -> None:
+        if one.absence is not None and one.drained is False:
+            one.absence.tell(self.called(one))
+
+    def excuse(self, drained: Collection[SourceGateway]) -> None:
+        """Note which of them the checkpoint says to be drained: nobody waits for one, or is told that it is away."""
+        with self._changed:
+            for one in self.all:
+                one.drained = one in drained
+                self._tell(one)
 
     def forget(self, one: SourceGateway, error: BaseException) -> None:
         """Look for a gateway as if it had never been met: it was gone before it had a place."""
-        self._absent(one, error)
+        self.miss(one, error)
         one.lease = None
 
     def _present(self, one: SourceGateway) -> None:
         with self._changed:
             if one.absence is not None:
-                since = datetime.fromtimestamp(one.absence.since).astimezone()
+                one.absence.over(self.called(one))
                 one.absence = None
-                _LOG.warning("gateway %s is back; it was away since %s", self.called(one), f"{since:%H:%M:%S}")
 
     def called(self, one: SourceGateway) -> str:
         """What a person calls it: its name, as far as it ever answered, and its place."""
@@ -371,6 +379,11 @@ class SourceGateways:
         return found
 
 
-def _has_rows(one: SourceGateway) -> bool:
+def _has_news(one: SourceGateway) -> bool:
     poll = one.poll
-    return bool(poll and poll.window and poll.question and poll.window.end > poll.question.here.offset)
+    return bool(poll and poll.window and poll.question and _is_news(poll.window, poll.question))
+
+
+def _is_news(window: Window, question: Question) -> bool:
+    """Whether there are rows, or the gateway is drained, or takes part again."""
+    return window.end > question.here.offset or window.drained is not question.here.drained

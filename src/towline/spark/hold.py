@@ -6,10 +6,11 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from towline.errors import Fenced, GatewayError, GatewayUnreachable, JournalFailed
+from towline.errors import Fenced, GatewayError, GatewayUnreachable, TowlineError
+from towline.spark.absence import is_absence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from towline.gateway.client import GatewayClient, Lease, Window
     from towline.spark.link import GatewayPlace
@@ -53,14 +54,11 @@ class GatewayHold:
                 raise self._gone()
             if self._lease is None:
                 client = self._client = self._client or self.place.connect()
-                try:
+                with self._renewed_after(client):
                     if self._met:
                         status = client.status()
                         self._met(str(status["name"]), str(status["journal"]))
                     lease = self._lease = client.open(self._consumer, patience_s=TAKEOVER_S)
-                except GatewayUnreachable:
-                    self.drop(client)
-                    raise
                 if self._released.is_set():  # while it was being taken
                     self.release()
                     raise self._gone()
@@ -75,9 +73,17 @@ class GatewayHold:
         timeout_s: float,
         max_rows: int | None,
         max_bytes: int | None,
-        sized: bool = False,
+        several: bool = False,
     ) -> Window:
         """Commit up to ``safe`` and wait for more than ``here``; arguments are those of `GatewayClient.wait`.
+
+        Args:
+            here: End of the last batch in the commit log.
+            safe: Up to where that is durable.
+            timeout_s: Longest wait, in seconds.
+            max_rows: Most rows.
+            max_bytes: Most bytes.
+            several: Whether it is one of several: their windows have a size, and one that is drained says so.
 
         Raises:
             Fenced: TL-G04 when the gateway serves another journal; as `GatewayClient.wait`.
@@ -88,21 +94,20 @@ class GatewayHold:
             raise foreign(here, lease.journal)
         client = self._connected()
         try:
-            return client.wait(
-                lease,
-                here.offset,
-                timeout_s=timeout_s,
-                max_rows=max_rows,
-                max_bytes=max_bytes,
-                safe=safe,
-                incarnation=here.incarnation,
-                sized=sized,
-            )
-        except (GatewayUnreachable, JournalFailed):
-            self.drop(client)
-            raise
+            with self._renewed_after(client):
+                return client.wait(
+                    lease,
+                    here.offset,
+                    timeout_s=timeout_s,
+                    max_rows=max_rows,
+                    max_bytes=max_bytes,
+                    safe=safe,
+                    incarnation=here.incarnation,
+                    sized=several,
+                    drained=here.drained if several else None,
+                )
         except Fenced as error:
-            if error.code == "TL-G07" and client.status()["epoch"] != lease.epoch:
+            if error.code == "TL-G07" and not _gave(client.status(), lease):
                 self.drop(client)  # not taken over: the gateway was started again and knows no leases
                 raise GatewayUnreachable(error.code, error.where, error.what, error.do) from error
             raise
@@ -115,11 +120,8 @@ class GatewayHold:
         """
         self.lease()
         client = self._connected()
-        try:
+        with self._renewed_after(client):
             return client.incarnation(offset)
-        except GatewayUnreachable:
-            self.drop(client)
-            raise
 
     def tickets(self, journal: str, ranges: Sequence[tuple[int, int]], incarnations: Sequence[str]) -> list[str]:
         """What lets workers in to read ranges of a gateway on a network; "" for each of a local one.
@@ -129,11 +131,8 @@ class GatewayHold:
         """
         self.lease()
         client = self._connected()
-        try:
+        with self._renewed_after(client):
             return self.place.tickets(client, journal, ranges, incarnations)
-        except GatewayUnreachable:
-            self.drop(client)
-            raise
 
     def status(self) -> dict[str, Any]:
         """The account of the gateway; empty while there is no connection.
@@ -159,6 +158,16 @@ class GatewayHold:
                 client.release(lease)
         self.drop(client)
 
+    @contextlib.contextmanager
+    def _renewed_after(self, client: GatewayClient) -> Iterator[None]:
+        """Forget a connection that may be what is wrong: the next one is made with the files as they are then."""
+        try:
+            yield
+        except TowlineError as error:
+            if is_absence(error):
+                self.drop(client)
+            raise
+
     def _connected(self) -> GatewayClient:
         client = self._client
         if client is None:  # another thread has found it gone
@@ -167,6 +176,12 @@ class GatewayHold:
 
     def _gone(self) -> GatewayUnreachable:
         return GatewayUnreachable("TL-G01", self.place.text, "no gateway answers", "It is asked again.")
+
+
+def _gave(status: Mapping[str, Any], lease: Lease) -> bool:
+    """Whether the process that answers is the one that gave a lease."""
+    same = not lease.opening or status["incarnation"] == lease.opening
+    return bool(same and status["epoch"] == lease.epoch)
 
 
 def foreign(here: JournalPlace, journal: str) -> Fenced:

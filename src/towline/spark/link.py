@@ -79,9 +79,9 @@ class GatewayPlace:
         return client.sign(journal, ranges, incarnations=incarnations, valid_s=self.ticket_s)
 
     @classmethod
-    def of(cls, text: str) -> Self:
+    def of(cls, text: str, access: Access = _NO_ACCESS) -> Self:
         """The place of a running gateway, as the option ``gateways`` names it: a location, or a state directory."""
-        return cls("", text) if "://" in text else cls(text, "")
+        return cls("", text, access=access) if "://" in text else cls(text, "", access=access)
 
     @property
     def text(self) -> str:

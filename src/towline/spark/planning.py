@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from towline.errors import ConfigError, GatewayUnreachable
+from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.interruptible import interruptible
+from towline.spark.absence import is_absence, is_refusal, marked
 from towline.spark.admission import Offer, admit, fitting
 from towline.spark.gateways import Question, SourceGateway, SourceGateways
 from towline.spark.hold import foreign
 from towline.spark.link import PATIENCE_S, patiently
 from towline.spark.offsets import JournalPlace, Position
-from towline.spark.slices import Slice, divided, ranges_between
+from towline.spark.slices import Slice, bounds_of, divided, ranges_between
 
 if TYPE_CHECKING:
     from towline.gateway.client import Window
@@ -52,6 +53,8 @@ class BatchPlanner:
         #: Where the planned batch ends at each gateway.
         self._reached: dict[SourceGateway, int] = {}
         self._told_of_order = False
+        #: Tickets of the planned batch: by journal and by where each of its slices begins and ends.
+        self._tickets: dict[tuple[str, tuple[tuple[int, int], ...]], list[str]] = {}
 
     # -- begin and end -------------------------------------------------------------------------------------------
 
@@ -97,6 +100,7 @@ class BatchPlanner:
             ConfigError: TL-G50 to TL-G52, the list of gateways can't be.
             TowlineError: What a gateway said.
         """
+        self.gateways.excuse([one for one in self.gateways.all if self._is_drained(one, here)])
         if not self._plan.several:
             self.gateways.meet()
         elif not any(one.lease for one in self.gateways.all):
@@ -108,8 +112,10 @@ class BatchPlanner:
         placed = {one: replace(place, at=self._at(one) or place.at) for one, place in known.items()}
         questions = {one: self._question(place, safe, limit) for one, place in placed.items()}
         answers = self.gateways.ask(questions, 0.0 if news else patience_s)
+        placed |= {one: marked(questions[one].here, window) for one, window in answers.items()}
         moved = self._admitted(questions, answers, limit)
         there = here.having(*placed.values()).having(*moved).having(*self._joining(here)).without(*left)
+        there = self._readable(here, there) if self._plan.several else there
         self._reached |= {one: spot.offset for one in known if (spot := there.place(known[one].gateway))}
         if there == here and self._ends is not None and (missing := self._missing(known)):
             self.gateways.lease_of(missing)  # a query with an end does not end without its rows
@@ -142,6 +148,15 @@ class BatchPlanner:
         only = here.places[0] if not self._plan.several and len(here.places) == 1 else None
         return by_journal or here.place(one.lease.name) or only
 
+    def _is_drained(self, one: SourceGateway, here: Position) -> bool:
+        place = self._place_of(one, here) if one.lease else self._place_at(one, here)
+        return place is not None and place.drained
+
+    @staticmethod
+    def _place_at(one: SourceGateway, here: Position) -> JournalPlace | None:
+        """The place of a gateway that was not met yet."""
+        return next((place for place in here.places if place.at == one.place.text), None)
+
     def _newcomers(self, known: Mapping[SourceGateway, JournalPlace]) -> list[SourceGateway]:
         """Gateways that were met and have no place yet; none where the query has an end they have no part in."""
         met = [one for one in self.gateways.all if one.lease and one not in known]
@@ -153,7 +168,9 @@ class BatchPlanner:
         for one in self._newcomers(self._known(here)[0]):
             try:
                 entries.append(interruptible(partial(self._entry, one)))
-            except GatewayUnreachable as error:
+            except GatewayError as error:
+                if not is_absence(error):
+                    raise
                 self.gateways.forget(one, error)  # gone again: another time
         return entries
 
@@ -245,8 +262,14 @@ class BatchPlanner:
             window = interruptible(
                 lambda: one.hold.wait(place, question.safe, timeout_s=0.0, max_rows=None, max_bytes=None)
             )
-        except GatewayUnreachable as error:
-            raise _unasked(place, f"{place.at} does not answer ({error.what})") from error
+        except GatewayError as error:
+            if not is_absence(error):
+                raise
+            if place.drained:
+                _LOG.warning("gateway %s leaves the checkpoint: it was drained", place.gateway)
+                return True
+            said = "does not let this query in" if is_refusal(error) else "does not answer"
+            raise _unasked(place, f"{place.at} {said} ({error.what})") from error
         if window.tip > place.offset:
             waiting = window.tip - place.offset
             raise ConfigError(
@@ -285,30 +308,23 @@ class BatchPlanner:
             self.gateways.meet()
             for position in (here, there):
                 self._known(position)
-        ranges = ranges_between(here, there)
-        parts = divided([one.rows for one in ranges], self._plan.min_partitions, self._plan.max_records)
-        if any(len(part) > 1 for part in parts) and not self._told_of_order:
+        parts = self._parts(here, there)
+        if any(len(sizes) > 1 for _, sizes in parts) and not self._told_of_order:
             self._told_of_order = True
             _LOG.warning(
                 "a batch has several partitions of one gateway (minPartitions, maxRecordsPerPartition): the order of a "
                 "device's messages holds only where one task reads them all, as after coalesce(1)"
             )
-        made = [
-            cut
-            for one, part in zip(ranges, parts, strict=True)
-            for cut in self._cut(one, part, again=again, watermark_ms=watermark_ms)
-        ]
+        made = [cut for rows, sizes in parts for cut in self._cut(rows, sizes, again=again, watermark_ms=watermark_ms)]
         place = there.places[0]
         return made or [Slice(place.journal, place.offset, place.offset, place.incarnation, watermark_ms)]
 
     def _cut(self, rows: JournalRange, sizes: Sequence[int], *, again: bool, watermark_ms: int | None) -> list[Slice]:
-        one, end = self._holder(rows), rows.end
-        bounds, start = [], rows.start
-        for size in sizes:
-            bounds.append((start, start + size))
-            start += size
+        end, bounds = rows.end, bounds_of(rows.start, sizes)
+        signed = self._match(end) if (end.journal, bounds) in self._tickets else None
+        one = signed or self._holder(rows)
+        tickets = self._patiently(rows, one, lambda: self._signed(one, end, bounds))
         known = [""] * (len(bounds) - 1) + [end.incarnation]
-        tickets = self._patiently(rows, one, lambda: one.hold.tickets(end.journal, bounds, known))
         fresh = end.offset if again else self._plan.served_before(end.gateway)
         place = one.place if self._plan.several else None
         trusted = one.place.trusted()
@@ -316,6 +332,39 @@ class BatchPlanner:
             Slice(end.journal, first, last, incarnation, watermark_ms, fresh, ticket, trusted, place)
             for (first, last), incarnation, ticket in zip(bounds, known, tickets, strict=True)
         ]
+
+    def _parts(self, here: Position, there: Position) -> list[tuple[JournalRange, list[int]]]:
+        """What a batch has of each gateway, and how many rows of it each slice has."""
+        ranges = ranges_between(here, there)
+        sizes = divided([one.rows for one in ranges], self._plan.min_partitions, self._plan.max_records)
+        return list(zip(ranges, sizes, strict=True))
+
+    def _readable(self, here: Position, there: Position) -> Position:
+        """The batch without the rows of gateways that would not let its tasks in.
+
+        A poll may have been let in with a token that is refused since, and a batch that was begun can't do without its
+        rows. So the tickets are asked for before it is planned.
+        """
+        self._tickets = {}
+        for rows, sizes in self._parts(here, there):
+            one, before = self._match(rows.end), here.place(rows.end.gateway)
+            if one is None or before is None or not one.place.remote:
+                continue
+            try:
+                interruptible(partial(self._signed, one, rows.end, bounds_of(rows.start, sizes)))
+            except GatewayError as error:
+                if not is_absence(error):
+                    raise
+                self.gateways.miss(one, error)
+                return self._readable(here, there.having(before))
+        return there
+
+    def _signed(self, one: SourceGateway, end: JournalPlace, bounds: tuple[tuple[int, int], ...]) -> list[str]:
+        key = (end.journal, bounds)
+        if key not in self._tickets:
+            known = [""] * (len(bounds) - 1) + [end.incarnation]
+            self._tickets[key] = one.hold.tickets(end.journal, bounds, known)
+        return self._tickets[key]
 
     def _holder(self, rows: JournalRange) -> SourceGateway:
         """Who has the rows: a gateway of the list, or a former one, which serves the batch that was begun with it."""
@@ -341,16 +390,17 @@ class BatchPlanner:
     def _patiently(self, rows: JournalRange, one: SourceGateway, call: Any) -> Any:
         try:
             return patiently(lambda: interruptible(call), patience_s=PATIENCE_S)
-        except GatewayUnreachable as error:
-            if not self._plan.several:
+        except GatewayError as error:
+            if not self._plan.several or not is_absence(error):
                 raise
             end = rows.end
+            way = error.do if is_refusal(error) else f"Start it at {one.place.text}."
             raise GatewayUnreachable(
                 "TL-G53",
                 f'gateway "{end.gateway}"',
                 f"it is away ({error.what}), and a batch that was begun needs its messages {rows.start:,} to "
                 f"{end.offset - 1:,}",
-                f"Nothing is lost: start it at {one.place.text}; the batch is then served as it was planned.",
+                f"Nothing is lost, and the batch is then served as it was planned. {way}",
             ) from error
 
     # -- the report ----------------------------------------------------------------------------------------------
@@ -367,8 +417,9 @@ class BatchPlanner:
         errors = [part["last_error"] for name, part in parts.items() if "last_error" in part and name not in away]
         totals = {key: sum(part[key] for part in parts.values()) for key in ("tip", "queued")}
         unmet = {one.place.text: self._away(one) for one in self.gateways.all if not one.name and one.absence}
+        away += [name for name, part in unmet.items() if "away_since" in part]
         trouble = {"last_error": errors[0]} if errors else {}
-        return {**totals, **trouble, "away": [*away, *unmet], "gateways": {**parts, **unmet}}
+        return {**totals, **trouble, "away": away, "gateways": {**parts, **unmet}}
 
     def _told(self, one: SourceGateway, status: Mapping[str, Any]) -> dict[str, Any]:
         plain = {key: value for key, value in status.items() if isinstance(value, bool | int | float | str)}
@@ -376,11 +427,13 @@ class BatchPlanner:
             plain["last_error"] = trouble
         return {**plain, **self._away(one), "tip": one.tip, "queued": max(0, one.tip - self._reached.get(one, one.tip))}
 
-    def _away(self, one: SourceGateway) -> dict[str, str]:
+    def _away(self, one: SourceGateway) -> dict[str, str | bool]:
+        if one.drained:
+            return {"drained": True}
         if one.absence is None:
             return {}
         since = datetime.fromtimestamp(one.absence.since, UTC).isoformat(timespec="seconds")
-        return {"away_since": since, "last_error": one.absence.why}
+        return {"away_since": since, "last_error": one.absence.why} | ({"refused": True} if one.absence.refused else {})
 
 
 def _unasked(place: JournalPlace, why: str) -> ConfigError:
@@ -389,5 +442,6 @@ def _unasked(place: JournalPlace, why: str) -> ConfigError:
         "TL-G51",
         _GATEWAYS,
         f'gateway "{place.gateway}" is no longer in the list, and whether messages wait there is not known: {why}',
-        f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway}.",
+        f"Put it back until none wait; or give up what it may hold: removedGateways={place.gateway} "
+        f'(in a bridge file, removed_gateways = ["{place.gateway}"]).',
     )

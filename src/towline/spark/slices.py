@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from towline.spark.link import GatewayPlace
     from towline.spark.offsets import JournalPlace, Position
 
-__all__ = ["JournalRange", "Slice", "divided", "ranges_between"]
+__all__ = ["JournalRange", "Slice", "bounds_of", "divided", "ranges_between"]
 
 
 class Slice(InputPartition):
@@ -74,6 +74,15 @@ def ranges_between(start: Position, end: Position) -> list[JournalRange]:
     """
     known = ((start.place(place.gateway), place) for place in end.places)
     return [JournalRange(here.offset, there) for here, there in known if here and here.offset < there.offset]
+
+
+def bounds_of(start: int, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Where each part of a range begins and ends."""
+    bounds = []
+    for size in sizes:
+        bounds.append((start, start + size))
+        start += size
+    return tuple(bounds)
 
 
 def divided(rows: Sequence[int], min_partitions: int | None, max_records: int | None) -> list[list[int]]:

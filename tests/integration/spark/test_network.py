@@ -1,4 +1,7 @@
-"""A gateway on a network under a real Spark: rows arrive once though it is killed, and no secret is anywhere."""
+"""A gateway on a network under a real Spark: rows arrive once though it is killed, and no secret is anywhere.
+
+Clients show certificates (mTLS), the driver with its token and the tasks with their tickets.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ import pytest
 from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
 from tests.unit.gateway.remote import Pki
-from towline.errors import SetupError
+from towline.errors import GatewayUnreachable, SetupError
+from towline.gateway.access import Access
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.tickets import KEY_FILE
@@ -57,7 +61,9 @@ class Network:
             "guarantee": "exactly_once",
             "outbox": {},
             "owner_pid": os.getpid(),
-            "listen": json.loads(self.pki.settings(address=self.address).model_dump_json()),
+            "listen": json.loads(
+                self.pki.settings(address=self.address, client_ca_file=self.pki.directory / "ca.pem").model_dump_json()
+            ),
         }
         self.process = self.start()
 
@@ -82,16 +88,22 @@ class Network:
         self.process = self.start()
 
     @property
+    def files(self) -> Access:
+        own = self.pki.directory / "client"
+        return self.pki.access(cert_file=str(own.with_suffix(".pem")), key_file=str(own.with_suffix(".key")))
+
+    @property
     def access(self) -> dict[str, str]:
-        files = self.pki.access()
+        files = self.files
         options = {"gatewayTokenFile": files.token_file, "gatewayCaFile": files.ca_file}
+        options |= {"gatewayCertFile": files.cert_file, "gatewayKeyFile": files.key_file}
         return {"gateway": f"grpc+tls://{self.address}", **options}
 
     @property
     def secrets(self) -> list[str]:
         """What must be nowhere but in its file."""
-        key = (self.pki.directory / "server.key").read_text().splitlines()[1]
-        return [self.token, (self.state / KEY_FILE).read_text().strip(), key]
+        keys = [(self.pki.directory / f"{name}.key").read_text().splitlines()[1] for name in ("server", "client")]
+        return [self.token, (self.state / KEY_FILE).read_text().strip(), *keys]
 
 
 class Driver:
@@ -179,8 +191,16 @@ def running(processes: list[psutil.Process]) -> str:
 
 
 def told(network: Network) -> dict[str, Any]:
-    with GatewayClient(network.access["gateway"], network.pki.access()) as client:
+    with GatewayClient(network.access["gateway"], network.files) as client:
         return client.status()
+
+
+def turned_away(network: Network) -> str:
+    """What a client with the token and without a certificate is told."""
+    wanted = pytest.raises(GatewayUnreachable, match=r"gatewayCertFile and gatewayKeyFile.*TL-G01")
+    with GatewayClient(network.access["gateway"], network.pki.access()) as client, wanted as caught:
+        client.status()
+    return str(caught.value)
 
 
 def test_rows_arrive_once_through_a_gateway_that_is_killed_and_no_secret_is_shown(
@@ -213,6 +233,7 @@ def test_rows_arrive_once_through_a_gateway_that_is_killed_and_no_secret_is_show
 
     seen = {"page": fetched(ui), "processes": running([*driver.processes(), psutil.Process(network.process.pid)])}
     status = told(network)
+    assert network.token not in turned_away(network)
     driver.go_on()
     assert driver.process.wait(120) == 0
     own_files = [network.pki.directory / "token", network.pki.directory / "server.key", network.state / KEY_FILE]
@@ -241,4 +262,4 @@ def test_rows_arrive_once_through_a_gateway_that_is_killed_and_no_secret_is_show
     for place, text in seen.items():
         for secret in (*network.secrets, TICKET):
             assert secret not in text, f"a secret in {place}"
-    assert status["listen"]["refused"] == 0
+    assert (status["listen"]["refused"], status["listen"]["client_certificates"]) == (0, True)

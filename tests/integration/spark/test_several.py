@@ -1,7 +1,8 @@
-"""One query over two real gateways: one is killed, comes back, and nothing is missing or doubled."""
+"""One query over two real gateways: one is killed, refuses, leaves and comes back; nothing is missing or doubled."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,10 @@ from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, publish
 from tests.integration.spark.test_source import LONG, begun
+from tests.unit.gateway.remote import TOKEN, Pki
+from towline.gateway import leaving
 from towline_prove.devstack import Mosquitto
+from towline_prove.devstack.ports import free_port
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -54,11 +58,17 @@ def broker(new_mosquitto: NewMosquitto) -> Mosquitto:
 
 
 @pytest.fixture
-def gateways(broker: Mosquitto, new_gateway: NewGateway) -> tuple[Gateway, Gateway]:
-    """Devices a come by g1, devices b by g2: split filters keep the order of each."""
+def pki(tmp_path: Path) -> Pki:
+    return Pki.made(tmp_path / "pki")
+
+
+@pytest.fixture
+def gateways(broker: Mosquitto, new_gateway: NewGateway, pki: Pki) -> tuple[Gateway, Gateway]:
+    """Devices a come by g1, devices b by g2, which is on a network: split filters keep the order of each."""
+    far: dict[str, object] = {"listen": pki.settings(address=f"127.0.0.1:{free_port()}")}
     made = [
-        new_gateway(broker, name, subscriptions=[{"filter": f"{device}/#", "qos": 2}])
-        for name, device in (("g1", "a"), ("g2", "b"))
+        new_gateway(broker, name, subscriptions=[{"filter": f"{device}/#", "qos": 2}], **more)
+        for name, device, more in (("g1", "a", {}), ("g2", "b", far))
     ]
     for one in made:
         one.log = one.settings.state_dir.parent / f"{one.settings.name}.log"
@@ -103,8 +113,23 @@ def last_report(query: StreamingQuery) -> dict[str, Any]:
     return found if isinstance(found, dict) else json.loads(found or "{}")
 
 
+def die_before_the_end() -> None:
+    """In the gateway's process: have it killed when its reader knows that it is drained, and its session is there."""
+    leaving.Departure._left = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+
+
+def ended(gateway: Gateway) -> int:
+    assert gateway.process is not None
+    return gateway.process.wait(60)
+
+
+def part_of(query: StreamingQuery, gateway: str) -> dict[str, Any]:
+    part: dict[str, Any] = last_report(query).get("gateways", {}).get(gateway, {})
+    return part
+
+
 def test_one_is_killed_and_the_other_goes_on(
-    broker: Mosquitto, gateways: tuple[Gateway, Gateway], start: Callable[..., StreamingQuery]
+    broker: Mosquitto, gateways: tuple[Gateway, Gateway], start: Callable[..., StreamingQuery], pki: Pki
 ) -> None:
     g1, g2 = gateways
     sink = Arrived()
@@ -114,8 +139,12 @@ def test_one_is_killed_and_the_other_goes_on(
     until(query, lambda: sink.of("g1") == 100)
     query.stop()
     # ... goes on with two, in many small batches of both.
-    both = f"{g1.settings.state_dir},grpc+unix://{g2.settings.state_dir}/gateway.sock"
-    query = start(sink, gateways=both, pollMs=500, maxMessagesPerTrigger=120, minPartitions=4)
+    assert g2.settings.listen is not None
+    shown = pki.directory / "shown"
+    shown.write_text(TOKEN)
+    access = {"gatewayTokenFile": shown, "gatewayCaFile": pki.directory / "ca.pem"}
+    both = f"{g1.settings.state_dir},{g2.settings.listen.location}"
+    query = start(sink, gateways=both, pollMs=500, maxMessagesPerTrigger=120, minPartitions=4, **access)
     publishing = threading.Thread(target=publish_all, args=(broker,))
     publishing.start()
     until(query, lambda: sink.of("g2") > 200)
@@ -134,10 +163,35 @@ def test_one_is_killed_and_the_other_goes_on(
     until(query, lambda: sink.of("g1") == 1500)
     g2.start()
     until(query, lambda: sink.of("g2") == 1300)
+    wait_until(lambda: g1.status()["committed"] == 1500 and g2.status()["committed"] == 1300)
+
+    pki.tokens("0123456789abcdef-another-token")  # g2 refuses this query, and nobody else does
+    for topic, first in (("b/1", 700), ("a/1", 900)):
+        publish(broker, range(first, first + 100), topic, qos=2)
+    until(query, lambda: sink.of("g1") == 1600)
+    until(query, lambda: part_of(query, "g2").get("refused"))
+    assert sink.of("g2") == 1300
+    pki.tokens(TOKEN)
+    until(query, lambda: sink.of("g2") == 1400)
+
+    g2.stop()  # to be drained, and killed when the query knows it
+    g2.spawn("drain", die_before_the_end)
+    until(query, lambda: g2.process and g2.process.poll() == -signal.SIGKILL)
+    g2.spawn()  # goes on with its drain
+    until(query, lambda: g2.process and g2.process.poll() is not None)
+    assert ended(g2) == 0, g2.log.read_text()
+    publish(broker, range(1000, 1100), "a/1", qos=2)
+    until(query, lambda: sink.of("g1") == 1700)
+    until(query, lambda: part_of(query, "g2").get("drained"))
+    assert last_report(query)["away"] == []
+    g2.start("join")
+    g2.until(state="online")
+    publish(broker, range(800, 900), "b/1", qos=2)
+    until(query, lambda: sink.of("g2") == 1500)
     assert sink.devices() == {
-        "a/1": list(range(900)),
+        "a/1": list(range(1100)),
         "a/2": list(range(600)),
-        "b/1": list(range(700)),
+        "b/1": list(range(900)),
         "b/2": list(range(600)),
     }, "every row once, and each device's in its order"
-    wait_until(lambda: g1.status()["committed"] == 1500 and g2.status()["committed"] == 1300)
+    wait_until(lambda: g1.status()["committed"] == 1700 and g2.status()["committed"] == 1500)

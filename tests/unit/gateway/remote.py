@@ -83,19 +83,19 @@ class Remote:
 
 
 @contextlib.contextmanager
-def remote(directory: Path, *, outbox: bool = False, **settings: Any) -> Iterator[Remote]:
+def remote(directory: Path, *, name: str = "plant", outbox: bool = False, **settings: Any) -> Iterator[Remote]:
     """Serve a journal on the network while the block runs."""
     pki = Pki.made(directory / "pki")
-    with served(directory / "state") as server, contextlib.ExitStack() as closing:
+    with served(directory / "state", name=name) as server, contextlib.ExitStack() as closing:
         if outbox:
             kept = Outbox.open(directory / "state" / "outbox", schema=OUTBOX_SCHEMA, limits=Limits(min_free_bytes=0))
             closing.callback(kept.close)
             server.service._outbox = OutboxHandler(
-                kept, "plant", wake=lambda: None, on_failure=server.failures.append, ask=lambda _: Future()
+                kept, name, wake=lambda: None, on_failure=server.failures.append, ask=lambda _: Future()
             )
         listen = pki.settings(**settings)
         service = RemoteService(
-            listen, server.service, "plant", TokenFile(listen.token_file), ServerCertificate.read(listen)
+            listen, server.service, name, TokenFile(listen.token_file), ServerCertificate.read(listen)
         )
         closing.callback(service.close)
         yield Remote(server, service, pki)

@@ -81,6 +81,8 @@ class Served:
         self.commits: list[int] = []
         #: What the MQTT side says of itself.
         self.reported: dict[str, object] = {"connected": True}
+        #: Whether its drain is done but for its end.
+        self.drained = False
         limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
         self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
         self.service = InboxService(
@@ -92,6 +94,7 @@ class Served:
             owner_pid=owner_pid,
             on_commit=lambda: self.commits.append(self.journal.committed),
             on_failure=self.failures.append,
+            drained=lambda: self.drained,
         )
 
     @property
@@ -103,6 +106,11 @@ class Served:
         end = self.journal.append(rows(self.journal.end, count, gateway=self.name, payload=payload, at=at))
         self.service.notify()
         return end
+
+    def drain(self, *, begin: bool = True) -> None:
+        """Say from now on that nothing more comes, or no longer."""
+        self.drained = begin
+        self.service.notify()
 
     def close(self) -> None:
         self.service.close()

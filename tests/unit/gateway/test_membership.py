@@ -149,6 +149,8 @@ FACTS = DrainFacts(
         ({}, False, DrainStep.TAKING),
         ({"uncommitted": 1}, True, DrainStep.COMMITTING),
         ({"owing": True}, True, DrainStep.COMMITTING),
+        ({"unheard": True, "uncommitted": 1}, True, DrainStep.COMMITTING),
+        ({"unheard": True}, True, DrainStep.TELLING),
         ({}, True, DrainStep.ENDING),
     ],
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -11,7 +12,17 @@ from towline.bridge.config.section import Section
 from towline.gateway.access import Access
 from towline.gateway.tickets import DEFAULT_VALID_S, LONGEST_VALID_S
 
-__all__ = ["GatewaySection"]
+__all__ = ["GatewaySection", "in_the_file"]
+
+#: Keys that let Spark in, and the options of ``format("mqtt")`` that say the same.
+_OPTIONS: Final = {
+    "token_file": "gatewayTokenFile",
+    "ca_file": "gatewayCaFile",
+    "cert_file": "gatewayCertFile",
+    "key_file": "gatewayKeyFile",
+    "server_name": "gatewayServerName",
+}
+_KEYS: Final = {option: key for key, option in _OPTIONS.items()}
 
 
 class GatewaySection(Section):
@@ -41,3 +52,20 @@ class GatewaySection(Section):
         """What lets Spark in."""
         files = {name: str(getattr(self, name) or "") for name in ("token_file", "ca_file", "cert_file", "key_file")}
         return Access(**files, server_name=self.server_name)
+
+    def options(self, *, certificate: bool) -> dict[str, str]:
+        """What lets Spark in, as options of its source and sink.
+
+        Args:
+            certificate: Whether ``cert_file`` is Spark's own, and not that of a gateway that listens here.
+        """
+        access = self.access()
+        said = {option: getattr(access, key) for key, option in _OPTIONS.items()}
+        said |= {"gatewayTicketValidity": f"{self.ticket_valid_s:g}"}
+        left_out = () if certificate else (_OPTIONS["cert_file"], _OPTIONS["key_file"])
+        return {option: value for option, value in said.items() if value and option not in left_out}
+
+
+def in_the_file(message: str) -> str:
+    """Name options of Spark in an error as the keys of ``[gateway]`` that hold them."""
+    return re.sub("|".join(_KEYS), lambda found: f"{_KEYS[found[0]]} of [gateway]", message)

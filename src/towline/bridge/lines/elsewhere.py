@@ -8,17 +8,26 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from towline.bridge.config.gateways import in_the_file
+from towline.bridge.lines.evidence import places_at
+from towline.checkpoint import Checkpoint
 from towline.errors import GatewayError
+from towline.gateway.access import REFUSALS, Access
 from towline.spark.link import GatewayPlace
 
 if TYPE_CHECKING:
-    from towline.gateway.access import Access
+    from pathlib import Path
+
     from towline.gateway.client import GatewayClient
 
-__all__ = ["AWAY", "away_text", "combined", "each", "places_of"]
+__all__ = ["AWAY", "DRAINED", "away_text", "away_trouble", "combined", "drained_at", "each", "is_refused", "places_of"]
 
 #: Key of a gateway that does not answer: since when, in seconds since 1970.
 AWAY: Final = "away_since"
+#: Key of one that was drained and has left.
+DRAINED: Final = "drained"
+#: What is said of a gateway that is away, and of no other.
+_ABSENT: Final = frozenset({AWAY, "why", "do", "code"})
 #: Summed over gateways; what one does not tell is nothing.
 _SUMS: Final = (
     "received",
@@ -40,10 +49,7 @@ _Answer = TypeVar("_Answer")
 
 def places_of(gateways: Iterable[str], access: Access) -> list[GatewayPlace]:
     """Where gateways are, as a bridge file or a checkpoint names them."""
-    return [
-        GatewayPlace("", one, access=access) if "://" in one else GatewayPlace(one, "", access=access)
-        for one in gateways
-    ]
+    return [GatewayPlace.of(one, access) for one in gateways]
 
 
 def each(places: Sequence[GatewayPlace], ask: Callable[[GatewayClient], _Answer]) -> dict[str, _Answer | GatewayError]:
@@ -61,13 +67,17 @@ def each(places: Sequence[GatewayPlace], ask: Callable[[GatewayClient], _Answer]
 
 
 def combined(
-    answers: Mapping[str, Mapping[str, Any] | GatewayError], before: Mapping[str, Any], now: float | None = None
+    answers: Mapping[str, Mapping[str, Any] | GatewayError],
+    before: Mapping[str, Any],
+    drained: Mapping[str, str] | None = None,
+    now: float | None = None,
 ) -> dict[str, Any]:
     """The statuses of a line's gateways as one, with the parts by name; of one that is away what it said last.
 
     Args:
         answers: By where each gateway is.
         before: What this made of the answers before; its parts are remembered.
+        drained: Where gateways are that are drained, and their names: they have left, and are not away.
         now: Seconds since 1970.
     """
     known = {part["at"]: (name, part) for name, part in (before.get("gateways") or {}).items()}
@@ -75,11 +85,15 @@ def combined(
     for at, answer in answers.items():
         if isinstance(answer, GatewayError):
             name, last = known.get(at, (at, {}))
+            if drained and at in drained:
+                parts[drained[at]] = {**{key: last[key] for key in last.keys() - _ABSENT}, "at": at, DRAINED: True}
+                continue
             since = last.get(AWAY) or (time.time() if now is None else now)
-            parts[name] = {**last, "at": at, AWAY: since, "why": answer.what}
+            parts[name] = {**last, "at": at, AWAY: since, **_reason(answer)}
         else:
             parts[str(answer["name"])] = {**answer, "at": at}
-    there = [part for part in parts.values() if AWAY not in part]
+    there = [part for part in parts.values() if AWAY not in part and DRAINED not in part]
+    gone = DRAINED if all(DRAINED in part for part in parts.values()) else "away"
     sums = {key: sum(int(part.get(key) or 0) for part in parts.values()) for key in _SUMS}
     ages = [part["oldest"] for part in there if part.get("oldest") is not None]
     states = [str(part.get("state")) for part in there]
@@ -88,7 +102,7 @@ def combined(
         **sums,
         "gateways": dict(sorted(parts.items())),
         "oldest": min(ages, default=None),
-        "state": next((state for state in states if state != "online"), "online" if states else "away"),
+        "state": next((state for state in states if state != "online"), "online" if states else gone),
         "held_back": next((part["held_back"] for part in there if part.get("held_back")), ""),
         "last_error": next((part["last_error"] for part in there if part.get("last_error")), None),
         "guarantee": plain.get("guarantee", ""),
@@ -96,7 +110,32 @@ def combined(
     }
 
 
+def drained_at(checkpoint: Path) -> dict[str, str]:
+    """Where gateways are that a query's checkpoint has as drained, and their names."""
+    logs = Checkpoint(str(checkpoint))
+    return {place.at: place.gateway for place in places_at(logs, logs.last_commit_batch()) if place.drained}
+
+
+def _reason(error: GatewayError) -> dict[str, str]:
+    """Why a gateway is away; of one that refuses what to do, too: only a person can end that."""
+    refused = error.code in REFUSALS
+    do = in_the_file(error.do) if refused else ""
+    return {"why": in_the_file(error.what), "do": do, "code": error.code if refused else "TL-G54"}
+
+
+def is_refused(part: Mapping[str, Any]) -> bool:
+    """Whether a gateway and the bridge do not let each other in."""
+    return AWAY in part and part.get("code") in REFUSALS
+
+
 def away_text(name: str, part: Mapping[str, Any]) -> str:
     """One gateway that is away, in words; times are local."""
     since = datetime.fromtimestamp(float(part[AWAY])).astimezone()
-    return f"gateway {name} away since {since:%H:%M}, its messages wait there"
+    how = "held back" if is_refused(part) else "away"
+    return f"gateway {name} {how} since {since:%H:%M}, its messages wait there"
+
+
+def away_trouble(name: str, part: Mapping[str, Any]) -> str:
+    """The same, with the reason and what to do."""
+    do = f" {part['do']}" if part.get("do") else ""
+    return f"{away_text(name, part)}: {part.get('why', 'no answer')}.{do}   [{part.get('code', 'TL-G54')}]"

@@ -122,17 +122,11 @@ class LineQuery(ABC, Generic[LineT]):
 
     def _gateway_options(self) -> dict[str, str]:
         """How Spark finds the line's gateway: by its socket, or over the network where tasks run on other machines."""
-        gateway, section = self.line.gateway, self.bridge.gateway
+        gateway = self.line.gateway
         if shares_files(self.bridge.spark.master) or gateway.listen is None:
             return {"gateway": str(gateway.state_dir)}
-        access = section.access()
-        said = {
-            "gatewayTokenFile": access.token_file,
-            "gatewayCaFile": access.ca_file,
-            "gatewayServerName": access.server_name,
-        }
         location = reachable(gateway.listen, self.bridge.spark.conf.get("spark.driver.host"))
-        return {"gateway": location, **{name: value for name, value in said.items() if value}}
+        return {"gateway": location, **self.bridge.gateway.options(certificate=False)}
 
     def _sink_options(self, identity: Identity) -> dict[str, str]:
         """Options of the line's Kafka sink: its client's settings, its id, and how many transactions a batch is."""

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from towline.backoff import Backoff
-from towline.bridge.lines.elsewhere import AWAY, away_text, combined, each, places_of
+from towline.bridge.lines.elsewhere import (
+    AWAY,
+    DRAINED,
+    away_text,
+    away_trouble,
+    combined,
+    drained_at,
+    each,
+    is_refused,
+    places_of,
+)
 from towline.bridge.runtime.gateway_supervisor import ASK_S, grown
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import GatewayError
@@ -19,6 +30,9 @@ if TYPE_CHECKING:
     from towline.errors import TowlineError
 
 __all__ = ["GatewaysSupervisor"]
+
+#: A gateway that lets nobody in is told of again after so many seconds: only a person ends that.
+_REMIND_S: Final = 60.0
 
 
 class GatewaysSupervisor(ChildSupervisor):
@@ -44,8 +58,8 @@ class GatewaysSupervisor(ChildSupervisor):
         access = bridge.gateway.access()
         self._places = places_of(line.gateways, access)
         self._pauses = Backoff(first=0.5, most=15.0)
-        #: What was wrong at each gateway when it was said last.
-        self._trouble: dict[str, str] = {}
+        #: What was wrong at each gateway when it was said last, and when that was.
+        self._trouble: dict[str, tuple[str, float]] = {}
         self._view.gateways, self._view.access = line.gateways, asdict(access)
 
     @property
@@ -60,9 +74,10 @@ class GatewaysSupervisor(ChildSupervisor):
         """Ask each once."""
         answers = each(self._places, lambda client: client.status(timeout_s=5.0))
         silent = [answer for answer in answers.values() if isinstance(answer, GatewayError)]
-        status = combined(answers, self._view.status or self._view.before)
+        drained = drained_at(self.line.checkpoint) if silent else {}
+        status = combined(answers, self._view.status or self._view.before, drained)
         with self._state.lock:
-            self._view.gateway_error = str(silent[0]) if len(silent) == len(answers) else None
+            self._view.gateway_error = str(silent[0]) if status["state"] == "away" else None
             if self._view.gateway_error is None:
                 self._view.hear(status)
         self._tell(status)
@@ -80,12 +95,12 @@ class GatewaysSupervisor(ChildSupervisor):
         """Say what has changed at each gateway since it was said last."""
         before = self._view.before.get("gateways") or {}
         for name, part in status["gateways"].items():
-            trouble = f"{away_text(name, part)}   [TL-G54]" if AWAY in part else _trouble(part)
-            if trouble != self._trouble.get(name):
+            kind = _kind(name, part)
+            said, at = self._trouble.get(name, (None, 0.0))
+            if kind != said or (is_refused(part) and time.monotonic() - at > _REMIND_S):
                 well = f"gateway {name} is there, and {part.get('state')}"
-                if trouble or self._trouble.get(name) is not None or AWAY not in part:
-                    self._say(trouble or well)
-                self._trouble[name] = trouble
+                self._say(away_trouble(name, part) if AWAY in part else kind or well)
+                self._trouble[name] = kind, time.monotonic()
             for event in grown(before.get(name, {}), part) if AWAY not in part else ():
                 self._say(f"gateway {name}: {event}")
         self._view.before = status
@@ -104,5 +119,10 @@ class GatewaysSupervisor(ChildSupervisor):
         self._stopping.wait(self._pauses.next())
 
 
-def _trouble(part: Mapping[str, Any]) -> str:
+def _kind(name: str, part: Mapping[str, Any]) -> str:
+    """What there is to say of a gateway; "" where all is well."""
+    if DRAINED in part:
+        return f"gateway {name} is drained, and has left"
+    if AWAY in part:
+        return away_text(name, part)
     return str((part.get("last_error") or {}).get("text", ""))

@@ -16,7 +16,7 @@ from typing import Any, Final
 from towline import files
 from towline.bridge.downlink.account import DownlinkCounts
 from towline.bridge.lines.account import LineAccount, LineCounts
-from towline.bridge.lines.elsewhere import combined, each, places_of
+from towline.bridge.lines.elsewhere import combined, drained_at, each, places_of
 from towline.bridge.uplink.account import UplinkCounts
 from towline.errors import GatewayError
 from towline.gateway.access import Access
@@ -233,7 +233,7 @@ def gateway_status(state_dir: Path) -> dict[str, Any] | None:
 
 
 def gateways_status(
-    gateways: Sequence[str], access: Mapping[str, str], before: Mapping[str, Any]
+    gateways: Sequence[str], access: Mapping[str, str], before: Mapping[str, Any], checkpoint: Path
 ) -> dict[str, Any] | None:
     """What the gateways of a line that reads several say together; None when none answers.
 
@@ -241,11 +241,11 @@ def gateways_status(
         gateways: State directories and locations.
         access: As `LineView.access`.
         before: What they said before.
+        checkpoint: Of the line's query, which knows who was drained.
     """
     answers = each(places_of(gateways, Access(**access)), lambda client: client.status(timeout_s=5.0))
-    if all(isinstance(answer, GatewayError) for answer in answers.values()):
-        return None
-    return combined(answers, before)
+    status = combined(answers, before, drained_at(checkpoint))
+    return None if status["state"] == "away" else status
 
 
 def digest_of(file: Path) -> str | None:

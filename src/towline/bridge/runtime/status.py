@@ -8,7 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from towline.bridge.lines.elsewhere import AWAY, away_text
+from towline.bridge.config.model import CHECKPOINT
+from towline.bridge.lines.elsewhere import AWAY, DRAINED, away_trouble
 from towline.bridge.runtime.members import left_sessions, look_at_members, render_member, told_of_sharing
 from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import (
@@ -98,8 +99,8 @@ def _there(state: dict[str, Any]) -> bool:
 def _line(state_dir: Path, saved: dict[str, Any], running: bool, updated: float | None) -> dict[str, Any]:  # noqa: FBT001
     """What is known of a line now, null for what is not; what was known last stands under ``last``, with its time."""
     counts = counts_of(saved.get("direction", "up"), saved.get("counts", {}))
-    elsewhere, said = saved.get("gateways") or (), saved.get("gateway") or {}
-    status = gateways_status(elsewhere, saved.get("access") or {}, said) if elsewhere else gateway_status(state_dir)
+    elsewhere = saved.get("gateways") or ()
+    status = _several(state_dir, saved) if elsewhere else gateway_status(state_dir)
     query = saved.get("query", _UNKNOWN_LINE) if running else "not running"
     now: dict[str, Any] = {
         "direction": saved.get("direction", "up"),
@@ -120,6 +121,11 @@ def _line(state_dir: Path, saved: dict[str, Any], running: bool, updated: float 
         heard = saved.get("heard") or updated
         now["last"] = {"heard": heard, "account": account.as_json(), "sentence": account.sum(), "gateway": last}
     return now
+
+
+def _several(state_dir: Path, saved: Mapping[str, Any]) -> dict[str, Any] | None:
+    access, said = saved.get("access") or {}, saved.get("gateway") or {}
+    return gateways_status(saved["gateways"], access, said, state_dir / CHECKPOINT)
 
 
 def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
@@ -156,7 +162,7 @@ def _troubles(gateway: Mapping[str, Any]) -> Iterator[str]:
     parts = gateway.get("gateways")
     for name, part in (parts if parts is not None else {"": gateway}).items():
         if AWAY in part:
-            yield f"{away_text(name, part)}: {part.get('why', 'no answer')}.   [TL-G54]"
+            yield away_trouble(name, part)
         elif trouble := (part.get("last_error") or {}).get("text"):
             yield str(trouble)
 
@@ -304,8 +310,12 @@ def _render_part(name: str, part: dict[str, Any]) -> list[str]:
     """One gateway of several: what it has said last, if it ever did."""
     waiting = int(part.get("end", 0)) - int(part.get("committed", 0))
     last = f"   last word: {waiting:,} waiting" if "end" in part else ""
-    head = f"  gateway   {name}   {part['at']}{'   away' + last if AWAY in part else ''}"
-    return [head] if AWAY in part else [head, *_render_listen(part.get("listen") or {}), *_render_gateway(part)]
+    head = f"  gateway   {name}   {part['at']}"
+    if DRAINED in part:
+        return [f"{head}   drained, and has left"]
+    if AWAY in part:
+        return [f"{head}   away{last}"]
+    return [head, *_render_listen(part.get("listen") or {}), *_render_gateway(part)]
 
 
 def _render_gateway(gateway: dict[str, Any]) -> list[str]:

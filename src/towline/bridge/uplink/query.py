@@ -165,21 +165,12 @@ class UplinkQuery(LineQuery[Line]):
 
     def _gateway_options(self) -> dict[str, str]:
         """How Spark finds the line's gateway, or its gateways elsewhere."""
-        line, section = self.line, self.bridge.gateway
+        line = self.line
         if not line.gateways:
             return super()._gateway_options()
-        access = section.access()
-        said = {
-            "gatewayTokenFile": access.token_file,
-            "gatewayCaFile": access.ca_file,
-            "gatewayCertFile": access.cert_file,
-            "gatewayKeyFile": access.key_file,
-            "gatewayServerName": access.server_name,
-            "gatewayTicketValidity": f"{section.ticket_valid_s:g}",
-        }
         remote = any(map(is_remote, line.gateways))
         removed = {"removedGateways": ",".join(line.removed_gateways)} if line.removed_gateways else {}
-        known = {name: value for name, value in said.items() if value} if remote else {}
+        known = self.bridge.gateway.options(certificate=True) if remote else {}
         return {"gateways": json.dumps(line.gateways), **removed, **known}
 
     def records(self, rows: DataFrame, identity: Identity) -> DataFrame:

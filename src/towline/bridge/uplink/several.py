@@ -48,7 +48,7 @@ class Seen:
 
 
 def gather(line: Line, access: Access, consumer: str, identity: Identity) -> Seen:
-    """Read a line's checkpoint and ask its gateways; those that are away are done without.
+    """Read a line's checkpoint and ask its gateways; those that are away, or drained, are done without.
 
     A query without a checkpoint that begins behind what was carried needs the gateways it was carried from: each knows
     alone whether its journal is still the same.
@@ -60,12 +60,13 @@ def gather(line: Line, access: Access, consumer: str, identity: Identity) -> See
     planned = {place.gateway: place for place in places_at(logs, seen.planned)}
     done = {place.gateway: place for place in places_at(logs, seen.done)}
     begun = _places(identity) if seen.planned is None else {}
+    left = {place.at for place in (planned or begun).values() if place.drained}
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         answers = each(places_of(line.gateways, access), lambda client: _asked(client, planned or begun))
         told = {str(answer[0]["name"]): answer for answer in answers.values() if not isinstance(answer, GatewayError)}
-        lost = [answer for answer in answers.values() if isinstance(answer, GatewayError)]
-        if told and (not lost or not begun):
+        lost = [one for at, one in answers.items() if isinstance(one, GatewayError) and at not in left]
+        if (told or not lost) and (not lost or not begun):
             break
         if time.monotonic() >= deadline:
             raise lost[0]
