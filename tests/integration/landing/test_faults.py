@@ -166,9 +166,10 @@ def test_a_group_that_was_further_than_the_topic_is(kafka: Kafka, new_place: New
         ({"cleanup.policy": "compact"}, "cleanup.policy=compact"),
         ({"retention.ms": "60000"}, "retention.ms=60000"),
         ({"retention.ms": "-1", "retention.bytes": "1000"}, "retention.bytes=1000"),
+        ({"retention.ms": "-1", "max.message.bytes": "100000"}, "max.message.bytes=100000"),
     ],
 )
-def test_topics_that_would_forget_are_refused(
+def test_topics_that_can_not_keep_everything_are_refused(
     kafka: Kafka, new_place: NewPlace, config: dict[str, str], said: str
 ) -> None:
     place = new_place("unfit")
@@ -187,10 +188,10 @@ def test_a_topic_that_is_missing_is_named(new_place: NewPlace) -> None:
 def test_a_message_too_large_for_the_topic_is_set_aside(kafka: Kafka, new_place: NewPlace) -> None:
     """[I15]: a row without payload, counted, with its size and digest; the others around it as they are."""
     place = new_place("large")
-    kafka.create_topics({place.topic: 1}, {"max.message.bytes": "4000", "retention.ms": "-1"})
+    kafka.create_topics({place.topic: 1}, {"max.message.bytes": "600000", "retention.ms": "-1"})
     batch = received(0, 3)
     payloads = batch.column("payload").to_pylist()
-    payloads[1] = b"x" * 5000
+    payloads[1] = b"x" * 600_000
     columns = dict(zip(batch.schema.names, batch.columns, strict=True)) | {"payload": payloads}
     large = type(batch).from_pydict(columns, schema=ROW_SCHEMA)
     with opened(place) as journal:
@@ -201,7 +202,7 @@ def test_a_message_too_large_for_the_topic_is_set_aside(kafka: Kafka, new_place:
     assert [row["payload"] for row in rows] == [b"0", None, b"2", b"3"]
     facts = {one["key"]: one["value"] for one in rows[1]["user_properties"]}
     assert facts["towline-reason"] == "record_too_large"
-    assert int(facts["towline-size"]) > 5000
+    assert int(facts["towline-size"]) > 600_000
     assert rows[1]["topic"] == "t/1"
     records = scan(place.client, place.rows).records
     assert rows_of([(key or b"", value) for _, key, value in records], ROW_SCHEMA).num_rows == 4
