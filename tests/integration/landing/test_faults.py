@@ -23,7 +23,7 @@ from towline.landing import followers, lookup
 from towline.landing.committer import Committer
 from towline.landing.opening import open_journal
 from towline.landing.place import LandingPlace, scan
-from towline.landing.records import rows_of
+from towline.landing.records import number_of, rows_of
 from towline.landing.store import KafkaStore
 from towline.landing.topics import NewTopics
 from towline.schema import ROW_SCHEMA
@@ -158,6 +158,30 @@ def test_a_group_that_was_further_than_the_topic_is(kafka: Kafka, new_place: New
     followers.commit(place, "bridge", 1000)
     with pytest.raises(JournalError, match="TL-J33"):
         lookup.row_at(place, 1000)
+
+
+def test_what_is_done_outlives_a_group_that_kafka_forgets(kafka: Kafka, new_place: NewPlace) -> None:
+    """A group that commits nothing for a week is forgotten; the journal still knows which rows are done."""
+    place = new_place("forgotten")
+    with opened(place) as journal:
+        assert lookup.done_before(place, "bridge") is None
+        for _ in range(5):
+            fill(journal, 4)
+        (offset,) = (at for at, key, _ in scan(place.client, place.rows).records if number_of(key or b"") == 14)
+        followers.commit(place, "bridge", offset)
+        watched = followers.Followers(place, journal, journal._store.number_from, ("bridge",))  # type: ignore[attr-defined]
+        assert watched.look()
+        watched.close()
+        assert lookup.done_before(place, "bridge") == offset
+        client: Any = AdminClient(kafka.client)
+        client.delete_consumer_groups([group := followers.group_of(place, "bridge")])[group].result(30)
+        assert followers.committed_of(place, "bridge") is None
+        assert lookup.done_before(place, "bridge") == offset
+        word = lookup.word_of(place, "bridge")
+        assert word is not None
+        assert (word.end, word.committed, word.first, word.sign) == (20, 14, 0, None)
+        journal.commit("bridge", 20)
+        assert lookup.done_before(place, "bridge") == lookup.bounds(place)[1]
 
 
 @pytest.mark.parametrize(

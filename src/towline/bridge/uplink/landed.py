@@ -95,10 +95,10 @@ class LandedRows:
         return records.selectExpr(parsed, "value").selectExpr(*columns(ROW_SCHEMA.names))
 
     def _starting(self, identity: Identity) -> str:
-        """Where a query without a checkpoint begins: where its former one stood, or what its group has committed."""
+        """Where a query without a checkpoint begins: where its former one stood, or behind what is done."""
         if identity.offsets:
             return identity.offsets
-        done = followers.committed_of(self._place, CONSUMER)
+        done = lookup.done_before(self._place, CONSUMER)
         return "earliest" if done is None else json.dumps({self._place.topic: {str(self._place.partition): done}})
 
     def evidence(self) -> Evidence:
@@ -106,10 +106,11 @@ class LandedRows:
 
         Raises:
             KafkaError: TL-K01.
+            JournalError: As `towline.landing.lookup.done_before`.
         """
         seen = read_checkpoint(self._line.checkpoint)
         first, end = lookup.bounds(self._place)
-        done = followers.committed_of(self._place, CONSUMER)
+        done = lookup.done_before(self._place, CONSUMER)
         planned_end, done_end = self._end(seen.planned), self._end(seen.done)
         if done_end is not None:  # it may have ended before it could say so
             Checkpoint(str(self._line.checkpoint)).sync()
