@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.conftest import NewMosquitto, NewTopic
+from tests.engines.forked import ForkedGateway
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
+from towline.bridge.config.file import load
+from towline.bridge.runtime.status import render
+from towline.gateway.settings import GatewaySettings
 from towline.landing import lookup
 from towline.landing.followers import committed_of
 from towline.landing.place import LandingPlace
 from towline_prove.devstack import Kafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def _on_another_machine(bridge: Running) -> GatewaySettings:
+    """The line's gateway as the same file gives it there."""
+    settings = load(bridge.file).uplinks[0].gateway
+    return settings.model_copy(update={"state_dir": bridge.directory / "elsewhere", "owner_pid": os.getpid()})
 
 
 @pytest.fixture
@@ -66,13 +78,26 @@ headers = {{ said = "{{mqtt.user.text}}" }}
         bridge.process.wait()
         psutil.wait_procs(children, timeout=60)
         publish(broker, 400, 200, qos=2)
-        bridge.start()
-        wait_until(lambda: (a := bridge.account())["received"] >= 607 and not a["waiting"], PATIENCE, "all of it")
-        account = bridge.status_command()["lines"]["line"]["account"]
-        assert account["adds_up"], account
-        assert account["deduplicated"] == 0
+        elsewhere = ForkedGateway(_on_another_machine(bridge), bridge.directory / "elsewhere.log")
+        with elsewhere:
+            assert elsewhere.fork().until(607)
+            alone = bridge.status_command()["lines"]["line"]
+            assert (alone["account"]["received"], alone["gateway"]["end"]) == (607, 607)
+            bridge.start()
+            wait_until(lambda: (a := bridge.account())["received"] >= 607 and not a["waiting"], PATIENCE, "all of it")
+            line = bridge.status_command()["lines"]["line"]
+            assert line["account"]["adds_up"], line
+            assert (line["account"]["in_kafka"], line["account"]["deduplicated"]) == (600, 0)
+            who = f"the gateway with pid {elsewhere.pid} on {socket.gethostname()}"
+            assert line["gateway"]["owner"] == {"who": who, "epoch": 3, "lives": True, "online": True}
+            text = render(bridge.status())
+            assert f"owner     {who}   epoch 3   online" in text
+            assert "no gateway" not in text
+            assert bridge.interrupt() == 0
+            assert f"{who} has its inbox in Kafka" in bridge.out
     finally:
-        assert bridge.interrupt() == 0
+        if bridge.process.poll() is None:
+            bridge.interrupt()
     assert "does not add up" not in bridge.out
     records = in_kafka(kafka.bootstrap, name)
     assert [value for _, value, _ in records] == [f"m{n}".encode() for n in range(600)]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge, Line
     from towline.bridge.lines.identity import Identity
 
-__all__ = ["CONSUMER", "KEY_SCHEMA", "LandedRows", "columns"]
+__all__ = ["CONSUMER", "KEY_SCHEMA", "LandedRows", "columns", "place_of"]
 
 #: Name under which the bridge reads, and of its group.
 CONSUMER: Final = "bridge"
@@ -53,6 +53,13 @@ def columns(names: list[str]) -> list[str]:
     return [f"{_MADE.get(name, f'row.{name}')} AS {name}" for name in names]
 
 
+def place_of(line: Line) -> LandingPlace:
+    """Where a line has its inbox in Kafka."""
+    landing = line.gateway.landing
+    assert landing is not None
+    return LandingPlace(landing.client, landing.name or line.gateway.name, landing.partition)
+
+
 class LandedRows:
     """Where the query of one line reads.
 
@@ -62,10 +69,7 @@ class LandedRows:
     """
 
     def __init__(self, bridge: Bridge, line: Line) -> None:
-        landing = line.gateway.landing
-        assert landing is not None
-        self._bridge, self._line = bridge, line
-        self._place = LandingPlace(landing.client, landing.name or line.gateway.name, landing.partition)
+        self._bridge, self._line, self._place = bridge, line, place_of(line)
         #: offset where a batch of this process ended -> how many rows lie before it: Spark tells of batches again, when
         #: what they had is removed
         self._ends: dict[int, int] = {}
