@@ -1,15 +1,19 @@
-"""A line whose inbox is in Kafka: the bridge reads it with Spark's own source, exactly once, whatever is killed."""
+"""A line whose inbox is in Kafka: the bridge reads it with Spark's own source, exactly once, whatever is killed.
+
+Kafka is one that lets nobody in without TLS and SCRAM: gateway, standby, Spark's source and the look-ups all log in.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.conftest import NewMosquitto, NewTopic
+from tests.conftest import NewMosquitto
 from tests.engines.forked import ForkedGateway
 from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
@@ -19,7 +23,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.landing import lookup
 from towline.landing.followers import committed_of
 from towline.landing.place import LandingPlace
-from towline_prove.devstack import Kafka
+from towline_prove.devstack.secured import SecuredKafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -31,21 +35,30 @@ def _on_another_machine(bridge: Running) -> GatewaySettings:
 
 
 @pytest.fixture
+def secured(tmp_path: Path) -> Iterator[SecuredKafka]:
+    with SecuredKafka(tmp_path / "kafka") as kafka:
+        yield kafka
+
+
+@pytest.fixture
 def bridge(tmp_path: Path) -> Running:
     return Running(tmp_path, tmp_path / "bridge.toml")
 
 
 def test_exactly_once_whatever_is_killed(
-    bridge: Running, new_mosquitto: NewMosquitto, kafka: Kafka, topic: NewTopic
+    bridge: Running, new_mosquitto: NewMosquitto, secured: SecuredKafka, tmp_path: Path
 ) -> None:
-    broker, name = new_mosquitto(max_queued_messages="0"), topic()
+    broker, name = new_mosquitto(max_queued_messages="0"), "kept"
+    said = ", ".join(f'"{name}" = "{value}"' for name, value in secured.settings_of().items())
     bridge.file.write_text(f"""
 name = "tests"
 state_dir = "state"
 mqtt = {{ brokers = "mqtt://127.0.0.1:{broker.port}" }}
 spark = {{ master = "local[2]" }}
 [kafka]
-bootstrap_servers = "{kafka.bootstrap}"
+bootstrap_servers = "{secured.bootstrap}"
+password_file = "{secured.password_file}"
+settings = {{ {said} }}
 create_topics = {{ partitions = 1, replication_factor = 1 }}
 [[uplink]]
 name = "line"
@@ -66,7 +79,7 @@ headers = {{ said = "{{mqtt.user.text}}" }}
         wait_until(lambda: (a := bridge.account())["received"] == 207 and not a["waiting"], PATIENCE, "the first batch")
         account = wait_until(lambda: (a := bridge.line()["account"])["filtered"] == 7 and a, PATIENCE, "the counts")
         assert (account["received"], account["in_kafka"], account["adds_up"]) == (207, 200, True)
-        place = LandingPlace(kafka.client, "tests.line")
+        place = LandingPlace(secured.client, "tests.line")
         wait_until(lambda: lookup.bounds(place)[0] > 0, 30, "what is committed to be removed")
         assert lookup.row_at(place, committed_of(place, "bridge") or 0) == 207
 
@@ -99,7 +112,11 @@ headers = {{ said = "{{mqtt.user.text}}" }}
         if bridge.process.poll() is None:
             bridge.interrupt()
     assert "does not add up" not in bridge.out
-    records = in_kafka(kafka.bootstrap, name)
+    records = in_kafka(secured.inside, name)
     assert [value for _, value, _ in records] == [f"m{n}".encode() for n in range(600)]
     assert (records[3][0], records[3][2]["said"], records[3][2]["mqtt.topic"]) == (b"d", b"m3", b"t/d/x")
     assert "Traceback" not in bridge.out
+    written = [file for file in (tmp_path / "state").rglob("*") if file.is_file()] + [tmp_path / "elsewhere.log"]
+    secret = secured.password_file.read_bytes()
+    assert not [file for file in written if secret in file.read_bytes()]
+    assert secret.decode() not in bridge.out
