@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -10,7 +9,7 @@ from towline.errors import JournalError
 from towline.landing import followers
 from towline.landing.opening import frames_of
 from towline.landing.place import LandingPlace, end_of, scan
-from towline.landing.records import number_at
+from towline.landing.records import NUMBER, key_at
 from towline.landing.signs import SignWatch, StandbyVerdict
 from towline.landing.statelog import replayed
 
@@ -20,10 +19,12 @@ if TYPE_CHECKING:
     from towline.landing.signs import Sign
     from towline.landing.statelog import RecoveredState
 
-__all__ = ["JournalWord", "bounds", "done_before", "row_at", "state_of", "word_of"]
+__all__ = ["JournalWord", "bounds", "count_below", "done_before", "row_at", "state_of", "word_of"]
 
 #: Records that are looked at for the first row at or after an offset: ends of transactions are none.
 _AHEAD: Final = 64
+#: Rows that are held at a time.
+_TOGETHER: Final = 10_000
 #: Seconds that an owner is waited for to say that it lives, at most, and between two looks.
 _OWNER_S: Final = 5.0
 _PAUSE_S: Final = 0.1
@@ -83,11 +84,11 @@ def row_at(place: LandingPlace, offset: int) -> int:
 
 
 class _Found(NamedTuple):
-    """A row: its number, its offset, its key."""
+    """A row: its number, its offset, when it was received in seconds since 1970."""
 
     number: int
     offset: int
-    key: bytes
+    received_at: float
 
 
 def _from(place: LandingPlace, offset: int, end: int) -> _Found | None:
@@ -96,9 +97,24 @@ def _from(place: LandingPlace, offset: int, end: int) -> _Found | None:
         records = scan(place.client, place.rows, offset, upto=min(end, offset + _AHEAD)).records
         if records:
             at, key, _ = records[0]
-            return _Found(number_at(place.where, at, key), at, key or b"")
+            row = key_at(place.where, at, key)
+            return _Found(row[NUMBER], at, row.get("received_at", 0) / 1e6)
         offset += _AHEAD
     return None
+
+
+def count_below(place: LandingPlace, start: int, upto: int, qos: int) -> int:
+    """How many rows between two offsets were received with a lower QoS.
+
+    Raises:
+        KafkaError: TL-K01.
+        JournalDamaged: TL-J05, a record is no row.
+    """
+    lower = 0
+    for begin in range(start, upto, _TOGETHER):
+        records = scan(place.client, place.rows, begin, upto=min(upto, begin + _TOGETHER)).records
+        lower += sum(int(key_at(place.where, at, key).get("qos") or 0) < qos for at, key, _ in records)
+    return lower
 
 
 def state_of(place: LandingPlace) -> RecoveredState | None:
@@ -165,7 +181,7 @@ def word_of(place: LandingPlace, consumer: str) -> JournalWord | None:
         state.floor,
         state.epoch,
         dict(state.ledger),
-        None if found is None else json.loads(found.key).get("received_at", 0) / 1e6,
+        None if found is None else found.received_at,
         sign,
         lives,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge, Line
     from towline.bridge.lines.identity import Identity
 
-__all__ = ["CONSUMER", "KEY_SCHEMA", "LandedRows", "columns", "place_of"]
+__all__ = ["CONSUMER", "KEY_SCHEMA", "BegunRows", "LandedRows", "columns", "place_of"]
 
 #: Name under which the bridge reads, and of its group.
 CONSUMER: Final = "bridge"
@@ -60,6 +60,22 @@ def place_of(line: Line) -> LandingPlace:
     return LandingPlace(landing.client, landing.name or line.gateway.name, landing.partition)
 
 
+class BegunRows(NamedTuple):
+    """Rows that are not served again, because a batch that had them was begun.
+
+    Attributes:
+        batch: Which.
+        upto: Where it ends, as an offset of the landing partition.
+        once_below: Rows with a QoS below this one are served once (`towline.guarantee.Policy.once_below`).
+        rows: How many they are.
+    """
+
+    batch: int
+    upto: int
+    once_below: int
+    rows: int
+
+
 class LandedRows:
     """Where the query of one line reads.
 
@@ -81,8 +97,14 @@ class LandedRows:
         """What the account calls the journal."""
         return self._place.topic
 
-    def read(self, spark: SparkSession, identity: Identity) -> DataFrame:
-        """The rows as the ``mqtt`` source gives them."""
+    def read(self, spark: SparkSession, identity: Identity, begun: BegunRows | None = None) -> DataFrame:
+        """The rows as the ``mqtt`` source gives them.
+
+        Args:
+            spark: The session.
+            identity: Of the line.
+            begun: Rows of a batch that a crash interrupted which are not served again.
+        """
         from towline.schema import ROW_SCHEMA  # noqa: PLC0415 - pyarrow is needed by now
 
         options = {
@@ -95,8 +117,37 @@ class LandedRows:
             "groupIdPrefix": f"towline-{self._bridge.name}-{self._line.name}",
         }
         records = spark.readStream.format("kafka").options(**options).load()
+        again = "true" if begun is None else f"offset >= {begun.upto} OR row.qos >= {begun.once_below}"
         parsed = f"from_json(CAST(key AS STRING), '{KEY_SCHEMA}', map('mode', 'FAILFAST')) AS row"
-        return records.selectExpr(parsed, "value").selectExpr(*columns(ROW_SCHEMA.names))
+        rows = records.selectExpr(parsed, "value", "offset").where(again)
+        return rows.selectExpr(*columns(ROW_SCHEMA.names))
+
+    def begun(self, evidence: Evidence, once_below: int) -> BegunRows | None:
+        """The rows of the batch that was begun and is not done whose QoS is too low to be served twice.
+
+        Raises:
+            KafkaError: TL-K01.
+            JournalDamaged: TL-J05, something else writes there.
+        """
+        if evidence.planned is None or evidence.decided:
+            return None
+        begin, upto = self._begin(evidence.planned), evidence.planned_end
+        rows = 0 if begin is None else lookup.count_below(self._place, begin, upto, once_below)
+        return BegunRows(evidence.planned, upto, once_below, rows)
+
+    def _begin(self, batch: int) -> int | None:
+        """The offset where a batch begins; the first one where the query began."""
+        return self._offset(kafka_offsets(self._line.checkpoint, batch - 1 if batch else None))
+
+    def rows_of(self, batch: int) -> tuple[int, int]:
+        """The rows of a batch, from the first to the one after the last; 0 and 0 for what is not there any more."""
+        begin, end = self._begin(batch), self._end(batch)
+        if begin is None or end is None:
+            return 0, 0
+        try:
+            return self.row_of(begin), self.row_of(end)
+        except TowlineError:
+            return 0, 0
 
     def _starting(self, identity: Identity) -> str:
         """Where a query without a checkpoint begins: where its former one stood, or behind what is done."""

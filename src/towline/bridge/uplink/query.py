@@ -16,7 +16,7 @@ from towline.bridge.lines.recovery import examine
 from towline.bridge.uplink import several
 from towline.bridge.uplink.account import spans_of
 from towline.bridge.uplink.counting import COUNTS, reasons
-from towline.bridge.uplink.landed import LandedRows
+from towline.bridge.uplink.landed import BegunRows, LandedRows
 from towline.bridge.uplink.packing import plain_routes
 from towline.bridge.uplink.recovery import gather, handed_out, offset_of, starting
 from towline.bridge.uplink.source import FORMAT
@@ -57,6 +57,8 @@ class UplinkQuery(LineQuery[Line]):
 
     #: Where a checkpoint without a batch begins, which Spark does not report of its first; None before the start.
     _began: int | None = None
+    #: Rows of a line with an inbox in Kafka that are not served again; None for none.
+    _given_up: BegunRows | None = None
     #: The same of several gateways, by name.
     _begun: Mapping[str, int] = MappingProxyType({})
 
@@ -75,8 +77,7 @@ class UplinkQuery(LineQuery[Line]):
         if line.gateways:
             return self._prepared_for_several(spark)
         if landed is not None:
-            identity = examine(line, self.bridge.file, identity, landed.evidence(), self._set_markers)
-            return self._writer(landed.read(spark, identity), identity), identity
+            return self._prepared_for_landed(spark, landed, identity)
         evidence = gather(line, CONSUMER, identity)
         identity = examine(line, self.bridge.file, identity, evidence, self._set_markers)
         handed = handed_out(identity, evidence)
@@ -87,6 +88,19 @@ class UplinkQuery(LineQuery[Line]):
         self._began = offset_of(begin, evidence)
         self._note_begun(evidence)
         return self._writer(self.source(spark, begin, str(handed)), identity), identity
+
+    def _prepared_for_landed(
+        self, spark: SparkSession, landed: LandedRows, identity: Identity
+    ) -> tuple[DataStreamWriter, Identity]:
+        """As `_prepared`, for a line whose inbox is in Kafka."""
+        evidence, former = landed.evidence(), identity
+        identity = examine(self.line, self.bridge.file, identity, evidence, self._set_markers)
+        once_below = policy(self.line.guarantee).once_below
+        self._given_up = None
+        if once_below and identity.generation == former.generation:
+            self._given_up = landed.begun(evidence, once_below)
+            self._note_begun(evidence)
+        return self._writer(landed.read(spark, identity, self._given_up), identity), identity
 
     def _prepared_for_several(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         """As `_prepared`, for a line that reads gateways elsewhere."""
@@ -223,7 +237,8 @@ class UplinkQuery(LineQuery[Line]):
         report = {"query": evidence.query, "journal": evidence.journal, "rows": 0, "observed": {}, "gives_up": False}
         checkpoint = Checkpoint(str(line.checkpoint))
         for batch in tally.run_again(checkpoint):
-            given, (start, end) = tally.given_at(checkpoint, batch), range_of(checkpoint, batch)
+            given = tally.given_at(checkpoint, batch)
+            start, end = range_of(checkpoint, batch) if landed is None else landed.rows_of(batch)
             if batch <= evidence.done and given is not None and end:
                 part = {"batch": batch, "start": start, "end": end, "rows": given, "gives_up": True}
                 yield self._with_dead_letters({**report, **part})
@@ -249,6 +264,8 @@ class UplinkQuery(LineQuery[Line]):
             return self._with_dead_letters(self._with_left_out(self._spanning(report, source), progress))
         if self._landed is not None:
             report |= self._landed.done(source, report["rows"])
+            if self._given_up is not None and self._given_up.batch == report["batch"]:
+                report["rows"] -= self._given_up.rows  # Spark has read them too
             return self._with_dead_letters(self._with_left_out(report, progress))
         begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
         start = begin.get("offset", self._began)
