@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from towline.bridge.config.kafka_source import java_client
 from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
+from towline.guarantee import policy
 from towline.landing import followers, lookup
 from towline.landing.place import LandingPlace
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge, Line
     from towline.bridge.lines.identity import Identity
 
-__all__ = ["CONSUMER", "KEY_SCHEMA", "BegunRows", "LandedRows", "columns", "place_of"]
+__all__ = ["CONSUMER", "KEY_SCHEMA", "LandedRows", "columns", "place_of"]
 
 #: Name under which the bridge reads, and of its group.
 CONSUMER: Final = "bridge"
@@ -60,22 +61,6 @@ def place_of(line: Line) -> LandingPlace:
     return LandingPlace(landing.client, landing.name or line.gateway.name, landing.partition)
 
 
-class BegunRows(NamedTuple):
-    """Rows that are not served again, because a batch that had them was begun.
-
-    Attributes:
-        batch: Which.
-        upto: Where it ends, as an offset of the landing partition.
-        once_below: Rows with a QoS below this one are served once (`towline.guarantee.Policy.once_below`).
-        rows: How many they are.
-    """
-
-    batch: int
-    upto: int
-    once_below: int
-    rows: int
-
-
 class LandedRows:
     """Where the query of one line reads.
 
@@ -91,19 +76,22 @@ class LandedRows:
         self._ends: dict[int, int] = {}
         #: up to where the journal's owner was told
         self._said = -1
+        #: rows with a QoS below this one are served once, and so not below this offset, where batches were begun before
+        self._once_below = policy(line.guarantee).once_below
+        self._fresh = 0
 
     @property
     def journal(self) -> str:
         """What the account calls the journal."""
         return self._place.topic
 
-    def read(self, spark: SparkSession, identity: Identity, begun: BegunRows | None = None) -> DataFrame:
-        """The rows as the ``mqtt`` source gives them.
+    def read(self, spark: SparkSession, identity: Identity, planned_end: int) -> DataFrame:
+        """The rows as the ``mqtt`` source gives them, but for those that are never served twice.
 
         Args:
             spark: The session.
             identity: Of the line.
-            begun: Rows of a batch that a crash interrupted which are not served again.
+            planned_end: Where the batch ends that was begun last.
         """
         from towline.schema import ROW_SCHEMA  # noqa: PLC0415 - pyarrow is needed by now
 
@@ -117,23 +105,11 @@ class LandedRows:
             "groupIdPrefix": f"towline-{self._bridge.name}-{self._line.name}",
         }
         records = spark.readStream.format("kafka").options(**options).load()
-        again = "true" if begun is None else f"offset >= {begun.upto} OR row.qos >= {begun.once_below}"
+        self._fresh, once_below = max(planned_end, identity.handed), self._once_below
+        again = f"offset >= {self._fresh} OR row.qos >= {once_below}" if once_below else "true"
         parsed = f"from_json(CAST(key AS STRING), '{KEY_SCHEMA}', map('mode', 'FAILFAST')) AS row"
         rows = records.selectExpr(parsed, "value", "offset").where(again)
         return rows.selectExpr(*columns(ROW_SCHEMA.names))
-
-    def begun(self, evidence: Evidence, once_below: int) -> BegunRows | None:
-        """The rows of the batch that was begun and is not done whose QoS is too low to be served twice.
-
-        Raises:
-            KafkaError: TL-K01.
-            JournalDamaged: TL-J05, something else writes there.
-        """
-        if evidence.planned is None or evidence.decided:
-            return None
-        begin, upto = self._begin(evidence.planned), evidence.planned_end
-        rows = 0 if begin is None else lookup.count_below(self._place, begin, upto, once_below)
-        return BegunRows(evidence.planned, upto, once_below, rows)
 
     def _begin(self, batch: int) -> int | None:
         """The offset where a batch begins; the first one where the query began."""
@@ -195,13 +171,14 @@ class LandedRows:
 
         Args:
             source: What Spark's progress says of its source.
-            rows: How many rows the batch had.
+            rows: How many rows the batch had, those included that were not served again.
         """
         begin, end = self._offset(source.get("startOffset")), self._offset(source.get("endOffset"))
         unknown: dict[str, Any] = {"journal": self.journal, "start": None, "end": None}
         if end is None:
             return unknown
         try:
+            left_out = self._left_out(begin, end)  # before anybody may remove them
             if end > self._said:
                 Checkpoint(str(self._line.checkpoint)).sync()
                 self._say(end)
@@ -212,7 +189,15 @@ class LandedRows:
             return unknown
         while len(self._ends) > _KNOWN:
             del self._ends[next(iter(self._ends))]
-        return {"journal": self.journal, "start": self._ends[end] - rows, "end": self._ends[end]}
+        spans = {"journal": self.journal, "start": self._ends[end] - rows, "end": self._ends[end]}
+        return {**spans, "rows": rows - left_out}
+
+    def _left_out(self, begin: int | None, end: int) -> int:
+        """How many rows of a batch are not served again; Spark does not say where the first one begins."""
+        if begin is None:
+            begin = self._offset(kafka_offsets(self._line.checkpoint, None)) or 0
+        upto = min(end, self._fresh) if self._once_below else 0
+        return lookup.count_below(self._place, begin, upto, self._once_below) if begin < upto else 0
 
     def _say(self, offset: int) -> None:
         followers.commit(self._place, CONSUMER, offset)

@@ -16,7 +16,7 @@ from towline.bridge.lines.recovery import examine
 from towline.bridge.uplink import several
 from towline.bridge.uplink.account import spans_of
 from towline.bridge.uplink.counting import COUNTS, reasons
-from towline.bridge.uplink.landed import BegunRows, LandedRows
+from towline.bridge.uplink.landed import LandedRows
 from towline.bridge.uplink.packing import plain_routes
 from towline.bridge.uplink.recovery import gather, handed_out, offset_of, starting
 from towline.bridge.uplink.source import FORMAT
@@ -57,8 +57,6 @@ class UplinkQuery(LineQuery[Line]):
 
     #: Where a checkpoint without a batch begins, which Spark does not report of its first; None before the start.
     _began: int | None = None
-    #: Rows of a line with an inbox in Kafka that are not served again; None for none.
-    _given_up: BegunRows | None = None
     #: The same of several gateways, by name.
     _begun: Mapping[str, int] = MappingProxyType({})
 
@@ -93,14 +91,10 @@ class UplinkQuery(LineQuery[Line]):
         self, spark: SparkSession, landed: LandedRows, identity: Identity
     ) -> tuple[DataStreamWriter, Identity]:
         """As `_prepared`, for a line whose inbox is in Kafka."""
-        evidence, former = landed.evidence(), identity
+        evidence = landed.evidence()
         identity = examine(self.line, self.bridge.file, identity, evidence, self._set_markers)
-        once_below = policy(self.line.guarantee).once_below
-        self._given_up = None
-        if once_below and identity.generation == former.generation:
-            self._given_up = landed.begun(evidence, once_below)
-            self._note_begun(evidence)
-        return self._writer(landed.read(spark, identity, self._given_up), identity), identity
+        self._note_begun(evidence)
+        return self._writer(landed.read(spark, identity, evidence.planned_end), identity), identity
 
     def _prepared_for_several(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         """As `_prepared`, for a line that reads gateways elsewhere."""
@@ -264,8 +258,6 @@ class UplinkQuery(LineQuery[Line]):
             return self._with_dead_letters(self._with_left_out(self._spanning(report, source), progress))
         if self._landed is not None:
             report |= self._landed.done(source, report["rows"])
-            if self._given_up is not None and self._given_up.batch == report["batch"]:
-                report["rows"] -= self._given_up.rows  # Spark has read them too
             return self._with_dead_letters(self._with_left_out(report, progress))
         begin, end = _gateway_offset(source.get("startOffset")), _gateway_offset(source.get("endOffset"))
         start = begin.get("offset", self._began)
