@@ -171,7 +171,8 @@ class LandedRows:
 
         Args:
             source: What Spark's progress says of its source.
-            rows: How many rows the batch had, those included that were not served again.
+            rows: How many rows the batch had; those that are not served again are among them, unless the line counts its
+                rows behind the source (``parallelism``).
         """
         begin, end = self._offset(source.get("startOffset")), self._offset(source.get("endOffset"))
         unknown: dict[str, Any] = {"journal": self.journal, "start": None, "end": None}
@@ -179,6 +180,7 @@ class LandedRows:
             return unknown
         try:
             left_out = self._left_out(begin, end)  # before anybody may remove them
+            rows += left_out if self._line.parallelism > 1 else 0
             if end > self._said:
                 Checkpoint(str(self._line.checkpoint)).sync()
                 self._say(end)
