@@ -54,7 +54,7 @@ def test_whatever_a_device_sends_has_a_place_in_the_smallest_that_can() -> None:
     least = TopicFacts(2, max_bytes=LEAST)
     assert problem_of("t", least, 2) is None
     long = "\x01" * 65535
-    row = {name: long for name in ("topic", "content_type", "response_topic")} | {
+    row = dict.fromkeys(("topic", "content_type", "response_topic"), long) | {
         "payload": b"x" * LEAST,
         "correlation_data": b"x" * 65535,
         "user_properties": [{"key": long, "value": long}] * 4,

@@ -171,8 +171,8 @@ class LandedRows:
 
         Args:
             source: What Spark's progress says of its source.
-            rows: How many rows the batch had; those that are not served again are among them, unless the line counts its
-                rows behind the source (``parallelism``).
+            rows: How many rows the batch had; those that are not served again are among them, unless the line counts
+                its rows behind the source (``parallelism``).
         """
         begin, end = self._offset(source.get("startOffset")), self._offset(source.get("endOffset"))
         unknown: dict[str, Any] = {"journal": self.journal, "start": None, "end": None}
