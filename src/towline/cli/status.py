@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from towline.cli.screen import command_app, is_live, json_text, plain
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
 
 __all__ = ["app", "status"]
 
@@ -30,12 +33,13 @@ def status(
 ) -> None:
     """Show the account: received = in Kafka + left out + waiting, and whether it adds up.
 
-    Asks the gateways themselves, so it works while Spark or Kafka is down. Exit codes: 0 every line runs and adds up,
-    1 an account does not add up, 3 a line does not run or its account is not known.
+    Asks the gateways themselves, so it works while Spark or Kafka is down; of an inbox in Kafka that a gateway
+    elsewhere has, it tells what stands in Kafka. Exit codes: 0 every line runs and adds up, 1 an account does not add
+    up, 3 a line does not run or its account is not known.
     """
-    place, lines, clients = _place(file, state_dir)
+    place, bridge = _place(file, state_dir)
     while True:
-        current = _look(place, lines, clients, as_json=as_json, clear=watch and is_live())
+        current = _look(place, bridge, as_json=as_json, clear=watch and is_live())
         if not watch:
             break
         time.sleep(WATCH_S)
@@ -45,27 +49,25 @@ def status(
         raise typer.Exit(code)
 
 
-#: Of each line, which client ids are wanted.
-_Clients: TypeAlias = dict[str, dict[str, str]]
-
-
-def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, list[str] | None, _Clients | None]:
+def _place(file: Path | None, state_dir: Path | None) -> tuple[Path, Bridge | None]:
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
-    from towline.bridge.runtime.members import wanted_clients  # noqa: PLC0415
 
     if state_dir is not None and file is None:
-        return state_dir, None, None
+        return state_dir, None
     bridge = load(file or Path("bridge.toml"))
-    clients = {line.name: wanted_clients(line) for line in bridge.lines}
-    return state_dir or bridge.state_dir, [*clients], clients
+    return state_dir or bridge.state_dir, bridge
 
 
-def _look(
-    place: Path, lines: list[str] | None, clients: _Clients | None, *, as_json: bool, clear: bool
-) -> dict[str, Any]:
-    from towline.bridge.runtime.status import collect, render  # noqa: PLC0415 - loaded when it is called
+def _look(place: Path, bridge: Bridge | None, *, as_json: bool, clear: bool) -> dict[str, Any]:
+    from towline.bridge.runtime.members import wanted_clients  # noqa: PLC0415 - loaded when it is called
+    from towline.bridge.runtime.status import collect, render  # noqa: PLC0415
 
-    current = collect(place, lines, clients)
+    if bridge is None:
+        current = collect(place)
+    else:
+        clients = {line.name: wanted_clients(line) for line in bridge.lines}
+        landed = {line.name: line for line in bridge.uplinks if line.gateway.landing is not None}
+        current = collect(place, [*clients], clients, landed)
     text = json_text(current, indent=None if clear else 2) if as_json else plain(render(current))
     sys.stdout.write(("\x1b[H\x1b[2J" if clear else "") + text)
     sys.stdout.flush()

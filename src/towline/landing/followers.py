@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from towline.errors import JournalError, JournalFailed, KafkaError, TowlineError
 from towline.kafka import faults
@@ -70,9 +70,11 @@ def _committed(place: LandingPlace, client: Any) -> int | None:
     began = time.monotonic()
     try:
         found = client.committed([place.rows], timeout=LOOK_S)[0]
+        if found.error is not None:  # "never said" would let a query begin with what it had
+            raise KafkaException(found.error)
     except faults.FOREIGN as problem:
         raise faults.unreachable(place.servers, time.monotonic() - began, faults.reason(problem)) from None
-    return found.offset if found.error is None and found.offset >= 0 else None
+    return found.offset if found.offset >= 0 else None
 
 
 class Followers:

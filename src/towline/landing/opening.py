@@ -13,7 +13,7 @@ from towline.journal.state import JournalState
 from towline.landing.committer import Committer
 from towline.landing.place import LandingPlace, end_of, scan
 from towline.landing.places import Place, RowPlaces
-from towline.landing.records import number_of
+from towline.landing.records import number_at
 from towline.landing.statelog import Assembler, RecoveredState, StateFrame, replayed
 from towline.landing.store import KafkaStore
 from towline.landing.topics import NewTopics, Topics, ensure
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from towline.landing.place import Scanned
 
-__all__ = ["open_journal"]
+__all__ = ["frames_of", "open_journal"]
 
 _NO_LIMITS: Final = Limits()
 #: Records that are looked at from the end in the first try: the last rows, and the ends of their transactions.
@@ -83,7 +83,7 @@ def open_journal(
 
 
 def _recovered(place: LandingPlace, schema: Any, scanned: Scanned) -> RecoveredState:
-    recovered = replayed(place.where, _frames(place, scanned))
+    recovered = replayed(place.where, frames_of(place, scanned))
     first, end = end_of(place.client, place.rows)
     if recovered is None:
         if end:
@@ -96,7 +96,7 @@ def _recovered(place: LandingPlace, schema: Any, scanned: Scanned) -> RecoveredS
     return recovered._replace(end=recovered.end._replace(offset=max(end, recovered.end.offset)))
 
 
-def _frames(place: LandingPlace, scanned: Scanned) -> Iterator[StateFrame]:
+def frames_of(place: LandingPlace, scanned: Scanned) -> Iterator[StateFrame]:
     """The frames of the state partition, from its first snapshot on: what a removal has left before it is none."""
     assembler, begun = Assembler(f"{place.state_topic}/{place.state.partition}"), False
     for offset, key, value in scanned.records:
@@ -139,17 +139,9 @@ def _last_row(place: LandingPlace, first: int, end: int) -> int | None:
         start = max(first, end - back)
         records = scan(place.client, place.rows, start).records
         if records:
-            return _number(place, records[-1])
+            offset, key, _ = records[-1]
+            return number_at(place.where, offset, key)
         if start == first:
             return None
         back *= 16
     return None
-
-
-def _number(place: LandingPlace, record: tuple[int, bytes | None, bytes | None]) -> int:
-    offset, key, _ = record
-    try:
-        return number_of(key or b"")
-    except ValueError as error:
-        what = f"the record at offset {offset:,} is no row: something else writes here"
-        raise JournalDamaged("TL-J05", place.where, what, "Let nobody else write to this topic.") from error

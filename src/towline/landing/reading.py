@@ -14,7 +14,7 @@ from towline.errors import JournalDamaged, JournalError
 from towline.journal.reading import RowSlice
 from towline.kafka import admin, faults
 from towline.landing.place import LOOK_S, LandingPlace, consumer_of, unread
-from towline.landing.records import number_of, rows_of
+from towline.landing.records import number_at, rows_of
 
 if TYPE_CHECKING:
     from towline.landing.places import RowPlaces
@@ -160,12 +160,7 @@ class RowReader:
                 raise unread(self._place.where, f"rows from {row:,} on did not come within {_PATIENCE_S:g} s")
 
     def _number(self, message: Any) -> int:
-        try:
-            return number_of(message.key() or b"")
-        except ValueError as error:
-            what = f"the record at offset {message.offset():,} is no row: something else writes here"
-            do = "Let nobody else write to this topic. Nothing was changed."
-            raise JournalDamaged("TL-J05", self._place.where, what, do) from error
+        return number_at(self._place.where, message.offset(), message.key())
 
     def _damaged(self, row: int, message: Any) -> JournalError:
         what = f"row {row:,} is missing: row {self._number(message):,} is at offset {message.offset():,}"

@@ -18,9 +18,20 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from towline.errors import JournalDamaged
 from towline.schema import ROW_SCHEMA
 
-__all__ = ["NUMBER", "PAYLOAD", "TOO_LARGE", "LandingRecord", "number_of", "rows_of", "to_records"]
+__all__ = [
+    "NUMBER",
+    "PAYLOAD",
+    "TOO_LARGE",
+    "LandingRecord",
+    "key_at",
+    "number_at",
+    "number_of",
+    "rows_of",
+    "to_records",
+]
 
 #: Name of the row's number in the key, and the column that is the value.
 NUMBER: Final = "number"
@@ -122,10 +133,33 @@ def number_of(key: bytes) -> int:
     Raises:
         ValueError: It is the key of something else.
     """
+    return int(_row(key)[NUMBER])
+
+
+def _row(key: bytes) -> Mapping[str, Any]:
     row = json.loads(key)
-    if not isinstance(row, dict) or not isinstance(number := row.get(NUMBER), int):
+    if not isinstance(row, dict) or not isinstance(row.get(NUMBER), int):
         raise ValueError("is not the key of a row")  # noqa: TRY004 - of what is inside, not of an argument
-    return number
+    return row
+
+
+def key_at(where: str, offset: int, key: bytes | None) -> Mapping[str, Any]:
+    """The row but for its payload, as a record's key has it that was read at an offset of the landing partition.
+
+    Raises:
+        JournalDamaged: TL-J05, it is no row.
+    """
+    try:
+        return _row(key or b"")
+    except ValueError as error:
+        what = f"the record at offset {offset:,} is no row: something else writes here"
+        do = "Let nobody else write to this topic. Nothing was changed."
+        raise JournalDamaged("TL-J05", where, what, do) from error
+
+
+def number_at(where: str, offset: int, key: bytes | None) -> int:
+    """As `key_at`, its number."""
+    return int(key_at(where, offset, key)[NUMBER])
 
 
 def rows_of(records: Iterable[tuple[bytes, bytes | None]], schema: Any) -> Any:

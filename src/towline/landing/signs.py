@@ -223,17 +223,17 @@ class SignWatch:
         """Ask Kafka what is new, and decide; takes up to a second where Kafka does not answer."""
         with contextlib.suppress(*faults.FOREIGN):
             signs = self._place.signs
-            first, end = self._consumer.get_watermark_offsets(signs, timeout=_LOOK_S)
+            first, end = admin.watermarks(self._consumer, signs, _LOOK_S)
+            old = self._next is None
             if self._next is None:
                 self._next = max(first, end - 1)
                 self._consumer.assign([TopicPartition(signs.topic, signs.partition, self._next)])
-                self._read(end, old=True)
-            else:
-                self._read(end, old=False)
-            self._contact = time.monotonic()
+            if self._read(end, old=old):  # what has not come yet may be a sign of life
+                self._contact = time.monotonic()
         return self._lookout.verdict(time.monotonic(), contact=self._contact, reachable=self._reachable)
 
-    def _read(self, end: int, *, old: bool) -> None:
+    def _read(self, end: int, *, old: bool) -> bool:
+        """Take what is there; whether that is all."""
         assert self._next is not None
         deadline = time.monotonic() + _LOOK_S
         while self._next < end and time.monotonic() < deadline:
@@ -242,12 +242,13 @@ class SignWatch:
                 continue
             if message.error() is not None:
                 self._next = None  # what was to be read was removed: begin with the newest
-                return
+                return False
             self._next = message.offset() + 1
             sign = Sign.decode(message.value())
             if sign is not None:
                 self._lookout.seen(sign, time.monotonic())
                 self.fresh = self.fresh or not old
+        return self._next >= end
 
     def close(self) -> None:
         """Let go of the connection."""

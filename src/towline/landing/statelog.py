@@ -18,9 +18,9 @@ from towline.journal.frames import Header, Kind, intact_at, payload_at, section_
 from towline.journal.state import JournalState, Snapshot, apply, decode_json, encode_json, foreign
 from towline.landing.places import Place, RowPlaces
 
-__all__ = ["Assembler", "Further", "Label", "RecoveredState", "StateFrame", "pieces_of", "replayed"]
+__all__ = ["PIECE_BYTES", "Assembler", "Further", "Label", "RecoveredState", "StateFrame", "pieces_of", "replayed"]
 
-#: Bytes of a piece: a state topic takes a record of this size whatever its max.message.bytes (1 MiB by default).
+#: Bytes of a piece: less than any topic takes that may hold a journal (`towline.landing.topics`).
 PIECE_BYTES: Final = 256 << 10
 
 

@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from towline.kafka.admin import TopicFacts
     from towline.landing.place import LandingPlace
 
-__all__ = ["NewTopics", "Topics", "ensure", "problem_of", "weaknesses"]
+__all__ = ["NewTopics", "Topics", "ensure", "problem_of", "record_bytes", "weaknesses"]
 
 #: Nothing goes by itself: rows are removed when they are committed, state when a newer snapshot is there.
 _CONFIG: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 #: Kafka's default of max.message.bytes, where a topic's own can't be read.
 _MESSAGE_BYTES: Final = 1_048_588
+#: A row without its payload has its topic at least, 65,535 bytes of which JSON makes six each where a device wrote
+#: control characters, and a piece of state (`towline.landing.statelog`) is smaller: whatever comes has a place [I15].
+_LEAST_BYTES: Final = 512 << 10
 #: Bytes of a record that are not its key or value, and of its batch.
 _AROUND: Final = 1024
 _TIMEOUT_S: Final = 10.0
@@ -53,7 +56,7 @@ def ensure(place: LandingPlace, create: NewTopics | None) -> Topics:
     """See that both topics are there and keep what they get; make them if that is wanted.
 
     Raises:
-        ConfigError: TL-J35, one is missing or deletes or compacts what it gets.
+        ConfigError: TL-J35, one is missing, deletes or compacts what it gets, or takes small records only.
         KafkaError: TL-K01, TL-K09.
     """
     wanted = {place.topic: place.partition + 1, place.state_topic: 2 * place.partition + 2}
@@ -68,7 +71,12 @@ def ensure(place: LandingPlace, create: NewTopics | None) -> Topics:
             what, do = problem
             raise ConfigError("TL-J35", place.servers, what, do.replace("SERVERS", place.servers))
     weak = tuple(text for name in wanted for text in weaknesses(name, facts[name]))
-    return Topics((facts[place.topic].max_bytes or _MESSAGE_BYTES) - _AROUND, weak)
+    return Topics(record_bytes(facts[place.topic]), weak)
+
+
+def record_bytes(facts: TopicFacts) -> int:
+    """The largest key and value that a topic takes in one record."""
+    return (facts.max_bytes or _MESSAGE_BYTES) - _AROUND
 
 
 def _facts(place: LandingPlace, wanted: dict[str, int]) -> dict[str, TopicFacts]:
@@ -107,6 +115,9 @@ def problem_of(name: str, facts: TopicFacts | None, partitions: int) -> tuple[st
         if value not in (None, -1):
             what = f'the topic "{name}" has {key}={value}: it would delete what nobody has committed'
             return what, f"{alter} {key}=-1"
+    if facts.max_bytes is not None and facts.max_bytes < _LEAST_BYTES:
+        what = f'the topic "{name}" has max.message.bytes={facts.max_bytes}: a message could be too large for any row'
+        return what, f"{alter} max.message.bytes={_LEAST_BYTES}, or more"
     return None
 
 

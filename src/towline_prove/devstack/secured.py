@@ -89,6 +89,11 @@ class SecuredKafka(Kafka):
         """That of SCRAM."""
         return self.client_of()
 
+    @property
+    def inside(self) -> str:
+        """The listener of the broker itself, which asks for nothing."""
+        return f"{LOOPBACK}:{self.ports[2]}"
+
     def _listeners(self, ports: tuple[int, ...]) -> dict[str, str]:
         port, controller, own = ports
         listeners = f"SASL_SSL://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{controller},OWN://{LOOPBACK}:{own}"

@@ -23,7 +23,7 @@ from towline.landing import followers, lookup
 from towline.landing.committer import Committer
 from towline.landing.opening import open_journal
 from towline.landing.place import LandingPlace, scan
-from towline.landing.records import rows_of
+from towline.landing.records import number_of, rows_of
 from towline.landing.store import KafkaStore
 from towline.landing.topics import NewTopics
 from towline.schema import ROW_SCHEMA
@@ -160,15 +160,40 @@ def test_a_group_that_was_further_than_the_topic_is(kafka: Kafka, new_place: New
         lookup.row_at(place, 1000)
 
 
+def test_what_is_done_outlives_a_group_that_kafka_forgets(kafka: Kafka, new_place: NewPlace) -> None:
+    """A group that commits nothing for a week is forgotten; the journal still knows which rows are done."""
+    place = new_place("forgotten")
+    with opened(place) as journal:
+        assert lookup.done_before(place, "bridge") is None
+        for _ in range(5):
+            fill(journal, 4)
+        (offset,) = (at for at, key, _ in scan(place.client, place.rows).records if number_of(key or b"") == 14)
+        followers.commit(place, "bridge", offset)
+        watched = followers.Followers(place, journal, journal._store.number_from, ("bridge",))  # type: ignore[attr-defined]
+        assert watched.look()
+        watched.close()
+        assert lookup.done_before(place, "bridge") == offset
+        client: Any = AdminClient(kafka.client)
+        client.delete_consumer_groups([group := followers.group_of(place, "bridge")])[group].result(30)
+        assert followers.committed_of(place, "bridge") is None
+        assert lookup.done_before(place, "bridge") == offset
+        word = lookup.word_of(place, "bridge")
+        assert word is not None
+        assert (word.end, word.committed, word.first, word.sign) == (20, 14, 0, None)
+        journal.commit("bridge", 20)
+        assert lookup.done_before(place, "bridge") == lookup.bounds(place)[1]
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
         ({"cleanup.policy": "compact"}, "cleanup.policy=compact"),
         ({"retention.ms": "60000"}, "retention.ms=60000"),
         ({"retention.ms": "-1", "retention.bytes": "1000"}, "retention.bytes=1000"),
+        ({"retention.ms": "-1", "max.message.bytes": "100000"}, "max.message.bytes=100000"),
     ],
 )
-def test_topics_that_would_forget_are_refused(
+def test_topics_that_can_not_keep_everything_are_refused(
     kafka: Kafka, new_place: NewPlace, config: dict[str, str], said: str
 ) -> None:
     place = new_place("unfit")
@@ -187,10 +212,10 @@ def test_a_topic_that_is_missing_is_named(new_place: NewPlace) -> None:
 def test_a_message_too_large_for_the_topic_is_set_aside(kafka: Kafka, new_place: NewPlace) -> None:
     """[I15]: a row without payload, counted, with its size and digest; the others around it as they are."""
     place = new_place("large")
-    kafka.create_topics({place.topic: 1}, {"max.message.bytes": "4000", "retention.ms": "-1"})
+    kafka.create_topics({place.topic: 1}, {"max.message.bytes": "600000", "retention.ms": "-1"})
     batch = received(0, 3)
     payloads = batch.column("payload").to_pylist()
-    payloads[1] = b"x" * 5000
+    payloads[1] = b"x" * 600_000
     columns = dict(zip(batch.schema.names, batch.columns, strict=True)) | {"payload": payloads}
     large = type(batch).from_pydict(columns, schema=ROW_SCHEMA)
     with opened(place) as journal:
@@ -201,7 +226,7 @@ def test_a_message_too_large_for_the_topic_is_set_aside(kafka: Kafka, new_place:
     assert [row["payload"] for row in rows] == [b"0", None, b"2", b"3"]
     facts = {one["key"]: one["value"] for one in rows[1]["user_properties"]}
     assert facts["towline-reason"] == "record_too_large"
-    assert int(facts["towline-size"]) > 5000
+    assert int(facts["towline-size"]) > 600_000
     assert rows[1]["topic"] == "t/1"
     records = scan(place.client, place.rows).records
     assert rows_of([(key or b"", value) for _, key, value in records], ROW_SCHEMA).num_rows == 4

@@ -38,6 +38,37 @@ def test_a_gateway_that_executors_cant_reach_is_told(tmp_path: Path) -> None:
     assert "[TL-C140]" in said
 
 
+@pytest.mark.parametrize(
+    "kafka",
+    [
+        'password_file = "pw"\nsettings."sasl.mechanism" = "SCRAM-SHA-512"',
+        'key_password_file = "pw"',
+        'settings = { "sasl.mechanism" = "PLAIN", "sasl.password" = "${KAFKA_PASSWORD}" }',
+        'settings."ssl.ca.location" = "pw"',
+    ],
+)
+@pytest.mark.parametrize("master", [CLUSTER, "local-cluster[2,1,512]"])
+def test_kafkas_secrets_dont_travel_for_an_inbox_in_kafka(tmp_path: Path, master: str, kafka: str) -> None:
+    """Spark's own source would read the landing topic on executors, with a client that has them in its environment."""
+    (tmp_path / "pw").write_text("hunter2")
+    secured = GOOD.replace("[kafka]", f"[kafka]\n{kafka}".replace('"pw"', f'"{tmp_path / "pw"}"'))
+    landed = secured.replace('name = "telemetry"', 'name = "telemetry"\ninbox = "kafka"')
+    said = mistakes(tmp_path, f'master = "{master}"', landed)
+    assert len(said.splitlines()) == 1, said
+    assert 'uplink "telemetry": Spark\'s Kafka source would need' in said
+    assert f"on executors of {master}" in said
+    assert 'inbox = "disk"' in said
+    assert "[TL-C142]" in said
+    assert "hunter2" not in said
+    assert with_spark(tmp_path, 'master = "local[2]"', landed).uplinks[0].gateway.landing
+    assert "TL-C142" not in mistakes(tmp_path, f'master = "{CLUSTER}"', secured)  # the sink reads the files there
+
+
+def test_executors_need_no_way_to_a_gateway_whose_inbox_is_in_kafka(tmp_path: Path) -> None:
+    landed = GOOD.replace('name = "telemetry"', 'name = "telemetry"\ninbox = "kafka"')
+    assert with_spark(tmp_path, f'master = "{CLUSTER}"', landed).uplinks[0].gateway.listen is None
+
+
 def test_the_command_line_names_another_master(tmp_path: Path) -> None:
     text = f'{GOOD}\n[spark]\nmaster = "{CLUSTER}"\n'
     assert parse(text, tmp_path / "bridge.toml", {}, master="local[3]").spark.master == "local[3]"

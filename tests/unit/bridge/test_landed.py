@@ -50,16 +50,20 @@ def test_the_plan_says_what_it_rests_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "do"),
     [
-        'guarantee = "at_most_once"',
-        'guarantee = "by_qos"',
-        'dedupe = { key = "{mqtt.user.id}", within = "1 minute" }',
+        ('guarantee = "at_most_once"', 'Take inbox = "disk"; or .*by_qos'),
+        ('dedupe = { key = "{mqtt.user.id}", within = "1 minute" }', 'Take inbox = "disk"; or .*QoS 2'),
+        ("target_batch_duration_s = 5", "max_messages_per_trigger"),
     ],
 )
-def test_what_needs_the_disk_is_refused(line: str) -> None:
-    with pytest.raises(ConfigError, match="TL-C132"):
+def test_what_needs_the_disk_is_refused(line: str, do: str) -> None:
+    with pytest.raises(ConfigError, match=f"{do}.*TL-C132"):
         read(line)
+
+
+def test_two_promises_on_one_line_are_kept() -> None:
+    assert read('guarantee = "by_qos"').uplinks[0].gateway.landing is not None
 
 
 def test_the_columns_of_a_key_are_those_of_a_row() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from towline.landing.signs import Lookout, Sign, StandbyVerdict
+from towline.landing import signs
+from towline.landing.place import LandingPlace
+from towline.landing.signs import Lookout, Sign, SignWatch, StandbyVerdict
 
 ONLINE = Sign(1, "aaaa", "h", 1, online=True)
 OFFLINE = ONLINE._replace(online=False)
@@ -51,3 +55,23 @@ def test_a_sign_reads_back_and_nothing_else_is_one() -> None:
     assert Sign.decode(ONLINE.encode()) == ONLINE
     for value in (None, b"", b"{}", b"[]", b'{"epoch": 1}', b"\xff"):
         assert Sign.decode(value) is None
+
+
+def test_a_sign_that_is_there_and_does_not_come_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow answer is not "there is no owner": whoever begins then would fence one that lives."""
+
+    class Slow:
+        def get_watermark_offsets(self, *_: Any, **_more: Any) -> tuple[int, int]:
+            return 0, 7
+
+        def assign(self, _places: Any) -> None:
+            pass
+
+        def poll(self, _seconds: float) -> None:
+            return None
+
+    monkeypatch.setattr(signs, "consumer_of", lambda *_: Slow())
+    monkeypatch.setattr(signs, "_LOOK_S", 0.01)
+    watch = SignWatch(LandingPlace({"bootstrap.servers": "k:9092"}, "line"), {})
+    assert watch.look() is StandbyVerdict.WAIT
+    assert not watch.fresh

@@ -38,11 +38,13 @@ def cluster_mistakes(
         return
     secret = _has_secret(kafka)
     for line in lines:
-        if not shares_files(spark.master):
+        landed = line.gateway.landing is not None
+        if not landed and not shares_files(spark.master):
             yield from _unreachable(line, spark.master)
-        if isinstance(line, DownLine) and secret:
-            what = f"Spark's Kafka source would need [kafka]'s secrets on the executors of {spark.master}"
-            do = "They never travel: run this line with a local master, in a bridge file of its own."
+        if secret and (landed or isinstance(line, DownLine)):
+            what = f"Spark's Kafka source would need [kafka]'s secrets or certificates on executors of {spark.master}"
+            other = ', or take inbox = "disk"' if landed else ""
+            do = f"They never travel: run this line with a local master, in a bridge file of its own{other}."
             yield ClusterMistake("TL-C142", line, what, do)
 
 

@@ -238,18 +238,21 @@ class LineReader(TableReader):
 
     def _landing(self, uplink: UplinkSection, sections: tuple[RouteSection, ...]) -> LandingSettings | None:
         """Where an inbox in Kafka is; None with a mistake noted, or with one in [kafka]."""
-        do = 'Leave inbox = "kafka" out, or change the other.'
-        if policy(uplink.guarantee).gives_up:
-            what = (
-                f'guarantee {uplink.guarantee} serves a batch without what it may have had, and inbox = "kafka" can\'t'
-            )
+        if not policy(uplink.guarantee).serves_again:
+            what = f"guarantee {uplink.guarantee} may lose what a replicated inbox would keep"
+            do = 'Take inbox = "disk"; or a guarantee that loses nothing, or only QoS 0: by_qos.'
             self._note("TL-C132", "inbox", what, do)
         if uplink.dedupe or any(one.dedupe for one in sections):
-            self._note("TL-C132", "inbox", 'dedupe needs the event times that inbox = "disk" gives', do)
+            what = 'dedupe needs times that never go back, as inbox = "disk" gives them, whichever gateway takes over'
+            do = 'Take inbox = "disk"; or let publishers send with QoS 2, which exactly_once needs no key for.'
+            self._note("TL-C132", "inbox", what, do)
         if uplink.target_batch_duration_s is not None:
-            self._note("TL-C132", "inbox", "target_batch_duration_s needs the source of the disk's inbox", do)
+            what = "target_batch_duration_s is for the source that reads a gateway, and this line is read from Kafka"
+            self._note("TL-C132", "inbox", what, "Bound its batches by max_messages_per_trigger.")
         if self._has_members:
-            self._note("TL-C132", "inbox", "members share a line's messages, and a landing topic is of one gateway", do)
+            what = "members share a line's messages, and a landing topic is of one gateway"
+            do = "Make each member a line of its own with filters that are apart, each with its standby."
+            self._note("TL-C132", "inbox", what, do)
         landing = self._surroundings.landing
         name = f"{self._surroundings.bridge}.{uplink.name}"  # as its sink is called: other bridges have such lines too
         return None if landing is None else landing.model_copy(update={"name": name, "consumers": ("bridge",)})

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from towline.backoff import Backoff
+from towline.bridge.config.model import Line
 from towline.bridge.lines.recovery import PERMANENT, refused
+from towline.bridge.runtime.landed import status_in_kafka
 from towline.bridge.runtime.supervision import ChildSupervisor
 from towline.errors import (
     ConfigError,
@@ -25,7 +27,8 @@ from towline.errors import (
 )
 from towline.gateway.client import GatewayClient
 from towline.gateway.endpoint import GatewayEndpoint
-from towline.gateway.launch import ensure
+from towline.gateway.launch import discover, ensure
+from towline.journal.lock import Lock
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import AnyLine
@@ -35,6 +38,8 @@ __all__ = ["GatewaySupervisor", "grown"]
 
 #: Seconds between two questions to a gateway.
 ASK_S: Final = 0.5
+#: Seconds between two looks into Kafka, while a gateway elsewhere has the inbox.
+LOOK_S: Final = 2.0
 #: A gateway that leaves questions unanswered this often is looked for again.
 _SILENCES: Final = 3
 #: What a person has to mend before another try makes sense.
@@ -76,9 +81,24 @@ class GatewaySupervisor(ChildSupervisor):
         return self.fatal is None and not self._stopping.is_set()
 
     def _round(self) -> None:
+        if self.line.gateway.landing is not None:
+            self._look_for_standby()
         with ensure(self.line.gateway, owner_pid=os.getpid(), log=self._log) as client:
             self._online()
             self._ask(client)
+
+    def _look_for_standby(self) -> None:
+        """Start nothing where a standby of this machine holds the state directory: it would be tried for seconds.
+
+        Raises:
+            JournalLocked: TL-J03, one does.
+        """
+        settings = self.line.gateway
+        running = discover(settings.state_dir)
+        if running is not None:
+            running.close()
+        elif settings.inbox.exists():
+            Lock(settings.inbox).release()
 
     def end(self, *, at_once: bool = False) -> None:
         """Ask a gateway that is ours to end: it acknowledges what is safe and leaves its session alive."""
@@ -146,7 +166,8 @@ class GatewaySupervisor(ChildSupervisor):
         if self._stopping.is_set():
             return
         error = refused(self.line, self._file, error) or error
-        if error.code in PERMANENT or (isinstance(error, _FATAL) and not self.up.is_set()):
+        fatal = isinstance(error, _FATAL) and not self.up.is_set() and not self._elsewhere(error)
+        if error.code in PERMANENT or fatal:
             self.fatal = error
         with self._state.lock:
             fresh = self._view.gateway_error != str(error)
@@ -154,7 +175,21 @@ class GatewaySupervisor(ChildSupervisor):
         if fresh:
             self._say(str(error))
         if self.fatal is None:
-            self._stopping.wait(self._pauses.next())
+            self._wait(landed=self._elsewhere(error))
+
+    def _elsewhere(self, error: TowlineError) -> bool:
+        """Whether the inbox is in Kafka, and another gateway has it, or a standby of this machine waits for it."""
+        held = error.code == "TL-J38" or isinstance(error, JournalLocked)
+        return held and self.line.gateway.landing is not None
+
+    def _wait(self, *, landed: bool) -> None:
+        """Until the next try; meanwhile the account goes on by what stands in Kafka, where that has the inbox."""
+        until = time.monotonic() + self._pauses.next()
+        while not self._stopping.is_set() and (left := until - time.monotonic()) > 0:
+            if landed and isinstance(self.line, Line) and (status := status_in_kafka(self.line)):
+                with self._state.lock:
+                    self._view.hear(status)
+            self._stopping.wait(min(left, LOOK_S) if landed else left)
 
 
 def grown(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

@@ -24,7 +24,8 @@ from towline.bridge.runtime.driver_supervisor import DriverSupervisor
 from towline.bridge.runtime.gateway_supervisor import GatewaySupervisor
 from towline.bridge.runtime.gateways_supervisor import GatewaysSupervisor
 from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
-from towline.bridge.runtime.state import BridgeState, gateway_status
+from towline.bridge.runtime.landed import OWNER, status_in_kafka
+from towline.bridge.runtime.state import BridgeState, LineView, gateway_status
 from towline.bridge.runtime.supervision import unforeseen
 from towline.bridge.runtime.surroundings import check_java
 from towline.errors import ConfigError, TowlineError
@@ -33,7 +34,7 @@ from towline.logfile import trim
 from towline.text import counted
 
 if TYPE_CHECKING:
-    from towline.bridge.config.model import Bridge, DownLine
+    from towline.bridge.config.model import AnyLine, Bridge, DownLine
 
 __all__ = ["EXIT_INTERRUPTED", "Display", "Supervisor", "kept_by_broker"]
 
@@ -204,7 +205,7 @@ class Supervisor:
         for child in self._gateways:
             if isinstance(child, GatewaysSupervisor):
                 child.look()
-            elif status := gateway_status(child.line.gateway.state_dir):
+            elif status := gateway_status(child.line.gateway.state_dir) or _by_kafka(child.line):
                 with self._state.lock:
                     self._state.lines[child.line.name].hear(status)
 
@@ -218,7 +219,12 @@ class Supervisor:
             if account.pending:
                 kept = self._bridge.line(name).kept
                 yield f'line "{name}": {counted(account.pending)} {kept}; the next start carries on'
-            yield f'line "{name}": {"its gateways go on" if view.gateways else kept_by_broker(view.status)}'
+            yield f'line "{name}": {_goes_on(view)}'
+
+
+def _by_kafka(line: AnyLine) -> dict[str, Any] | None:
+    """What Kafka says in place of a gateway that runs elsewhere."""
+    return status_in_kafka(line) if isinstance(line, Line) and line.gateway.landing is not None else None
 
 
 def _check_members(bridge: Bridge) -> None:
@@ -228,6 +234,15 @@ def _check_members(bridge: Bridge) -> None:
             what = f'line "{line.name}" has {len(line.members)} gateways, and nothing says where they are'
             do = 'Start each with towline gateway --member NAME, and give gateways = ["grpc+tls://HOST:PORT", ...].'
             raise ConfigError("TL-C127", str(bridge.file), what, do)
+
+
+def _goes_on(view: LineView) -> str:
+    """What becomes of messages that come now."""
+    if view.gateways:
+        return "its gateways go on"
+    if OWNER in view.status:
+        return f"{view.status[OWNER]['who'] or 'no gateway'} has its inbox in Kafka"
+    return kept_by_broker(view.status)
 
 
 def kept_by_broker(status: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from towline.bridge.config.kafka_source import java_client
 from towline.bridge.lines.evidence import Evidence, kafka_offsets, read_checkpoint
 from towline.checkpoint import Checkpoint
 from towline.errors import TowlineError
+from towline.guarantee import policy
 from towline.landing import followers, lookup
 from towline.landing.place import LandingPlace
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge, Line
     from towline.bridge.lines.identity import Identity
 
-__all__ = ["CONSUMER", "KEY_SCHEMA", "LandedRows", "columns"]
+__all__ = ["CONSUMER", "KEY_SCHEMA", "LandedRows", "columns", "place_of"]
 
 #: Name under which the bridge reads, and of its group.
 CONSUMER: Final = "bridge"
@@ -53,6 +54,13 @@ def columns(names: list[str]) -> list[str]:
     return [f"{_MADE.get(name, f'row.{name}')} AS {name}" for name in names]
 
 
+def place_of(line: Line) -> LandingPlace:
+    """Where a line has its inbox in Kafka."""
+    landing = line.gateway.landing
+    assert landing is not None
+    return LandingPlace(landing.client, landing.name or line.gateway.name, landing.partition)
+
+
 class LandedRows:
     """Where the query of one line reads.
 
@@ -62,23 +70,29 @@ class LandedRows:
     """
 
     def __init__(self, bridge: Bridge, line: Line) -> None:
-        landing = line.gateway.landing
-        assert landing is not None
-        self._bridge, self._line = bridge, line
-        self._place = LandingPlace(landing.client, landing.name or line.gateway.name, landing.partition)
+        self._bridge, self._line, self._place = bridge, line, place_of(line)
         #: offset where a batch of this process ended -> how many rows lie before it: Spark tells of batches again, when
         #: what they had is removed
         self._ends: dict[int, int] = {}
         #: up to where the journal's owner was told
         self._said = -1
+        #: rows with a QoS below this one are served once, and so not below this offset, where batches were begun before
+        self._once_below = policy(line.guarantee).once_below
+        self._fresh = 0
 
     @property
     def journal(self) -> str:
         """What the account calls the journal."""
         return self._place.topic
 
-    def read(self, spark: SparkSession, identity: Identity) -> DataFrame:
-        """The rows as the ``mqtt`` source gives them."""
+    def read(self, spark: SparkSession, identity: Identity, planned_end: int) -> DataFrame:
+        """The rows as the ``mqtt`` source gives them, but for those that are never served twice.
+
+        Args:
+            spark: The session.
+            identity: Of the line.
+            planned_end: Where the batch ends that was begun last.
+        """
         from towline.schema import ROW_SCHEMA  # noqa: PLC0415 - pyarrow is needed by now
 
         options = {
@@ -91,14 +105,31 @@ class LandedRows:
             "groupIdPrefix": f"towline-{self._bridge.name}-{self._line.name}",
         }
         records = spark.readStream.format("kafka").options(**options).load()
+        self._fresh, once_below = max(planned_end, identity.handed), self._once_below
+        again = f"offset >= {self._fresh} OR row.qos >= {once_below}" if once_below else "true"
         parsed = f"from_json(CAST(key AS STRING), '{KEY_SCHEMA}', map('mode', 'FAILFAST')) AS row"
-        return records.selectExpr(parsed, "value").selectExpr(*columns(ROW_SCHEMA.names))
+        rows = records.selectExpr(parsed, "value", "offset").where(again)
+        return rows.selectExpr(*columns(ROW_SCHEMA.names))
+
+    def _begin(self, batch: int) -> int | None:
+        """The offset where a batch begins; the first one where the query began."""
+        return self._offset(kafka_offsets(self._line.checkpoint, batch - 1 if batch else None))
+
+    def rows_of(self, batch: int) -> tuple[int, int]:
+        """The rows of a batch, from the first to the one after the last; 0 and 0 for what is not there any more."""
+        begin, end = self._begin(batch), self._end(batch)
+        if begin is None or end is None:
+            return 0, 0
+        try:
+            return self.row_of(begin), self.row_of(end)
+        except TowlineError:
+            return 0, 0
 
     def _starting(self, identity: Identity) -> str:
-        """Where a query without a checkpoint begins: where its former one stood, or what its group has committed."""
+        """Where a query without a checkpoint begins: where its former one stood, or behind what is done."""
         if identity.offsets:
             return identity.offsets
-        done = followers.committed_of(self._place, CONSUMER)
+        done = lookup.done_before(self._place, CONSUMER)
         return "earliest" if done is None else json.dumps({self._place.topic: {str(self._place.partition): done}})
 
     def evidence(self) -> Evidence:
@@ -106,10 +137,11 @@ class LandedRows:
 
         Raises:
             KafkaError: TL-K01.
+            JournalError: As `towline.landing.lookup.done_before`.
         """
         seen = read_checkpoint(self._line.checkpoint)
         first, end = lookup.bounds(self._place)
-        done = followers.committed_of(self._place, CONSUMER)
+        done = lookup.done_before(self._place, CONSUMER)
         planned_end, done_end = self._end(seen.planned), self._end(seen.done)
         if done_end is not None:  # it may have ended before it could say so
             Checkpoint(str(self._line.checkpoint)).sync()
@@ -139,13 +171,16 @@ class LandedRows:
 
         Args:
             source: What Spark's progress says of its source.
-            rows: How many rows the batch had.
+            rows: How many rows the batch had; those that are not served again are among them, unless the line counts
+                its rows behind the source (``parallelism``).
         """
         begin, end = self._offset(source.get("startOffset")), self._offset(source.get("endOffset"))
         unknown: dict[str, Any] = {"journal": self.journal, "start": None, "end": None}
         if end is None:
             return unknown
         try:
+            left_out = self._left_out(begin, end)  # before anybody may remove them
+            rows += left_out if self._line.parallelism > 1 else 0
             if end > self._said:
                 Checkpoint(str(self._line.checkpoint)).sync()
                 self._say(end)
@@ -156,7 +191,15 @@ class LandedRows:
             return unknown
         while len(self._ends) > _KNOWN:
             del self._ends[next(iter(self._ends))]
-        return {"journal": self.journal, "start": self._ends[end] - rows, "end": self._ends[end]}
+        spans = {"journal": self.journal, "start": self._ends[end] - rows, "end": self._ends[end]}
+        return {**spans, "rows": rows - left_out}
+
+    def _left_out(self, begin: int | None, end: int) -> int:
+        """How many rows of a batch are not served again; Spark does not say where the first one begins."""
+        if begin is None:
+            begin = self._offset(kafka_offsets(self._line.checkpoint, None)) or 0
+        upto = min(end, self._fresh) if self._once_below else 0
+        return lookup.count_below(self._place, begin, upto, self._once_below) if begin < upto else 0
 
     def _say(self, offset: int) -> None:
         followers.commit(self._place, CONSUMER, offset)

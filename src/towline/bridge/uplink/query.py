@@ -75,8 +75,7 @@ class UplinkQuery(LineQuery[Line]):
         if line.gateways:
             return self._prepared_for_several(spark)
         if landed is not None:
-            identity = examine(line, self.bridge.file, identity, landed.evidence(), self._set_markers)
-            return self._writer(landed.read(spark, identity), identity), identity
+            return self._prepared_for_landed(spark, landed, identity)
         evidence = gather(line, CONSUMER, identity)
         identity = examine(line, self.bridge.file, identity, evidence, self._set_markers)
         handed = handed_out(identity, evidence)
@@ -87,6 +86,15 @@ class UplinkQuery(LineQuery[Line]):
         self._began = offset_of(begin, evidence)
         self._note_begun(evidence)
         return self._writer(self.source(spark, begin, str(handed)), identity), identity
+
+    def _prepared_for_landed(
+        self, spark: SparkSession, landed: LandedRows, identity: Identity
+    ) -> tuple[DataStreamWriter, Identity]:
+        """As `_prepared`, for a line whose inbox is in Kafka."""
+        evidence = landed.evidence()
+        identity = examine(self.line, self.bridge.file, identity, evidence, self._set_markers)
+        self._note_begun(evidence)
+        return self._writer(landed.read(spark, identity, evidence.planned_end), identity), identity
 
     def _prepared_for_several(self, spark: SparkSession) -> tuple[DataStreamWriter, Identity]:
         """As `_prepared`, for a line that reads gateways elsewhere."""
@@ -216,7 +224,8 @@ class UplinkQuery(LineQuery[Line]):
         report = {"query": evidence.query, "journal": evidence.journal, "rows": 0, "observed": {}, "gives_up": False}
         checkpoint = Checkpoint(str(line.checkpoint))
         for batch in tally.run_again(checkpoint):
-            given, (start, end) = tally.given_at(checkpoint, batch), range_of(checkpoint, batch)
+            given = tally.given_at(checkpoint, batch)
+            start, end = range_of(checkpoint, batch) if landed is None else landed.rows_of(batch)
             if batch <= evidence.done and given is not None and end:
                 part = {"batch": batch, "start": start, "end": end, "rows": given, "gives_up": True}
                 yield self._with_dead_letters({**report, **part})
