@@ -45,6 +45,10 @@ _NAMED: Final = 3
 #: Characters of a foreign error that are shown.
 _LONGEST: Final = 200
 _ADVICE: Final = "Install there what the driver has, or ship it (docs/cluster.md, Python on the executors)."
+_SHARE: Final = (
+    "Put state_dir on a file system that all of them share, as the same user; or run that line with a local master, in a "
+    "bridge file of its own."
+)
 _OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: (\S+?) than that in driver: (\S+?)[,\s]")
 _NO_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
 _NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
@@ -97,7 +101,7 @@ def check_executors(
 
     Args:
         spark: The session. A Connect session is left alone: its executors are its server's business.
-        shared: Directories that each executor must see as the driver does, for the state of a query.
+        shared: Directories that each executor must read and write as the driver does, for the state of a query.
         files: Files that each executor must be able to read: secrets, certificates.
         more: Further distributions with their oldest versions, of a transform of yours.
         wait_s: Seconds that the first executor may take to come.
@@ -106,7 +110,7 @@ def check_executors(
         How many executors were asked now; one that was found able is not asked again.
 
     Raises:
-        SetupError: TL-S31 an executor lacks something; TL-S32 none came; TL-S33 one does not see a directory.
+        SetupError: TL-S31 an executor lacks something; TL-S32 none came; TL-S33 one has not a directory that is shared.
     """
     context = getattr(spark, "_sc", None)
     if context is None or not is_cluster(context.master):
@@ -121,8 +125,8 @@ def check_executors(
         raise error
     for one in reports:
         if unseen := marks.unseen(one.facts):
-            what = f"it does not see {unseen} as the driver does, where a query keeps its state"
-            raise SetupError("TL-S33", _place(one), what, "Put state_dir on a file system that all of them share.")
+            what = f"it can't read and write {unseen} as the driver does, where a line with dedupe keeps its state"
+            raise SetupError("TL-S33", _place(one), what, _SHARE)
     able.update(one.name for one in asked)
     return len(asked)
 

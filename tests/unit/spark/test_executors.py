@@ -117,3 +117,10 @@ def test_a_task_tells_what_is_there(tmp_path: Path) -> None:
     assert facts["versions"]["pyarrow"] >= "2"
     assert facts["marks"] == {str(mark): "nonce", absent: None}
     assert facts["absent"] == [absent]
+
+
+def test_what_a_task_can_only_read_is_not_shared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Path("/proc/version")  # nobody writes it, not even root
+    monkeypatch.setenv("HOME", "/proc")
+    facts = probe.facts((), (str(there),), ("~/version",))
+    assert (facts["marks"], facts["absent"]) == ({str(there): None}, [])
