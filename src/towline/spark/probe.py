@@ -55,5 +55,5 @@ def facts(names: tuple[str, ...], marks: tuple[str, ...], files: tuple[str, ...]
         "versions": versions,
         "faults": faults,
         "marks": contents,
-        "absent": [file for file in files if not os.access(os.path.expanduser(file), os.R_OK)],
+        "absent": [file for file in files if not os.access(os.path.expanduser(file), os.R_OK)],  # noqa: PTH111
     }

@@ -1,4 +1,4 @@
-"""A process that sees the programs of this machine, a directory of its own and what it is given, and no more of its disks.
+"""A process that sees the programs of this machine, a directory of its own and what it is given, and no more.
 
 As on a machine of its own: it has a mount namespace with a root of its own, into which only what is listed is bound
 (``unshare`` and ``pivot_root`` of util-linux). The process keeps its pid. It is no fence against an attacker: processes
@@ -30,8 +30,8 @@ _WRITTEN: Final = ("/proc", "/sys", "/dev")
 #: The ways to a mount namespace: as root, and with a user namespace around it.
 _WAYS: Final = (("unshare",), ("unshare", "--user", "--map-root-user"))
 _APART: Final = ("--mount", "--propagation", "private", "--")
-#: Run in the new namespace. Arguments: where the root is made, the directory in which the command starts, all that is to
-#: be seen, parents first and with a ``+`` before what may be written, ``--``, and the command.
+#: Run in the new namespace. Arguments: where the root is made, the directory in which the command starts, all that is
+#: to be seen, parents first and with a ``+`` before what may be written, ``--``, and the command.
 _SCRIPT: Final = """
 set -eu
 root=$1 own=$2

@@ -12,7 +12,7 @@ import psutil
 
 from towline_prove.devstack.spark import SparkCluster, SparkWorker
 
-__all__ = ["executors_of", "holding", "kill", "process_below", "seen_by"]
+__all__ = ["alive", "executors_of", "holding", "kill", "process_below", "seen_by", "tree_of"]
 
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 
@@ -26,6 +26,19 @@ def executors_of(worker: SparkWorker) -> list[psutil.Process]:
 def process_below(pid: int, part: str) -> psutil.Process | None:
     """The first child, near or far, whose command line has a text in it."""
     return next((one for one in _below(pid) if part in _command(one)), None)
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs, or is stopped, but has not ended."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def tree_of(process: psutil.Process) -> list[psutil.Process]:
+    """A process and its children, near and far."""
+    return [process, *_below(process.pid)]
 
 
 def kill(process: psutil.Process) -> None:
