@@ -225,7 +225,7 @@ def test_secrets_get_where_tasks_need_them_and_show_nowhere(
         "all processes": "towline.bridge.runtime.driver",
         "Spark's files": "Launch command",
         "the shared state": '"batchWatermarkMs"',
-        "the event log": "sasl.password.file",
+        "the event log": "SparkListenerApplicationStart",
         "what the bridge said": "line",
         next(page for page in shown if page.endswith("/environment/")): "spark.driver.host",
     }
