@@ -1,18 +1,18 @@
-"""Processes of a cluster, found and killed: executors, the driver and its JVM."""
+"""Processes of a cluster, found and killed, and what they show: executors, the driver and its JVM."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from tests.integration.spark.searching import contents, crawled, running
 from towline_prove.devstack.spark import SparkCluster, SparkWorker
 
-__all__ = ["alive", "executors_of", "holding", "kill", "process_below", "seen_by", "tree_of"]
+__all__ = ["alive", "executors_of", "kill", "process_below", "seen_by", "shown_by", "tree_of"]
 
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 
@@ -31,7 +31,7 @@ def process_below(pid: int, part: str) -> psutil.Process | None:
 def alive(process: psutil.Process) -> bool:
     """Whether it runs, or is stopped, but has not ended."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
@@ -48,20 +48,22 @@ def kill(process: psutil.Process) -> None:
         process.wait(30)
 
 
-def holding(cluster: SparkCluster, secret: str) -> Iterator[str]:
-    """Where a secret shows: command lines of all processes, and what the cluster has written, but for its own file."""
-    for process in psutil.process_iter():
-        if secret in _command(process):
-            yield _command(process)
-    own = {
-        cluster.secret_file,
-        cluster.properties_file,
-        *(one.directory / "spark.properties" for one in cluster.servers),
+def shown_by(cluster: SparkCluster, *pages: str) -> dict[str, str]:
+    """What somebody sees who has none of the files of secrets, by where it is: pages, processes, files.
+
+    Args:
+        cluster: Its servers that run.
+        pages: That of a driver, from which links lead on.
+    """
+    servers = [one for one in cluster.servers if one.running]
+    roots = [Path(f"/proc/{one.pid}/root/tmp") for one in servers]
+    own = [one.directory / "spark.properties" for one in cluster.servers]
+    return {
+        **crawled(*pages, *(f"http://{one.host}:{one.ports[1]}" for one in servers)),
+        "all processes": running(psutil.process_iter()),
+        "temporary files of the other machines": "".join(map(contents, roots)),
+        "Spark's files": contents(cluster.directory, cluster.secret_file, cluster.properties_file, *own),
     }
-    for file in cluster.directory.rglob("*"):
-        with suppress(OSError):
-            if file.is_file() and file not in own and secret.encode() in file.read_bytes():
-                yield str(file)
 
 
 def seen_by(pid: int, path: Path) -> bool:

@@ -18,6 +18,7 @@ from tests.integration.cluster.hurting import alive, executors_of, kill, tree_of
 from tests.integration.cluster.page import PATIENCE
 from tests.integration.cluster.test_cluster import Load
 from tests.integration.spark.searching import read
+from towline_prove.devstack.kafka import Kafka
 from towline_prove.devstack.ports import free_port
 from towline_prove.devstack.stack import Stack, StackForm
 
@@ -65,6 +66,8 @@ class Attempts:
 
     def __init__(self, place: Path, stack: Stack) -> None:
         assert stack.spark is not None
+        assert isinstance(stack.kafka, Kafka)
+        self.kafka = stack.kafka
         self.stack, self.cluster = stack, stack.spark
         self.bridge = Running(place, place / "bridge.toml")
         self._places = {name: f"127.0.0.1:{free_port()}" for name in LOADS}
@@ -74,7 +77,7 @@ class Attempts:
         """Start the bridge with some of its lines, and wait until they take messages in."""
         text = BRIDGE.format(
             mqtt=self.stack.mosquitto.uri,
-            kafka=self.stack.kafka.bootstrap,
+            kafka=self.kafka.bootstrap,
             master=self.cluster.master.address,
             stack=self.stack.directory,
             ui=self._ui,
@@ -100,7 +103,7 @@ class Attempts:
     def dies_within_a_task(self, line: str) -> None:
         """Kill an executor that has a task of a line behind the shuffle."""
         kill(self._caught_within_a_task(line))
-        self.stack.kafka.resume()
+        self.kafka.resume()
         self.goes_on(line)
         wait_until(lambda: executors_of(self.cluster.workers[0]), PATIENCE, "another executor")
 
@@ -113,7 +116,7 @@ class Attempts:
         asleep = tree_of(self._caught_within_a_task(line))
         for process in asleep:
             process.send_signal(signal.SIGSTOP)
-        self.stack.kafka.resume()
+        self.kafka.resume()
         self.goes_on(line)
         woken = [process for process in asleep if alive(process)]
         for process in woken:
@@ -127,10 +130,10 @@ class Attempts:
         """The first worker's executor, with a task of a line behind the shuffle that waits for Kafka, now paused."""
 
         def caught() -> bool:
-            self.stack.kafka.pause()
+            self.kafka.pause()
             if line in self._standing_here():
                 return True
-            self.stack.kafka.resume()
+            self.kafka.resume()
             self.goes_on(line, 1)
             return False
 
@@ -163,7 +166,7 @@ class Attempts:
 
     def runs_of_a_stage(self) -> int:
         """How often Spark has run that stage of this session which it ran most often."""
-        return 1 + max(stage["attemptId"] for stage in self._stages("details=false"))
+        return 1 + max(int(stage["attemptId"]) for stage in self._stages("details=false"))
 
     def _stages(self, query: str) -> list[dict[str, Any]]:
         base = f"http://127.0.0.1:{self._ui}/api/v1/applications"
@@ -202,7 +205,7 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
                 wait_until(lambda: one.bridge.account(name)["waiting"] == 0, PATIENCE, name)  # noqa: B023 - asked at once
                 assert one.bridge.account(name)["adds_up"]
         finally:
-            stack.kafka.resume()
+            one.kafka.resume()
             one.bridge.interrupt()
         verdicts = {hall: load.judged() for hall, load in loads.items()}
         for hall, verdict in verdicts.items():

@@ -7,17 +7,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import wait_until
 from tests.integration.bridge.running import Running
-from tests.integration.cluster.hurting import executors_of, kill, tree_of
+from tests.integration.cluster.hurting import executors_of, kill, shown_by
 from tests.integration.cluster.page import PATIENCE
 from tests.integration.kafka.reading import numbers
-from tests.integration.spark.searching import contents, crawled, rest_of, running
+from tests.integration.spark.searching import contents, rest_of
 from towline_prove.devstack.ports import free_port
 from towline_prove.devstack.secured import USER, SecuredKafka, SecuredMosquitto
 from towline_prove.devstack.stack import Stack, StackForm
@@ -147,17 +146,9 @@ class Secured:
 
     def shown(self) -> dict[str, str]:
         """All that somebody sees who has no file of secrets; by where it is."""
-        masters = [f"http://{one.host}:{one.ports[1]}" for one in self.cluster.servers]
-        pages = {**crawled(self.ui, *masters), **rest_of(self.ui)}
-        workers = [psutil.Process(one.pid or 0) for one in self.cluster.workers]
-        elsewhere = [process for worker in workers for process in tree_of(worker)]
-        spark = {self.cluster.properties_file, *(one.directory / "spark.properties" for one in self.cluster.servers)}
         return {
-            **pages,
-            "the other machines' processes": running(elsewhere),
-            "all processes": running(psutil.process_iter()),
-            "the other machines' /tmp": "".join(contents(Path(f"/proc/{one.pid}/root/tmp")) for one in workers),
-            "Spark's files": contents(self.cluster.directory, self.cluster.secret_file, *spark),
+            **shown_by(self.cluster, self.ui),
+            **rest_of(self.ui),
             "the shared state": contents(self.stack.shared),
             "the event log": contents(self.place / "events"),
             "what the bridge said": self.bridge.out,
@@ -221,8 +212,7 @@ def test_secrets_get_where_tasks_need_them_and_show_nowhere(
         assert any("stderr" in page for page in logs)
     #: What is there, so that it was looked for in the right place.
     known = {
-        "the other machines' processes": "CoarseGrainedExecutorBackend",
-        "all processes": "towline.bridge.runtime.driver",
+        "all processes": "CoarseGrainedExecutorBackend",
         "Spark's files": "Launch command",
         "the shared state": '"batchWatermarkMs"',
         "the event log": "SparkListenerApplicationStart",
