@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import psutil
 from tests.integration.spark.searching import contents, crawled, running
 from towline_prove.devstack.spark import SparkCluster, SparkWorker
 
-__all__ = ["alive", "executors_of", "kill", "process_below", "seen_by", "shown_by", "tree_of"]
+__all__ = ["ENVIRONMENTS", "alive", "executors_of", "kill", "process_below", "seen_by", "shown_by", "tree_of"]
 
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 
@@ -48,21 +49,29 @@ def kill(process: psutil.Process) -> None:
         process.wait(30)
 
 
-def shown_by(cluster: SparkCluster, *pages: str) -> dict[str, str]:
+#: Of `shown_by`: here executors have Spark's own secret from their worker, and nothing else.
+ENVIRONMENTS = "environments"
+
+
+def shown_by(cluster: SparkCluster, *pages: str, leaving_out: Iterable[Path] = ()) -> dict[str, str]:
     """What somebody sees who has none of the files of secrets, by where it is: pages, processes, files.
 
     Args:
         cluster: Its servers that run.
         pages: That of a driver, from which links lead on.
+        leaving_out: Files of secrets that the machines have.
     """
     servers = [one for one in cluster.servers if one.running]
-    roots = [Path(f"/proc/{one.pid}/root/tmp") for one in servers]
-    own = [one.directory / "spark.properties" for one in cluster.servers]
+    own = [cluster.secret_file, cluster.properties_file, *leaving_out]
+    own += [one.directory / "spark.properties" for one in cluster.servers]
+    roots = [Path(f"/proc/{one.pid}/root") for one in servers]
+    machines = [contents(root / "tmp", *(Path(f"{root}{file}") for file in own)) for root in roots]
     return {
         **crawled(*pages, *(f"http://{one.host}:{one.ports[1]}" for one in servers)),
-        "all processes": running(psutil.process_iter()),
-        "temporary files of the other machines": "".join(map(contents, roots)),
-        "Spark's files": contents(cluster.directory, cluster.secret_file, cluster.properties_file, *own),
+        "command lines": running(psutil.process_iter(), "cmdline"),
+        ENVIRONMENTS: running(psutil.process_iter(), "environ"),
+        "temporary files of the other machines": "".join(machines),
+        "Spark's files": contents(cluster.directory, *own),
     }
 
 

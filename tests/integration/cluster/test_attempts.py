@@ -198,6 +198,7 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
                 one.goes_on(name)
                 one.dies_within_a_task(name)
             assert one.runs_of_a_stage() == 1
+            assert one.bridge.out.count("an executor was lost in the midst of a batch") >= 2
             record_property("said", [line for line in one.bridge.out.splitlines() if "[TL-" in line])
             for load in loads.values():
                 load.end()

@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers import wait_until
 from tests.integration.bridge.running import Running
-from tests.integration.cluster.hurting import executors_of, kill, shown_by
+from tests.integration.cluster.hurting import ENVIRONMENTS, executors_of, kill, shown_by
 from tests.integration.cluster.page import PATIENCE
 from tests.integration.kafka.reading import numbers
 from tests.integration.spark.searching import contents, rest_of
@@ -147,7 +147,7 @@ class Secured:
     def shown(self) -> dict[str, str]:
         """All that somebody sees who has no file of secrets; by where it is."""
         return {
-            **shown_by(self.cluster, self.ui),
+            **shown_by(self.cluster, self.ui, leaving_out=self.own_files),
             **rest_of(self.ui),
             "the shared state": contents(self.stack.shared),
             "the event log": contents(self.place / "events"),
@@ -212,7 +212,8 @@ def test_secrets_get_where_tasks_need_them_and_show_nowhere(
         assert any("stderr" in page for page in logs)
     #: What is there, so that it was looked for in the right place.
     known = {
-        "all processes": "CoarseGrainedExecutorBackend",
+        "command lines": "CoarseGrainedExecutorBackend",
+        ENVIRONMENTS: "SPARK_LOCAL_DIRS",
         "Spark's files": "Launch command",
         "the shared state": '"batchWatermarkMs"',
         "the event log": "SparkListenerApplicationStart",
@@ -222,7 +223,8 @@ def test_secrets_get_where_tasks_need_them_and_show_nowhere(
     assert {place: word in shown[place] for place, word in known.items()} == dict.fromkeys(known, True)
     for place, text in shown.items():
         for file, secret in zip(secured.own_files, secured.secrets, strict=True):
-            assert secret not in text, f"what is in {file} shows in {place}"
+            of_spark = (file, place) == (secured.cluster.secret_file, ENVIRONMENTS)
+            assert of_spark or secret not in text, f"what is in {file} shows in {place}"
     assert secured.bridge.interrupt() == 0
     assert all(secret not in contents(secured.place / "events") for secret in secured.secrets)
 

@@ -75,10 +75,10 @@ def contents(directory: Path, *leaving_out: Path) -> str:
     return text
 
 
-def running(processes: Iterable[psutil.Process]) -> str:
-    """Command lines and environments, as the kernel has them."""
+def running(processes: Iterable[psutil.Process], *names: str) -> str:
+    """Command lines and environments, as the kernel has them, or one of the two: ``cmdline``, ``environ``."""
     text = ""
-    for path in [Path(f"/proc/{one.pid}/{name}") for one in processes for name in ("cmdline", "environ")]:
+    for path in [Path(f"/proc/{one.pid}/{name}") for one in processes for name in names or ("cmdline", "environ")]:
         with contextlib.suppress(OSError):  # one that has just ended
             text += path.read_bytes().decode("latin-1")
     return text
