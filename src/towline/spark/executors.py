@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -45,6 +45,10 @@ _NAMED: Final = 3
 #: Characters of a foreign error that are shown.
 _LONGEST: Final = 200
 _ADVICE: Final = "Install there what the driver has, or ship it (docs/cluster.md, Python on the executors)."
+_SHARE: Final = (
+    "Move state_dir to a file system that all of them share, as the same user; or run that line with a local master, "
+    "in a bridge file of its own."
+)
 _OTHER_PYTHON: Final = re.compile(r"PYTHON_VERSION_MISMATCH\].*?version: (\S+?) than that in driver: (\S+?)[,\s]")
 _NO_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
 _NO_PYTHON: Final = re.compile(r'Cannot run program "([^"]+)"')
@@ -97,7 +101,7 @@ def check_executors(
 
     Args:
         spark: The session. A Connect session is left alone: its executors are its server's business.
-        shared: Directories that each executor must see as the driver does, for the state of a query.
+        shared: Directories that each executor must read and write as the driver does, for the state of a query.
         files: Files that each executor must be able to read: secrets, certificates.
         more: Further distributions with their oldest versions, of a transform of yours.
         wait_s: Seconds that the first executor may take to come.
@@ -106,25 +110,27 @@ def check_executors(
         How many executors were asked now; one that was found able is not asked again.
 
     Raises:
-        SetupError: TL-S31 an executor lacks something; TL-S32 none came; TL-S33 one does not see a directory.
+        SetupError: TL-S31 an executor lacks something; TL-S32 none came; TL-S33 one has not a directory that is shared.
     """
     context = getattr(spark, "_sc", None)
     if context is None or not is_cluster(context.master):
         return 0
     able = _able.setdefault(context.applicationId, set())
-    asked = [one for one in _registered(context, wait_s) if one.name not in able]
     needed = {**NEEDED, **(more or {})}
     with _Marks(shared) as marks, ThreadPoolExecutor(_AT_ONCE) as pool:
         question = _Question((_OURS, *needed), marks.places, tuple(files))
-        reports = list(pool.map(lambda one: _ask(context, one, question), asked))
+        coming = (one for one in _registered(context, wait_s) if one.name not in able)
+        # One is asked while others are waited for.
+        answers = [pool.submit(_ask, context, one, question) for one in coming]
+        reports = [answer.result() for answer in answers]
     if error := complaint([(one, lacks(one, needed, _own_version())) for one in reports]):
         raise error
     for one in reports:
         if unseen := marks.unseen(one.facts):
-            what = f"it does not see {unseen} as the driver does, where a query keeps its state"
-            raise SetupError("TL-S33", _place(one), what, "Put state_dir on a file system that all of them share.")
-    able.update(one.name for one in asked)
-    return len(asked)
+            what = f"it can't read and write {unseen} as the driver does, where a line with dedupe keeps its state"
+            raise SetupError("TL-S33", _place(one), what, _SHARE)
+    able.update(one.executor.name for one in reports)
+    return len(reports)
 
 
 def lacks(report: ExecutorReport, needed: Mapping[str, str], ours: str) -> list[str]:
@@ -222,20 +228,23 @@ class _Marks:
         return next((str(file.parent) for file in self._files if seen.get(str(file)) != self._text), "")
 
 
-def _registered(context: Any, wait_s: float) -> list[Executor]:
-    """The executors that there are, once one is there and no other one has come for a moment.
+def _registered(context: Any, wait_s: float) -> Iterator[Executor]:
+    """The executors as they come, until one is there and no other one has come for a moment.
 
     Raises:
         SetupError: TL-S32.
     """
-    deadline, seen, since = time.monotonic() + wait_s, 0, time.monotonic()
+    deadline = time.monotonic() + wait_s
+    seen: set[str] = set()
     while True:
-        there = _listed(context)
-        if len(there) != seen:
-            seen, since = len(there), time.monotonic()
-        if seen and time.monotonic() - since >= _OTHERS_S:
-            return there
-        if not seen and time.monotonic() >= deadline:
+        for one in _listed(context):
+            if one.name not in seen:
+                seen.add(one.name)
+                deadline = time.monotonic() + _OTHERS_S
+                yield one
+        if seen and time.monotonic() >= deadline:
+            return
+        if time.monotonic() >= deadline:
             what = f"no executor came within {wait_s:.0f} s"
             do = (
                 "Has the cluster a free worker with the memory and cores that are asked for (its web page tells), and "

@@ -12,7 +12,7 @@ def facts(names: tuple[str, ...], marks: tuple[str, ...], files: tuple[str, ...]
 
     Args:
         names: Of distributions, as PyPI has them, each with its module: ``confluent-kafka:confluent_kafka``.
-        marks: Files of which the content is wanted, as far as they are there.
+        marks: Files of which the content is wanted, as far as they can be written too.
         files: Files that must be readable.
 
     Returns:
@@ -45,7 +45,7 @@ def facts(names: tuple[str, ...], marks: tuple[str, ...], files: tuple[str, ...]
     contents: dict[str, str | None] = {}
     for mark in marks:
         try:
-            with open(mark, encoding="utf-8") as file:  # noqa: PTH123 - one import less
+            with open(mark, "r+", encoding="utf-8") as file:  # noqa: PTH123 - one import less
                 contents[mark] = file.read(4096)
         except OSError:
             contents[mark] = None
@@ -55,5 +55,5 @@ def facts(names: tuple[str, ...], marks: tuple[str, ...], files: tuple[str, ...]
         "versions": versions,
         "faults": faults,
         "marks": contents,
-        "absent": [file for file in files if not os.access(file, os.R_OK)],
+        "absent": [file for file in files if not os.access(os.path.expanduser(file), os.R_OK)],  # noqa: PTH111
     }

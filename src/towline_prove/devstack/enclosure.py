@@ -1,4 +1,4 @@
-"""A process that sees the programs of this machine and one directory, and nothing else of its disks.
+"""A process that sees the programs of this machine, a directory of its own and what it is given, and no more.
 
 As on a machine of its own: it has a mount namespace with a root of its own, into which only what is listed is bound
 (``unshare`` and ``pivot_root`` of util-linux). The process keeps its pid. It is no fence against an attacker: processes
@@ -24,12 +24,14 @@ __all__ = ["enclosed", "java_place", "python_of_ours", "python_only"]
 
 _TRIAL_SECONDS: Final = 20
 #: What every program needs; `/etc` has the resolver, certificates and Java's settings.
-_PROGRAMS: Final = ("/bin", "/sbin", "/lib", "/lib64", "/usr", "/opt", "/etc", "/proc", "/sys", "/dev")
+_PROGRAMS: Final = ("/bin", "/sbin", "/lib", "/lib64", "/usr", "/opt", "/etc")
+#: The kernel's own, which say themselves who may write what.
+_WRITTEN: Final = ("/proc", "/sys", "/dev")
 #: The ways to a mount namespace: as root, and with a user namespace around it.
 _WAYS: Final = (("unshare",), ("unshare", "--user", "--map-root-user"))
 _APART: Final = ("--mount", "--propagation", "private", "--")
-#: Run in the new namespace. Arguments: where the root is made, the directory that may be written, all that is to be
-#: seen (it is among them), ``--``, and the command.
+#: Run in the new namespace. Arguments: where the root is made, the directory in which the command starts, all that is
+#: to be seen, parents first and with a ``+`` before what may be written, ``--``, and the command.
 _SCRIPT: Final = """
 set -eu
 root=$1 own=$2
@@ -38,12 +40,13 @@ mount -t tmpfs -o mode=755,size=4m towline "$root"
 mkdir "$root/tmp"
 mount -t tmpfs -o mode=1777,size=1g towline "$root/tmp"
 while [ "$1" != -- ]; do
-  if [ -L "$1" ]; then
-    ln -s "$(readlink "$1")" "$root$1"
+  place=${1#+}
+  if [ -L "$place" ]; then
+    ln -s "$(readlink "$place")" "$root$place"
   else
-    mkdir -p "$root$1"
-    mount --rbind "$1" "$root$1"
-    case $1 in "$own"|/proc|/sys|/dev) ;; *) mount -o remount,bind,ro "$root$1" 2>/dev/null || : ;; esac
+    if [ -d "$place" ]; then mkdir -p "$root$place"; else mkdir -p "$root${place%/*}" && : > "$root$place"; fi
+    mount --rbind "$place" "$root$place"
+    [ "$place" != "$1" ] || mount -o remount,bind,ro "$root$place" 2>/dev/null || :
   fi
   shift
 done
@@ -57,21 +60,26 @@ exec "$@"
 """
 
 
-def enclosed(command: Sequence[str | Path], own: Path, visible: Iterable[Path]) -> list[str | Path]:
+def enclosed(
+    command: Sequence[str | Path], own: Path, visible: Iterable[Path], shared: Iterable[Path] = ()
+) -> list[str | Path]:
     """The command line that runs a command with a root of its own, the process keeping its pid.
 
     Args:
         command: What is run.
-        own: The one directory that it may write, and where it starts; it exists.
-        visible: Further directories that it may read, beside the system's programs.
+        own: The directory that it may write, and where it starts; it exists.
+        visible: Directories and files that it may read, beside the system's programs.
+        shared: Directories that it may write as others may, as on a file system of several machines.
 
     Raises:
         SetupError: TL-S30, this machine allows no mount namespaces.
     """
     root = own.with_name(f".{own.name}.root")
     root.mkdir(mode=0o700, exist_ok=True)
-    places = [place for place in _outermost([*map(Path, _PROGRAMS), *visible, own]) if place.exists()]
-    return [*_unshare(), "sh", "-c", _SCRIPT, "towline", root, own, *places, "--", *command]
+    written = {own, *shared, *map(Path, _WRITTEN)}
+    places = [place for place in _outermost([*map(Path, _PROGRAMS), *visible, *written]) if place.exists()]
+    seen = [f"{'+' * (place in written)}{place}" for place in places]
+    return [*_unshare(), "sh", "-c", _SCRIPT, "towline", root, own, *seen, "--", *command]
 
 
 def python_of_ours() -> tuple[Path, ...]:

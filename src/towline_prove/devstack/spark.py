@@ -14,6 +14,7 @@ import shlex
 import shutil
 import sys
 import urllib.request
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +34,7 @@ from towline_prove.devstack.together import Together
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["SparkCluster", "SparkMaster", "SparkServer", "SparkWorker"]
+__all__ = ["SparkCluster", "SparkMaster", "SparkServer", "SparkWorker", "WorkerMachine"]
 
 _ANSWER_SECONDS: Final = 2.0
 #: Of a master or worker, which hold lists of names only.
@@ -47,6 +48,21 @@ _SECRET_BYTES: Final = 32
 _KEPT: Final = ("LANG", "LC_ALL", "LC_CTYPE")
 #: As `towline.spark.quickstart` starts Spark's JVM; class data sharing speaks up unless it is told not to.
 _QUIET: Final = ("-Xshare:auto", "-Xlog:disable", "-Xlog:all=error:stderr", "-XX:-UsePerfData")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMachine:
+    """What the machine of a worker has, beside the system's programs, Java and Spark.
+
+    Attributes:
+        bare: A Python, and nothing of ours in it: an application has to bring Towline and all that it needs.
+        files: At the same paths as here: certificates, secrets of Kafka.
+        shared: Directories that it writes as this machine does, as on a file system of all of them.
+    """
+
+    bare: bool = False
+    files: tuple[Path, ...] = ()
+    shared: tuple[Path, ...] = ()
 
 
 class SparkServer(Server):
@@ -64,8 +80,8 @@ class SparkServer(Server):
     _main: ClassVar[str]
     #: Where it listens.
     host: str = LOOPBACK
-    #: Whether its machine has a Python and nothing of ours in it.
-    bare: bool = False
+    #: What its machine has; a master needs no more.
+    machine: WorkerMachine = WorkerMachine()
 
     def __init__(self, directory: Path, secret: Path, *, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(directory, settings=settings)
@@ -98,7 +114,7 @@ class SparkServer(Server):
         listening = ["--host", self.host, "--port", str(ports[0]), "--webui-port", str(ports[1])]
         program = self._home / "bin" / "spark-class"
         command = [program, self._main, *listening, "--properties-file", properties, *self._arguments()]
-        return enclosed(command, self.directory, self._visible())
+        return enclosed(command, self.directory, self._visible(), self.machine.shared)
 
     def _properties(self) -> dict[str, str]:
         said = {"spark.authenticate": "true", "spark.authenticate.secret": _secret_of(self._secret)}
@@ -110,19 +126,19 @@ class SparkServer(Server):
     @property
     def _home(self) -> Path:
         """Of Spark: in the light one Python processes start sooner, but it has no copy of PySpark."""
-        if self.bare:
+        if self.machine.bare:
             return _installed()
         named = os.environ.get("SPARK_HOME")
         return Path(named) if named else light_home() or _installed()
 
     def _visible(self) -> list[Path]:
-        python = python_only() if self.bare else python_of_ours()
-        return [self._home, _installed(), java_place(), *python]
+        python = python_only() if self.machine.bare else python_of_ours()
+        return [self._home, _installed(), java_place(), *python, *self.machine.files]
 
     def _environment(self) -> dict[str, str]:
         """All that it inherits and hands on to executors: nothing of the user's."""
         quick = shlex.join([*_QUIET, *QUICK, *sharing(archive_of(self._home))])
-        python = Path(sys.base_prefix if self.bare else sys.prefix) / "bin"
+        python = Path(sys.base_prefix if self.machine.bare else sys.prefix) / "bin"
         return {
             **{name: os.environ[name] for name in _KEPT if name in os.environ},
             "PATH": os.pathsep.join([str(python), *os.defpath.split(os.pathsep), "/usr/sbin", "/sbin"]),
@@ -174,7 +190,7 @@ class SparkWorker(SparkServer):
         secret: As `SparkServer`.
         master: Whom it belongs to.
         number: From 1; it is at 127.0.0.1 and that many further.
-        bare: Whether an application has to bring Towline and all that it needs.
+        machine: What its machine has.
         settings: As `SparkServer`.
     """
 
@@ -188,13 +204,13 @@ class SparkWorker(SparkServer):
         master: SparkMaster,
         number: int,
         *,
-        bare: bool = False,
+        machine: WorkerMachine = WorkerMachine(),
         settings: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(directory, secret, settings=settings)
         self.label = f"{self.name}-{number}"
         self.host = f"127.0.0.{number + 1}"
-        self.bare = bare
+        self.machine = machine
         self._master = master
 
     def _command(self, ports: tuple[int, ...]) -> Sequence[str | Path]:
@@ -224,15 +240,15 @@ class SparkCluster(Together):
     Args:
         directory: Each has a folder in it; beside them the secret, and ``client.properties`` for ``spark-submit``.
         workers: How many.
-        bare: As `SparkWorker`.
+        machine: As `SparkWorker`, of each of them.
     """
 
-    def __init__(self, directory: Path, *, workers: int = 2, bare: bool = False) -> None:
+    def __init__(self, directory: Path, *, workers: int = 2, machine: WorkerMachine = WorkerMachine()) -> None:
         self.directory = Path(directory).absolute()
         self.secret_file = self.directory / "secret"
         self.master = SparkMaster(self.directory / "master", self.secret_file)
         self.workers = tuple(
-            SparkWorker(self.directory / f"worker-{number}", self.secret_file, self.master, number, bare=bare)
+            SparkWorker(self.directory / f"worker-{number}", self.secret_file, self.master, number, machine=machine)
             for number in range(1, workers + 1)
         )
 

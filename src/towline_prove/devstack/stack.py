@@ -19,7 +19,7 @@ from towline_prove.devstack.gateways import gateway_files
 from towline_prove.devstack.kafka import Kafka
 from towline_prove.devstack.mosquitto import Mosquitto
 from towline_prove.devstack.secured import SecuredKafka, SecuredMosquitto
-from towline_prove.devstack.spark import SparkCluster
+from towline_prove.devstack.spark import SparkCluster, WorkerMachine
 from towline_prove.devstack.together import Together
 
 if TYPE_CHECKING:
@@ -39,12 +39,14 @@ class StackForm:
         secure: Whether clients need TLS and credentials.
         spark_workers: Workers of a Spark cluster; 0 for no Spark.
         bare: Whether these have a Python without Towline and what it needs.
+        shared: Whether they and this machine share a directory, `Stack.shared`.
     """
 
     brokers: int = 1
     secure: bool = False
     spark_workers: int = 0
     bare: bool = False
+    shared: bool = False
 
     @classmethod
     def of(cls, directory: Path, wanted: StackForm | None) -> StackForm:
@@ -69,6 +71,7 @@ class StackForm:
         """For a person."""
         kafka = f"{self.brokers} broker{'s' * (self.brokers > 1)} of Kafka{', TLS and passwords' * self.secure}"
         workers = f"{self.spark_workers}{' bare' * self.bare} worker{'s' * (self.spark_workers > 1)} of Spark"
+        workers += ", which share a directory" * self.shared
         return f"{kafka}, {workers}" if self.spark_workers else kafka
 
 
@@ -120,7 +123,18 @@ class Stack(Together):
             else (SecuredKafka if self.form.secure else Kafka)(self.directory / "kafka", settings=kafka)
         )
         workers = self.form.spark_workers
-        self.spark = SparkCluster(self.directory / "spark", workers=workers, bare=self.form.bare) if workers else None
+        self.spark = SparkCluster(self.directory / "spark", workers=workers, machine=self._machine) if workers else None
+
+    @property
+    def shared(self) -> Path:
+        """The directory that a stack of this form shares with its workers."""
+        return self.directory / "shared"
+
+    @property
+    def _machine(self) -> WorkerMachine:
+        kafka = self.kafka
+        files = (kafka.password_file, kafka.authority) if isinstance(kafka, SecuredKafka) else ()
+        return WorkerMachine(self.form.bare, files, (self.shared,) if self.form.shared else ())
 
     @property
     def servers(self) -> tuple[Server, ...]:
@@ -132,6 +146,8 @@ class Stack(Together):
         """As `Together.start`."""
         if self.spark:
             self.spark.prepare()
+            if self.form.shared:
+                self.shared.mkdir(mode=0o700, exist_ok=True)
         super().start()
         if self.spark:
             self.spark.describe()

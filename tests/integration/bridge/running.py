@@ -87,6 +87,10 @@ class Running:
     def account(self, line: str = "line") -> dict[str, Any]:
         return self.line(line)["account"] or {"received": 0, "waiting": -1}
 
+    def online(self, line: str = "line") -> bool:
+        """Whether its gateway has its subscription: what is published from now on is taken in."""
+        return (self.line(line)["gateway"] or {}).get("state") == "online"
+
     def child(self, part: str) -> psutil.Process | None:
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):

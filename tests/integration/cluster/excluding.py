@@ -1,6 +1,6 @@
 """An application whose tasks fail on one worker's host, which Spark then leaves out; it writes 0, 1, 2 ... once.
 
-spark-submit tests/integration/cluster/excluding.py BOOTSTRAP TOPIC CHECKPOINT HOST BATCHES
+spark-submit tests/integration/cluster/excluding.py BOOTSTRAP TOPIC CHECKPOINT HOST BATCHES [SETTING=VALUE ...]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql.functions import udf
 import towline
 
 
-def main(bootstrap: str, topic: str, checkpoint: str, host: str, batches: str) -> None:
+def main(bootstrap: str, topic: str, checkpoint: str, host: str, batches: str, *more: str) -> None:
     """Stream until so many batches are done."""
     conf = {
         **towline.spark_conf(),
@@ -23,6 +23,7 @@ def main(bootstrap: str, topic: str, checkpoint: str, host: str, batches: str) -
         "spark.excludeOnFailure.task.maxTaskAttemptsPerNode": "1",
         "spark.sql.execution.pythonUDF.arrow.enabled": "false",  # it would want pandas
         "spark.ui.enabled": "false",
+        **dict(setting.split("=", 1) for setting in more),
     }
     spark = SparkSession.builder.config(map={**conf}).getOrCreate()
     towline.register(spark)

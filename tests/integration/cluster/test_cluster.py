@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.helpers import wait_until
-from tests.integration.cluster.hurting import executors_of, holding, kill, process_below, seen_by
+from tests.integration.cluster.hurting import ENVIRONMENTS, executors_of, kill, process_below, seen_by, shown_by
 from tests.integration.cluster.page import PATIENCE, Page, commands_of
 from towline.bridge.runtime.state import gateway_status
 from towline.bridge.runtime.status import collect
@@ -88,7 +88,7 @@ def test_the_page_carries_every_message_once_whoever_dies(tmp_path: Path) -> Non
             for hall in HALLS:
                 lives.comes_online(hall)
             page.run(pub)
-            loads = [Load(tmp_path, page, hall) for hall in HALLS]
+            loads = [Load(tmp_path, Stack(tmp_path / "stack"), hall) for hall in HALLS]
             lives.goes_on("the start")
             _nobody_sees_the_others(lives)
 
@@ -116,16 +116,29 @@ def test_the_page_carries_every_message_once_whoever_dies(tmp_path: Path) -> Non
 
 
 class Load:
-    """Numbered messages from devices of one hall, until it is ended."""
+    """Numbered messages from devices of one hall, until it is ended.
 
-    def __init__(self, place: Path, page: Page, hall: str) -> None:
+    Args:
+        place: Where the history is written.
+        stack: MQTT and Kafka.
+        hall: Names it, and is the first level of its topics.
+        topic: Of Kafka.
+        qos: Of MQTT.
+    """
+
+    def __init__(self, place: Path, stack: Stack, hall: str, topic: str = "readings", qos: int = 2) -> None:
         self.hall = hall
         self._claims, self._stop = place / f"{hall}.claims", threading.Event()
-        self._kafka = page.variable("STACK_KAFKA")
-        port = int(page.variable("STACK_MQTT").rpartition(":")[2])
-        topic = f"{hall}/{{device}}/data"
+        self._kafka, self._topic = stack.kafka.bootstrap, topic
         plan = LoadPlan(
-            port=port, run=hall, messages=1_000_000, rate=RATE, qos=2, devices=10, publishers=2, topic=topic
+            port=stack.mosquitto.port,
+            run=hall,
+            messages=1_000_000,
+            rate=RATE,
+            qos=qos,
+            devices=10,
+            publishers=2,
+            topic=f"{hall}/{{device}}/data",
         )
         self._thread = threading.Thread(
             target=run_load, args=(plan, self._claims), kwargs={"stop": self._stop}, daemon=True
@@ -137,7 +150,7 @@ class Load:
         self._thread.join(PATIENCE)
 
     def judged(self) -> Verdict:
-        return judge(read_history(self._claims), read_topic(self._kafka, "readings"))
+        return judge(read_history(self._claims), read_topic(self._kafka, self._topic))
 
 
 def _cluster(place: Path) -> SparkCluster:
@@ -164,5 +177,10 @@ def _nobody_sees_the_others(lives: Lives) -> None:
 
 
 def _no_secret_shows(lives: Lives) -> None:
+    shown = shown_by(lives.cluster)
+    assert "CoarseGrainedExecutorBackend" in shown["command lines"]
+    assert any("stderr" in page and "logPage" in page for page in shown)
     for file in (lives.cluster.secret_file, lives.place / "stack" / "gateway" / "token"):
-        assert list(holding(lives.cluster, file.read_text().strip())) == []
+        secret = file.read_text().strip()
+        found = {place for place, text in shown.items() if secret in text}
+        assert found == ({ENVIRONMENTS} if file == lives.cluster.secret_file else set())

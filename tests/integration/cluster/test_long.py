@@ -1,4 +1,4 @@
-"""Long: everybody else dies too, executors stand still, are sent away or left out, and get what they lack."""
+"""Long: everybody else dies too, executors are sent away or left out."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mar
 
 ROOT = Path(__file__).parents[3]
 _CONF = '"spark.executor.memory" = "512m"'
-#: How long a paused executor stands still, in seconds.
-PAUSE_S = 40
 
 
 def test_nothing_is_lost_or_doubled_whoever_else_dies(
@@ -41,15 +39,9 @@ def test_nothing_is_lost_or_doubled_whoever_else_dies(
             lives = Lives(tmp_path, stack.spark)
             for hall in HALLS:
                 lives.comes_online(hall)
-            loads = [Load(tmp_path, page, hall) for hall in HALLS]
+            loads = [Load(tmp_path, stack, hall) for hall in HALLS]
             lives.goes_on("the start")
             first_worker, second_worker = stack.spark.workers
-
-            (asleep,) = wait_until(lambda: executors_of(second_worker), PATIENCE, "an executor")
-            asleep.send_signal(signal.SIGSTOP)
-            page.run(f"sleep {PAUSE_S}")
-            asleep.send_signal(signal.SIGCONT)
-            lives.goes_on("an executor that stood still")
 
             os.kill(first_worker.pid or 0, signal.SIGPWR)  # spark.worker.decommission.signal
             wait_until(lambda: not executors_of(first_worker), PATIENCE, "no executor of a decommissioned worker")
@@ -87,20 +79,25 @@ def test_nothing_is_lost_or_doubled_whoever_else_dies(
             page.run("kill %3; wait %3; kill $(jobs -p); wait; towline devstack down --dir stack")
 
 
-def test_a_host_on_which_tasks_fail_is_left_out(tmp_path: Path) -> None:
+def test_a_host_on_which_tasks_fail_is_left_out_and_speculation_refused(tmp_path: Path) -> None:
     with Page(tmp_path) as page:
         try:
             page.run("towline devstack up --spark --dir stack")
             page.run('eval "$(towline devstack env --dir stack)"')
             page.run("towline devstack topics numbers --dir stack")
-            page.run(
+            submit = (
                 "SPARK_LOCAL_IP=127.0.0.1 spark-submit --properties-file stack/spark/client.properties"
-                f" {Path(__file__).with_name('excluding.py')} $STACK_KAFKA numbers {tmp_path}/checkpoint 127.0.0.2 4"
-                " > submit.log 2>&1"
+                f" {Path(__file__).with_name('excluding.py')} $STACK_KAFKA numbers {tmp_path}/checkpoint 127.0.0.2"
             )
+            page.run(f"{submit} 4 > submit.log 2>&1")
             assert "not on 127.0.0.2" in (tmp_path / "submit.log").read_text()
             values = [int(value) for _, value, _ in in_kafka(page.variable("STACK_KAFKA"), "numbers")]
             assert len(values) >= 500
             assert sorted(values) == list(range(len(values)))
+
+            said = page.run(f"{submit} 9 spark.speculation=true 2>&1 || echo ended with $?")
+            assert "Set spark.speculation=false for this application.   [TL-K25]" in said
+            assert said.endswith("ended with 1\n")
+            assert len(in_kafka(page.variable("STACK_KAFKA"), "numbers")) == len(values)
         finally:
             page.run("towline devstack down --dir stack")

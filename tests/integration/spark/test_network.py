@@ -5,14 +5,12 @@ Clients show certificates (mTLS), the driver with its token and the tasks with t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ import pytest
 
 from tests.conftest import NewMosquitto
 from tests.helpers import lacking, wait_until
+from tests.integration.spark.searching import contents, crawled, rest_of, running
 from tests.unit.gateway.remote import Pki
 from towline.errors import GatewayUnreachable, SetupError
 from towline.gateway.access import Access
@@ -161,35 +160,6 @@ def driver(network: Network) -> Iterator[Driver]:
             running.process.send_signal(signal.SIGTERM)
 
 
-def fetched(ui: str) -> str:
-    """What Spark's page and its REST interface show."""
-    (application,) = json.loads(read(f"{ui}/api/v1/applications"))
-    rest = f"{ui}/api/v1/applications/{application['id']}"
-    pages = [f"{rest}/sql?details=true&planDescription=true&length=1000", f"{rest}/environment", f"{rest}/jobs"]
-    pages += [f"{rest}/stages?details=true", f"{rest}/executors"]
-    pages += [f"{ui}/{name}/" for name in ("jobs", "SQL", "StreamingQuery", "environment")]
-    return "".join(map(read, pages))
-
-
-def read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - Spark's own page
-        return str(answer.read().decode())
-
-
-def contents(directory: Path, *leaving_out: Path) -> str:
-    files = [path for path in directory.rglob("*") if path.is_file() and path not in leaving_out]
-    return "".join(path.read_bytes().decode("latin-1") for path in files)
-
-
-def running(processes: list[psutil.Process]) -> str:
-    """Command lines and environments, as the kernel has them."""
-    text = ""
-    for path in [Path(f"/proc/{one.pid}/{name}") for one in processes for name in ("cmdline", "environ")]:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a worker that has just ended
-            text += path.read_bytes().decode("latin-1")
-    return text
-
-
 def told(network: Network) -> dict[str, Any]:
     with GatewayClient(network.access["gateway"], network.files) as client:
         return client.status()
@@ -231,7 +201,8 @@ def test_rows_arrive_once_through_a_gateway_that_is_killed_and_no_secret_is_show
         wait_until(lambda: hear(2501), LONG, "the row of the batch query")
     assert heard == Counter([b"whole", *(b"%d" % number for number in range(2500))])
 
-    seen = {"page": fetched(ui), "processes": running([*driver.processes(), psutil.Process(network.process.pid)])}
+    pages = "".join([*crawled(ui).values(), *rest_of(ui).values()])
+    seen = {"page": pages, "processes": running([*driver.processes(), psutil.Process(network.process.pid)])}
     status = told(network)
     assert network.token not in turned_away(network)
     driver.go_on()

@@ -145,6 +145,8 @@ def test_executors_are_asked_for_the_files_that_tasks_read(tmp_path: Path) -> No
     bridge = read(text, tmp_path)
     assert files_of(bridge) == ["/etc/ca.pem", str(password)]
     assert shared_of(bridge) == []
+    bridge = read(text.replace("/etc/ca.pem", "probe"), tmp_path)
+    assert files_of(bridge) == [str(password)]
 
 
 def test_a_gateway_on_every_address_is_named_by_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

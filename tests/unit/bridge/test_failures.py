@@ -80,6 +80,14 @@ def test_sparks_errors_keep_their_first_sentence() -> None:
             ),
             "a Python process of Spark's has ended (it was killed, or there was no memory left). The details",
         ),
+        (
+            (
+                "Job aborted due to stage failure: ResultStage 7 (start at X.java:0) has failed the maximum allowable "
+                "number of times: 1. Most recent failure reason:\n"
+                "org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output location for shuffle 2"
+            ),
+            "an executor was lost in the midst of a batch, and its part is not run again by itself. The details",
+        ),
         ("An error occurred while calling o1.start.\n: java.lang.X: y\n\tat z", "java.lang.X: y. The details"),
     ],
 )

@@ -13,9 +13,9 @@ from towline_prove.devstack import enclosure
 from towline_prove.devstack.enclosure import enclosed, python_of_ours
 
 
-def run(script: str, own: Path, *visible: Path) -> str:
+def run(script: str, own: Path, *visible: Path, shared: tuple[Path, ...] = ()) -> str:
     try:
-        command = enclosed(["sh", "-c", script], own, visible)
+        command = enclosed(["sh", "-c", script], own, visible, shared)
     except SetupError as error:
         lacking(str(error))
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=True)
@@ -43,6 +43,17 @@ def test_what_it_is_given_it_cant_write(tmp_path: Path) -> None:
     own.mkdir()
     given.mkdir()
     assert run(f"echo x > {given}/file 2>/dev/null && echo written || echo refused", own, given) == "refused\n"
+
+
+def test_a_single_file_is_given_alone_and_what_is_shared_may_be_written(tmp_path: Path) -> None:
+    own, place, shared = tmp_path / "own", tmp_path / "place", tmp_path / "shared"
+    for one in (own, place, shared):
+        one.mkdir()
+    (place / "given").write_text("given\n")
+    (place / "hidden").write_text("hidden\n")
+    said = run(f"ls {place}; cat {place}/given; echo x > {shared}/made", own, place / "given", shared=(shared,))
+    assert said.split() == ["given", "given"]
+    assert (shared / "made").read_text() == "x\n"
 
 
 def test_it_keeps_its_pid(tmp_path: Path) -> None:

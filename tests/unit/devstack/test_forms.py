@@ -15,6 +15,7 @@ from towline_prove.devstack import Stack
 from towline_prove.devstack.certificates import certificates
 from towline_prove.devstack.cluster import KafkaCluster
 from towline_prove.devstack.secured import SecuredKafka
+from towline_prove.devstack.spark import WorkerMachine
 from towline_prove.devstack.stack import StackForm
 
 
@@ -78,3 +79,13 @@ def test_a_stack_with_spark_says_where_everything_is_without_a_secret(tmp_path: 
         assert file.read_text().strip() not in words
     with pytest.raises(SetupError, match=r"\(1 broker of Kafka, 2 workers of Spark\)"):
         Stack(tmp_path, form=StackForm(spark_workers=2, bare=True))
+
+
+def test_workers_of_a_secured_stack_have_the_secrets_of_kafka_and_what_is_shared(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, form=StackForm(secure=True, spark_workers=1, shared=True))
+    assert isinstance(stack.kafka, SecuredKafka)
+    assert stack.spark is not None
+    (worker,) = stack.spark.workers
+    assert worker.machine == WorkerMachine(False, (stack.kafka.password_file, stack.kafka.authority), (stack.shared,))
+    assert stack.form.words.endswith("TLS and passwords, 1 worker of Spark, which share a directory")
+    assert Stack(tmp_path).form == stack.form

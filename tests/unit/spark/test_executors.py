@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,10 @@ def test_a_task_tells_what_is_there(tmp_path: Path) -> None:
     assert facts["versions"]["pyarrow"] >= "2"
     assert facts["marks"] == {str(mark): "nonce", absent: None}
     assert facts["absent"] == [absent]
+
+
+def test_what_a_task_can_only_read_is_not_shared_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = Path(sys.executable).resolve()  # a program that runs can't be written, not even by root (ETXTBSY)
+    monkeypatch.setenv("HOME", str(there.parent))
+    facts = probe.facts((), (str(there),), (f"~/{there.name}",))
+    assert (facts["marks"], facts["absent"]) == ({str(there): None}, [])

@@ -39,6 +39,8 @@ _SQL = re.compile(r"SQLSTATE: (?:42[67]|4280[34]|428[248]|429[0B]|42K0[1789A-Z]|
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 #: How Spark 4.3 says that the process of a source, or of a task, was killed.
 _ENDED = re.compile(r"\(no cause message\)|Python worker exited unexpectedly|^java\.io\.EOFException")
+#: How it says that a task, or the files of a shuffle, went with their executor (`DAGScheduler`, `TaskSetManager`).
+_EXECUTOR_LOST = re.compile(r"\b(?:Metadata)?FetchFailed|ExecutorLostFailure")
 _STATE = re.compile(r" ?SQLSTATE: \w{5}(?:; line \d+ pos \d+)?;?")
 #: Text of a foreign error that is shown; the rest is in the log.
 MAX_TEXT = 300
@@ -104,6 +106,8 @@ def _foreign(error: BaseException | str, text: str, where: str, failed: str) -> 
         words = NO_JVM
     elif _ENDED.search(text):
         words = "a Python process of Spark's has ended (it was killed, or there was no memory left)"
+    elif _EXECUTOR_LOST.search(text):
+        words = "an executor was lost in the midst of a batch, and its part is not run again by itself"
     return TowlineError("TL-B01", where, f"{failed}: {_short(words)}", "The details are in the driver's log."), False
 
 

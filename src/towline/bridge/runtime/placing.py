@@ -17,6 +17,8 @@ __all__ = ["files_of", "look_at_executors", "shared_of"]
 
 #: Settings of Kafka's client that name a file, beside the secrets.
 _FILES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.keystore.location")
+#: Of ``ssl.ca.location``: librdkafka looks for the machine's own certificates.
+_PROBE: Final = "probe"
 
 
 def look_at_executors(spark: SparkSession, bridge: Bridge) -> int:
@@ -31,7 +33,7 @@ def look_at_executors(spark: SparkSession, bridge: Bridge) -> int:
 def files_of(bridge: Bridge) -> list[str]:
     """The files that a task reads where it runs: secrets and certificates of Kafka's client."""
     client = bridge.kafka.client()
-    return [value for name, value in client.items() if name.endswith(".file") or name in _FILES]
+    return [value for name, value in client.items() if name.endswith(".file") or (name in _FILES and value != _PROBE)]
 
 
 def shared_of(bridge: Bridge) -> list[Path]:

@@ -1,0 +1,233 @@
+"""Long: secrets on a cluster: Kafka's get where tasks need them, and none shows; and a line whose state is shared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from tests.helpers import wait_until
+from tests.integration.bridge.running import Running
+from tests.integration.cluster.hurting import ENVIRONMENTS, executors_of, kill, shown_by
+from tests.integration.cluster.page import PATIENCE
+from tests.integration.kafka.reading import numbers
+from tests.integration.spark.searching import contents, rest_of
+from towline_prove.devstack.ports import free_port
+from towline_prove.devstack.secured import USER, SecuredKafka, SecuredMosquitto
+from towline_prove.devstack.stack import Stack, StackForm
+
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mark.broker, pytest.mark.timeout(1800)]
+
+FORM = StackForm(secure=True, spark_workers=2, shared=True)
+BRIDGE = """
+name = "plant"
+state_dir = "{state}"
+[mqtt]
+brokers = ["{mqtt}"]
+username = "{user}"
+password_file = "{mqtt_password}"
+tls = {{ ca_file = "{mqtt_ca}", cert_file = "{mqtt_cert}", key_file = "{mqtt_key}" }}
+[kafka]
+bootstrap_servers = "{kafka}"
+password_file = "{kafka_password}"
+settings = {{ {kafka_settings} }}
+create_topics = {{ partitions = 1 }}
+[spark]
+master = "{master}"
+secret_file = "{secret}"
+ui = true
+conf = {{ "spark.executor.memory" = "512m", "spark.ui.port" = {ui}, {events} }}
+[gateway]
+listen = "{listen}"
+cert_file = "{tls}/server.pem"
+key_file = "{tls}/server.key"
+ca_file = "{tls}/authority.pem"
+token_file = "{tls}/token"
+[[uplink]]
+name = "line"
+guarantee = "exactly_once"
+parallelism = 2
+dedupe = {{ key = "CAST(payload AS STRING)" }}
+route = [{{ from = "up/{{device}}", topic = "readings", key = "{{device}}" }}]
+"""
+DEVICES = 4
+
+
+class Secured:
+    """A bridge on a stack where everything wants a secret, and a device.
+
+    Attributes:
+        ui: The driver's page.
+    """
+
+    def __init__(self, place: Path, stack: Stack) -> None:
+        assert isinstance(stack.mosquitto, SecuredMosquitto)
+        assert isinstance(stack.kafka, SecuredKafka)
+        assert stack.spark is not None
+        self.place, self.stack, self.cluster = place, stack, stack.spark
+        self.mosquitto, self.kafka = stack.mosquitto, stack.kafka
+        self.bridge = Running(stack.shared, place / "bridge.toml")  # its state is where executors see it
+        self._port = free_port()
+        self.ui = f"http://127.0.0.1:{self._port}"
+        self.own_files = [
+            self.kafka.password_file,
+            self.mosquitto.password_file,
+            self.cluster.secret_file,
+            stack.directory / "gateway" / "token",
+        ]
+
+    @property
+    def secrets(self) -> list[str]:
+        return [file.read_text().strip() for file in self.own_files]
+
+    def write(self, state: Path, kafka_password: Path) -> None:
+        made, variables = self.mosquitto.certificates, self.stack.variables()
+        (self.place / "events").mkdir(exist_ok=True)
+        events = {"enabled": "true", "compress": "false", "dir": (self.place / "events").as_uri()}
+        text = BRIDGE.format(
+            state=state,
+            mqtt=self.mosquitto.uri,
+            user=USER,
+            mqtt_password=self.mosquitto.password_file,
+            mqtt_ca=made.authority,
+            mqtt_cert=made.client,
+            mqtt_key=made.client_key,
+            kafka=self.kafka.bootstrap,
+            kafka_password=kafka_password,
+            kafka_settings=_table(self.kafka.settings_of()),
+            master=self.cluster.master.address,
+            secret=self.cluster.secret_file,
+            ui=self._port,
+            events=_table({f"spark.eventLog.{name}": value for name, value in events.items()}),
+            listen=variables["STACK_GATEWAY_1"],
+            tls=self.stack.directory / "gateway",
+        )
+        self.bridge.file.write_text(text)
+
+    def ends(self) -> str:
+        """What it says that ends by itself, with exit code 2."""
+        self.bridge.start()
+        assert self.bridge.ended() == 2, self.bridge.out
+        said = self.bridge.out
+        assert "Traceback" not in said
+        (self.bridge.directory / "out").unlink()
+        return said
+
+    def publish(self, first: int, count: int) -> None:
+        made = self.mosquitto.certificates
+        device = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        device.tls_set(str(made.authority), str(made.client), str(made.client_key))
+        device.username_pw_set(USER, self.mosquitto.password_file.read_text())
+        device.max_inflight_messages_set(10)  # Mosquitto takes 20
+        device.connect("127.0.0.1", self.mosquitto.port)
+        device.loop_start()
+        sent = [device.publish(f"up/d{n % DEVICES}", b"%d" % n, qos=2) for n in range(first, first + count)]
+        for each in sent:
+            each.wait_for_publish(PATIENCE)
+        device.disconnect()
+        device.loop_stop()
+
+    def arrived(self, received: int) -> None:
+        """Wait until so many were received, and nothing waits."""
+
+        def all_of_them() -> bool:
+            account = self.bridge.account()
+            return (account["received"], account["waiting"]) == (received, 0)
+
+        wait_until(all_of_them, PATIENCE, f"{received} messages")
+
+    def values(self) -> list[int]:
+        return numbers(f"127.0.0.1:{self.kafka.ports[2]}", "readings")  # the broker's own way in
+
+    def shown(self) -> dict[str, str]:
+        """All that somebody sees who has no file of secrets; by where it is."""
+        return {
+            **shown_by(self.cluster, self.ui, leaving_out=self.own_files),
+            **rest_of(self.ui),
+            "the shared state": contents(self.stack.shared),
+            "the event log": contents(self.place / "events"),
+            "what the bridge said": self.bridge.out,
+        }
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Secured]:
+    with Stack(tmp_path / "stack", form=FORM) as stack:
+        one = Secured(tmp_path, stack)
+        try:
+            yield one
+        finally:
+            if hasattr(one.bridge, "process") and one.bridge.process.poll() is None:
+                one.bridge.interrupt()
+
+
+def test_secrets_get_where_tasks_need_them_and_show_nowhere(
+    secured: Secured, record_property: Callable[[str, object], None]
+) -> None:
+    absent = secured.place / "password"
+    absent.write_text(secured.kafka.password_file.read_text())
+    absent.chmod(0o600)
+    secured.write(secured.place / "state", absent)
+    (line,) = [one for one in secured.ends().splitlines() if "[TL-S31]" in one]
+    assert f"the file {absent} can't be read" in line
+    assert all(f"executor {number} on " in line for number in (0, 1))
+
+    secured.write(secured.place / "state", secured.kafka.password_file)
+    (line,) = [one for one in secured.ends().splitlines() if "[TL-S33]" in one]
+    assert f"it can't read and write {secured.place / 'state'} as the driver does" in line
+
+    state = secured.bridge.directory / "state"
+    shutil.move(secured.place / "state", state)
+    secured.write(state, secured.kafka.password_file)
+    secured.bridge.start()
+    wait_until(secured.bridge.online, PATIENCE, "the gateway")
+    secured.publish(0, 400)
+    secured.arrived(400)
+    first, second = secured.cluster.workers
+    kill(executors_of(first)[0])
+    secured.publish(300, 300)  # 100 of them are repeats
+    secured.arrived(700)
+    kill(executors_of(second)[0])
+    secured.publish(600, 100)
+    secured.arrived(800)
+    values = secured.values()
+    record_property("messages", 800)
+    record_property("repeats", 100)
+    record_property("in_kafka", len(values))
+    assert sorted(values) == list(range(700))
+    for device in range(DEVICES):
+        own = [value for value in values if value % DEVICES == device]
+        assert own == sorted(own)
+
+    shown = secured.shown()
+    record_property("places", len(shown))
+    for worker in secured.cluster.workers:
+        logs = [page for page in shown if worker.host in page and "logPage" in page]
+        assert any("stdout" in page for page in logs)
+        assert any("stderr" in page for page in logs)
+    #: What is there, so that it was looked for in the right place.
+    known = {
+        "command lines": "CoarseGrainedExecutorBackend",
+        ENVIRONMENTS: "SPARK_LOCAL_DIRS",
+        "Spark's files": "Launch command",
+        "the shared state": '"batchWatermarkMs"',
+        "the event log": "SparkListenerApplicationStart",
+        "what the bridge said": "line",
+        next(page for page in shown if page.endswith("/environment/")): "spark.driver.host",
+    }
+    assert {place: word in shown[place] for place, word in known.items()} == dict.fromkeys(known, True)
+    for place, text in shown.items():
+        for file, secret in zip(secured.own_files, secured.secrets, strict=True):
+            of_spark = (file, place) == (secured.cluster.secret_file, ENVIRONMENTS)
+            assert of_spark or secret not in text, f"what is in {file} shows in {place}"
+    assert secured.bridge.interrupt() == 0
+    assert all(secret not in contents(secured.place / "events") for secret in secured.secrets)
+
+
+def _table(settings: dict[str, str]) -> str:
+    return ", ".join(f'"{name}" = {json.dumps(value)}' for name, value in settings.items())
