@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -164,6 +165,7 @@ def _raw_gateway(name: str, stub: StubBroker, directory: Path, count: int) -> Ou
 def run(count: int = 300_000, rounds: int = 2) -> None:
     """Both subjects in turn, on one broker, and their ratio (the best of each, as noise only slows)."""
     alone(count, rounds)
+    taken_in(min(count // 6, 50_000), rounds)
     raw(count, rounds)
     with tempfile.TemporaryDirectory(prefix="towline-bench-") as name:
         directory = Path(name)
@@ -211,6 +213,29 @@ def alone(count: int, rounds: int) -> None:
             best.append(min(outcomes, key=lambda outcome: outcome.micros("subject")))
             print(best[-1].line(), flush=True)
         print()
+
+
+#: Devices that publish at the same time in `taken_in`, each over a connection of its own; the most of one load.
+_DEVICES: Final = 1_000
+
+
+def taken_in(count: int, rounds: int) -> None:
+    """Mosquitto's CPU for a message that a device publishes, by QoS, nobody subscribed: the best of some rounds."""
+    print(f"intake: {_DEVICES:,} devices publish {count:,} messages at 5,000 a second\n  {machine()}\n")
+    for qos in (1, 2):
+        best = math.inf
+        for _ in range(rounds):
+            with (
+                tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
+                Mosquitto(Path(name) / "mosquitto", settings=UNLIMITED) as broker,
+            ):
+                pid = broker.pid or 0
+                meter = Meter({"mosquitto": lambda pid=pid: [pid]})  # type: ignore[misc]
+                meter.start()
+                publish(broker, Path(name), count, rate=5_000.0, qos=qos, devices=_DEVICES, publishers=_DEVICES)
+                meter.stop()
+            best = min(best, meter.used["mosquitto"] / count * 1e6)
+        print(f"  QoS {qos}: Mosquitto {best:.1f} us of CPU a message that it takes in\n", flush=True)
 
 
 def _plus(best: list[Outcome]) -> str:

@@ -54,13 +54,14 @@ def publish(
     run: str = "bench",
     qos: int = 1,
     devices: int = 50,
+    publishers: int = 8,
     topic: str = "telemetry/{device}/data",
 ) -> LoadResult:
-    """Publish numbered messages from 8 connections, or one a device; the history lands in the directory."""
+    """Publish numbered messages from some connections, or one a device; the history lands in the directory."""
     claims = directory / f"claims-{run}-{time.time_ns()}"
     plan = LoadPlan(
         port=broker.port,
-        publishers=min(8, devices),
+        publishers=min(publishers, devices),
         devices=devices,
         messages=count,
         rate=rate,
