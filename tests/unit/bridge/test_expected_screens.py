@@ -255,7 +255,7 @@ def test_kafka_is_away_and_comes_back(up: Watched) -> None:
     up.answer(received=12, end=12, oldest=NOW - 5)
     assert up.seen() == [
         'line "telemetry": connected to mqtt://broker.example:1883',
-        "k1:9092: Kafka did not answer for 5 s: connection refused. Check kafka.bootstrap.servers, the network and, if Kafka asks for them, user and password.   [TL-K01]",
+        "k1:9092: Kafka did not answer for 5 s: connection refused. Check the bootstrap servers, the network and, if Kafka asks for them, user and password.   [TL-K01]",
         "kafka: messages go on being received and wait on disk; trying again",
         'line "telemetry"   received 12 = in Kafka 0 + waiting 12   in 0/s   out 0/s   lag 5.0 s   receiving, spark starting',
     ]
