@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -106,6 +107,18 @@ def held(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def running(command: Sequence[str | Path], out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that says what it has to say in a file, and is killed afterwards."""
+    with out.open("wb") as file:
+        child = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
 
 
 @dataclass(frozen=True)
