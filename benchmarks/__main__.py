@@ -41,7 +41,9 @@ _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
     "memory": lambda scale, _: memory.run(10_000_000 // scale),
     "space": lambda scale, _: space.run(5000 // scale),
     "waiting": lambda scale, _: waiting.run(10_000_000 // scale),
-    "growth": lambda scale, quick: growth.run(200_000 // scale, lines=(1, 10) if quick else (1, 10, 50)),
+    "growth": lambda scale, quick: growth.run(
+        200_000 // scale, lines=(1, 10) if quick else (1, 10, 50), rounds=2 if quick else 5
+    ),
     "gateways": lambda scale, quick: gateways.run(300_000 // scale, rounds=2 if quick else 5),
     "publisher": lambda scale, _: publisher.run(100_000 // scale),
     "downlink": lambda scale, _: downlink.run(100_000 // scale),

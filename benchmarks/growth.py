@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from collections import Counter
@@ -21,8 +22,15 @@ _IDLE_S = 30.0
 _START_S = 900.0
 
 
+#: What a message costs, as `Outcome.micros` names it.
+_PARTS = ("gateway", "spark tree", "mosquitto")
+
+
 def run(
-    count: int = 200_000, devices: Sequence[int] = (1, 10, 100, 10_000), lines: Sequence[int] = (1, 10, 50)
+    count: int = 200_000,
+    devices: Sequence[int] = (1, 10, 100, 10_000),
+    lines: Sequence[int] = (1, 10, 50),
+    rounds: int = 5,
 ) -> None:
     """Both tables.
 
@@ -30,25 +38,37 @@ def run(
         count: Messages of each drain.
         devices: Numbers of devices, each with a topic of its own.
         lines: Numbers of lines in one bridge.
+        rounds: Drains of each number of devices.
     """
     print(f"growth\n  {machine()}\n")
-    _by_devices(count, devices)
+    _by_devices(count, devices, rounds)
     _by_lines(lines)
 
 
-def _by_devices(count: int, devices: Sequence[int]) -> None:
+def _by_devices(count: int, devices: Sequence[int], rounds: int) -> None:
+    """The numbers take turns, each round begun by another: what drifts with time is in all of them."""
+    costs: dict[int, list[tuple[float, ...]]] = {number: [] for number in devices}
     with (
         tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
         Rig(Path(name) / "rig", mosquitto=UNLIMITED, direct=True) as rig,
     ):
         rig.warm(5_000)
-        towline_drain(rig, Path(name), count)  # warms Spark
-        print("  devices and topics   CPU us a message: gateway   spark   mosquitto")
-        for number in devices:
-            outcome = towline_drain(rig, Path(name), count, devices=number)
-            gateway, spark, broker = (outcome.micros(one) for one in ("gateway", "spark tree", "mosquitto"))
-            print(f"  {number:>18,}   {gateway:>25.2f}   {spark:>5.2f}   {broker:>9.2f}", flush=True)
+        for _ in range(2):
+            towline_drain(rig, Path(name), count)  # warms Spark
+        for turn in range(rounds):
+            begun = turn % len(devices)
+            for number in (*devices[begun:], *devices[:begun]):
+                outcome = towline_drain(rig, Path(name), count, devices=number)
+                costs[number].append(tuple(outcome.micros(part) for part in _PARTS))
+    print(f"  CPU us a message, median of {rounds} drains (least to most)")
+    print("  devices and topics" + "".join(f"{part:>24}" for part in _PARTS))
+    for number, drains in costs.items():
+        print(f"  {number:>18,}" + "".join(map(_told, zip(*drains, strict=True))), flush=True)
     print()
+
+
+def _told(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):>10.2f} ({min(values):.2f} to {max(values):.2f})".rjust(24)
 
 
 def _by_lines(numbers: Sequence[int]) -> None:

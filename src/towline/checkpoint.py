@@ -27,6 +27,7 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from towline import files
 from towline.errors import JournalDamaged, JournalError
@@ -44,6 +45,9 @@ _SOURCES: Final = "sources"
 
 #: A query that starts again reads the two newest entries of the offset log (MicroBatchExecution.populateStartOffsets).
 _READ_AT_START: Final = 2
+
+#: A location with the name of a file system.
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 #: ``crc\0`` and the bytes per checksum, then one CRC-32 per chunk (org.apache.hadoop.fs.ChecksumFileSystem).
 _CRC_HEAD: Final = b"crc\0"
@@ -118,6 +122,15 @@ class Checkpoint:
             return "" if path is None else str(json.loads(_content(path / _METADATA))["id"])
         except (OSError, ValueError, KeyError, TypeError):
             return ""
+
+    @property
+    def place(self) -> str:
+        """A name for where it is, the same for each way to write that, if it is on another file system; else ""."""
+        uri = urlsplit(self._location)
+        if not _SCHEME.match(self._location) or uri.scheme == "file":
+            return ""
+        path = re.sub("/+", "/", uri.path).rstrip("/")
+        return hashlib.sha256(f"{uri.scheme}://{uri.netloc.lower()}{path}".encode()).hexdigest()[:32]
 
     def offsets(self, batch: int | None) -> list[Any]:
         """What the offset log says of each source in a batch, as JSON values; empty where that can't be read."""
@@ -379,7 +392,7 @@ def _damaged(path: Path, why: str) -> JournalDamaged:
 
 def _local_path(location: str) -> Path | None:
     """The directory on this machine; Hadoop's paths know no percent signs, so nothing is decoded."""
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", location, re.DOTALL)
+    match = _SCHEME.match(location)
     if match is None:
         return Path(location).absolute() if location and Path(location).is_dir() else None
     if match[1].lower() != "file":

@@ -124,9 +124,13 @@ _REPEATABLE: Final = MappingProxyType(
     {"spark.speculation": "false", "spark.sql.adaptive.streaming.stateless.enabled": "false"}
 )
 
-#: A second attempt beside the first would mix up the order of a device's two classes; a stage that is run again would
-#: hand over rows a second time without saying so: its tasks count their attempts anew.
-_ATTEMPTED_ONCE: Final = MappingProxyType({"spark.speculation": "false", "spark.stage.maxConsecutiveAttempts": "1"})
+#: A stage that is run again would hand over rows a second time without saying so: its tasks count their attempts anew.
+#: Where an executor was decommissioned Spark would not even count that attempt.
+_STAGED_ONCE: Final = MappingProxyType(
+    {"spark.stage.maxConsecutiveAttempts": "1", "spark.stage.ignoreDecommissionFetchFailure": "false"}
+)
+#: And a second attempt beside the first would mix up the order of a device's two classes.
+_ATTEMPTED_ONCE: Final = MappingProxyType({"spark.speculation": "false", **_STAGED_ONCE})
 
 #: Idempotent, acknowledged by all in-sync replicas, sent again until the delivery timeout.
 _ACKNOWLEDGED: Final = MappingProxyType({"acks": "all", "enable.idempotence": "true"})
@@ -155,7 +159,7 @@ POLICIES: Final[Mapping[Guarantee, Policy]] = MappingProxyType(
             transactions=False,
             isolations=("read_committed", "read_uncommitted"),
             publish_levels=(0,),
-            spark=MappingProxyType({}),
+            spark=_STAGED_ONCE,
             kafka=_UNANSWERED,
             kafka_accepts=MappingProxyType({name: frozenset({value}) for name, value in _UNANSWERED.items()}),
             kafka_timeout_s=5.0,

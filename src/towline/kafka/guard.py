@@ -6,8 +6,6 @@ batch in that log has been committed in Kafka, so a smaller marker means that ma
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from towline.checkpoint import Checkpoint
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from towline.kafka.markers import Marker
     from towline.kafka.options import SinkSettings
 
-__all__ = ["look", "query_of", "require_topics"]
+__all__ = ["look", "require_topics"]
 
 #: Kafka answers a commit before its control records are everywhere: seconds to wait for the last marker to show.
 _SETTLED_S: Final = 5.0
@@ -51,8 +49,8 @@ def look(settings: SinkSettings, location: str) -> BatchOrigin:
     newest = checkpoint.last_offsets_batch()
     if newest is None:
         return BatchOrigin()
-    sink_id = settings.sink_id or query_of(location)
-    if sink_id is not None and (location, sink_id) not in _checked:
+    sink_id = settings.sink_id or checkpoint.query
+    if sink_id and (location, sink_id) not in _checked:
         _hold_against(settings, sink_id, checkpoint, newest)
         _checked.add((location, sink_id))
     hashes = {batch: checkpoint.offsets_hash(batch) for batch in (newest - 1, newest)}
@@ -76,16 +74,6 @@ def require_topics(settings: SinkSettings) -> None:
     if absent:
         raise faults.missing(settings.servers, absent)
     _seen.update(asked)
-
-
-def query_of(location: str) -> str | None:
-    """The query's id, from the checkpoint's file ``metadata``; None if that is not here."""
-    try:
-        found = json.loads((Path(location.removeprefix("file:")) / "metadata").read_text())
-    except (OSError, ValueError):
-        return None
-    name = found.get("id") if isinstance(found, dict) else None
-    return name if isinstance(name, str) else None
 
 
 def _hold_against(settings: SinkSettings, sink_id: str, checkpoint: Checkpoint, newest: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from towline.gateway.settings import GatewaySettings
 from towline.gateway.tickets import LONGEST_VALID_S
 from towline.guarantee import Guarantee, sharing_problem
 from towline.options import Given, Option
+from towline.spark.link import GatewayPlace
 from towline.text import printable
 
 __all__ = [
@@ -29,7 +31,6 @@ __all__ = [
     "PLACE",
     "RECEIVING",
     "WHERE",
-    "access_values",
     "at_least_one",
     "check_sharing",
     "gateway_list",
@@ -258,8 +259,8 @@ def missing(name: str, do: str) -> ConfigError:
     return ConfigError("TL-C20", WHERE, f'the option "{name}" is missing', do)
 
 
-def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None, str | None]:
-    """Where the gateway is: ``(state directory, None)`` or ``(None, location)``.
+def gateway_place(given: Given, options: Iterable[Option]) -> GatewayPlace:
+    """Where the gateway is, without the settings of one to start; of several only how they are reached.
 
     Args:
         given: By the user.
@@ -273,7 +274,7 @@ def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None,
     if "gateway" not in given and "gateways" not in given:
         if not given.text("stateDir"):
             raise missing("stateDir", "It is the directory on a local disk where messages wait until they are safe.")
-        return Path(given.value("stateDir")), None
+        return GatewayPlace(given.value("stateDir"), "")
     several = "gateways" in given
     beside = [name for name in (*(option.name for option in options), "stateDir") if name in given]
     if several and "gateway" in given:
@@ -283,10 +284,9 @@ def gateway_place(given: Given, options: Iterable[Option]) -> tuple[Path | None,
         if several:
             what = "it is of one gateway, and the option gateways names those that run already"
         raise ConfigError("TL-C23", f'{WHERE} option "{beside[0]}"', what, "Give one of the two.")
-    if several:
-        return None, None
-    place = places[0]
-    return (None, place) if "://" in place else (Path(place), None)
+    place = GatewayPlace("", "") if several else GatewayPlace.of(places[0])
+    values = given.values(ACCESS)
+    return replace(place, **{**values, "access": Access(**values.get("access", {}))})
 
 
 def _check_access(given: Given, places: Sequence[str]) -> None:
@@ -302,12 +302,6 @@ def _check_access(given: Given, places: Sequence[str]) -> None:
     pair = ("gatewayCertFile", "gatewayKeyFile")
     if lone := [name for name in pair if name in given and not all(other in given for other in pair)]:
         raise ConfigError("TL-C23", f'{WHERE} option "{lone[0]}"', f"{' and '.join(pair)} go together", "Give both.")
-
-
-def access_values(given: Given) -> dict[str, Any]:
-    """What the options say of the way in: fields of `GatewayPlace`."""
-    values = given.values(ACCESS)
-    return {**values, "access": Access(**values["access"])} if "access" in values else values
 
 
 def gateway_values(given: Given, guarantee: Guarantee, options: Iterable[Option]) -> dict[str, Any]:

@@ -194,7 +194,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
         """End what tasks may have left open, so that readers need not wait; what is committed stays committed."""
         if isinstance(self._delivery, ExactlyOnce):
-            self._delivery.fence(guard.query_of(self._location))
+            self._delivery.fence(Checkpoint(self._location).query or None)
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from towline import options as read
 from towline.errors import ConfigError
-from towline.gateway.access import Access
 from towline.gateway.settings import GatewaySettings
-from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.guarantee import Guarantee, policy, qos_problem
 from towline.options import Format, Given, Option
 from towline.spark import gateway_options as gateway
 from towline.spark.gateway_options import WHERE, at_least_one
+from towline.spark.readplan import ReadPlan
 
-__all__ = ["DEFAULT_MAX_BYTES", "DEFAULT_MAX_ROWS", "OPTIONS", "SourceOptions", "parse_options"]
+__all__ = ["DEFAULT_MAX_BYTES", "DEFAULT_MAX_ROWS", "OPTIONS", "parse_options"]
 
 _T = TypeVar("_T")
 
@@ -28,56 +26,6 @@ DEFAULT_MAX_ROWS = 200_000
 
 #: Bytes of one micro-batch unless told otherwise: what a crash repeats, and what the sink keeps until it is written.
 DEFAULT_MAX_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
-    """What a source was told.
-
-    Attributes:
-        settings: The gateway to find or to start, None when one is named.
-        state_dir: Directory whose running gateway is used.
-        location: Flight location of a running gateway, when it was given as such.
-        access: The files that let us in, where that is on a network.
-        ticket_s: Seconds that a ticket of the workers is worth something.
-        consumer: Name under which rows are committed.
-        guarantee: The promise (`towline.guarantee`); it says which rows of a repeated batch are served again.
-        max_rows: Most rows of a micro-batch.
-        max_bytes: Most bytes of a micro-batch, as the rows lie in the journal; more by one frame at most.
-        repeated_below: Rows below this offset may have been served before, to a query with another checkpoint.
-        starting: ``committed``, ``earliest``, ``latest`` or an offset: where a new checkpoint begins; None for
-            ``committed`` in a stream and ``earliest`` in a batch read.
-        ending: Offset after the last one, batch reads only; None for all there is.
-        poll_ms: Longest wait for a message in one call of ``latestOffset``: other sources of the query wait too.
-        checkpoint: Location of the query's checkpoint, as the writer has it; "" when it was not told.
-        event_time: Whether rows have the column `towline.schema.EVENT_TIME`.
-        gateways: State directories and locations of several gateways that run already, each once.
-        removed: Names of gateways that may leave the checkpoint without being asked what waits there.
-        min_partitions: Wanted number of partitions of a batch; None for one for each gateway.
-        max_records: Most rows of a partition; None for no limit.
-        target_ms: Longest time that a micro-batch is to take; None for what the limits make of it.
-    """
-
-    settings: GatewaySettings | None
-    state_dir: Path | None
-    location: str | None
-    access: Access = field(default_factory=Access)
-    ticket_s: float = DEFAULT_VALID_S
-    consumer: str = "default"
-    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
-    max_rows: int = DEFAULT_MAX_ROWS
-    max_bytes: int = DEFAULT_MAX_BYTES
-    repeated_below: int | Mapping[str, int] = 0
-    starting: str | int | Mapping[str, str | int] | None = None
-    ending: int | Mapping[str, int] | None = None
-    poll_ms: int = 5_000
-    checkpoint: str = ""
-    event_time: bool = False
-    gateways: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    min_partitions: int | None = None
-    max_records: int | None = None
-    target_ms: int | None = None
 
 
 def _starting(text: str) -> str | int:
@@ -108,34 +56,34 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(read.label(part.strip()) for part in text.split(",") if part.strip())
 
 
-def _poll(text: str) -> int:
+def _poll(text: str) -> float:
     value = read.whole()(text)
     if value > 30_000:
         raise ValueError("it is at most 30000, or Spark's idle Python workers end meanwhile")
-    return value
+    return value / 1000
 
 
-def _target(text: str) -> int:
+def _target(text: str) -> float:
     value = read.milliseconds(text)
     if not 50 <= value <= 3_600_000:
         raise ValueError("it is from 50 ms to 60 min")
-    return value
+    return value / 1000
 
 
 _GATEWAY: Final = (*gateway.CONNECTION, *gateway.RECEIVING)
-#: `Option.into` names fields of `SourceOptions`.
+#: `Option.into` names fields of `ReadPlan`.
 _READING: Final = (
     Option("consumer", read.label, "consumer"),
-    Option("guarantee", read.promise, "guarantee"),
+    Option("guarantee", read.promise),
     Option("maxMessagesPerTrigger", lambda text: at_least_one(read.whole()(text)), "max_rows"),
     Option("maxBytesPerTrigger", lambda text: at_least_one(read.size(text)), "max_bytes"),
-    Option("targetBatchDuration", _target, "target_ms"),
+    Option("targetBatchDuration", _target, "target_s"),
     Option("minPartitions", read.whole(1), "min_partitions"),
     Option("maxRecordsPerPartition", read.whole(1), "max_records"),
     Option("repeatedBelow", _by_gateway(read.whole()), "repeated_below"),
     Option("startingOffset", _by_gateway(_starting), "starting"),
     Option("endingOffset", _by_gateway(read.whole()), "ending"),
-    Option("pollMs", _poll, "poll_ms"),
+    Option("pollMs", _poll, "poll_s"),
     Option("checkpointLocation", into="checkpoint"),
     Option("eventTime", read.truth, "event_time"),
     Option("gateways", gateway.gateway_list, "gateways", address=True),
@@ -169,8 +117,8 @@ _FORMAT: Final = Format(
 OPTIONS: Final = _FORMAT.names
 
 
-def parse_options(texts: Mapping[str, str]) -> SourceOptions:
-    """Validate the options of a source.
+def parse_options(texts: Mapping[str, str]) -> ReadPlan:
+    """Validate the options of a source, and put them into plain values.
 
     Args:
         texts: Option names in any case, values as text.
@@ -182,38 +130,40 @@ def parse_options(texts: Mapping[str, str]) -> SourceOptions:
     """
     given = _FORMAT.read(texts)
     guarantee = given.value("guarantee", Guarantee.AT_LEAST_ONCE)
-    state_dir, location = gateway.gateway_place(given, _GATEWAY)
-    settings = None if "gateway" in given or "gateways" in given else _settings(given, guarantee)
-    said = {**gateway.access_values(given), **given.values(_READING)}
-    options = SourceOptions(settings=settings, state_dir=state_dir, location=location, **said)
-    if options.event_time and not options.checkpoint:
+    place = gateway.gateway_place(given, _GATEWAY)
+    if "gateway" not in given and "gateways" not in given:
+        told = _settings(given, guarantee).model_copy(update={"checkpoint": given.text("checkpointLocation")})
+        place = replace(place, settings=told.model_dump_json())
+    limits = {"max_rows": DEFAULT_MAX_ROWS, "max_bytes": DEFAULT_MAX_BYTES}
+    plan = ReadPlan(place, once_below=policy(guarantee).once_below, **{**limits, **given.values(_READING)})
+    if plan.event_time and not plan.checkpoint:
         raise ConfigError(
             "TL-C23",
             f'{WHERE} option "eventTime"',
             "it follows the query's watermark, and without checkpointLocation nobody knows it",
             "Give checkpointLocation, the same as the writer's, on a file system of this machine.",
         )
-    _check_offsets(given, options)
-    return options
+    _check_offsets(given, plan)
+    return plan
 
 
-def _check_offsets(given: Given, options: SourceOptions) -> None:
+def _check_offsets(given: Given, plan: ReadPlan) -> None:
     """An offset is one of a journal: of several gateways each has its own."""
     values = {
-        "startingOffset": options.starting,
-        "endingOffset": options.ending,
-        "repeatedBelow": options.repeated_below,
+        "startingOffset": plan.starting,
+        "endingOffset": plan.ending,
+        "repeatedBelow": plan.repeated_below,
     }
     for name, value in values.items():
-        if options.gateways and isinstance(value, int) and name in given:
+        if plan.gateways and isinstance(value, int) and name in given:
             what, do = "an offset is one of a single journal", 'Give one for each gateway by its name: {"g1": 4711}.'
             raise ConfigError("TL-C23", f'{WHERE} option "{name}"', what, do)
-        if not options.gateways and isinstance(value, Mapping):
+        if not plan.gateways and isinstance(value, Mapping):
             what = "it names gateways, and the source has only one"
             raise ConfigError(
                 "TL-C23", f'{WHERE} option "{name}"', what, "Give it without a name, or the option gateways."
             )
-    if options.removed and not options.gateways:
+    if plan.removed and not plan.gateways:
         what = "it belongs to the option gateways"
         raise ConfigError("TL-C23", f'{WHERE} option "removedGateways"', what, "Leave it out.")
 

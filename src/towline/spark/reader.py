@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from towline.checkpoint import Checkpoint
-from towline.errors import ConfigError, one_line
+from towline.errors import ConfigError, GatewayError, one_line
 from towline.guarantee import HIGHEST_QOS
 from towline.spark.cut import Cut
 from towline.spark.offsets import JournalPlace, Position
@@ -182,15 +182,21 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- in the workers ----------------------------------------------------------------------------------------
 
+    @one_line
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a slice, the same ones each time [I4], but for those that are never served twice.
 
-        For them a repeated task is as a repeated batch: the first attempt may have passed rows on.
+        Raises:
+            GatewayError: TL-G62, a second attempt of the task would get such rows. The first may have passed them on,
+                and what it got instead nobody could count: so the batch fails, and comes again without them.
         """
         settle()
         assert isinstance(partition, Slice)
-        plan = self._plan
-        fresh = partition.end if plan.once_below and _attempt() > 0 else partition.fresh
+        plan, fresh = self._plan, partition.fresh
+        if plan.once_below and max(fresh, partition.start) < partition.end and (attempt := _attempt()):
+            what = f"attempt {attempt + 1} of a task asks for rows that this guarantee hands out once"
+            do = "Start the query again: the batch then comes without them. spark.task.maxFailures=1 saves attempts."
+            raise GatewayError("TL-G62", 'format("mqtt")', what, do)
         if plan.once_below > HIGHEST_QOS and fresh >= partition.end:
             return iter(())
         rows = _rows(plan.place, partition)

@@ -28,7 +28,8 @@ class ReadPlan:
         once_below: Rows with a QoS below this one are never served twice (`towline.guarantee.Policy.once_below`).
         repeated_below: Rows below this offset may have been served before, to a query with another checkpoint.
         max_rows: Most rows of a micro-batch.
-        max_bytes: Most bytes of a micro-batch; both limits hold, where both are there.
+        max_bytes: Most bytes of a micro-batch, as the rows lie in the journal, and more by one frame at most; both
+            limits hold, where both are there.
         starting: Where it begins without a checkpoint, or None for the default of the kind of read.
         ending: Offset after the last row, batch reads only.
         poll_s: Longest wait for a message in ``latestOffset``, in seconds.
@@ -43,7 +44,7 @@ class ReadPlan:
     """
 
     place: GatewayPlace
-    consumer: str
+    consumer: str = "default"
     once_below: int = 0
     repeated_below: int | Mapping[str, int] = 0
     max_rows: int | None = None

@@ -74,6 +74,7 @@ class PartitionSender:
         origin_batch: That batch.
         tickets: For each client, what lets a task in to its gateway on a network; "" or none for one of this machine.
         authority: The authorities of those gateways' certificates as PEM text.
+        scope: What the names of a stream's writers begin with, before the query's id.
     """
 
     places: tuple[GatewayPlace, ...]
@@ -84,6 +85,7 @@ class PartitionSender:
     origin_batch: int | None = None
     tickets: tuple[str, ...] = ()
     authority: str = ""
+    scope: str = ""
 
     @property
     def place(self) -> GatewayPlace:
@@ -220,7 +222,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         settle()
         task = streaming_task(_out_of_place)
         sender = self._sender.of(task.partition)
-        stored = sender.bring(f"{task.query}/{task.partition}", task.batch or 0, iterator)
+        stored = sender.bring(f"{sender.scope}{task.query}/{task.partition}", task.batch or 0, iterator)
         outbox = Remembered(stored.journal, stored.tip, stored.incarnation) if stored.journal else None
         return MqttWritten(task.partition, task.batch, stored.rows, stored.already, outbox)
 
@@ -295,7 +297,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
     Raises:
         ConfigError: Options or columns that can't be.
         GatewayError: TL-G35 to TL-G37, checkpoint and outbox do not belong together; TL-G48, tasks of a gateway on a
-            network need a ticket for this query, and its checkpoint can't be read here.
+            network need a ticket for this query, and nothing tells which it is.
         JournalError: TL-J20, the checkpoint can't be made durable.
         TowlineError: Whatever keeps the gateway from starting.
     """
@@ -306,9 +308,9 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> MqttStreamW
     batch = checkpoint.last_offsets_batch()
     origin = checkpoint.offsets_hash(batch) if batch is not None else None
     remembered = [Remembered.read(location, number) for number in range(len(sender.places))]
-    query = _query(checkpoint, location) if any(place.remote for place in sender.places) else ""
-    tickets = [_admission(place, query, known) for place, known in zip(sender.places, remembered, strict=True)]
-    sender = replace(sender, origin=origin or "", origin_batch=batch)
+    scope, owner = _named(checkpoint, location) if any(place.remote for place in sender.places) else ("", "")
+    tickets = [_admission(place, owner, known) for place, known in zip(sender.places, remembered, strict=True)]
+    sender = replace(sender, origin=origin or "", origin_batch=batch, scope=scope)
     return MqttStreamWriter(sender.signed(tickets), location, remembered)
 
 
@@ -355,16 +357,24 @@ def _admission(place: GatewayPlace, writer: str, known: Remembered | None = None
     return patiently(attempt)
 
 
-def _query(checkpoint: Checkpoint, location: str) -> str:
-    """The id under which the query's batches enter the outbox: tasks know it from Spark, the driver from here."""
+def _named(checkpoint: Checkpoint, location: str) -> tuple[str, str]:
+    """What the names of a query's writers begin with, and whom a ticket for them is for.
+
+    Tasks know the query's id from Spark, the driver only from the checkpoint: Spark makes a writer in a process of
+    Python that has no way to the JVM, and so none to Hadoop's file systems. Where the checkpoint is on one of those,
+    its place stands before the id, and a ticket is for the queries with this checkpoint: this one, and those before it.
+    """
+    if place := checkpoint.place:
+        return f"checkpoint-{place}/", f"checkpoint-{place}"
     if not (query := checkpoint.query):
         raise GatewayError(
             "TL-G48",
             _WHERE,
             f'a ticket for this query needs its id, and the checkpoint "{location}" can\'t be read on the driver',
-            "Put the checkpoint on a file system that the driver has as a path, or run the gateway beside Spark.",
+            "Give checkpointLocation with the name of its file system (hdfs://..., s3a://...), or run the gateway "
+            "beside Spark.",
         )
-    return query
+    return "", query
 
 
 def _out_of_place(what: str, do: str) -> GatewayError:

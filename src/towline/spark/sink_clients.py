@@ -31,17 +31,17 @@ def places_of(parsed: SinkOptions) -> tuple[GatewayPlace, ...]:
     Raises:
         ConfigError: TL-C28, the state directory has another number of clients.
     """
-    if parsed.settings:
-        _keep_number(Path(parsed.state_dir), parsed.clients)
+    if parsed.place.settings:
+        _keep_number(Path(parsed.place.state_dir), parsed.clients)
     if parsed.clients == 1:
-        return (GatewayPlace(parsed.state_dir, parsed.location, parsed.settings, parsed.access, parsed.ticket_s),)
-    return tuple(_place(parsed, number) for number in range(parsed.clients))
+        return (parsed.place,)
+    return tuple(_numbered(parsed.place, number) for number in range(parsed.clients))
 
 
-def _place(parsed: SinkOptions, number: int) -> GatewayPlace:
+def _numbered(place: GatewayPlace, number: int) -> GatewayPlace:
     """As Jet's sink names its clients: the id and a number."""
-    settings = json.loads(parsed.settings)
-    directory = str(Path(parsed.state_dir) / str(number))
+    settings = json.loads(place.settings)
+    directory = str(Path(place.state_dir) / str(number))
     settings["client_id"] = f"{settings['client_id'] or settings['name']}-{number}"
     settings["name"] = f"{settings['name']}-{number}"
     settings["state_dir"] = directory

@@ -8,20 +8,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 from towline import options as read
 from towline.errors import ConfigError
-from towline.gateway.access import Access
 from towline.gateway.settings import GatewaySettings
-from towline.gateway.tickets import DEFAULT_VALID_S
 from towline.guarantee import Guarantee, policy
 from towline.options import SPARKS, Format, Given, Option
 from towline.spark import gateway_options as gateway
 from towline.spark import options as source
 from towline.spark.gateway_options import WHERE
-from towline.spark.link import Retry
+from towline.spark.link import GatewayPlace, Retry
 
 __all__ = ["OPTIONS", "SinkOptions", "parse_sink_options"]
 
@@ -31,11 +29,7 @@ class SinkOptions:
     """What a sink was told.
 
     Attributes:
-        settings: The gateway to find or to start, as JSON; empty when one is named.
-        state_dir: Directory whose running gateway is used, or empty.
-        location: Flight location of a running gateway, or empty.
-        access: The files that let us in, where that is on a network.
-        ticket_s: Seconds that a ticket of the workers is worth something.
+        place: Where the gateway is, or that of the first of several clients' would be.
         guarantee: The promise.
         levels: QoS that the promise allows.
         topic: Of rows without one; None when each row has to have its own.
@@ -47,11 +41,7 @@ class SinkOptions:
         clients: MQTT clients, each with an outbox of its own; the parts of a batch are shared out among them.
     """
 
-    settings: str
-    state_dir: str
-    location: str
-    access: Access = field(default_factory=Access)
-    ticket_s: float = DEFAULT_VALID_S
+    place: GatewayPlace
     guarantee: Guarantee
     levels: tuple[int, ...]
     topic: str | None = None
@@ -131,17 +121,15 @@ def parse_sink_options(texts: Mapping[str, str], checkpoint: str = "") -> SinkOp
     """
     given = _FORMAT.read(texts)
     guarantee, qos = _promise(given)
-    state_dir, location = gateway.gateway_place(given, _GATEWAY)
+    place = gateway.gateway_place(given, _GATEWAY)
     settings = None if "gateway" in given else _settings(given, guarantee, qos, checkpoint)
     if settings is None and "clients" in given:
         where, what = f'{WHERE} option "clients"', "the option gateway names one client that runs already"
         raise ConfigError("TL-C23", where, what, "Give one of the two.")
     several = settings is not None and settings.several_sessions  # no row may ask for QoS 2 then
-    values = {**gateway.access_values(given), **given.values(_SENDING)}
+    values = given.values(_SENDING)
     return SinkOptions(
-        settings=settings.model_dump_json() if settings else "",
-        state_dir=str(state_dir or ""),
-        location=location or "",
+        place=replace(place, settings=settings.model_dump_json() if settings else ""),
         guarantee=guarantee,
         levels=tuple(level for level in policy(guarantee).publish_levels if level < 2 or not several),
         qos=qos,

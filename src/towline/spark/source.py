@@ -13,7 +13,6 @@ from towline.errors import one_line
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from towline.spark.options import SourceOptions
     from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan
     from towline.spark.sink import MqttBatchWriter, MqttStreamWriter
 
@@ -40,7 +39,7 @@ class MqttDataSource(DataSource):
     def _plan(self) -> ReadPlan:
         from towline.spark.options import parse_options  # noqa: PLC0415 - discovery imports this module: keep it light
 
-        return self._read or _plan(parse_options(self.options))
+        return self._read or parse_options(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -95,36 +94,6 @@ class MqttDataSource(DataSource):
         from towline.spark.sink import batch_writer  # noqa: PLC0415 - see above
 
         return batch_writer(self.options, schema, overwrite=overwrite)
-
-
-def _plan(options: SourceOptions) -> ReadPlan:
-    """Turn validated options into the plain values that travel to the workers."""
-    from towline.guarantee import policy  # noqa: PLC0415 - see above
-    from towline.spark.link import GatewayPlace  # noqa: PLC0415 - see above
-    from towline.spark.reader import ReadPlan  # noqa: PLC0415 - see above
-
-    told = options.settings and options.settings.model_copy(update={"checkpoint": options.checkpoint})
-    settings = told.model_dump_json() if told else ""
-    return ReadPlan(
-        place=GatewayPlace(
-            str(options.state_dir or ""), options.location or "", settings, options.access, options.ticket_s
-        ),
-        consumer=options.consumer,
-        once_below=policy(options.guarantee).once_below,
-        repeated_below=options.repeated_below,
-        max_rows=options.max_rows,
-        max_bytes=options.max_bytes,
-        starting=options.starting,
-        ending=options.ending,
-        poll_s=options.poll_ms / 1000,
-        checkpoint=options.checkpoint,
-        event_time=options.event_time,
-        gateways=options.gateways,
-        removed=options.removed,
-        min_partitions=options.min_partitions,
-        max_records=options.max_records,
-        target_s=None if options.target_ms is None else options.target_ms / 1000,
-    )
 
 
 def _fitted(plan: ReadPlan, schema: StructType) -> ReadPlan:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -261,17 +262,20 @@ def test_mqtt_to_kafka_exactly_once_whatever_is_killed(
     bridge.start()
     online(bridge)
     wait_until(lambda: checkpoint(bridge).last_commit_batch() is not None, PATIENCE, "the first, empty batch")
-    messages = 4000
-    plan = LoadPlan(port=broker.port, messages=messages, rate=100, qos=2, devices=16, publishers=4)
-    load = threading.Thread(target=run_load, args=(plan, tmp_path / "claims"), daemon=True)
-    load.start()
-    for strike in _strikes(bridge, own_kafka):
-        wait_until(lambda: begun(bridge), PATIENCE, "a batch in work")
-        before = checkpoint(bridge).last_commit_batch() or 0
-        strike()
-        wait_until(lambda: (checkpoint(bridge).last_commit_batch() or 0) > before, PATIENCE, "the next batch")  # noqa: B023 - asked now
-    load.join(PATIENCE)
-    assert not load.is_alive()
+    plan = LoadPlan(port=broker.port, messages=100_000, rate=100, qos=2, devices=16, publishers=4)
+    enough = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(run_load, plan, tmp_path / "claims", stop=enough)
+        try:
+            for strike in _strikes(bridge, own_kafka):
+                wait_until(lambda: begun(bridge), PATIENCE, "a batch in work")
+                before = checkpoint(bridge).last_commit_batch() or 0
+                strike()
+                wait_until(lambda: (checkpoint(bridge).last_commit_batch() or 0) > before, PATIENCE, "the next batch")  # noqa: B023 - asked now
+        finally:
+            enough.set()
+    messages = load.result().acked
+    assert messages > 1000
     nothing_waits(bridge, messages)
     assert bridge.account()["adds_up"]
     assert bridge.interrupt() == 0

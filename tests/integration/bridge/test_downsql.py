@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +15,15 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own custom
 
+from tests.integration.bridge.losing import numbers, progress_of_a_lost_shuffle
 from tests.integration.bridge.mapped import mapped
 from towline.bridge.config.downlink import DownlinkSection
 from towline.bridge.config.model import RouteSection
 from towline.bridge.downlink import sql as downsql
 from towline.bridge.downlink.sql import DEAD_LETTER, NOTICE, PLACE, DownlinkStatements
-from towline.bridge.lines.sql import DeadLetterTarget
+from towline.bridge.lines.query import COUNTER, KEPT_COUNTER, LineQuery
+from towline.bridge.lines.sql import HEADER_TYPE, DeadLetterTarget
+from towline.bridge.uplink import sql as uplink_sql
 from towline.delivery.outrows import message_of
 from towline.errors import ConfigError
 from towline.guarantee import Guarantee
@@ -33,6 +38,18 @@ RECORD = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
 )
+#: Columns of the source of which a message may say nothing, and their types.
+SILENT = {
+    "retain": "boolean",
+    "duplicate": "boolean",
+    "content_type": "string",
+    "payload_is_utf8": "boolean",
+    "response_topic": "string",
+    "correlation_data": "binary",
+    "user_properties": "array<struct<key: string, value: string>>",
+    "message_expiry_seconds": "bigint",
+    "subscription_ids": "array<int>",
+}
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 #: What MQTT allows in a string [MQTT-1.5.4-2], and in a topic name.
@@ -311,6 +328,55 @@ def test_a_where_filters_and_parts_are_by_topic(spark: SparkSession) -> None:
     rows = frame.withColumn("part", F.spark_partition_id()).collect()
     assert len({(row.topic, row.part) for row in rows}) == len({row.topic for row in rows}) == 2
     assert sorted(row[PLACE].offset for row in rows) == list(range(0, 40, 2))
+
+
+def reported(progress: dict[str, Any]) -> dict[str, Any]:
+    line: Any = SimpleNamespace(line=SimpleNamespace(guarantee=Guarantee.EXACTLY_ONCE))
+    return LineQuery.report(line, progress)
+
+
+def test_what_is_counted_on_the_way_down_is_counted_once_though_tasks_run_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Of an executor that was lost with what it had written for a shuffle (`towline.bridge.lines.sql.observed`)."""
+    records = numbers(spark, 600).selectExpr(
+        "CAST(CAST(n % 30 AS STRING) AS BINARY) AS key",
+        "CAST(IF(n % 10 = 7, repeat('/', 70000), 'v') AS BINARY) AS value",
+        "'t' AS topic",
+        "0 AS partition",
+        "n AS offset",
+        "timestamp",
+        f"CAST(array() AS {HEADER_TYPE}) AS headers",
+    )
+    how = DownlinkStatements(
+        section(topic="{key}", content_type="{value}", where="offset % 3 > 0"), "line", 1, 0, LETTERS, 3
+    )
+    progress = progress_of_a_lost_shuffle(downsql.apply(records, how, COUNTER, KEPT_COUNTER), tmp_path)
+    assert progress["numInputRows"] > 600, "the tasks have not run again"
+    report = reported(progress)
+    assert (report["rows"], report["observed"]) == (600, {"kept": 600, "filtered": 200, "dead_lettered": 60 - 20})
+
+
+def test_what_is_counted_on_the_way_up_is_counted_once_though_tasks_run_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = numbers(spark, 600).selectExpr(
+        "concat(IF(n % 5 = 0, 'x/', 'd/'), n) AS topic", "encode('{}', 'UTF-8') AS payload", "CAST(1 AS BYTE) AS qos",
+        "n AS offset", "timestamp AS received_at", "'g' AS gateway",
+        *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in SILENT.items()),
+    )  # fmt: skip
+    said = {"from": "d/{n}", "topic": "{n}", "key": "{n}", "where": "offset % 3 > 0"}
+    route = RouteSection.model_validate({**said, "allowed_topics": ["1*"], "fallback_topic": "rest"})
+    counters = (COUNTER, KEPT_COUNTER)
+    routes = (route.compile(Guarantee.AT_LEAST_ONCE),)
+    mapped_rows = uplink_sql.apply(rows, routes, counters=counters, rows_counted=True, parallelism=3)
+    progress = progress_of_a_lost_shuffle(mapped_rows, tmp_path)
+    assert progress["numInputRows"] > 600, "the tasks have not run again"
+    report = reported(progress)
+    # Of 480 that a route takes a third is filtered; of the other 320 those go to a topic of their own that 1 begins.
+    own = sum(1 for n in range(600) if n % 5 and n % 3 and str(n).startswith("1"))
+    assert report["rows"] == 600
+    assert report["observed"] == {"filtered": 160, "unrouted": 120, "fallback": 320 - own}
 
 
 @pytest.mark.parametrize("said", [{"where": "offset ==="}, {"where": "true) OR (true"}, {"payload": {"sql": "nope"}}])

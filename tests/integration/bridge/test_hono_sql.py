@@ -75,9 +75,14 @@ def message(topic: str, payload: bytes = b"x", qos: int = 1, **more: Any) -> dic
 
 def up(spark: SparkSession, hono: str, *messages: dict[str, Any]) -> list[Any]:
     """By message ``(topic, key, value, headers)``, or the words of its refusal, or the reason of its dead letter."""
-    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    rows = mapped(frame, bridge(hono).uplinks[0].routes, dead_letters=DEAD, counters=("c", "k")).collect()
+    rows = records(spark, hono, *messages, counters=("c", "k"))
     return [outcome(row) for row in rows]
+
+
+def records(spark: SparkSession, hono: str, *messages: dict[str, Any], **more: Any) -> list[Row]:
+    """What goes to Kafka, in the order of the messages."""
+    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
+    return mapped(frame, bridge(hono).uplinks[0].routes, dead_letters=DEAD, **more).collect()
 
 
 def outcome(row: Row) -> Any:
@@ -91,20 +96,26 @@ def outcome(row: Row) -> Any:
 
 def refused(spark: SparkSession, hono: str, *messages: dict[str, Any]) -> list[str]:
     """What the devices are told: topic and message."""
-    records = []
-    for offset, one in enumerate(messages):
-        frame = spark.createDataFrame([tuple(one[c] for c in COLUMNS)], SPARK_SCHEMA)
-        (row,) = mapped(frame, bridge(hono).uplinks[0].routes, dead_letters=DEAD).collect()
-        headers = [(h.key, h.value) for h in row.headers]
-        records.append((row.key, row.value, "b.dead-letters", 0, offset, row.timestamp, headers))
-    return [
-        f"{row.topic}: {bytes(row.payload).decode()}" for row in down(spark, bridge(hono).downlinks[1].section, records)
+    letters = [
+        (row.key, row.value, "b.dead-letters", 0, offset, row.timestamp, [(h.key, h.value) for h in row.headers])
+        for offset, row in enumerate(records(spark, hono, *messages))
     ]
+    assert len(letters) == len(messages)
+    rows = down(spark, bridge(hono).downlinks[1].section, letters)
+    return [f"{row.topic}: {bytes(row.payload).decode()}" for row in rows]
 
 
 def down(spark: SparkSession, section: Any, records: Sequence[tuple[Any, ...]]) -> list[Row]:
     statements = DownlinkStatements(section, "line", 1, 0, DEAD)
     return downsql.apply(spark.createDataFrame(records, RECORD), statements, "c", "k").collect()
+
+
+def test_its_code_is_of_a_size_that_java_compiles(spark: SparkSession) -> None:
+    """As one method it is not, and Spark finds that out in each batch anew."""
+    rows = mapped(spark.createDataFrame([], SPARK_SCHEMA), bridge(TENANTS).uplinks[0].routes, dead_letters=DEAD)
+    nodes = rows._jdf.queryExecution().executedPlan().treeString()
+    assert "Project" in nodes
+    assert "*(" not in nodes, "compiled as one method"
 
 
 def test_forms_of_topics(spark: SparkSession) -> None:

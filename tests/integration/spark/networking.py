@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -27,21 +28,24 @@ def session(place: Path) -> SparkSession:
         "spark.eventLog.enabled": "true",
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": (place / "events").as_uri(),
+        # A file system of Hadoop's that has a name of its own, and needs no server.
+        "spark.hadoop.fs.viewfs.mounttable.here.link./checkpoint": (place / "checkpoint").as_uri(),
     }
     return SparkSession.builder.master("local[2]").appName("network").config(map=settings).getOrCreate()
 
 
 def main(place: Path, access: dict[str, str]) -> None:
     spark = session(place)
-    checkpoint = str(place / "checkpoint")
+    (place / "checkpoint").mkdir()
+    checkpoint = "viewfs://here/checkpoint"
     rows = spark.readStream.format("mqtt").options(**access, checkpointLocation=checkpoint, maxMessagesPerTrigger="200")
     out = rows.load().selectExpr("concat('out/', substr(topic, 4)) AS topic", "payload")
-    query = (
-        out.writeStream.format("mqtt")
-        .options(**access, guarantee="exactly_once")
-        .option("checkpointLocation", checkpoint)
-        .start()
-    )
+    writer = out.writeStream.format("mqtt").options(**access, guarantee="exactly_once")
+    query = writer.option("checkpointLocation", checkpoint).start()
+    while not query.recentProgress:
+        time.sleep(0.1)
+    query.stop()  # in the midst of a batch, as a rule: it comes again
+    query = writer.start()
     tell(str(spark.sparkContext.uiWebUrl))
     sys.stdin.readline()
     query.explain(extended=True)

@@ -13,11 +13,14 @@ import pytest
 
 from tests.unit.bridge.test_config import GOOD, read
 from towline.bridge.lines.identity import Identity
-from towline.bridge.lines.sql import DeadLetterTarget
+from towline.bridge.lines.query import LineQuery
+from towline.bridge.lines.sql import EACH_ONCE, DeadLetterTarget
 from towline.bridge.runtime.driver import Reports, step_all
 from towline.bridge.runtime.runner import LineRunner
+from towline.bridge.runtime.session import settings_of
 from towline.bridge.uplink import query
 from towline.bridge.uplink.account import UplinkCounts
+from towline.bridge.uplink.counting import to_count
 from towline.bridge.uplink.query import UplinkQuery
 from towline.checkpoint import Checkpoint
 from towline.spark.tally import given
@@ -149,6 +152,35 @@ def test_rows_of_a_task_that_ran_again_are_counted_once(tmp_path: Path) -> None:
     assert not any(report["observed"].values())
     counts = UplinkCounts().add(report)
     assert counts.agree
+
+
+def test_rows_that_were_observed_are_those_of_the_batch(tmp_path: Path) -> None:
+    """Spark's own number has those of each run of a task; of an inbox in Kafka no offsets say better."""
+    line = uplink_with(tmp_path, 'inbox = "kafka"\nparallelism = 2\n')
+    assert line._landed is not None
+    told = {**PROGRESS, "numInputRows": 17, "observedMetrics": {"towline": {"rows": 10, "filtered": 2}}}
+    report = LineQuery.report(line, told)
+    assert (report["rows"], report["observed"]) == (10, {"filtered": 2})
+
+
+@pytest.mark.parametrize(
+    ("more", "counted"), [('inbox = "kafka"\n', False), ('inbox = "kafka"\nparallelism = 2\n', True)]
+)
+def test_rows_are_observed_where_nothing_else_says_how_many_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, counted: bool
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(query, "apply", lambda *_, rows_counted, **__: asked.append(rows_counted))
+    line, nothing = uplink_with(tmp_path, more), None
+    line.records(nothing, Identity("telemetry", "plant.telemetry"))  # type: ignore[arg-type] # nothing reads it
+    assert asked == [counted]
+    before, _ = to_count(line.line.routes, dead_letters=False, repeats=False, sink_counts=False, rows=counted)
+    assert ("rows" in before) == counted
+
+
+def test_spark_conf_does_not_have_tasks_counted_twice(tmp_path: Path) -> None:
+    conf = f'[spark.conf]\n"{next(iter(EACH_ONCE))}" = true\n\n[[uplink]]'
+    assert settings_of(read(GOOD.replace("[[uplink]]", conf), tmp_path)).items() >= EACH_ONCE.items()
 
 
 def test_a_trigger_without_a_batch_is_no_batch(uplink: UplinkQuery) -> None:

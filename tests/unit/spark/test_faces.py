@@ -83,12 +83,12 @@ def facts(options: ConnectionOptions) -> list[object]:
 
 def test_all_faces_say_the_same(tmp_path: Path) -> None:
     place = {"stateDir": str(tmp_path)}
-    source = parse_options({**SPARK, **place, "subscribe": SUBSCRIBE}).settings
-    sink = GatewaySettings.model_validate_json(parse_sink_options({**SPARK, **place, "topic": "t"}).settings)
+    plan = parse_options({**SPARK, **place, "subscribe": SUBSCRIBE})
+    source = GatewaySettings.model_validate_json(plan.place.settings)
+    sink = GatewaySettings.model_validate_json(parse_sink_options({**SPARK, **place, "topic": "t"}).place.settings)
     (tmp_path / "headers").write_text("A: b\n")
     text = GOOD.partition("[[uplink.route]]")[0] + "[uplink.mqtt]" + TOML + ROUTE
     (line,) = read(text, tmp_path).uplinks
-    assert source is not None
     spark, toml, out = (connection_options(one, None) for one in (source, line.gateway, sink))
     assert facts(spark) == facts(toml)
     wanted = Filter("a/#", 1, no_local=True, retain_as_published=False, retain_handling=2, identifier=7)

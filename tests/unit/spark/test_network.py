@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from tests.unit.spark.reading import ALL, table
 from towline.errors import ConfigError, GatewayError, GatewayUnreachable
 from towline.gateway.access import Access
 from towline.gateway.tickets import KEY_FILE
+from towline.spark import sink
 from towline.spark.link import GatewayPlace
 from towline.spark.options import parse_options
 from towline.spark.reader import MqttBatchReader, MqttStreamReader, ReadPlan, Slice
 from towline.spark.sink import MqttBatchWriter, MqttStreamWriter, PartitionSender, batch_writer, stream_writer
 from towline.spark.sink_options import parse_sink_options
 from towline.spark.source import MqttDataSource
+from towline.spark.tasks import SparkTask
 
 SCHEMA = StructType([StructField("topic", StringType()), StructField("payload", StringType())])
 
@@ -154,8 +156,10 @@ def sender_of(writer: MqttStreamWriter | MqttBatchWriter) -> PartitionSender:
     return writer._sender
 
 
-def test_a_task_brings_its_rows_without_a_file(far: Remote, tmp_path: Path) -> None:
-    given = options(far, checkpointLocation=checkpoint(tmp_path / "ck", "query-1"), retryStrategy="never")
+@pytest.mark.parametrize("uri", [str, "file:{}".format, "file://{}".format])
+def test_a_task_brings_its_rows_without_a_file(far: Remote, tmp_path: Path, uri: Callable[[str], str]) -> None:
+    location = checkpoint(tmp_path / "ck", "query-1")
+    given = options(far, checkpointLocation=uri(location), retryStrategy="never")
     (writer,) = as_a_worker_gets_it(far, stream_writer(given, SCHEMA))
     away(far)
     sender = sender_of(writer).of(3)
@@ -178,10 +182,29 @@ def test_a_batch_query_brings_its_rows_as_well(far: Remote) -> None:
         sender_of(writer).of(0).bring(name, 0, iter([batch]))
 
 
+@pytest.mark.parametrize("again", ["s3a://Bucket/a//ck/", "S3A://bucket/a/ck"])
+def test_a_ticket_is_for_the_checkpoint_where_that_is_no_path(
+    far: Remote, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    """Whoever has it brings batches of that query alone, and they come once, however the place is written."""
+    task = SparkTask(3, 0, 0, "query-1", None)
+    monkeypatch.setattr(sink, "streaming_task", lambda _: task)
+    batch = pa.record_batch({"topic": ["t"] * 10, "payload": [str(number) for number in range(10)]})
+    given = options(far, retryStrategy="never")
+    (writer,) = as_a_worker_gets_it(far, stream_writer({**given, "checkpointLocation": "s3a://bucket/a/ck"}, SCHEMA))
+    assert not writer.write(iter([batch])).already
+    assert stream_writer({**given, "checkpointLocation": again}, SCHEMA).write(iter([batch])).already
+    other = stream_writer({**given, "checkpointLocation": "s3a://bucket/a/other"}, SCHEMA)
+    assert not other.write(iter([batch])).already
+    assert isinstance(other, MqttStreamWriter)
+    for name in (f"{writer._sender.scope}query-1/3", "query-1/3"):
+        with pytest.raises(GatewayError, match="TL-G43"):
+            other._sender.of(3).bring(name, 0, iter([batch]))
+
+
 def test_a_query_whose_id_is_not_known_gets_no_ticket(far: Remote, tmp_path: Path) -> None:
-    for location in (str(tmp_path / "none"), "s3a://bucket/ck"):
-        with pytest.raises(GatewayError, match=r"the checkpoint .* can't be read on the driver.*TL-G48"):
-            stream_writer(options(far, checkpointLocation=location), SCHEMA)
+    with pytest.raises(GatewayError, match=r"the checkpoint .* can't be read on the driver.*TL-G48"):
+        stream_writer(options(far, checkpointLocation=str(tmp_path / "none")), SCHEMA)
 
 
 def test_a_gateway_that_is_being_started_again_is_waited_for(
@@ -209,8 +232,8 @@ PLACE = {"gateway": "grpc+tls://g1:8815", "gatewayTokenFile": "/t"}
 def test_the_options_become_the_access() -> None:
     files = {"gatewayCaFile": "/ca", "gatewayCertFile": "/c", "gatewayKeyFile": "/k", "gatewayServerName": "g"}
     for parsed in (parse_options({**PLACE, **files}), parse_sink_options({**PLACE, **files})):
-        assert parsed.access == Access("/t", "/ca", "/c", "/k", "g")
-        assert (parsed.location, parsed.ticket_s) == ("grpc+tls://g1:8815", 3600.0)
+        access = Access("/t", "/ca", "/c", "/k", "g")
+        assert parsed.place == GatewayPlace("", "grpc+tls://g1:8815", "", access, 3600.0)
 
 
 @pytest.mark.parametrize("parse", [parse_options, parse_sink_options])

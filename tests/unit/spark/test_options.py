@@ -10,37 +10,36 @@ from hypothesis import strategies as st
 from towline.errors import ConfigError
 from towline.gateway.access import Access
 from towline.gateway.settings import GatewaySettings
-from towline.guarantee import AckAfter, Guarantee
+from towline.guarantee import AckAfter
 from towline.net.transport import Endpoint, Tls
 from towline.spark.gateway_options import in_options, parse_subscriptions
+from towline.spark.link import GatewayPlace
 from towline.spark.options import (
     DEFAULT_MAX_BYTES,
     DEFAULT_MAX_ROWS,
     OPTIONS,
-    SourceOptions,
     parse_options,
 )
+from towline.spark.readplan import ReadPlan
 
 ROOT = Path(__file__).parents[3]
 
 BASE = {"broker": "mqtt://b", "subscribe": "telemetry/#:1", "stateDir": "/var/lib/towline/plant-7"}
 
 
-def parse(**options: str) -> SourceOptions:
+def parse(**options: str) -> ReadPlan:
     """Parse as Spark gives options: names in lower case. An empty value takes an option of `BASE` away."""
     merged = {key: value for key, value in (BASE | options).items() if value or key not in BASE}
     return parse_options({key.lower(): value for key, value in merged.items()})
 
 
 def gateway(**options: str) -> GatewaySettings:
-    settings = parse(**options).settings
-    assert settings is not None
-    return settings
+    return GatewaySettings.model_validate_json(parse(**options).place.settings)
 
 
 def test_three_options_are_enough() -> None:
     options = parse()
-    assert options.settings == GatewaySettings.model_validate(
+    assert gateway() == GatewaySettings.model_validate(
         {
             "name": "plant-7",
             "state_dir": "/var/lib/towline/plant-7",
@@ -48,10 +47,10 @@ def test_three_options_are_enough() -> None:
             "subscriptions": [{"filter": "telemetry/#", "qos": 1}],
         }
     )
-    assert options.state_dir == Path("/var/lib/towline/plant-7")
-    assert (options.consumer, options.guarantee) == ("default", Guarantee.AT_LEAST_ONCE)
+    assert options.place.state_dir == "/var/lib/towline/plant-7"
+    assert (options.consumer, options.once_below) == ("default", 0)
     assert (options.max_rows, options.max_bytes) == (DEFAULT_MAX_ROWS, DEFAULT_MAX_BYTES)
-    assert (options.starting, options.ending, options.poll_ms) == (None, None, 5000)
+    assert (options.starting, options.ending, options.poll_s) == (None, None, 5.0)
 
 
 def test_every_gateway_option_arrives() -> None:
@@ -96,7 +95,7 @@ def test_every_gateway_option_arrives() -> None:
 def test_the_source_options_arrive() -> None:
     options = parse(consumer="archive", maxBytesPerTrigger="64m", startingOffset="17", endingOffset="20", pollMs="250")
     assert (options.consumer, options.max_rows, options.max_bytes) == ("archive", DEFAULT_MAX_ROWS, 64 << 20)
-    assert (options.starting, options.ending, options.poll_ms) == (17, 20, 250)
+    assert (options.starting, options.ending, options.poll_s) == (17, 20, 0.25)
     assert parse(startingOffset="LATEST").starting == "latest"
     assert parse(eventTime="true", checkpointLocation="/ck").event_time
     assert not parse(checkpointLocation="/ck").event_time
@@ -125,14 +124,8 @@ def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_a_running_gateway_is_named_by_its_directory_or_location() -> None:
-    by_directory = parse_options({"gateway": "/var/lib/towline/x"})
-    assert (by_directory.settings, by_directory.state_dir, by_directory.location) == (
-        None,
-        Path("/var/lib/towline/x"),
-        None,
-    )
-    by_location = parse_options({"gateway": "grpc+unix:///run/x.sock"})
-    assert (by_location.state_dir, by_location.location) == (None, "grpc+unix:///run/x.sock")
+    assert parse_options({"gateway": "/var/lib/towline/x"}).place == GatewayPlace("/var/lib/towline/x", "")
+    assert parse_options({"gateway": "grpc+unix:///run/x.sock"}).place == GatewayPlace("", "grpc+unix:///run/x.sock")
 
 
 def test_at_most_once_subscribes_with_qos_0() -> None:
@@ -417,7 +410,7 @@ def _parsed(options: dict[str, str]) -> str:
 # -- several gateways ------------------------------------------------------------------------------------------------
 
 
-def several(**options: str) -> SourceOptions:
+def several(**options: str) -> ReadPlan:
     given = {"gateways": "/var/lib/g1, grpc+unix:///var/lib/g2/gateway.sock", **options}
     return parse_options({key.lower(): value for key, value in given.items()})
 
@@ -426,14 +419,14 @@ def test_gateways_are_a_list_of_either_kind() -> None:
     wanted = ("/var/lib/g1", "grpc+unix:///var/lib/g2/gateway.sock")
     assert several().gateways == wanted
     assert several(gateways='["/var/lib/g1/", "grpc+unix:///var/lib/g2/gateway.sock"]').gateways == wanted
-    assert (several().settings, several().state_dir, several().location) == (None, None, None)
+    assert several().place == GatewayPlace("", "")
 
 
 def test_several_on_a_network_need_a_token() -> None:
     with pytest.raises(ConfigError, match=r"gatewayTokenFile.*TL-C20"):
         several(gateways="/var/lib/g1,grpc+tls://g2:8815")
     found = several(gateways="/var/lib/g1,grpc+tls://g2:8815", gatewayTokenFile="/run/token")
-    assert found.access == Access(token_file="/run/token")
+    assert found.place.access == Access(token_file="/run/token")
 
 
 @pytest.mark.parametrize(
@@ -485,4 +478,4 @@ def test_partitions_are_as_sparks_kafka_source_names_them() -> None:
 
 @pytest.mark.parametrize(("text", "milliseconds"), [("500", 500), ("1.5 s", 1500), ("2min", 120_000), ("60 ms", 60)])
 def test_a_target_is_a_time(text: str, milliseconds: int) -> None:
-    assert parse(targetBatchDuration=text).target_ms == milliseconds
+    assert parse(targetBatchDuration=text).target_s == milliseconds / 1000

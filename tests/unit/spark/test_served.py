@@ -18,8 +18,7 @@ from tests.unit.gateway.serving import Served, mixed_rows
 from tests.unit.spark.reading import ALL, table
 from towline.guarantee import POLICIES, Guarantee
 from towline.schema import ROW_SCHEMA
-from towline.spark import reader
-from towline.spark.reader import MqttStreamReader, ReadPlan, Slice
+from towline.spark.reader import MqttStreamReader, ReadPlan
 from towline.spark.served import unrepeated
 
 
@@ -106,15 +105,6 @@ def test_an_interrupted_batch_comes_again_without_its_rows_of_qos_0(mixed: pa.Re
     later = again.latestOffset(end, ALL)
     assert table(again, end, later).equals(pa.Table.from_batches([mixed.slice(15)])), "what is new comes whole"
     again.stop()
-
-
-def test_a_repeated_task_gets_no_rows_of_qos_0(
-    mixed: pa.RecordBatch, server: Served, plan: ReadPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, part = by_qos(plan), Slice(server.journal.journal_id, 0, mixed.num_rows)
-    assert sum(batch.num_rows for batch in made.read(part)) == 30
-    monkeypatch.setattr(reader, "_attempt", lambda: 1)
-    assert [qos for batch in made.read(part) for qos in batch.column("qos").to_pylist()] == [1] * 20
 
 
 @pytest.mark.usefixtures("mixed")

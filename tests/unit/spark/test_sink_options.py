@@ -55,7 +55,7 @@ def test_qos_2_to_several_brokers_needs_a_word() -> None:
 def test_guarantee_and_qos_decide_about_each_other(given: dict[str, str], guarantee: Guarantee, qos: int) -> None:
     options = parse_sink_options({**BASE, **given})
     assert (options.guarantee, options.qos) == (guarantee, qos)
-    assert GatewaySettings.model_validate_json(options.settings).outbox is not None
+    assert GatewaySettings.model_validate_json(options.place.settings).outbox is not None
 
 
 @pytest.mark.parametrize(

@@ -95,14 +95,20 @@ class LineQuery(ABC, Generic[LineT]):
         """
 
     def report(self, progress: Mapping[str, Any]) -> dict[str, Any]:
-        """What the account takes of Spark's progress on a committed batch (`LineCounts.add`)."""
+        """What the account takes of Spark's progress on a committed batch (`LineCounts.add`).
+
+        Observed are the rows of the attempt of each task that counts (`towline.bridge.lines.sql.observed`).
+        ``numInputRows`` has those of every attempt that ended well: behind a shuffle a task whose output was lost with
+        its executor runs again, and Spark counts it twice (`ProgressContext`: the `SQLMetric` ``numOutputRows``).
+        """
+        observed = _observed(progress)
         return {
             "query": progress.get("id", ""),
             "batch": progress["batchId"],
-            "rows": progress.get("numInputRows", 0),
+            "rows": observed.pop("rows", progress.get("numInputRows", 0)),
             "millis": progress.get("durationMs", {}),
             "gives_up": policy(self.line.guarantee).gives_up,
-            "observed": _observed(progress),
+            "observed": observed,
         }
 
     def _identity(self) -> Identity:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from towline.bridge.config.patterns import Template
 
 __all__ = [
+    "EACH_ONCE",
     "HEADER_TYPE",
     "NO_HEADERS",
     "NO_TEXT",
@@ -108,8 +109,17 @@ def analyse(frame: DataFrame, fields: Iterable[tuple[str, str]], where: str | No
             frame.select(F.expr(asked))
 
 
+#: The setting of a session that `observed` needs: Spark's default, which [spark.conf] must not change.
+EACH_ONCE: Final[Mapping[str, str]] = {"spark.sql.legacy.observeMetricsAggregateAllAttempts": "false"}
+
+
 def observed(frame: DataFrame, counter: str | Observation, counts: Mapping[str, str]) -> DataFrame:
-    """The same rows, counted on their way.
+    """The same rows, counted on their way: each once, however often its task was run.
+
+    Spark 4.3 takes of each task the last attempt that ended well (`CollectMetricsExec.collectedMetricsRow`,
+    `LastAttemptAggregatingAccumulator`); `EACH_ONCE` is the setting. One thing it does not see: a last attempt without
+    any row sends no count, and the one before it stands. So no source of ours gives a task fewer rows when it is run
+    again (TL-G62).
 
     Args:
         frame: The rows.

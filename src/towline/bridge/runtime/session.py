@@ -12,6 +12,7 @@ import towline
 from towline import files
 from towline.bridge.config import sqlcheck
 from towline.bridge.config.kafka_source import java_client
+from towline.bridge.lines.sql import EACH_ONCE
 from towline.bridge.runtime.surroundings import short_sockets
 from towline.bridge.uplink.source import PackedSource
 from towline.errors import ConfigError
@@ -32,6 +33,10 @@ _STATEFUL: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
+#: Each operator of a plan is compiled by itself. Compiled as one method, what a line makes of its rows is too large for
+#: the JVM's just-in-time compiler (8,000 bytes), and that of a Hono line larger than a method may be (65,535 bytes):
+#: Java refuses it, in each batch anew (WholeStageCodegenExec).
+_COMPILED: Final = {"spark.sql.codegen.wholeStage": "false"}
 #: Where Spark makes the secret by itself, and where the file names one. Without one, another user of the machine, or of
 #: its network, could read blocks of messages at Spark's ports, and hand the driver Java objects to deserialize.
 _AUTHENTICATE: Final = {"spark.authenticate": "true"}
@@ -117,9 +122,11 @@ def settings_of(bridge: Bridge) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         **(localfs.settings() if here else {}),
         **sqlcheck.SESSION_SQL,
+        **_COMPILED,
         "spark.sql.warehouse.dir": str(bridge.state_dir / "spark-warehouse"),
         **{name: value for line in bridge.lines for name, value in policy(line.guarantee).spark.items()},
         **(_STATEFUL if any(line.within for line in bridge.uplinks) else {}),
         **({"spark.jars": ",".join(map(str, own.kafka_jars))} if own.kafka_jars else {}),
         **{name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in own.conf.items()},
+        **EACH_ONCE,
     }

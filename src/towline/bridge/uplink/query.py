@@ -192,6 +192,8 @@ class UplinkQuery(LineQuery[Line]):
             repeats=Repeats(line.within, line.guarantee is Guarantee.EXACTLY_ONCE) if line.within else None,
             counters=(COUNTER, KEPT_COUNTER),
             sink_counts=self._sink_counts(),
+            # A task before a shuffle may run twice, and here no offset says how many rows there are.
+            rows_counted=self._landed is not None and line.parallelism > 1,
             parallelism=line.parallelism,
             packed=self._packs is not None,
         )
@@ -267,10 +269,10 @@ class UplinkQuery(LineQuery[Line]):
         return {**report, "spans": spans, "rows": rows}
 
     def _messages(self, rows: int, offsets: int) -> int:
-        """How many messages a batch had: what Spark counted, as far as that says it.
+        """How many messages a batch had: what Spark counted, as far as that says it (`LineQuery.report`).
 
-        One row may hold many messages. And of a task that ran again, because its executor was lost, Spark counts the
-        rows of each attempt (`numInputRows`), so there may be more than the batch has offsets.
+        One row may hold many messages. A task that ran again gave the same rows, all there are, or the batch has failed
+        (TL-G62): so more rows than offsets are as many as offsets.
         """
         return offsets if self._packs else min(rows, offsets)
 
