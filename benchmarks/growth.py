@@ -92,8 +92,7 @@ def _idle(directory: Path, lines: int) -> None:
         config.write_text(_config(directory / "state", mosquitto.uri, kafka.bootstrap, lines), encoding="utf-8")
         with BridgeRun(config, directory / "state" / "line-0", directory / "bridge.log") as bridge:
             bridge.start()
-            last = directory / "state" / f"line-{lines - 1}" / "checkpoint" / "commits"
-            every = [last.parents[1].parent / f"line-{one}" / "checkpoint" / "commits" for one in range(lines)]
+            every = [directory / "state" / f"line-{one}" / "checkpoint" / "commits" for one in range(lines)]
             wait(lambda: all(any(one.glob("[0-9]*")) for one in every), f"{lines} lines to begin", seconds=_START_S)
             time.sleep(_IDLE_S / 2)  # what starts a line has settled
             before, began = {pid: processes.cpu_of([pid]).own for pid in bridge.everyone()}, time.monotonic()

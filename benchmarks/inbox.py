@@ -6,17 +6,14 @@ One Kafka without replication on this machine: in a cluster each commit waits fo
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.intake import WINDOW, settings
+from benchmarks.intake import WINDOW, gateway_at
 from benchmarks.latency import percentile
 from benchmarks.rig import Meter, machine
 from benchmarks.stub_broker import StubBroker
 from towline_prove.devstack.kafka import Kafka
-from towline_prove.subject import GatewayRun
 
 __all__ = ["run"]
 
@@ -29,15 +26,9 @@ class Measured(NamedTuple):
     micros: float
 
 
-@contextmanager
-def _gateway(stub: StubBroker, directory: Path, **more: Any) -> Iterator[GatewayRun]:
-    with GatewayRun(settings(stub.port, directory, **more)) as gateway:
-        yield gateway.start()
-
-
 def _measure(directory: Path, rates: tuple[float, ...], seconds: float, count: int, **more: Any) -> Measured:
     directory.mkdir()
-    with StubBroker() as stub, _gateway(stub, directory, **more) as gateway:
+    with StubBroker() as stub, gateway_at(stub.port, directory, **more) as gateway:
         stub.accept()
         stub.pace(rates[0], 2.0)  # warm
         delays = {}

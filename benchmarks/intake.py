@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import math
 import sys
 import tempfile
 import time
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mqtt5 import ConnectPacket, DisconnectPacket
 
-from benchmarks.rig import UNLIMITED, Meter, Outcome, header, held, machine, publish, wait
+from benchmarks.rig import UNLIMITED, Meter, Outcome, header, held, machine, publish, running, wait
 from benchmarks.stub_broker import StubBroker
 from towline.gateway.settings import GatewaySettings
 from towline.mqtt.events import Filter
@@ -50,9 +50,9 @@ def settings(port: int, directory: Path, *, qos: int = 1, **more: Any) -> Gatewa
 
 
 @contextmanager
-def gateway_at(port: int, directory: Path) -> Iterator[GatewayRun]:
+def gateway_at(port: int, directory: Path, **more: Any) -> Iterator[GatewayRun]:
     """Start a gateway for the broker at a port, whether or not that answers yet."""
-    with GatewayRun(settings(port, directory)) as run:
+    with GatewayRun(settings(port, directory, **more)) as run:
         yield run.start()
 
 
@@ -73,19 +73,18 @@ def gateway(broker: Mosquitto, directory: Path, **more: Any) -> Iterator[Subject
 def null(broker: Mosquitto, directory: Path, count: int) -> Iterator[Subject]:
     """Run the null subscriber."""
     out = directory / f"null-{time.time_ns()}"
-    with out.open("wb") as file:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.null_subscriber", str(broker.port), str(count)], stdout=file
-        )
-    wait(lambda: "ready" in out.read_text(), "the null subscriber")
 
     def taken() -> int:
         lines = out.read_text().splitlines()[1:]
         return json.loads(lines[0])["count"] if lines else 0
 
-    yield Subject("null subscriber (memory)", child.pid, taken)
-    child.kill()
-    child.wait()
+    with running(_null_command(broker.port, count), out) as child:
+        wait(lambda: "ready" in out.read_text(), "the null subscriber")
+        yield Subject("null subscriber (memory)", child.pid, taken)
+
+
+def _null_command(port: int, count: int) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.null_subscriber", str(port), str(count)]
 
 
 def drain(subject: Subject, broker: Mosquitto, directory: Path, count: int, qos: int = 1) -> Outcome:
@@ -144,15 +143,9 @@ def _pushed(name: str, stub: StubBroker, pid: int, count: int) -> Outcome:
 
 def _raw_null(name: str, stub: StubBroker, directory: Path, count: int) -> Outcome:
     directory.mkdir()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.null_subscriber", str(stub.port), str(count)], stdout=subprocess.DEVNULL
-    )
-    try:
+    with running(_null_command(stub.port, count), directory / "out") as child:
         stub.accept()
         return _pushed(name, stub, child.pid, count)
-    finally:
-        child.kill()
-        child.wait()
 
 
 def _raw_gateway(name: str, stub: StubBroker, directory: Path, count: int) -> Outcome:
@@ -164,6 +157,7 @@ def _raw_gateway(name: str, stub: StubBroker, directory: Path, count: int) -> Ou
 def run(count: int = 300_000, rounds: int = 2) -> None:
     """Both subjects in turn, on one broker, and their ratio (the best of each, as noise only slows)."""
     alone(count, rounds)
+    taken_in(min(count // 6, 50_000), rounds)
     raw(count, rounds)
     with tempfile.TemporaryDirectory(prefix="towline-bench-") as name:
         directory = Path(name)
@@ -211,6 +205,29 @@ def alone(count: int, rounds: int) -> None:
             best.append(min(outcomes, key=lambda outcome: outcome.micros("subject")))
             print(best[-1].line(), flush=True)
         print()
+
+
+#: Devices that publish at the same time in `taken_in`, each over a connection of its own; the most of one load.
+_DEVICES: Final = 1_000
+
+
+def taken_in(count: int, rounds: int) -> None:
+    """Mosquitto's CPU for a message that a device publishes, by QoS, nobody subscribed: the best of some rounds."""
+    print(f"intake: {_DEVICES:,} devices publish {count:,} messages at 5,000 a second\n  {machine()}\n")
+    for qos in (1, 2):
+        best = math.inf
+        for _ in range(rounds):
+            with (
+                tempfile.TemporaryDirectory(prefix="towline-bench-") as name,
+                Mosquitto(Path(name) / "mosquitto", settings=UNLIMITED) as broker,
+            ):
+                pid = broker.pid or 0
+                meter = Meter({"mosquitto": lambda pid=pid: [pid]})  # type: ignore[misc]
+                meter.start()
+                publish(broker, Path(name), count, rate=5_000.0, qos=qos, devices=_DEVICES, publishers=_DEVICES)
+                meter.stop()
+            best = min(best, meter.used["mosquitto"] / count * 1e6)
+        print(f"  QoS {qos}: Mosquitto {best:.1f} us of CPU a message that it takes in\n", flush=True)
 
 
 def _plus(best: list[Outcome]) -> str:

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.intake import forget
-from benchmarks.pipeline import RIVAL_TOPIC, Ends, drain, paho, paho_drain
-from benchmarks.rig import Meter, publish, wait
+from benchmarks.pipeline import RIVAL_TOPIC, Ends, paho, paho_drain, rival_drain
+from benchmarks.rig import publish, running, wait
 from towline.spark.java import find_java, resolve_jars
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from towline_prove.rig import Rig
@@ -61,22 +61,10 @@ def _route(rig: Rig) -> dict[str, object]:
 
 
 @contextmanager
-def _running(command: Sequence[str | Path], out: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that says what it has to say in a file, and is killed afterwards."""
-    with out.open("wb") as file:
-        child = subprocess.Popen(command, stdout=file, stderr=file)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
-
-
-@contextmanager
 def mq_bridge(rig: Rig, directory: Path) -> Iterator[int]:
     """Run it; its pid."""
     out = directory / "mq-bridge.log"
-    with _running([_install(directory), "-c", _PROGRAM, json.dumps(_route(rig))], out) as child:
+    with running([_install(directory), "-c", _PROGRAM, json.dumps(_route(rig))], out) as child:
         wait(lambda: "ready" in out.read_text(), f"mq-bridge, see {out}", seconds=30)
         ends = Ends(rig.bootstrap, RIVAL_TOPIC, 2)
         publish(rig.mosquitto, directory, 1_000)
@@ -95,7 +83,7 @@ def camel(rig: Rig, directory: Path) -> Iterator[int]:
     command = [find_java(), "-cp", f"{jars}/*", f"-Dcamel.main.routesIncludePattern=file:{route}"]
     ends = Ends(rig.bootstrap, RIVAL_TOPIC, 2)
     before = ends()
-    with _running([*command, "org.apache.camel.main.Main"], out) as child:
+    with running([*command, "org.apache.camel.main.Main"], out) as child:
         wait(lambda: child.poll() is not None or _arrives(rig, ends, before), f"Camel, see {out}", seconds=60, pause=1)
         ends.close()
         if child.poll() is not None:
@@ -108,7 +96,7 @@ def floor(rig: Rig, directory: Path) -> Iterator[int]:
     """Run what stands in `benchmarks.floor_bridge`; its pid."""
     out = directory / "floor.log"
     command = [sys.executable, "-m", "benchmarks.floor_bridge", str(rig.mosquitto.port), rig.bootstrap, RIVAL_TOPIC]
-    with _running(command, out) as child:
+    with running(command, out) as child:
         wait(lambda: "ready" in out.read_text(), f"the floor, see {out}", seconds=30)
         yield child.pid
 
@@ -136,12 +124,5 @@ def beside(rig: Rig, directory: Path, count: int, rounds: int) -> None:
 
 
 def _rounds(name: str, rig: Rig, directory: Path, pid: int, count: int, rounds: int) -> None:
-    meter = Meter(
-        {
-            "bridge": lambda: [pid],
-            "mosquitto": lambda: [rig.mosquitto.pid or 0],
-            "kafka": lambda: [rig.kafka.pid or 0],
-        }
-    )
     for _ in range(rounds):
-        print(drain(name, rig, directory, pid, meter, RIVAL_TOPIC, count, ["bridge"]).line(), flush=True)
+        print(rival_drain(name, rig, directory, pid, count).line(), flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.intake import forget
-from benchmarks.rig import Meter, Outcome, held, machine, publish, wait
+from benchmarks.rig import UNLIMITED, Meter, Outcome, held, machine, publish, running, wait
 from towline_prove import processes
 from towline_prove.processes import Role
 from towline_prove.rig import TOPIC, Rig
@@ -21,7 +20,6 @@ from towline_prove.rig import TOPIC, Rig
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-UNLIMITED = {"max_queued_messages": "0", "max_inflight_messages": "65535"}
 RIVAL_TOPIC = "paho"
 
 
@@ -73,27 +71,19 @@ def _root(rig: Rig) -> int:
 def paho(rig: Rig, directory: Path, count: int) -> Iterator[int]:
     """Run the rival; its pid."""
     out = directory / f"paho-{time.time_ns()}"
-    with out.open("wb") as file:
-        child = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.paho_bridge",
-                str(rig.mosquitto.port),
-                rig.bootstrap,
-                RIVAL_TOPIC,
-                str(count),
-            ],
-            stdout=file,
-        )
-    wait(lambda: "ready" in out.read_text(), "the paho bridge")
-    yield child.pid
-    child.kill()
-    child.wait()
+    places = [str(rig.mosquitto.port), rig.bootstrap, RIVAL_TOPIC, str(count)]
+    with running([sys.executable, "-m", "benchmarks.paho_bridge", *places], out) as child:
+        wait(lambda: "ready" in out.read_text(), "the paho bridge")
+        yield child.pid
 
 
 def paho_drain(rig: Rig, directory: Path, pid: int, count: int) -> Outcome:
     """The same for the rival."""
+    return rival_drain("paho + confluent-kafka by hand", rig, directory, pid, count)
+
+
+def rival_drain(name: str, rig: Rig, directory: Path, pid: int, count: int) -> Outcome:
+    """Let a bridge of another make drain a backlog into its topic."""
     meter = Meter(
         {
             "bridge": lambda: [pid],
@@ -101,7 +91,7 @@ def paho_drain(rig: Rig, directory: Path, pid: int, count: int) -> Outcome:
             "kafka": lambda: [rig.kafka.pid or 0],
         }
     )
-    return drain("paho + confluent-kafka by hand", rig, directory, pid, meter, RIVAL_TOPIC, count, ["bridge"])
+    return drain(name, rig, directory, pid, meter, RIVAL_TOPIC, count, ["bridge"])
 
 
 def drain(

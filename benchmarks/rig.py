@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import subprocess
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,13 +55,14 @@ def publish(
     run: str = "bench",
     qos: int = 1,
     devices: int = 50,
+    publishers: int = 8,
     topic: str = "telemetry/{device}/data",
 ) -> LoadResult:
-    """Publish numbered messages from 8 connections, or one a device; the history lands in the directory."""
+    """Publish numbered messages from some connections, or one a device; the history lands in the directory."""
     claims = directory / f"claims-{run}-{time.time_ns()}"
     plan = LoadPlan(
         port=broker.port,
-        publishers=min(8, devices),
+        publishers=min(publishers, devices),
         devices=devices,
         messages=count,
         rate=rate,
@@ -105,6 +107,18 @@ def held(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def running(command: Sequence[str | Path], out: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that says what it has to say in a file, and is killed afterwards."""
+    with out.open("wb") as file:
+        child = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
 
 
 @dataclass(frozen=True)

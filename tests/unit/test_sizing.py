@@ -41,6 +41,20 @@ def test_a_higher_rate_never_needs_less(load: Load, times: float) -> None:
     assert more["disk of a gateway"] * more["gateways"] >= less["disk of a gateway"] * less["gateways"] * 0.999
 
 
+def test_each_mosquitto_has_a_gateway_and_its_thread_takes_in_and_delivers() -> None:
+    for guarantee, both_us in ((Guarantee.AT_LEAST_ONCE, 12.0), (Guarantee.EXACTLY_ONCE, 22.0)):
+        need = amounts(Load(rate=1e6, guarantee=guarantee))
+        assert need["gateways"] >= need["Mosquittos"]
+        assert need["Mosquittos"] >= 2 * both_us
+
+
+def test_that_large_messages_cost_more_than_was_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for size, more in (("960", False), ("961", True)):
+        with pytest.raises(SystemExit):
+            main(["size", "--rate", "10", "--bytes", size])
+        assert ("more than that has to be expected" in capsys.readouterr().out) is more
+
+
 @given(loads)
 def test_there_is_one_of_each_and_nobody_is_planned_beyond_half(load: Load) -> None:
     need = amounts(load)
@@ -86,6 +100,12 @@ def test_the_page_has_commands() -> None:
         (["--rate", "0"], "--rate"),
         (["--rate", "nan"], "--rate"),
         (["--devices", "5", "--every", "0"], "--every"),
+        (["--devices", "5", "--every", "inf"], "--every"),
+        (["--rate", "5", "--every", "3"], "--every belongs to --devices"),
+        (["--rate", "5", "--outage", "inf"], "--outage"),
+        (["--rate", "5", "--outage", "1e300"], "--outage"),
+        (["--rate", "5", "--bytes", "268435456"], "--bytes"),
+        (["--rate", "5", "--topic-bytes", "65536"], "--topic-bytes"),
         (["--rate", "5", "--bytes", "-1"], "--bytes"),
         (["--rate", "5", "--guarantee", "exactly"], "--guarantee"),
     ],

@@ -19,27 +19,34 @@ __all__ = ["app", "size"]
 
 app = command_app()
 
-
 _RATE: Final = typer.Option(min=0.001, max=1e9, show_default=False, help="Messages a second, in the busiest minutes.")
+#: A second without ``--every``, so that it is known whether it was said.
+_EVERY: Final = typer.Option(
+    min=0.001, max=31_536_000, show_default="1.0", help="... each with a message in so many seconds."
+)
+#: Most bytes of an MQTT packet [MQTT-1.5.5].
+_PACKET: Final = 268_435_455
 
 
 @app.command(epilog="Example:  towline size --rate 20000 --bytes 200 --outage 120 --guarantee exactly_once")
 def size(
     rate: Annotated[float | None, _RATE] = None,
     devices: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="Devices, in place of a rate ...")
+        int | None, typer.Option(min=1, max=10**9, show_default=False, help="Devices, in place of a rate ...")
     ] = None,
-    every: Annotated[float, typer.Option(min=0.001, help="... each with a message in so many seconds.")] = 1.0,
-    payload: Annotated[int, typer.Option("--bytes", min=0, help="Bytes of a payload.")] = 150,
-    topic: Annotated[int, typer.Option("--topic-bytes", min=1, help="Bytes of a topic.")] = 40,
-    properties: Annotated[int, typer.Option("--property-bytes", min=0, help="Bytes of user properties.")] = 0,
-    outage: Annotated[float, typer.Option(min=0, help="Minutes Kafka or Spark may be away.")] = 60.0,
+    every: Annotated[float | None, _EVERY] = None,
+    payload: Annotated[int, typer.Option("--bytes", min=0, max=_PACKET, help="Bytes of a payload.")] = 150,
+    topic: Annotated[int, typer.Option("--topic-bytes", min=1, max=65_535, help="Bytes of a topic.")] = 40,
+    properties: Annotated[
+        int, typer.Option("--property-bytes", min=0, max=_PACKET, help="Bytes of user properties.")
+    ] = 0,
+    outage: Annotated[float, typer.Option(min=0, max=525_600, help="Minutes Kafka or Spark may be away.")] = 60.0,
     guarantee: Annotated[Guarantee, typer.Option(help="The promise.")] = Guarantee.AT_LEAST_ONCE,
     sql: Annotated[bool, typer.Option("--sql", help="A where, fields, a dedupe key, or several writers.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a load needs, from figures measured on two cores (docs/sizing.md): no network, nothing is changed."""
-    from towline.sizing import Load, needs  # noqa: PLC0415 - loaded when it is called
+    from towline.sizing import Load, caution, needs  # noqa: PLC0415 - loaded when it is called
 
     load = Load(
         rate=_rate(rate, devices, every),
@@ -55,19 +62,24 @@ def size(
         sys.stdout.write(json_text([asdict(need) for need in found], indent=1))
     else:
         sys.stdout.write("".join(plain(_line(need)) + "\n" for need in found))
+        sys.stdout.write(f"{said}\n" if (said := caution(load)) else "")
 
 
-def _rate(rate: float | None, devices: int | None, every: float) -> float:
+def _rate(rate: float | None, devices: int | None, every: float | None) -> float:
     """Messages a second.
 
     Raises:
-        ConfigError: TL-C01, neither or both are given.
+        ConfigError: TL-C01, neither or both are given, or what belongs to the other.
     """
-    if rate is not None and devices is None:
+    if (rate is None) == (devices is None):
+        what = "it takes --rate or --devices, one of them"
+    elif devices is not None:
+        return devices / (1.0 if every is None else every)
+    elif rate is not None and every is None:
         return rate
-    if devices is not None and rate is None:
-        return devices / every
-    raise ConfigError("TL-C01", "towline size", "it takes --rate or --devices, one of them", "See towline size --help.")
+    else:
+        what = "--every belongs to --devices"
+    raise ConfigError("TL-C01", "towline size", what, "See towline size --help.")
 
 
 def _line(need: Need) -> str:

@@ -82,7 +82,9 @@ class Room:
         if self._unasked >= _CHECK_BYTES:
             free = self._disk.free(self._directory)
             if free - more < limits.min_free_bytes:
-                what = f"{free:,} bytes are free on this disk, {limits.min_free_bytes:,} must stay free"
+                # To a megabyte: it changes from moment to moment, and each text that differs is said once more.
+                wanted = limits.min_free_bytes / 1e6
+                what = f"{free / 1e6:,.0f} MB are free on this disk, {wanted:,.0f} MB must stay free"
                 raise full(self._directory, what)
             self._unasked = 0
 

@@ -164,7 +164,7 @@ def repeated(servers: str, attempt: int) -> KafkaError:
 
 def unreachable(servers: str, seconds: float, why: str) -> KafkaError:
     """TL-K01 for a look-up; arguments as `unanswered`."""
-    do = "Check kafka.bootstrap.servers, the network and, if Kafka asks for them, user and password."
+    do = "Check the bootstrap servers, the network and, if Kafka asks for them, user and password."
     return KafkaError("TL-K01", servers, _silent(seconds, why), do)
 
 

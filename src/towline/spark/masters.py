@@ -6,7 +6,7 @@ import ipaddress
 import re
 from typing import Final
 
-__all__ = ["brings_a_secret", "is_cluster", "shares_files", "stays_here"]
+__all__ = ["addresses", "brings_a_secret", "is_cluster", "shares_files", "stays_here"]
 
 #: ``local``, ``local[4]``, ``local[*,3]``: driver and executor are one process (`SparkMasterRegex`).
 _ONE_PROCESS: Final = re.compile(r"local(\[[^\[\]]*\])?")
@@ -31,6 +31,15 @@ def stays_here(master: str) -> bool:
     if found is None:
         return shares_files(master)
     return all(_is_loopback(address) for address in found[1].split(","))
+
+
+def addresses(master: str) -> list[tuple[str, int]]:
+    """Host and port of each standalone master; none for another kind, or where Spark would not understand them."""
+    found = _STANDALONE.fullmatch(master)
+    parts = [one.rpartition(":") for one in found[1].split(",")] if found else []
+    if not all(host and port.isdecimal() for host, _, port in parts):
+        return []
+    return [(host.strip("[]"), int(port)) for host, _, port in parts]
 
 
 def brings_a_secret(master: str) -> bool:

@@ -255,7 +255,7 @@ def test_kafka_is_away_and_comes_back(up: Watched) -> None:
     up.answer(received=12, end=12, oldest=NOW - 5)
     assert up.seen() == [
         'line "telemetry": connected to mqtt://broker.example:1883',
-        "k1:9092: Kafka did not answer for 5 s: connection refused. Check kafka.bootstrap.servers, the network and, if Kafka asks for them, user and password.   [TL-K01]",
+        "k1:9092: Kafka did not answer for 5 s: connection refused. Check the bootstrap servers, the network and, if Kafka asks for them, user and password.   [TL-K01]",
         "kafka: messages go on being received and wait on disk; trying again",
         'line "telemetry"   received 12 = in Kafka 0 + waiting 12   in 0/s   out 0/s   lag 5.0 s   receiving, spark starting',
     ]
@@ -333,19 +333,19 @@ def test_a_disk_that_is_full_for_a_moment(up: Watched, gateways: list[tuple[Inbo
     up.answer(received=10, end=10, oldest=NOW - 5)
     fails(up, "java.io.IOException: No space left on device\n=== Streaming Query ===\nx")
     full = JournalFull(
-        "TL-J02", "STATE/telemetry/inbox", "0 bytes are free on this disk, 536,870,912 must stay free", "Make room."
+        "TL-J02", "STATE/telemetry/inbox", "0 MB are free on this disk, 537 MB must stay free", "Make room."
     )
     up.answer(held_back="journal full", last_error={"text": str(full)})
     assert up.seen() == [
         'line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]',
         'line "telemetry": messages wait on disk; trying again',
-        'line "telemetry": STATE/telemetry/inbox: 0 bytes are free on this disk, 536,870,912 must stay free. Make room.   [TL-J02]',
+        'line "telemetry": STATE/telemetry/inbox: 0 MB are free on this disk, 537 MB must stay free. Make room.   [TL-J02]',
         'line "telemetry"   received 10 = in Kafka 0 + waiting 10   in 0/s   out 0/s   lag 5.0 s   held back: journal full',
     ]
     serve(up, gateways)
     assert status(up)[-3:] == [
         '  ! line "telemetry": the query failed: no space is left on the disk of Spark\'s checkpoint or temporary files. Make room; it is tried again by itself, and nothing is lost.   [TL-B56]',
-        "  ! STATE/telemetry/inbox: 0 bytes are free on this disk, 536,870,912 must stay free. Make room.   [TL-J02]",
+        "  ! STATE/telemetry/inbox: 0 MB are free on this disk, 537 MB must stay free. Make room.   [TL-J02]",
         "  ! the broker is held back (journal full). Nothing is lost; make room, or bring Kafka back.",
     ]
     up.batch(0, 0, 10)

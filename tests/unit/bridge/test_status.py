@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Final
 
+import pytest
+
+from towline.bridge.runtime import status
 from towline.bridge.runtime.state import BridgeState
 from towline.bridge.runtime.status import NOT_KNOWN, advice, code_of, collect, render
+from towline.gateway.clients import ClientSession, end_client, note_client
+
+LINE: Final[dict[str, Any]] = {
+    "direction": "up",
+    "gateway": {},
+    "gateway_running": True,
+    "query": "running",
+    "gateway_error": None,
+    "query_error": None,
+    "account": None,
+    "fallback": 0,
+}
 
 
 def test_messages_that_are_not_as_promised_are_told() -> None:
     gateway = {"packets_too_large": 1_200, "too_many_properties": 3, "lower_qos": 7}
-    line = {
-        "direction": "up",
-        "gateway": gateway,
-        "gateway_running": True,
-        "query": "running",
-        "gateway_error": None,
-        "query_error": None,
-        "account": None,
-        "fallback": 0,
-    }
+    line = {**LINE, "gateway": gateway}
     large, crowded, lower = advice(line, running=True)
     assert large.startswith("larger than max_packet_bytes: 1,200 messages.")
     assert crowded.startswith("with more than 1,000 properties: 3 messages.")
     assert lower.startswith("published with a lower QoS than the promise needs: 7 messages.")
-    assert not list(advice({**line, "gateway": {}}, running=True))
+    assert not list(advice(LINE, running=True))
 
 
 def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
@@ -45,3 +52,35 @@ def test_a_file_that_was_changed_while_it_runs_is_told(tmp_path: Path) -> None:
     assert not collect(tmp_path, None)["lines"].keys() - {"telemetry"}
     BridgeState("plant", tmp_path, {"telemetry": "up"}, file=file).save(ended=True)
     assert not collect(tmp_path, ["telemetry"])["file_changed"], "nothing runs"
+
+
+def test_one_error_of_gateway_and_query_is_told_once() -> None:
+    line = {**LINE, "gateway_error": "no token   [TL-G40]", "query_error": "no token   [TL-G40]"}
+    assert list(advice(line, running=True)) == ["no token   [TL-G40]"]
+
+
+def test_a_drained_gateway_is_not_told_to_have_a_session(tmp_path: Path) -> None:
+    wanted = {"telemetry": {"": "plant-telemetry"}}
+    directory = tmp_path / "telemetry"
+    directory.mkdir()
+    note_client(directory, ClientSession("plant-telemetry"))
+    before = render(collect(tmp_path, ["telemetry"], wanted))
+    assert "the broker keeps what it can" in before
+    end_client(directory, "plant-telemetry", "drained")
+    for clients in (wanted, None):
+        drained = render(collect(tmp_path, ["telemetry"], clients))
+        assert "! it is drained: it takes nothing, and the broker has no session for it." in drained
+        assert "towline gateway --join" in drained
+        assert "keeps what it can" not in drained
+    note_client(directory, ClientSession("plant-telemetry"))
+    assert "drained" not in render(collect(tmp_path, ["telemetry"], wanted)), "it was taken back"
+    other = render(collect(tmp_path, ["telemetry"], {"telemetry": {"": "plant-2-telemetry"}}))
+    assert "drained" not in other
+
+
+def test_a_bridge_that_is_silent_is_not_to_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    BridgeState("plant", tmp_path, {"telemetry": "up"}).save()
+    monkeypatch.setattr(status, "SILENT_S", -1.0)
+    text = render(collect(tmp_path, ["telemetry"]))
+    assert "there, and silent" in text
+    assert "Start towline run" not in text

@@ -173,17 +173,17 @@ def test_a_limit_smaller_than_a_segment_gives_way_when_all_is_committed(tmp_path
 
 def test_the_free_space_guard(tmp_path: Path) -> None:
     class Shrinking(FaultyDisk):
-        left = 10_000
+        left = 10_400_000
 
         def free(self, directory: Path) -> int:
             super().free(directory)
             return self.left
 
     disk = Shrinking()
-    with opened(tmp_path, Limits(min_free_bytes=20_000), disk) as journal:
+    with opened(tmp_path, Limits(min_free_bytes=20_000_000), disk) as journal:
         before = disk.calls.count("free")
         for _ in range(2):
-            with pytest.raises(JournalFull, match="10,000 bytes are free on this disk, 20,000 must stay free"):
+            with pytest.raises(JournalFull, match="10 MB are free on this disk, 20 MB must stay free"):
                 fill(journal, 1)
         disk.left = 1 << 30
         fill(journal, 100)

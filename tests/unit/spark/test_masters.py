@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from towline.spark.masters import brings_a_secret, is_cluster, shares_files, stays_here
+from towline.spark.masters import addresses, brings_a_secret, is_cluster, shares_files, stays_here
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,17 @@ from towline.spark.masters import brings_a_secret, is_cluster, shares_files, sta
 def test_each_kind_of_master(master: str, *, cluster: bool, files: bool, here: bool, secret: bool) -> None:
     said = (is_cluster(master), shares_files(master), stays_here(master), brings_a_secret(master))
     assert said == (cluster, files, here, secret)
+
+
+@pytest.mark.parametrize(
+    ("master", "found"),
+    [
+        ("local[2]", []),
+        ("yarn", []),
+        ("spark://m1:7077", [("m1", 7077)]),
+        ("spark://[::1]:7077,m2:7078", [("::1", 7077), ("m2", 7078)]),
+        ("spark://m1", []),
+    ],
+)
+def test_the_addresses_of_standalone_masters(master: str, found: list[tuple[str, int]]) -> None:
+    assert addresses(master) == found

@@ -25,7 +25,7 @@ from towline.bridge.config import sqlcheck
 from towline.bridge.config.model import Bridge, DownLine, Line
 from towline.bridge.downlink.query import DownlinkQuery, find_modules
 from towline.bridge.runtime.failures import reason
-from towline.bridge.runtime.placing import look_at_executors
+from towline.bridge.runtime.placing import look_at_executors, look_at_master
 from towline.bridge.runtime.runner import LineRunner
 from towline.bridge.runtime.session import session
 from towline.bridge.uplink.query import UplinkQuery
@@ -123,6 +123,7 @@ class Driver:
         self._runners = {
             line.name: LineRunner(self, query_of(bridge, line), counts.get(line.name, {})) for line in bridge.lines
         }
+        look_at_master(bridge.spark.master)
         self.spark = session(bridge, self._judge if sqlcheck.expressions_of(bridge) else None)
         self._look_at_executors()
         self.say("ready", seconds=time.monotonic() - began, spark=self.spark.version, pid=os.getpid())

@@ -14,7 +14,7 @@ from towline.bridge.config.model import AnyLine
 from towline.bridge.runtime.state import gateway_status
 from towline.gateway.clients import MEMBERS, read_clients
 
-__all__ = ["left_sessions", "look_at_members", "render_member", "told_of_sharing", "wanted_clients"]
+__all__ = ["is_drained", "left_sessions", "look_at_members", "render_member", "told_of_sharing", "wanted_clients"]
 
 
 def wanted_clients(line: AnyLine) -> dict[str, str]:
@@ -48,6 +48,18 @@ def left_sessions(line_dir: Path, wanted: Mapping[str, str] | None) -> list[dict
         for one in read_clients(directory)
         if one.ended is None and wanted.get(name) != one.client_id
     ]
+
+
+def is_drained(line_dir: Path, wanted: Mapping[str, str] | None) -> bool:
+    """Whether the line's one gateway left it by a drain, and was not taken back.
+
+    Args:
+        line_dir: State directory of the line.
+        wanted: `wanted_clients`; None where no file was read, and then the last client id counts.
+    """
+    known = read_clients(line_dir)
+    own = known[-1].client_id if wanted is None and known else (wanted or {}).get("")
+    return any(one.client_id == own and one.how == "drained" for one in known)
 
 
 def _places(line_dir: Path) -> Iterator[tuple[str, Path]]:

@@ -12,7 +12,7 @@ from typing import Any
 from towline.bridge.config.model import CHECKPOINT, Line
 from towline.bridge.lines.elsewhere import AWAY, DRAINED, away_trouble
 from towline.bridge.runtime.landed import OWNER, advice_on, render_owner, status_in_kafka
-from towline.bridge.runtime.members import left_sessions, look_at_members, render_member, told_of_sharing
+from towline.bridge.runtime.members import is_drained, left_sessions, look_at_members, render_member, told_of_sharing
 from towline.bridge.runtime.screen import lag_text
 from towline.bridge.runtime.state import (
     SILENT_S,
@@ -82,7 +82,11 @@ def collect(
 
 
 def _shared(line_dir: Path, wanted: Mapping[str, str] | None) -> dict[str, Any]:
-    return {"members": look_at_members(line_dir, wanted), "left_sessions": left_sessions(line_dir, wanted)}
+    return {
+        "members": look_at_members(line_dir, wanted),
+        "left_sessions": left_sessions(line_dir, wanted),
+        "drained": is_drained(line_dir, wanted),
+    }
 
 
 def code_of(status: dict[str, Any]) -> int:
@@ -149,7 +153,7 @@ def advice(line: dict[str, Any], *, running: bool) -> Iterator[str]:
     """What to do about what is wrong with a line, or what weakens its promise."""
     gateway, last = line["gateway"] or {}, line.get("last") or {}
     yield from _stopped(line, gateway, running=running)
-    for error in (line["gateway_error"], line["query_error"]):
+    for error in dict.fromkeys((line["gateway_error"], line["query_error"])):
         if error:
             yield str(error) if running else f"before the bridge ended: {error}"
     yield from _troubles(gateway)
@@ -173,12 +177,19 @@ def _stopped(line: dict[str, Any], gateway: Mapping[str, Any], *, running: bool)
         if not any(line["members"].values()):
             yield "no member of the line answers on this machine. Start it with towline gateway --member."
     elif not line["gateway_running"]:
-        yield _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
+        yield _no_gateway(line, running=running)
     elif not running and line["direction"] == "down":
         yield "what is in the outbox is delivered; nothing more comes from Kafka. Start towline run."
     elif not running:
         where = "on disk" if gateway.get("inbox", "disk") == "disk" else "in the landing topic"
         yield f"messages are received and wait {where}; nothing carries them to Kafka. Start towline run."
+
+
+def _no_gateway(line: Mapping[str, Any], *, running: bool) -> str:
+    if line.get("drained"):
+        what = "it is drained: it takes nothing, and the broker has no session for it"
+        return f"{what}. towline gateway --join takes it back."
+    return _NO_GATEWAY[line["direction"]] + (" towline run starts it again." if running else " Start towline run.")
 
 
 def _troubles(gateway: Mapping[str, Any]) -> Iterator[str]:
@@ -260,7 +271,7 @@ def render(status: dict[str, Any]) -> str:
     if status["kafka_error"] and status["running"]:
         out.append(f"  {status['kafka_error']}")
     for name, line in status["lines"].items():
-        out += _render_line(name, line, running=status["running"])
+        out += _render_line(name, line, running=status["running"] or status["silent"])
     # Errors, broker names and states came over the network; each line stays one line.
     return "\n".join(map(printable, out)) + "\n"
 
