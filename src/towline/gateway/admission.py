@@ -146,7 +146,7 @@ class Gatekeeper:
                 "TL-G40",
                 self._where,
                 "the token is missing or is none of this gateway's",
-                "gatewayTokenFile, or token_file in [gateway], has to hold a line of the gateway's own token_file.",
+                "gatewayTokenFile has to hold a line of the file that the gateway's token_file names.",
             )
         return None
 
