@@ -187,7 +187,9 @@ def test_a_stage_is_run_again_or_never_and_each_line_keeps_its_promise(
             }
             one.goes_on("exactly_once")
             one.dies_within_a_task("exactly_once")
-            record_property("woken", one.sleeps_within_a_task("exactly_once"))
+            woken = one.sleeps_within_a_task("exactly_once")
+            record_property("woken", woken)
+            assert woken, "all that slept was killed before it could be woken"
             assert one.runs_of_a_stage() > 1
             assert "[TL-" not in one.bridge.out, "the line has not noticed"
             assert one.bridge.interrupt() == 0

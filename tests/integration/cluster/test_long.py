@@ -1,4 +1,4 @@
-"""Long: everybody else dies too, executors are sent away or left out."""
+"""Long: everybody else dies too, executors stand still, are sent away or left out."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mar
 
 ROOT = Path(__file__).parents[3]
 _CONF = '"spark.executor.memory" = "512m"'
+#: How long a paused executor stands still, in seconds: its tasks are waited for, as spark.network.timeout is longer.
+PAUSE_S = 40
 
 
 def test_nothing_is_lost_or_doubled_whoever_else_dies(
@@ -42,6 +44,12 @@ def test_nothing_is_lost_or_doubled_whoever_else_dies(
             loads = [Load(tmp_path, stack, hall) for hall in HALLS]
             lives.goes_on("the start")
             first_worker, second_worker = stack.spark.workers
+
+            (asleep,) = wait_until(lambda: executors_of(second_worker), PATIENCE, "an executor")
+            asleep.send_signal(signal.SIGSTOP)
+            page.run(f"sleep {PAUSE_S}")
+            asleep.send_signal(signal.SIGCONT)
+            lives.goes_on("an executor that stood still")
 
             os.kill(first_worker.pid or 0, signal.SIGPWR)  # spark.worker.decommission.signal
             wait_until(lambda: not executors_of(first_worker), PATIENCE, "no executor of a decommissioned worker")
