@@ -22,6 +22,7 @@ from benchmarks import (
     session,
     sharing,
     space,
+    sql,
     start,
     waiting,
 )
@@ -39,6 +40,7 @@ _BENCHMARKS: Final[dict[str, Callable[[int, bool], object]]] = {
     "inbox": lambda _, quick: inbox.run(quick=quick),
     "restart": lambda scale, _: restart.run(1_000_000 // scale),
     "memory": lambda scale, _: memory.run(10_000_000 // scale),
+    "sql": lambda scale, quick: sql.run(1_000_000 // scale, rounds=2 if quick else 5),
     "space": lambda scale, _: space.run(5000 // scale),
     "waiting": lambda scale, _: waiting.run(10_000_000 // scale),
     "growth": lambda scale, quick: growth.run(
