@@ -16,6 +16,8 @@ from tests.engines.crashing import received
 from tests.helpers import producer_in_order, wait_until
 from tests.integration.gateway.conftest import NewGateway, publish
 from tests.integration.landing.conftest import NewPlace
+from towline.bridge.config.file import parse
+from towline.bridge.uplink.landed import LandedRows
 from towline.errors import ConfigError, JournalDamaged, JournalError, JournalFailed, TowlineError
 from towline.journal import Journal
 from towline.kafka import admin
@@ -28,6 +30,17 @@ from towline.landing.store import KafkaStore
 from towline.landing.topics import NewTopics
 from towline.schema import ROW_SCHEMA
 from towline_prove.devstack import Kafka, Mosquitto
+
+LINE = """
+name = "plant"
+state_dir = "state"
+mqtt = {{ brokers = "mqtt://127.0.0.1" }}
+kafka = {{ bootstrap_servers = "{kafka}" }}
+[[uplink]]
+name = "line"
+inbox = "kafka"
+route = [{{ from = "#", topic = "t" }}]
+"""
 
 
 def opened(place: LandingPlace, **more: Any) -> Journal:
@@ -182,6 +195,54 @@ def test_what_is_done_outlives_a_group_that_kafka_forgets(kafka: Kafka, new_plac
         assert (word.end, word.committed, word.first, word.sign) == (20, 14, 0, None)
         journal.commit("bridge", 20)
         assert lookup.done_before(place, "bridge") == lookup.bounds(place)[1]
+
+
+def test_a_batch_is_counted_before_its_rows_may_go(
+    kafka: Kafka, new_place: NewPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner removes what the query says to be done, maybe before the query takes another breath."""
+    place = new_place()
+    said = followers.commit
+
+    def at_once(where: LandingPlace, consumer: str, offset: int) -> None:
+        said(where, consumer, offset)
+        admin.delete_below(where.client, {(where.topic, 0): offset})
+
+    monkeypatch.setattr(followers, "commit", at_once)
+    with opened(place) as journal:
+        fill(journal, 4)
+        begin = lookup.bounds(place)[1]
+        fill(journal, 3)
+        end = lookup.bounds(place)[1]
+        source = {f"{which}Offset": {place.topic: {"0": at}} for which, at in (("start", begin), ("end", end))}
+        counted = reader_of(kafka, place).done(source, 3)
+    assert (counted["start"], counted["end"], counted["rows"]) == (4, 7, 3)
+
+
+def reader_of(kafka: Kafka, place: LandingPlace) -> LandedRows:
+    """As the bridge has it, of a journal that is there."""
+    bridge = parse(LINE.format(kafka=kafka.bootstrap), Path("/nowhere/bridge.toml"), {})
+    reader = LandedRows(bridge, bridge.uplinks[0])
+    reader._place = place
+    return reader
+
+
+def test_rows_that_go_while_they_are_looked_for_are_not_there(
+    new_place: NewPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = new_place()
+
+    def behind(*args: Any, **more: Any) -> Any:
+        admin.delete_below(place.client, {(place.topic, 0): end})
+        return scan(*args, **more)
+
+    with opened(place) as journal:
+        fill(journal, 4)
+        end = lookup.bounds(place)[1]
+        fill(journal, 3)
+        monkeypatch.setattr(lookup, "scan", behind)
+        with pytest.raises(JournalError, match="TL-J07"):
+            lookup.row_at(place, 0)
 
 
 @pytest.mark.parametrize(

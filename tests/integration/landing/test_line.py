@@ -142,7 +142,7 @@ route = [{{ from = "b/{{qos}}", topic = "both", key = "{{qos}}" }}]
             wait_until(forgotten.exists, PATIENCE, "the batch that was begun")
             wait_until(lambda: (a := bridge.account())["received"] >= 607 and not a["waiting"], PATIENCE, "all of it")
             line = bridge.status_command()["lines"]["line"]
-            assert line["account"]["adds_up"], line
+            assert line["account"]["adds_up"], line["sentence"]
             assert (line["account"]["in_kafka"], line["account"]["deduplicated"]) == (600, 0)
             who = f"the gateway with pid {elsewhere.pid} on {socket.gethostname()}"
             assert line["gateway"]["owner"] == {"who": who, "epoch": 3, "lives": True, "online": True}

@@ -8,6 +8,7 @@ hears of it wherever it runs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from dataclasses import replace
@@ -22,7 +23,7 @@ from towline.landing import followers, lookup
 from towline.landing.place import LandingPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -175,24 +176,35 @@ class LandedRows:
                 its rows behind the source (``parallelism``).
         """
         begin, end = self._offset(source.get("startOffset")), self._offset(source.get("endOffset"))
-        unknown: dict[str, Any] = {"journal": self.journal, "start": None, "end": None}
+        counted: dict[str, Any] = {"journal": self.journal, "start": None, "end": None}
         if end is None:
-            return unknown
-        try:
-            left_out = self._left_out(begin, end)  # before anybody may remove them
-            rows += left_out if self._line.parallelism > 1 else 0
+            return counted
+        with self._told():  # the account tells what nobody counted
+            counted = self._counted(begin, end, rows)
+        # Not before: the owner may remove the rows then.
+        with self._told():  # the next batch says it too
             if end > self._said:
                 Checkpoint(str(self._line.checkpoint)).sync()
                 self._say(end)
-            if end not in self._ends:
-                self._ends[end] = self.row_of(end) if begin is None else self.row_of(begin) + rows
-        except TowlineError as error:  # the next batch says it too; the account tells what nobody counted
-            sys.stderr.write(f"--- line {self._line.name}\n{error}\n")
-            return unknown
+        return counted
+
+    def _counted(self, begin: int | None, end: int, rows: int) -> dict[str, Any]:
+        left_out = self._left_out(begin, end)
+        rows += left_out if self._line.parallelism > 1 else 0
+        if end not in self._ends:
+            self._ends[end] = self.row_of(end) if begin is None else self.row_of(begin) + rows
         while len(self._ends) > _KNOWN:
             del self._ends[next(iter(self._ends))]
-        spans = {"journal": self.journal, "start": self._ends[end] - rows, "end": self._ends[end]}
-        return {**spans, "rows": rows - left_out}
+        last = self._ends[end]
+        return {"journal": self.journal, "start": last - rows, "end": last, "rows": rows - left_out}
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Write down what Kafka did not do."""
+        try:
+            yield
+        except TowlineError as error:
+            sys.stderr.write(f"--- line {self._line.name}\n{error}\n")
 
     def _left_out(self, begin: int | None, end: int) -> int:
         """How many rows of a batch are not served again; Spark does not say where the first one begins."""
