@@ -46,7 +46,7 @@ __all__ = ["MAX_WAIT_S", "InboxService"]
 #: Note in the journal: the consumers whose readers keep in a checkpoint which gateways are drained.
 _KEEPERS: Final = "keepers"
 #: So long they have to come back to a gateway that was started again, in seconds, before a drain ends without them.
-_RETURN_S: Final = 10.0
+_RETURN_S: Final = 60.0
 
 #: Longest long poll a client may ask for, in seconds: a server thread is held that long.
 MAX_WAIT_S = 60.0
