@@ -68,26 +68,20 @@ def row_at(place: LandingPlace, offset: int) -> int:
         KafkaError: TL-K01.
         JournalError: TL-J07 what lay there was removed, TL-J33 the partition has never come so far.
     """
-    first, end = bounds(place)
-    if offset < first:
-        raise _removed(place, offset, first)
+    _, end = bounds(place)
     if offset > end:
         what = f"offset {offset:,} was read, and the topic ends at {end:,}: it was made anew, or restored"
         do = "Bring the topics back from the same backup, or start the query with a new checkpoint directory."
         raise JournalError("TL-J33", place.where, what, do)
     found = _from(place, offset, end)
-    first, _ = bounds(place)
-    if offset < first:  # meanwhile: what was found is a later row
-        raise _removed(place, offset, first)
+    first, _ = bounds(place)  # after the look: rows that go meanwhile leave a later one to be found
+    if offset < first:
+        what = f"what lay at offset {offset:,} was committed and removed; the topic begins at {first:,}"
+        raise JournalError("TL-J07", place.where, what, "It was counted when it was committed.")
     if found is not None:
         return found.number
     known = state_of(place)
     return 0 if known is None else known.state.end
-
-
-def _removed(place: LandingPlace, offset: int, first: int) -> JournalError:
-    what = f"what lay at offset {offset:,} was committed and removed; the topic begins at {first:,}"
-    return JournalError("TL-J07", place.where, what, "It was counted when it was committed.")
 
 
 class _Found(NamedTuple):
