@@ -10,10 +10,16 @@ import textwrap
 from pathlib import Path
 from typing import Self
 
-__all__ = ["PATIENCE", "Page", "commands_of"]
+__all__ = ["KEYS", "PATIENCE", "Page", "commands_of"]
 
 #: A start of Spark takes 10 s alone and a minute on a machine that is busy.
 PATIENCE = 240.0
+#: Of ``[gateway]``: what devstack has made for gateways on a network, in the directory ``tls``.
+KEYS = """cert_file = "{tls}/server.pem"
+key_file = "{tls}/server.key"
+ca_file = "{tls}/authority.pem"
+token_file = "{tls}/token"
+"""
 _BLOCK = re.compile(r"^( *)```sh\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _DONE = "--- done"
 

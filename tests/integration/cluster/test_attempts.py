@@ -15,7 +15,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.integration.bridge.running import Running
 from tests.integration.cluster.hurting import alive, executors_of, kill, tree_of
-from tests.integration.cluster.page import PATIENCE
+from tests.integration.cluster.page import KEYS, PATIENCE
 from tests.integration.cluster.test_cluster import Load
 from tests.integration.spark.searching import read
 from towline_prove.devstack.kafka import Kafka
@@ -24,7 +24,8 @@ from towline_prove.devstack.stack import Stack, StackForm
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mark.broker, pytest.mark.timeout(1800)]
 
-BRIDGE = """
+BRIDGE = (
+    """
 name = "plant"
 state_dir = "state"
 mqtt = {{ brokers = ["{mqtt}"] }}
@@ -41,11 +42,9 @@ ui = true
 "spark.network.timeoutInterval" = "1s"
 "spark.executor.heartbeatInterval" = "2s"
 [gateway]
-cert_file = "{stack}/gateway/server.pem"
-key_file = "{stack}/gateway/server.key"
-ca_file = "{stack}/gateway/authority.pem"
-token_file = "{stack}/gateway/token"
 """
+    + KEYS
+)
 LINE = """
 [[uplink]]
 name = "{name}"
@@ -80,6 +79,7 @@ class Attempts:
             kafka=self.kafka.bootstrap,
             master=self.cluster.master.address,
             stack=self.stack.directory,
+            tls=self.stack.directory / "gateway",
             ui=self._ui,
         )
         self.bridge.file.write_text(text + "".join(self._line(name) for name in lines))

@@ -14,7 +14,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tests.helpers import wait_until
 from tests.integration.bridge.running import Running
 from tests.integration.cluster.hurting import ENVIRONMENTS, executors_of, kill, shown_by
-from tests.integration.cluster.page import PATIENCE
+from tests.integration.cluster.page import KEYS, PATIENCE
 from tests.integration.kafka.reading import numbers
 from tests.integration.spark.searching import contents, rest_of
 from towline_prove.devstack.ports import free_port
@@ -24,7 +24,8 @@ from towline_prove.devstack.stack import Stack, StackForm
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.kafka, pytest.mark.broker, pytest.mark.timeout(1800)]
 
 FORM = StackForm(secure=True, spark_workers=2, shared=True)
-BRIDGE = """
+BRIDGE = (
+    """
 name = "plant"
 state_dir = "{state}"
 [mqtt]
@@ -44,17 +45,16 @@ ui = true
 conf = {{ "spark.executor.memory" = "512m", "spark.ui.port" = {ui}, {events} }}
 [gateway]
 listen = "{listen}"
-cert_file = "{tls}/server.pem"
-key_file = "{tls}/server.key"
-ca_file = "{tls}/authority.pem"
-token_file = "{tls}/token"
-[[uplink]]
+"""
+    + KEYS
+    + """[[uplink]]
 name = "line"
 guarantee = "exactly_once"
 parallelism = 2
 dedupe = {{ key = "CAST(payload AS STRING)" }}
 route = [{{ from = "up/{{device}}", topic = "readings", key = "{{device}}" }}]
 """
+)
 DEVICES = 4
 
 

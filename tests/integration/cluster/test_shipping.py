@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.integration.bridge.running import publish
-from tests.integration.cluster.page import PATIENCE, Page
+from tests.integration.cluster.page import KEYS, PATIENCE, Page
 from towline.bridge.runtime.state import gateway_status
 from towline.spark.executors import NEEDED
 from towline_prove.devstack.mosquitto import Mosquitto
@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[3]
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 #: One worker will do: what it lacks, any lacks.
 FORM = StackForm(spark_workers=1, bare=True)
-BRIDGE = """
+BRIDGE = (
+    """
 name = "ship"
 state_dir = "state"
 mqtt = {{ brokers = ["{mqtt}"] }}
@@ -38,15 +39,14 @@ secret_file = "{secret}"
 conf = {{ "spark.executor.memory" = "512m", "spark.pyspark.python" = "{python}"{more} }}
 [gateway]
 listen = "{listen}"
-cert_file = "{tls}/server.pem"
-key_file = "{tls}/server.key"
-ca_file = "{tls}/authority.pem"
-token_file = "{tls}/token"
-[[uplink]]
+"""
+    + KEYS
+    + """[[uplink]]
 name = "line"
 guarantee = "exactly_once"
 route = [{{ from = "telemetry/{{device}}/#", topic = "readings", key = "{{device}}" }}]
 """
+)
 
 
 @pytest.fixture(scope="module")
