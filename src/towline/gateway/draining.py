@@ -167,9 +167,10 @@ class Drain:
         return self.since is not None
 
     @property
-    def nothing_comes(self) -> bool:
-        """All that it held is committed, and nothing more comes until it takes part again."""
-        return self.step in _OVER
+    def nothing_comes(self) -> bool | None:
+        """Whether all that it held is committed, and nothing more comes; None while the gateway takes part."""
+        step = self.step
+        return None if step is None else step in _OVER
 
     def status(self) -> dict[str, object] | None:
         """What `towline status` shows; None while the gateway takes part."""

@@ -237,8 +237,8 @@ class Pump:
         return self._driver.online
 
     @property
-    def drained(self) -> bool:
-        """All that the gateway held is committed, and nothing more comes until it takes part again."""
+    def drained(self) -> bool | None:
+        """Whether all is committed, and nothing more comes until it takes part again; None while it does."""
         return self._departure.drain.nothing_comes
 
     @property

@@ -66,7 +66,8 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_failure: Called when that fails in the journal [I6]; the gateway has to end.
         outbox: Takes what is to be sent; None for a gateway without an outbox.
         on_drain: Called with whether a drain is to begin, or to be taken back, on a server thread; None where it can't.
-        drained: Whether the gateway is drained but for its end: readers may write down that nothing more comes.
+        drained: Whether the gateway is drained but for its end: readers may write down that nothing more comes. None
+            while it takes part.
 
     Raises:
         GatewayError: TL-G02 when the socket can't be bound.
@@ -85,7 +86,7 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         on_failure: Callable[[JournalFailed], None] | None = None,
         outbox: OutboxHandler | None = None,
         on_drain: Callable[[bool], None] | None = None,
-        drained: Callable[[], bool] = lambda: False,
+        drained: Callable[[], bool | None] = lambda: None,
     ) -> None:
         # Calls may come in as soon as the base class is constructed: every field is set before.
         self._journal = journal
@@ -283,13 +284,14 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with self._polls.changed:
             self._leases.check(consumer, lease)
         self._there(request, start, start)
-        safe, knows = request.optional("safe"), request.optional("drained")
+        safe, known = request.optional("safe"), request.optional("drained")
+        knows = None if known is None else known == 1
+        if knows is not None:  # before the commit, which may be all that the end of a drain waits for
+            self._hear(consumer, lease, knows=knows and start == self._journal.end)
         self._commit(consumer, start if safe is None else min(safe, start))
-        if knows is not None:
-            self._hear(consumer, lease, knows=knows == 1 and start == self._journal.end)
         end = start
         if self._polls.wait(
-            lambda: self._journal.end > start or (knows is not None and self._drained() is not (knows == 1)),
+            lambda: self._journal.end > start or (knows is not None and self._leaves(knows=knows) is not knows),
             timeout,
             context.is_cancelled,
             check=lambda: self._leases.check(consumer, lease),  # it may be taken over meanwhile
@@ -298,9 +300,18 @@ class InboxService(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
                 start, max_rows=request.optional("max_rows"), max_bytes=request.optional("max_bytes")
             )
         size = {"size": self._journal.size(start, end)} if request.optional("sized") else {}
-        position, drained = self._position(), self._drained()
-        told = {"drained": drained and position["tip"] == start} if knows is not None else {}
+        position = self._position()
+        told = {}
+        if knows is not None:
+            told = {"drained": self._leaves(knows=knows) and position["tip"] == start}
+            if knows and not told["drained"]:  # its mark ends with this answer
+                self._hear(consumer, lease, knows=False)
         return {"end": end, "incarnation": self._journal.incarnation_of(end), **size, **told, **position}
+
+    def _leaves(self, *, knows: bool) -> bool:
+        """What a reader is told; one that knows of a drain hears nothing else while we find our way back in it."""
+        drained = self._drained()
+        return drained is not None and (drained or knows)
 
     def _hear(self, consumer: str, lease: str, *, knows: bool) -> None:
         with self._polls.changed:

@@ -81,8 +81,8 @@ class Served:
         self.commits: list[int] = []
         #: What the MQTT side says of itself.
         self.reported: dict[str, object] = {"connected": True}
-        #: Whether its drain is done but for its end.
-        self.drained = False
+        #: Whether its drain is done but for its end; None while it takes part.
+        self.drained: bool | None = None
         limits = Limits(segment_bytes=segment_bytes, min_free_bytes=0)
         self.journal = Journal.open(state_dir / "inbox", schema=ROW_SCHEMA, limits=limits)
         self.service = InboxService(
@@ -108,8 +108,8 @@ class Served:
         return end
 
     def drain(self, *, begin: bool = True) -> None:
-        """Say from now on that nothing more comes, or no longer."""
-        self.drained = begin
+        """Say from now on that nothing more comes, or that the gateway takes part."""
+        self.drained = True if begin else None
         self.service.notify()
 
     def close(self) -> None:

@@ -123,6 +123,41 @@ def test_a_drain_that_is_taken_back_is_heard(two: tuple[Served, Served], new_rea
     assert ends(until(stream, at, lambda place: ends(place)["g2"] == 6)) == {"g1": 0, "g2": 6}
 
 
+def test_one_that_was_killed_in_its_drain_goes_on_with_it_unseen(
+    tmp_path: Path, new_reader: NewReader, left: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It looks first whether the broker has something for it: that is no taking part, and the mark stays."""
+    with served(tmp_path / "g1", name="g1"), served(tmp_path / "g2", name="g2") as other:
+        other.drained = False
+        assert other.service.unheard(), "a reader that knew of it has yet to come back"
+        stream = new_reader()
+        wait_until(lambda: stream.latestOffset(left, ALL) is left and not other.service.unheard())
+        other.drain()
+        assert stream.latestOffset(left, ALL) is left
+        assert not other.service.unheard()
+    assert "takes part again" not in caplog.text
+
+
+def test_who_was_told_that_it_takes_part_is_told_of_the_next_drain(two: tuple[Served, Served]) -> None:
+    """Though what it said last is that it knows: the answer ended that."""
+    other = two[1]
+    other.drain()
+    with GatewayClient(other.location) as client:
+        lease = client.open("default", patience_s=1)
+
+        def wait(*, knows: bool) -> bool:
+            return client.wait(lease, 0, timeout_s=0, sized=True, drained=knows).drained
+
+        assert wait(knows=True)
+        assert not other.service.unheard()
+        other.drain(begin=False)
+        assert not wait(knows=True)
+        other.drain()
+        assert other.service.unheard()
+        assert wait(knows=True), "its checkpoint has not got there"
+        assert not other.service.unheard()
+
+
 def test_rows_behind_the_end_end_the_mark(two: tuple[Served, Served], new_reader: NewReader) -> None:
     """A broker that sends what it had begun to send, although the filters are gone."""
     stream, other = new_reader(), two[1]
