@@ -1,8 +1,8 @@
 """Columns of a row, as Spark's Kafka sink has them, and how an Arrow batch of them becomes arguments of ``produce``.
 
 The hot path of the sink: whole columns are turned into Python values in C, headers are cut out of flat child columns,
-and a row costs a tuple and, with headers, a list. The headers that every MQTT message has are made of flat columns, and
-messages of one topic that came together share one list.
+and a row costs a tuple and, with headers, a list. The headers that every MQTT message has are made of flat columns,
+each once for all rows that say the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.options import FORMAT
 from towline.kafka.packed import PACKED
-from towline.kafka.properties import USER_PREFIX, Header, property_headers
+from towline.kafka.properties import USER_PREFIX, Header, header_value, property_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -245,26 +245,17 @@ def _names(batch: Any) -> Iterator[tuple[bytes | None, int, int]]:
 
 
 def _plain_headers(batch: Any) -> Iterator[list[Header]]:
-    """The headers that every message has: one list for all messages of a topic that came together."""
-    topics, levels, moments = (_coded(batch.column(name)) for name in (_TOPIC, _QOS, "timestamp"))
-    number = pc.add(pc.multiply(topics.indices, len(levels.dictionary)), levels.indices)
-    number = pc.add(pc.multiply(number, len(moments.dictionary)), moments.indices).dictionary_encode()
-    said = [one.to_pylist() for one in (topics.dictionary, levels.dictionary, moments.dictionary)]
-
-    def headers(code: int) -> list[Header]:
-        rest, moment = divmod(code, len(said[2]))
-        topic, qos = divmod(rest, len(said[1]))
-        return property_headers(said[0][topic], said[1][qos], said[2][moment])
-
-    groups = [headers(code) for code in number.dictionary.to_pylist()]
-    return map(groups.__getitem__, number.indices.to_pylist())
+    """The headers that every message has; what several messages say is one tuple for all of them."""
+    topics = _each_header(batch.column(_TOPIC).cast(pa.binary()), "mqtt.topic")
+    levels = _each_header(batch.column(_QOS), "mqtt.qos")
+    moments = _each_header(batch.column("timestamp").cast(pa.int64()), "mqtt.received-at")
+    return map(list, zip(topics, levels, moments, strict=True))
 
 
-def _coded(column: Any) -> Any:
-    """Values by number, null among them; wide numbers, because they are multiplied."""
-    plain = column.cast(pa.binary() if pa.types.is_string(column.type) else pa.int64())
-    kind = pa.dictionary(pa.int64(), plain.type)
-    return plain.dictionary_encode(null_encoding="encode").cast(kind)
+def _each_header(column: Any, name: str) -> Iterator[Header]:
+    coded = column.dictionary_encode(null_encoding="encode")
+    made = [(name, header_value(value)) for value in coded.dictionary.to_pylist()]
+    return repeat(made[0], len(column)) if len(made) == 1 else map(made.__getitem__, coded.indices.to_pylist())
 
 
 def _joined(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["USER_PREFIX", "Header", "property_headers"]
+__all__ = ["USER_PREFIX", "Header", "header_value", "property_headers"]
 
 Header: TypeAlias = tuple[str, bytes | None]
 
@@ -23,7 +23,7 @@ def property_headers(
         received_us: Microseconds since 1970 UTC.
         more: What only some messages have, by the columns of `towline.schema.ROW_SCHEMA`; None for nothing.
     """
-    headers: list[Header] = [("mqtt.topic", topic), ("mqtt.qos", _bytes(qos))]
+    headers: list[Header] = [("mqtt.topic", topic), ("mqtt.qos", header_value(qos))]
     received: Header = ("mqtt.received-at", b"%d" % received_us)
     if more is None:
         return [*headers, received]
@@ -35,12 +35,13 @@ def property_headers(
         "mqtt.message-expiry": more["message_expiry_seconds"],
         "mqtt.payload-format": None if more["payload_is_utf8"] is None else int(more["payload_is_utf8"]),
     }
-    headers += [(name, _bytes(value)) for name, value in optional.items() if value is not None]
-    headers += [("mqtt.subscription-id", _bytes(number)) for number in more["subscription_ids"] or ()]
+    headers += [(name, header_value(value)) for name, value in optional.items() if value is not None]
+    headers += [("mqtt.subscription-id", header_value(number)) for number in more["subscription_ids"] or ()]
     headers.append(received)
-    headers += [(USER_PREFIX + pair["key"], _bytes(pair["value"])) for pair in more["user_properties"] or ()]
+    headers += [(USER_PREFIX + pair["key"], header_value(pair["value"])) for pair in more["user_properties"] or ()]
     return headers
 
 
-def _bytes(value: bytes | str | int | None) -> bytes | None:
+def header_value(value: bytes | str | int | None) -> bytes | None:
+    """A property as a header has it: numbers in digits, texts in UTF-8."""
     return value if value is None or isinstance(value, bytes) else str(value).encode()

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from functools import reduce
+from functools import lru_cache, reduce
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
@@ -42,10 +43,28 @@ _ENOUGH: Final = 1 << 20
 _LARGE: Final = 16 << 10
 #: Fewer rows in a row that can be packed, on average, are not worth it.
 _SHORT: Final = 50
-#: Topics remembered; then all are forgotten, so that devices can't fill the memory.
+#: Topics of a line that are remembered; then all are forgotten, so that devices can't fill the memory.
 _KEPT: Final = 50_000
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _RARE: Final = ("retain", *OPTIONAL)
+#: What all messages of one MQTT topic have in common as records.
+#:   taken    whether a route takes them; else all others are null
+#:   topic    the Kafka topic
+#:   headers  the route's own; null for none
+#:   said     the MQTT topic, where the properties travel as headers
+#:   facts    twice the number of the route's headers (`towline.kafka.columns.ORIGIN`)
+_SAID: Final = pa.schema(
+    {
+        "taken": pa.bool_(),
+        "topic": pa.string(),
+        "key": pa.binary(),
+        "headers": _HEADERS,
+        "said": pa.string(),
+        "facts": pa.int32(),
+    }
+)
+#: Columns that have no equal values, or can't be counted by Arrow.
+_NEVER_COUNTED: Final = frozenset({"headers", "said"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +108,8 @@ class PlainRoute:
             values["properties"],
         )
 
-    def record(self, topic: str) -> _Record | None:
-        """What messages of a topic become; None if they do not match, or can't go where they belong."""
+    def record(self, topic: str) -> dict[str, Any] | None:
+        """What messages of a topic become, as `_SAID`; None if they do not match, or can't go where they belong."""
         captures = self.pattern.match(topic)
         if captures is None:
             return None
@@ -100,24 +119,14 @@ class PlainRoute:
         if name is None or (key is None and self.key_required):
             return None
         headers = [(header, _bytes(text.render(values))) for header, text in self.headers]
-        return _Record(name, _bytes(key), headers or None, topic if self.properties else None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """What all messages of one MQTT topic have in common as records.
-
-    Attributes:
-        topic: Kafka topic.
-        key: Record key.
-        headers: The route's own; None for none.
-        said: The MQTT topic, where the properties travel as headers.
-    """
-
-    topic: str
-    key: bytes | None
-    headers: list[tuple[str, bytes | None]] | None
-    said: str | None
+        return {
+            "taken": True,
+            "topic": name,
+            "key": _bytes(key),
+            "headers": headers or None,
+            "said": topic if self.properties else None,
+            "facts": 2 * len(headers),
+        }
 
 
 def _template(values: Mapping[str, Any]) -> Template:
@@ -153,6 +162,66 @@ def _is_plain(route: Route, *, signed: bool) -> bool:
     return told and named <= {_TOPIC, *route.pattern.names} and not any(one is not None for one in asks)
 
 
+class _Topics:
+    """The records of the topics that were met: a row each, found once in a process.
+
+    Args:
+        routes: Of `as_json`.
+
+    Attributes:
+        records: Columns of `_SAID`; only ever appended to, until all is forgotten.
+    """
+
+    def __init__(self, routes: str) -> None:
+        self._routes = [PlainRoute.from_json(values) for values in json.loads(routes)]
+        self._forget()
+
+    def _forget(self) -> None:
+        #: Topic -> its row in `records`.
+        self._row: dict[str, int] = {}
+        self.records = pa.RecordBatch.from_pylist([], schema=_SAID)
+        #: Column -> the value of all rows, where they have the same.
+        self._same: dict[str, pa.Scalar] = {}
+
+    def rows_of(self, topics: list[str]) -> pa.Array:
+        """Where the records of different topics are; until the next call."""
+        if len(self._row) > _KEPT:
+            self._forget()
+        if new := [topic for topic in topics if topic not in self._row]:
+            self._learn(new)
+        return pa.array([self._row[topic] for topic in topics], pa.int64())
+
+    def _learn(self, topics: list[str]) -> None:
+        self._row.update(zip(topics, count(len(self._row)), strict=False))
+        made = pa.RecordBatch.from_pylist([self._record(topic) for topic in topics], schema=_SAID)
+        self.records = pa.concat_batches([self.records, made])
+        self._same = {
+            name: column[0]
+            for name, column in zip(_SAID.names, self.records.columns, strict=True)
+            if name not in _NEVER_COUNTED and pc.count_distinct(column, mode="all").as_py() == 1
+        }
+
+    def _record(self, topic: str) -> dict[str, Any]:
+        """By the first route that takes it, as arms of a switch."""
+        taker = next((route for route in self._routes if route.pattern.match(topic) is not None), None)
+        record = None if taker is None else taker.record(topic)
+        return {"taken": False} if record is None else record
+
+    def column(self, name: str, places: pa.Array) -> pa.Array | None:
+        """A column of the rows at `places`; None where it says nothing."""
+        column = self.records.column(name)
+        if column.null_count == len(column):
+            return None
+        same = self._same.get(name)
+        return column.take(places) if same is None else pa.repeat(same, len(places))
+
+
+@lru_cache(maxsize=4)
+def _topics(routes: str) -> _Topics:
+    """Of a line; a worker runs tasks of several lines, one after the other."""
+    return _Topics(routes)
+
+
 class Packer:
     """Packs rows of a source.
 
@@ -162,9 +231,8 @@ class Packer:
     """
 
     def __init__(self, routes: str, *, signed: bool) -> None:
-        self._routes = [PlainRoute.from_json(values) for values in json.loads(routes)]
+        self._routes = routes
         self._signed = signed
-        self._known: dict[str, _Record | None] = {}
 
     def packed(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same rows, in order, in batches of `PACKED_SCHEMA`."""
@@ -184,58 +252,37 @@ class Packer:
         if not rows.num_rows or rows.nbytes > _LARGE * rows.num_rows:
             yield _as_they_are(rows)
             return
-        topics = rows.column("topic").dictionary_encode()
-        records = [self._record(topic) for topic in topics.dictionary.to_pylist()]
-        if None not in records and not rows.column("payload").null_count:
-            yield _one_row(self._records(rows, topics.indices, records))
-            return
-        fits = pc.and_(
-            pa.array([record is not None for record in records], pa.bool_()).take(topics.indices),
-            rows.column("payload").is_valid(),
-        )
+        topics, named = _topics(self._routes), rows.column("topic").dictionary_encode()
+        places = topics.rows_of(named.dictionary.to_pylist()).take(named.indices)
+        fits = pc.and_(topics.records.column("taken").take(places), rows.column("payload").is_valid())
         edges = pc.not_equal(fits[1:], fits[:-1])
         ends = [*(at + 1 for at in pc.indices_nonzero(edges).to_pylist()), rows.num_rows]
-        if rows.num_rows < _SHORT * len(ends):
+        if len(ends) > 1 and rows.num_rows < _SHORT * len(ends):
             yield _as_they_are(rows)
             return
         start = 0
         for end in ends:
             part = rows.slice(start, end - start)
             if fits[start].as_py():
-                yield _one_row(self._records(part, topics.indices[start:end], records))
+                yield _one_row(self._records(part, topics, places[start:end]))
             else:
                 yield _as_they_are(part)
             start = end
 
-    def _record(self, topic: str) -> _Record | None:
-        """By the first route that takes it, as arms of a switch."""
-        if topic not in self._known:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            taker = next((route for route in self._routes if route.pattern.match(topic) is not None), None)
-            self._known[topic] = None if taker is None else taker.record(topic)
-        return self._known[topic]
-
-    def _records(self, rows: pa.RecordBatch, places: pa.Array, records: Sequence[_Record | None]) -> pa.RecordBatch:
-        """The records of rows.
-
-        Args:
-            rows: Of messages.
-            places: For each row, where its record is.
-            records: By topic; None for those of no row.
-        """
+    def _records(self, rows: pa.RecordBatch, topics: _Topics, places: pa.Array) -> pa.RecordBatch:
+        """The records of rows, whose topics' are at `places`."""
         columns = {
             "value": rows.column("payload"),
-            "topic": _of(records, "topic", places, pa.string()),
-            "key": _of(records, "key", places, pa.binary()),
-            "headers": _of(records, "headers", places, _HEADERS),
+            "topic": topics.column("topic", places),
+            "key": topics.column("key", places),
+            "headers": topics.column("headers", places),
             "timestamp": rows.column("received_at"),
-            "towline_topic": _of(records, "said", places, pa.string()),
+            "towline_topic": topics.column("said", places),
             "towline_qos": rows.column("qos"),
             "towline_rare": _rare(rows),
         }
         if self._signed:
-            own = pa.array([record and 2 * len(record.headers or ()) for record in records], pa.int32()).take(places)
+            own = topics.records.column("facts").take(places)
             columns["towline_gateway"] = rows.column("gateway")
             columns["towline_offset"] = rows.column("offset")
             columns["towline_facts"] = pc.add(own, rows.column("duplicate").fill_null(False).cast(pa.int32()))
@@ -245,17 +292,6 @@ class Packer:
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _of(records: Sequence[_Record | None], name: str, places: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """A column of what the records of topics have; None where none has it."""
-    values = [record and getattr(record, name) for record in records]
-    if all(value is None for value in values):
-        return None
-    first = values[0]
-    if all(value == first for value in values):
-        return pa.repeat(pa.scalar(first, kind), len(places))
-    return pa.array(values, kind).take(places)
 
 
 def _rare(rows: pa.RecordBatch) -> pa.StructArray | None:
