@@ -230,10 +230,10 @@ def shown(location: str) -> str:
 
 
 def shows_another(location: str, before: str) -> bool:
-    """Whether the certificate is another by now; a handshake that meets the change may be cut off."""
+    """Whether the certificate is another by now; who connects at the moment of the change may have to do it again."""
     try:
         return shown(location) != before
-    except ssl.SSLEOFError:
+    except (ssl.SSLEOFError, ConnectionResetError):
         return False
 
 
