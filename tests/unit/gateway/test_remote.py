@@ -230,10 +230,10 @@ def shown(location: str) -> str:
 
 
 def shows_another(location: str, before: str) -> bool:
-    """Whether the certificate is another by now; who connects at the moment of the change may have to do it again."""
+    """Whether the certificate is another by now; nobody listens for the milliseconds of the change."""
     try:
         return shown(location) != before
-    except (ssl.SSLEOFError, ConnectionResetError):
+    except OSError:  # refused, reset, or cut off in the handshake
         return False
 
 
