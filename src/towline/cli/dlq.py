@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from towline.cli.screen import AsJson, BridgeFile, command_app, json_text, lines_text
+from towline.text import local_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +85,8 @@ def replay(
     wanted, total = _wanted(bridge, line, reason), replaying.Replay()
     ledgers = shelves(bridge)
     for shelf in ledgers:
-        total.include(replaying.replay(shelf, wanted, _session(bridge), limit=limit, dry_run=dry_run))
+        left = None if limit is None else limit - total.letters
+        total.include(replaying.replay(shelf, wanted, _session(bridge), limit=left, dry_run=dry_run))
     found = {**_facts_of(total, dry_run=dry_run), **_besides(ledgers)}
     sys.stdout.write(json_text(found) if as_json else lines_text(_told(total, found, dry_run=dry_run)))
     if total.dead:
@@ -158,10 +159,9 @@ def _shown(found: dict[str, Any]) -> Iterator[str]:
         yield f"{row['letters']:>10,}  {row['reason']:<18} line {row['line']}   in {row['topic']}"
     yield from _of_nobody(found)
     for row in found["first"]:
-        moment = datetime.fromtimestamp(row["at"] / 1000).astimezone()
         target = f"→ {row['topic']}" if row["topic"] else "→ no topic"
         yield (
-            f"{moment:%Y-%m-%d %H:%M:%S}  {row['partition']}/{row['offset']}  {row['reason']}  "
+            f"{local_time(row['at'] / 1000)}  {row['partition']}/{row['offset']}  {row['reason']}  "
             f"{row['mqtt_topic'] or '(not from MQTT)'} {target}  {row['bytes']:,} B  {row['detail']}"
         )
 

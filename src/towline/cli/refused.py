@@ -6,14 +6,13 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from towline.cli.screen import AsJson, command_app, json_text, lines_text
-from towline.text import printable
+from towline.text import local_time, printable
 
 __all__ = ["app"]
 
@@ -167,14 +166,6 @@ def _shown(kept: list[dict[str, Any]], first: list[dict[str, Any]]) -> Iterator[
         yield f"{row['messages']:>10,}  {row['words']} (0x{row['reason']:02X})   {row['line']}"
     for row in first:
         yield (
-            f"{_moment(row['arrived_at'])}  {row['number']:,}  → {printable(row['topic'], _TOPIC)}  QoS {row['qos']}  "
-            f"{row['bytes']:,} B  {row['words']}"
+            f"{local_time(row['arrived_at'] / 1e6)}  {row['number']:,}  → {printable(row['topic'], _TOPIC)}  "
+            f"QoS {row['qos']}  {row['bytes']:,} B  {row['words']}"
         )
-
-
-def _moment(microseconds: int) -> str:
-    """Local time; a column may hold times that no calendar has."""
-    try:
-        return f"{datetime.fromtimestamp(microseconds / 1e6).astimezone():%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):
-        return "at an unknown time"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
+from towline.bridge.deadletters import dlq
+from towline.bridge.deadletters import replay as replaying
+from towline.kafka.deadletters import DeadLetter, Reason
 
 
 @pytest.mark.parametrize("arguments", [["-h"], ["show", "-h"], ["replay", "-h"]])
@@ -33,3 +39,44 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert (code, out) == (2, "")
     assert told in err
     assert err.count("\n") == 1
+
+
+def test_a_limit_is_for_all_topics_together(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "bridge.toml"
+    file.write_text(GOOD)
+    topics = [SimpleNamespace(topic=name, absent=False, nobodys=Counter()) for name in ("one", "other", "third")]
+    given: list[int | None] = []
+
+    def replay(_topic: Any, *_: Any, limit: int | None, dry_run: bool) -> replaying.Replay:
+        given.append(limit)
+        return replaying.Replay(Counter(t=1), 1, Counter({"still": 1}) if dry_run else Counter())
+
+    monkeypatch.setattr(dlq, "shelves", lambda _bridge: topics)
+    monkeypatch.setattr(replaying, "replay", replay)
+    code, out, _ = ran(capsys, "dlq", "replay", str(file), "--limit", "5")
+    assert (code, given) == (0, [5, 3, 1])
+    assert "3  written to t" in out
+
+
+def test_a_letter_of_no_time_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever writes a record says when that was."""
+    file = tmp_path / "bridge.toml"
+    file.write_text(GOOD)
+    letter = DeadLetter(Reason.TOO_LARGE, "t", None, b"")
+    entries = [dlq.Entry(0, n, at, letter) for n, at in enumerate((0, 1 << 62))]
+    topic = SimpleNamespace(
+        topic="dead",
+        absent=False,
+        nobodys=Counter(),
+        entries=lambda _wanted: iter(entries),
+        line_of=lambda _letter: None,
+    )
+    monkeypatch.setattr(dlq, "shelves", lambda _bridge: [topic])
+    code, out, err = ran(capsys, "dlq", "show", str(file))
+    assert (code, err) == (0, "")
+    assert "19" in out
+    assert "at an unknown time  0/1  too_large" in out

@@ -62,6 +62,11 @@ class Replay:
     filtered: int = 0
     dead: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def letters(self) -> int:
+        """How many were looked at."""
+        return self.mended.total() + self.filtered + self.dead.total()
+
     def add(self, outcome: Remapped) -> None:
         """Count one dead letter."""
         if outcome.fate is RemapFate.DEAD:
