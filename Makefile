@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint bench soak fuzz clean style unit everything
+.PHONY: help setup demo test check lint bench soak fuzz clean style unit archive everything
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,7 +44,10 @@ style:
 unit:
 	@$(BIN)/pytest -q $(SPREAD) tests/unit
 
-everything:
+archive:
+	@$(PYTHON) scripts/setup.py spark
+
+everything: archive
 	@$(BIN)/pytest -q $(SPREAD) $(TESTS)
 
 lint: setup
@@ -53,7 +56,7 @@ lint: setup
 check: setup ## style, types, import order and the tests that need no broker; under 90 seconds
 	@$(MAKE) --no-print-directory --jobs 2 style unit
 
-test: setup ## check, and the tests on real brokers; make soak has those that take minutes each
+test: ## check, and the tests on real brokers; make soak has those that take minutes each
 	@$(PYTHON) scripts/setup.py tests
 	@$(MAKE) --no-print-directory --jobs 2 style everything
 

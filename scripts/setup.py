@@ -1,6 +1,7 @@
 """Make this machine ready for Towline: `make setup`. One line a thing; what is there already is left alone.
 
-With the word ``tests`` it brings the brokers that only tests need, and nothing else: `make test`.
+With the word ``tests`` it brings the brokers that only tests need too, and leaves out what it does with ``spark``:
+`make test` does that beside other things.
 
 It needs nothing but Python and, where something is missing, apt with root's rights (sudo if you are not root).
 No host is named here: Debian's backports are derived from the machine's own apt sources, Maven and pip use their own
@@ -10,6 +11,7 @@ settings.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import os
@@ -391,17 +393,21 @@ STEPS = {
     "Mosquitto": mosquitto,
     "helpers": helpers,
     "Kafka": kafka,
-    "Spark": spark,
 }
-#: What only the tests need, and `make test` asks for with the word "tests".
 FOR_TESTS = {"other brokers": other_brokers}
+#: Takes as long as all others: `make test` does it beside what needs no Spark.
+LAST = {"Spark": spark}
+PARTS = {"all": STEPS | LAST, "tests": STEPS | FOR_TESTS, "spark": LAST}
 
 
 def main() -> int:
-    """Do every step, or those for the tests alone; stop at the first that fails."""
+    """Do every step of a part; stop at the first that fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=PARTS, default="all")
+    arguments = parser.parse_args()
     begun = time.monotonic()
     print(f"{sign('▸', 36)} set-up", flush=True)
-    for name, act in (FOR_TESTS if sys.argv[1:] == ["tests"] else STEPS).items():
+    for name, act in PARTS[arguments.part].items():
         if not step(name, act):
             return 1
     print(f"  {'ready':<20} {sign('✓', 32)} {time.monotonic() - begun:6.1f} s", flush=True)
