@@ -58,7 +58,7 @@ check: setup ## style, types, import order and the tests that need no broker; un
 
 test: ## check, and the tests on real brokers; make soak has those that take minutes each
 	@$(PYTHON) scripts/setup.py tests
-	@$(MAKE) --no-print-directory --jobs 2 style everything
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going style everything
 
 bench: setup ## the benchmarks, with their ratios
 	@$(BIN)/python -m benchmarks

@@ -9,10 +9,9 @@ by itself.
 from __future__ import annotations
 
 import unicodedata
-from datetime import datetime
 from typing import Final
 
-__all__ = ["counted", "local_time", "printable", "printable_lines"]
+__all__ = ["counted", "printable", "printable_lines"]
 
 #: Unicode's general categories of what has no shape of its own, or another place than where it stands: control
 #: characters (C0, DEL, C1), format characters (bidi overrides, zero width), lone surrogates, line and paragraph
@@ -36,18 +35,6 @@ def printable(text: str, limit: int | None = None) -> str:
 def counted(number: int, noun: str = "message") -> str:
     """``1 message``, ``1,000 messages``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def local_time(seconds: float) -> str:
-    """``2026-11-24 20:30:00`` on this machine's clock; a record or a row may hold times that no calendar has.
-
-    Args:
-        seconds: Since 1970 UTC.
-    """
-    try:
-        return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):
-        return "at an unknown time"
 
 
 def printable_lines(text: str) -> str:

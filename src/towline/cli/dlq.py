@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from towline.cli.screen import AsJson, BridgeFile, command_app, json_text, lines_text
-from towline.text import local_time
+from towline.cli.screen import AsJson, BridgeFile, command_app, json_text, lines_text, local_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

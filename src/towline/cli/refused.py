@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from towline.cli.screen import AsJson, command_app, json_text, lines_text
-from towline.text import local_time, printable
+from towline.cli.screen import AsJson, command_app, json_text, lines_text, local_time
+from towline.text import printable
 
 __all__ = ["app"]
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 
 from towline.text import printable, printable_lines
 
-__all__ = ["AsJson", "BridgeFile", "command_app", "is_live", "json_text", "lines_text", "plain"]
+__all__ = ["AsJson", "BridgeFile", "command_app", "is_live", "json_text", "lines_text", "local_time", "plain"]
 
 #: A bridge file as an argument; its absence is told by the reader, in one line like every other mistake.
 BridgeFile = Annotated[Path, typer.Argument(help="The bridge file (TOML).", show_default=True)]
@@ -63,3 +64,15 @@ def json_text(values: Any, *, indent: int | None = None) -> str:
 def lines_text(lines: Iterable[str]) -> str:
     """Each of ``lines`` in one line, for a terminal, whatever a device or a topic put into it."""
     return "".join(plain(printable(line)) + "\n" for line in lines)
+
+
+def local_time(seconds: float) -> str:
+    """``2026-11-24 20:30:00`` on this machine's clock; a record or a row may hold times that no calendar has.
+
+    Args:
+        seconds: Since 1970 UTC.
+    """
+    try:
+        return f"{datetime.fromtimestamp(seconds).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return "at an unknown time"
