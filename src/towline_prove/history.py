@@ -131,9 +131,8 @@ class HistoryWriter:
 
     def flush(self) -> None:
         """Hand everything remembered to the kernel; call it before the bytes it speaks of are sent."""
-        if self._pending:
-            os.write(self._fd, self._pending)
-            self._pending.clear()
+        while self._pending:
+            del self._pending[: os.write(self._fd, self._pending)]  # a disk that fills takes a part
 
     def __enter__(self) -> Self:
         return self

@@ -43,6 +43,16 @@ def test_nothing_is_on_disk_before_the_flush_and_all_of_it_after(tmp_path: Path)
         assert read_history(path).count(SenderRecord.ATTEMPTED) == 5
 
 
+def test_a_write_that_takes_a_part_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HistoryWriter(tmp_path / "h", {}) as writer:
+        write = os.write
+        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:7])))
+        writer.note_all(SenderRecord.ACKED, 3, [0, 2, 4])
+        writer.flush()
+    claims = read_history(tmp_path / "h")
+    assert bytes(claims.flags[3]) == b"\2\0\2\0\2"
+
+
 def test_a_history_cut_at_any_byte_still_tells_its_whole_records(tmp_path: Path) -> None:
     path = tmp_path / "claims"
     with HistoryWriter(path, {"run": "r"}) as history:
