@@ -12,21 +12,16 @@ Header: TypeAlias = tuple[str, bytes | None]
 USER_PREFIX: Final = "mqtt.user."
 
 
-def property_headers(
-    topic: bytes | None, qos: int | None, received_us: int, more: Mapping[str, Any] | None = None
-) -> list[Header]:
+def property_headers(topic: bytes | None, qos: int | None, received_us: int, more: Mapping[str, Any]) -> list[Header]:
     """All properties, in the order of `towline.bridge.config.routes.HEADERS`.
 
     Args:
         topic: The topic name, UTF-8; None where a dead letter does not say it, as all that follows.
         qos: 0, 1 or 2.
         received_us: Microseconds since 1970 UTC.
-        more: What only some messages have, by the columns of `towline.schema.ROW_SCHEMA`; None for nothing.
+        more: What only some messages have, by the columns of `towline.schema.ROW_SCHEMA`.
     """
     headers: list[Header] = [("mqtt.topic", topic), ("mqtt.qos", header_value(qos))]
-    received: Header = ("mqtt.received-at", b"%d" % received_us)
-    if more is None:
-        return [*headers, received]
     headers += [("mqtt.retain", b"true")] if more["retain"] else []
     optional = {
         "mqtt.content-type": more["content_type"],
@@ -37,7 +32,7 @@ def property_headers(
     }
     headers += [(name, header_value(value)) for name, value in optional.items() if value is not None]
     headers += [("mqtt.subscription-id", header_value(number)) for number in more["subscription_ids"] or ()]
-    headers.append(received)
+    headers.append(("mqtt.received-at", header_value(received_us)))
     headers += [(USER_PREFIX + pair["key"], header_value(pair["value"])) for pair in more["user_properties"] or ()]
     return headers
 

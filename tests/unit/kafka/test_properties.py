@@ -61,7 +61,7 @@ def wanted(row: dict[str, Any]) -> list[Header]:
     if row["towline_topic"] is None:
         return headers
     name = row["towline_topic"].encode(), row["towline_qos"], row["timestamp"]
-    return [*property_headers(*name, row["towline_rare"]), *headers]
+    return [*property_headers(*name, row["towline_rare"] or dict.fromkeys(RARE)), *headers]
 
 
 @given(st.lists(message, max_size=8) | st.lists(message.map(lambda row: {**row, "towline_rare": None}), max_size=8))
