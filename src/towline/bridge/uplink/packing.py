@@ -254,7 +254,7 @@ class Packer:
             return
         topics, named = _topics(self._routes), rows.column("topic").dictionary_encode()
         places = topics.rows_of(named.dictionary.to_pylist()).take(named.indices)
-        fits = pc.and_(topics.records.column("taken").take(places), rows.column("payload").is_valid())
+        fits = pc.and_(topics.column("taken", places), rows.column("payload").is_valid())
         edges = pc.not_equal(fits[1:], fits[:-1])
         ends = [*(at + 1 for at in pc.indices_nonzero(edges).to_pylist()), rows.num_rows]
         if len(ends) > 1 and rows.num_rows < _SHORT * len(ends):
@@ -282,7 +282,7 @@ class Packer:
             "towline_rare": _rare(rows),
         }
         if self._signed:
-            own = topics.records.column("facts").take(places)
+            own = topics.column("facts", places)
             columns["towline_gateway"] = rows.column("gateway")
             columns["towline_offset"] = rows.column("offset")
             columns["towline_facts"] = pc.add(own, rows.column("duplicate").fill_null(False).cast(pa.int32()))
