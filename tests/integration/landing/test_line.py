@@ -24,6 +24,7 @@ from tests.helpers import wait_until
 from tests.integration.bridge.running import PATIENCE, Running, in_kafka, publish
 from towline.bridge.config.file import load
 from towline.bridge.runtime.status import render
+from towline.checkpoint import Checkpoint
 from towline.gateway.endpoint import GatewayEndpoint
 from towline.gateway.settings import GatewaySettings
 from towline.landing import lookup
@@ -53,23 +54,17 @@ def alternate(broker: Mosquitto, first: int, count: int) -> None:
     device.loop_stop()
 
 
-def last_commit(state: Path) -> Path:
-    """Of the line "both"."""
-    commits = (state / "both" / "checkpoint" / "commits").glob("[0-9]*")
-    return max((one for one in commits if one.name.isdecimal()), key=lambda one: int(one.name))
-
-
-def offsets_of_last_batch(state: Path) -> int:
-    """Of the line "both": Kafka's offsets, of rows and of what ends their transactions."""
-    batch, log = int(last_commit(state).name), state / "both" / "checkpoint" / "offsets"
-    ends = [json.loads((log / str(one)).read_text().splitlines()[-1]) for one in (batch - 1, batch)]
-    before, after = (sum(sum(partitions.values()) for partitions in end.values()) for end in ends)
-    return int(after - before)
+def offsets_of_last_batch(checkpoint: Checkpoint) -> int:
+    """Kafka's offsets, of rows and of what ends their transactions."""
+    batch = checkpoint.last_commit_batch() or 0
+    ends = [sum(partitions.values()) for n in (batch - 1, batch) for partitions in checkpoint.offsets(n)[0].values()]
+    return int(ends[1] - ends[0])
 
 
 def forget_the_last_batch(state: Path) -> Path:
     """Leave the line "both" as if all was killed before its last batch was done, or heard of: the batch's commit."""
-    newest = last_commit(state)
+    checkpoint = state / "both" / "checkpoint"
+    newest = checkpoint / "commits" / str(Checkpoint(f"file:{checkpoint}").last_commit_batch())
     newest.unlink()
     file = state / "bridge.json"
     known = json.loads(file.read_text())
@@ -132,8 +127,8 @@ route = [{{ from = "b/{{qos}}", topic = "both", key = "{{qos}}" }}]
         wait_until(lambda: lookup.bounds(place)[0] > 0, 30, "what is committed to be removed")
         assert lookup.row_at(place, committed_of(place, "bridge") or 0) == 207
 
-        both = 0
-        while not both or offsets_of_last_batch(tmp_path / "state") < 4:  # from four on there are two rows among them
+        both, checkpoint = 0, Checkpoint(f"file:{tmp_path / 'state' / 'both' / 'checkpoint'}")
+        while not both or offsets_of_last_batch(checkpoint) < 4:  # from four on there are two rows among them
             alternate(broker, both, 20)
             both += 20
             wait_until(
