@@ -170,7 +170,7 @@ def test_topics_without_end_are_forgotten() -> None:
         for first in range(0, 10, 2):
             rows = batches_of([{"topic": f"a/{n}/x", "payload": b"", "qos": 1} for n in range(first, first + 2)], 1)
             assert len(list(packer.packed(iter(rows)))) == 1
-            assert packing._topics(as_json(ROUTES)).records.num_rows <= 4
+            assert packing._topics(as_json(ROUTES)).records.num_rows <= 3
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,11 @@ class _Topics:
 
     def rows_of(self, topics: list[str]) -> pa.Array:
         """Where the records of different topics are; until the next call."""
-        if len(self._row) > _KEPT:
+        new = [topic for topic in topics if topic not in self._row]
+        if new and len(self._row) + len(new) > _KEPT:
             self._forget()
-        if new := [topic for topic in topics if topic not in self._row]:
+            new = topics
+        if new:
             self._learn(new)
         return pa.array([self._row[topic] for topic in topics], pa.int64())
 
