@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -73,12 +74,25 @@ def test_10k_topics_and_repeated_property_keys(new_mosquitto: NewMosquitto, new_
     assert all(row["user_properties"] == wanted for row in rows)
 
 
+def published_after_pubrel(broker: Mosquitto) -> int:
+    """Times Mosquitto published what it had released, against [MQTT-4.3.3-6] (test_forgetful_broker)."""
+    released: set[str] = set()
+    times = 0
+    for kind, packet_id in re.findall(r"Sending (PUBLISH|PUBREL) to plant-7 \(.*?m(\d+)", broker.log.read_text()):
+        if kind == "PUBREL":
+            released.add(packet_id)
+        elif packet_id in released:  # 300 messages: no packet id comes round
+            released.remove(packet_id)
+            times += 1
+    return times
+
+
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_line_cut_at_every_packet_keeps_the_promise(
     new_mosquitto: NewMosquitto, new_gateway: NewGateway, qos: int
 ) -> None:
     """The connection ends after each number of bytes from the broker: at every packet, and inside every packet."""
-    broker = new_mosquitto(max_queued_messages="0")
+    broker = new_mosquitto(max_queued_messages="0", log_type="all")
     guarantee = "exactly_once" if qos == 2 else "at_least_once"
     with FaultProxy(broker.port) as line:
         gateway = new_gateway(
@@ -95,7 +109,7 @@ def test_a_line_cut_at_every_packet_keeps_the_promise(
         gateway.until(30, qos2_held=0)
         seen = gateway.seen()
         assert list(dict.fromkeys(seen)) == list(range(300))
-        assert qos == 1 or len(seen) == 300
+        assert qos == 1 or len(seen) - 300 <= published_after_pubrel(broker)
         assert gateway.status()["connects"] > 10
 
 
