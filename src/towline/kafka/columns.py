@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from towline.errors import ConfigError, KafkaError
 from towline.kafka.options import FORMAT
 from towline.kafka.packed import PACKED
-from towline.kafka.properties import USER_PREFIX, Header, header_value, property_headers
+from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -254,7 +254,7 @@ def _plain_headers(batch: Any) -> Iterator[list[Header]]:
 
 def _each_header(column: Any, name: str) -> Iterator[Header]:
     coded = column.dictionary_encode(null_encoding="encode")
-    made = [(name, header_value(value)) for value in coded.dictionary.to_pylist()]
+    made = [(name, in_bytes(value)) for value in coded.dictionary.to_pylist()]
     return repeat(made[0], len(column)) if len(made) == 1 else map(made.__getitem__, coded.indices.to_pylist())
 
 

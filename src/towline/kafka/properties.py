@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["USER_PREFIX", "Header", "header_value", "property_headers"]
+__all__ = ["USER_PREFIX", "Header", "in_bytes", "property_headers"]
 
 Header: TypeAlias = tuple[str, bytes | None]
 
@@ -21,7 +21,7 @@ def property_headers(topic: bytes | None, qos: int | None, received_us: int, mor
         received_us: Microseconds since 1970 UTC.
         more: What only some messages have, by the columns of `towline.schema.ROW_SCHEMA`.
     """
-    headers: list[Header] = [("mqtt.topic", topic), ("mqtt.qos", header_value(qos))]
+    headers: list[Header] = [("mqtt.topic", topic), ("mqtt.qos", in_bytes(qos))]
     headers += [("mqtt.retain", b"true")] if more["retain"] else []
     optional = {
         "mqtt.content-type": more["content_type"],
@@ -30,13 +30,13 @@ def property_headers(topic: bytes | None, qos: int | None, received_us: int, mor
         "mqtt.message-expiry": more["message_expiry_seconds"],
         "mqtt.payload-format": None if more["payload_is_utf8"] is None else int(more["payload_is_utf8"]),
     }
-    headers += [(name, header_value(value)) for name, value in optional.items() if value is not None]
-    headers += [("mqtt.subscription-id", header_value(number)) for number in more["subscription_ids"] or ()]
-    headers.append(("mqtt.received-at", header_value(received_us)))
-    headers += [(USER_PREFIX + pair["key"], header_value(pair["value"])) for pair in more["user_properties"] or ()]
+    headers += [(name, in_bytes(value)) for name, value in optional.items() if value is not None]
+    headers += [("mqtt.subscription-id", in_bytes(number)) for number in more["subscription_ids"] or ()]
+    headers.append(("mqtt.received-at", in_bytes(received_us)))
+    headers += [(USER_PREFIX + pair["key"], in_bytes(pair["value"])) for pair in more["user_properties"] or ()]
     return headers
 
 
-def header_value(value: bytes | str | int | None) -> bytes | None:
-    """A property as a header has it: numbers in digits, texts in UTF-8."""
+def in_bytes(value: bytes | str | int | None) -> bytes | None:
+    """As a record's key or header: texts in UTF-8, numbers in digits."""
     return value if value is None or isinstance(value, bytes) else str(value).encode()

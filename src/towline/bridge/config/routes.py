@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from towline.bridge.config.patterns import FIELDS, Pattern, Template, covers, kafka_name_problem, kafka_topic
-from towline.kafka.properties import USER_PREFIX, Header, property_headers
+from towline.kafka.properties import USER_PREFIX, Header, in_bytes, property_headers
 from towline.kafka.reserved import INTERNAL, reserved
 from towline.mqtt.events import Filter
 
@@ -126,18 +126,14 @@ class Route:
         values = {**_message_fields(row), **captures, **{name: _text(row[name]) for name in self.said_fields}}
         key = self.key.render(values) if self.key else None
         texts = [(name, template.render(values)) for name, template in self.headers]
-        own = [(name, _bytes(text)) for name, text in texts if text is not None or not self.omit_missing]
+        own = [(name, in_bytes(text)) for name, text in texts if text is not None or not self.omit_missing]
         return {
             "topic": self.topic_for(values) or self.fallback_topic,
-            "key": _bytes(key),
+            "key": in_bytes(key),
             "value": row["payload"],
             "headers": [*(_properties(row) if self.properties else ()), *own] or None,
             "timestamp": row["received_at"],
         }
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
 
 
 def _text(value: object) -> str | None:
@@ -152,7 +148,7 @@ def _message_fields(row: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _properties(row: Mapping[str, Any]) -> list[Header]:
-    return property_headers(_bytes(row["topic"]), row["qos"], _micros(row["received_at"]), row)
+    return property_headers(in_bytes(row["topic"]), row["qos"], _micros(row["received_at"]), row)
 
 
 def _micros(moment: Any) -> int:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from towline.bridge.config.patterns import Pattern, Template, kafka_topic
 from towline.guarantee import policy
 from towline.kafka.packed import PACKED, pack
+from towline.kafka.properties import in_bytes
 from towline.schema import OPTIONAL, ROW_SCHEMA
 
 if TYPE_CHECKING:
@@ -118,11 +119,11 @@ class PlainRoute:
         key = None if self.key is None else self.key.render(values)
         if name is None or (key is None and self.key_required):
             return None
-        headers = [(header, _bytes(text.render(values))) for header, text in self.headers]
+        headers = [(header, in_bytes(text.render(values))) for header, text in self.headers]
         return {
             "taken": True,
             "topic": name,
-            "key": _bytes(key),
+            "key": in_bytes(key),
             "headers": headers or None,
             "said": topic if self.properties else None,
             "facts": 2 * len(headers),
@@ -131,10 +132,6 @@ class PlainRoute:
 
 def _template(values: Mapping[str, Any]) -> Template:
     return Template(values["text"], tuple(values["parts"]))
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
 
 
 def plain_routes(line: Line) -> str | None:
