@@ -1,15 +1,15 @@
-"""What Mosquitto does by itself when it is killed with its store, shown without any part of Towline.
+"""What Mosquitto forgets by itself, killed with its store or cut off twice, shown without any part of Towline.
 
 Its saving (`autosave_on_changes`) does not count a message's phase as a change (src/database.c, 2.0.21): killed after
 PUBREL and before PUBCOMP, it knows the message as published only, and publishes it again instead of its PUBREL. So a
 QoS 2 subscriber gets it twice under one packet id, and tests that kill Mosquitto count those apart.
 
+To publish a message again after its PUBREL it needs no kill: of a connection that ends before its PUBRELs have left
+again, it remembers only that it has to begin anew (`db__message_reconnect_reset_outgoing`, the same in the source of
+2.1.2). Two connections that end in a row in the middle of QoS 2 are enough.
+
 What it has sent to a subscriber it saves later (src/loop.c): killed in between, it has forgotten that too, and the
 subscriber waits for a PUBREL that never comes.
-
-It needs no kill for that: of a connection that ends before its PUBRELs have left again, it remembers at the next one
-that it has to begin with PUBLISH (`db__message_reconnect_reset_outgoing`, the same in 2.1.2). Two connections that end
-in a row in the middle of QoS 2 are enough.
 
 Nor is a QoS 2 message that waits for its PUBREL a change: killed then, however long after its PUBREC, it has forgotten
 what its publisher must take for received, and completes the exchange as if it had it.
