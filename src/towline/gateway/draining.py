@@ -174,29 +174,33 @@ class Drain:
 
     def status(self) -> dict[str, object] | None:
         """What `towline status` shows; None while the gateway takes part."""
-        return None if self.step is None else {"step": self.step.value, "since": self.since}
+        step = self.step
+        return None if step is None else {"step": step.value, "since": self.since}
 
     def ask(self, *, begin: bool) -> None:
         """Begin the drain, or take part again; from any thread."""
         self._orders.append(begin)
 
-    def obey(self) -> bool | None:
-        """Write down what was asked for; whether the filters are wanted from now on, None for no change.
+    def obey(self, want: Callable[[bool], None]) -> None:
+        """Write down what was asked for, and do it.
+
+        Args:
+            want: Called with whether the filters are wanted from now on. Who looks on sees the gateway take part when
+                the session has heard of it, not before: it is not online then until the broker has answered.
 
         Raises:
             JournalFull: No room; it is tried again.
         """
-        changed = None
         while self._orders:
             begin = self._orders[0]
             if begin is not self.active:
                 now = time.time()
                 note = {"since": now} if begin else None
                 self._inbox.append(NO_ROWS, held={}, released=(), notes={DRAIN_NOTE: note})
-                self.since, self.step = (now, DrainStep.LEAVING) if begin else (None, None)
-                changed = not begin
+                self.since = now if begin else None
+                want(not begin)
+                self.step = DrainStep.LEAVING if begin else None
             self._orders.popleft()
-        return changed
 
     def look(self, facts: DrainFacts, now: float, ask: Callable[[], None]) -> bool:
         """Whether the session is to be ended now; arguments as for `Stillness.look`."""

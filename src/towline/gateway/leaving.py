@@ -88,14 +88,15 @@ class Departure:
         return left
 
     def _drained(self, driver: SessionDriver, uplink: Uplink, *, owing: bool) -> bool:
+        def want(takes_part: bool) -> None:  # noqa: FBT001 - as `Drain.obey` says it
+            self._log.info("takes part again" if takes_part else "draining", client_id=self._settings.mqtt_client_id)
+            driver.handle(Want(self._options.session.filters if takes_part else ()))
+
         try:
-            takes_part = self.drain.obey()
+            self.drain.obey(want)
         except JournalFull as error:
             self._note(error)
             return False
-        if takes_part is not None:
-            self._log.info("takes part again" if takes_part else "draining", client_id=self._settings.mqtt_client_id)
-            driver.handle(Want(self._options.session.filters if takes_part else ()))
         if not self.drain.active:
             return False
         facts, now = self._facts(driver, uplink, owing=owing), time.monotonic()

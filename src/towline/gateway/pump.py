@@ -195,6 +195,7 @@ class Pump:
 
     def status(self) -> Mapping[str, Any]:
         """The MQTT side as `towline status` shows it; counters are totals over the journal's life."""
+        drain = self._departure.drain.status()  # before the state: a drain taken back shows there before it shows here
         ledger, session = self._inbox.ledger, self._driver.session
         inbound, server = session.inbound, session.server
         return {
@@ -209,7 +210,7 @@ class Pump:
             "deduplicated": ledger.get("deduplicated", 0),
             "of_other_members": ledger.get("of_other_members", 0),
             "share": self._settings.share.model_dump(mode="json") if self._settings.share else None,
-            "drain": self._departure.drain.status(),
+            "drain": drain,
             "packet_ids_reused": ledger.get("packet_ids_reused", 0),
             "packets_too_large": ledger.get("packets_too_large", 0),
             "too_many_properties": ledger.get("too_many_properties", 0),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.gateway.brokered import Broker
 from tests.unit.gateway.serving import Served, served
 from towline.gateway.client import GatewayClient
 
@@ -31,3 +32,11 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker()
+    yield broker
+    broker.line.close()
+    broker.listener.close()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-from mqtt5 import ConnAckPacket, PublishPacket, QoS, SubAckPacket, SubAckReasonCode
+from mqtt5 import PublishPacket, QoS
 
+from tests.unit.gateway.brokered import Broker, turn
 from towline.delivery.outrows import arrived, rows_of
 from towline.gateway.pump import Pump
 from towline.gateway.settings import GatewaySettings
@@ -30,45 +29,6 @@ class Full(Disk):
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(descriptor, buffers)
-
-
-class Broker:
-    """The other end of the pump's connection, one packet at a time."""
-
-    def __init__(self) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.line = self.listener
-
-    @property
-    def url(self) -> str:
-        return f"mqtt://127.0.0.1:{self.listener.getsockname()[1]}"
-
-    def accept(self, pump: Pump, *, session_present: bool) -> None:
-        pump._driver._attempts.due = 0.0
-        turn(pump)
-        if self.line is not self.listener:
-            self.line.close()
-        self.line, _ = self.listener.accept()
-        self.say(pump, ConnAckPacket(session_present=session_present, receive_max=10))
-        if not session_present:
-            self.say(pump, SubAckPacket(1, [SubAckReasonCode.GRANTED_QOS_EXACTLY_ONCE]))
-
-    def say(self, pump: Pump, *packets: Any) -> None:
-        self.line.sendall(b"".join(packet.write() for packet in packets))
-        turn(pump)
-
-
-def turn(pump: Pump) -> None:
-    pump.wake()
-    pump._turn()
-
-
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    broker = Broker()
-    yield broker
-    broker.line.close()
-    broker.listener.close()
 
 
 def settings_of(place: Path, broker: Broker) -> GatewaySettings:
