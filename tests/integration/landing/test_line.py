@@ -60,6 +60,17 @@ def taken(account: dict[str, Any]) -> int:
     return int(account["received"] - account.get("deduplicated", 0))
 
 
+def seen_elsewhere(bridge: Running, who: str) -> dict[str, Any]:
+    """What ``towline status`` tells of the line once it has heard of its owner, whose word may be late."""
+    owner = {"who": who, "epoch": 3, "lives": True, "online": True}
+
+    def told() -> dict[str, Any] | None:
+        line: dict[str, Any] = bridge.status_command()["lines"]["line"]
+        return line if (line["gateway"] or {}).get("owner") == owner else None
+
+    return wait_until(told, PATIENCE, f"{who}, online")
+
+
 def offsets_of_last_batch(checkpoint: Checkpoint) -> int:
     """Kafka's offsets, of rows and of what ends their transactions."""
     batch = checkpoint.last_commit_batch() or 0
@@ -157,23 +168,21 @@ route = [{{ from = "b/{{qos}}", topic = "both", key = "{{qos}}" }}]
         elsewhere = ForkedGateway(_on_another_machine(bridge), bridge.directory / "elsewhere.log")
         with elsewhere:
             assert elsewhere.fork().until(607)
-            alone = bridge.status_command()["lines"]["line"]
+            who = f"the gateway with pid {elsewhere.pid} on {socket.gethostname()}"
+            alone = seen_elsewhere(bridge, who)
             assert (taken(alone["account"]), alone["gateway"]["end"]) == (607, 607)
             bridge.start()
             wait_until(forgotten.exists, PATIENCE, "the batch that was begun")
             wait_until(lambda: taken(a := bridge.account()) >= 607 and not a["waiting"], PATIENCE, "all of it")
-            line = bridge.status_command()["lines"]["line"]
+            line = seen_elsewhere(bridge, who)
             assert line["account"]["adds_up"], line["sentence"]
             assert (taken(line["account"]), line["account"]["in_kafka"]) == (607, 600)
-            who = f"the gateway with pid {elsewhere.pid} on {socket.gethostname()}"
-            assert line["gateway"]["owner"] == {"who": who, "epoch": 3, "lives": True, "online": True}
             wait_until(lambda: bridge.account("both")["skipped"], PATIENCE, "Spark's word of the batch")
             account = bridge.account("both")
             assert account["adds_up"], account
             assert account["skipped"] == 2 * both - account["in_kafka"]
-            text = render(bridge.status())
-            assert f"owner     {who}   epoch 3   online" in text
-            assert "no gateway" not in text
+            shown = f"owner     {who}   epoch 3   online"
+            wait_until(lambda: shown in (text := render(bridge.status())) and "no gateway" not in text, PATIENCE, shown)
             assert bridge.interrupt() == 0
             assert f"{who} has its inbox in Kafka" in bridge.out
     finally:
