@@ -31,6 +31,8 @@ __all__ = ["ReceiptsAccount", "ReceiptsDemo"]
 
 #: The way of everything into Kafka after three kills, in seconds.
 _DRAIN_S: Final = 300.0
+#: The last of the messages is published after the last kill: so large a part of them is before it, at most.
+_MOST: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class ReceiptsAccount:
         offered: Messages that `publish` had promised to keep.
         in_kafka: Different numbers found in Kafka by a plain consumer.
         doubled: Records beyond the first of a number.
+        forgotten: Messages that Mosquitto had acknowledged and lost when it was killed, at least.
         sent_again: Messages that the publisher sent again, because the broker had lost them.
         dropped: Repeats that the gateway recognised.
         guarantee: Of the line.
@@ -49,6 +52,7 @@ class ReceiptsAccount:
     offered: int
     in_kafka: int
     doubled: int
+    forgotten: int
     sent_again: int
     dropped: int
     guarantee: str
@@ -66,6 +70,7 @@ class ReceiptsDemo(Scene[ReceiptsAccount]):
     command: ClassVar[str] = "demo receipts"
 
     _seen: Counter[bytes] = field(default_factory=Counter, init=False)
+    _forgotten: int = field(default=0, init=False)
     _sent_again: int = field(default=0, init=False)
 
     def _run(self, directory: Path) -> ReceiptsAccount:
@@ -91,7 +96,13 @@ class ReceiptsDemo(Scene[ReceiptsAccount]):
             doubled = self._seen.total() - len(self._seen)
             in_kafka = sum(str(number).encode() in self._seen for number in range(self.messages))
             account = ReceiptsAccount(
-                self.messages, in_kafka, doubled, self._sent_again, int(status["deduplicated"]), self.guarantee
+                self.messages,
+                in_kafka,
+                doubled,
+                self._forgotten,
+                self._sent_again,
+                int(status["deduplicated"]),
+                self.guarantee,
             )
             bridge.stop()
         return account
@@ -103,23 +114,29 @@ class ReceiptsDemo(Scene[ReceiptsAccount]):
         def until(condition: Callable[[], bool]) -> None:
             self._until(lambda: self._watch(publisher, tail, bridge) and condition(), _DRAIN_S, publisher.log)
 
-        def sent(share: float) -> Callable[[], bool]:
-            return lambda: self._moment.acknowledged >= share * self.messages
+        def further(share: float) -> int:
+            """Wait for so many more acknowledgements; how many there were when it began, at least."""
+            known = publisher.reports
+            until(lambda: publisher.reports > known)  # what was told before may be from before the last kill
+            self._watch(publisher, tail, bridge)
+            begun = self._moment.acknowledged
+            wanted = min(begun + share * self.messages, _MOST * self.messages)
+            until(lambda: self._moment.acknowledged >= wanted)
+            return begun
 
-        until(sent(0.15))
+        further(0.15)
         bridge.kill()
         self.stage.fault(f"killed the bridge, gateway and Spark (kill -9), at {self._moment.acknowledged:,}")
-        queued = self._moment.acknowledged
-        until(sent(0.4))
+        queued = further(0.25)
         mosquitto.kill()
-        lost = self._moment.acknowledged - queued
-        self.stage.fault(f"killed Mosquitto (kill -9) with {lost:,} acknowledged messages in its memory")
+        self._forgotten = self._moment.acknowledged - queued
+        self.stage.fault(f"killed Mosquitto (kill -9) with {self._forgotten:,} acknowledged messages in its memory")
         mosquitto.start()
-        until(sent(0.6))
+        further(0.2)
         publisher.kill()
         self.stage.fault(f"killed the publisher (kill -9) at {self._moment.offered:,}")
         publisher.start()
-        until(sent(0.8))
+        further(0.2)
         self.stage.fault("the bridge comes back; Mosquitto knows nothing of its subscription any more")
         bridge.start()
         until(lambda: not publisher.running)
@@ -185,10 +202,19 @@ class _Child:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait(30)
 
+    @property
+    def reports(self) -> int:
+        """How many reports it has written, over its lives."""
+        return sum(map(_is_report, self._lines()))
+
     def report(self) -> dict[str, Any] | None:
         """The newest whole line that is a report."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        for line in reversed(text.splitlines()[-20:]):
-            if line.startswith("{") and line.endswith("}"):
-                return dict(json.loads(line))
-        return None
+        found = next(filter(_is_report, reversed(self._lines()[-20:])), None)
+        return None if found is None else dict(json.loads(found))
+
+    def _lines(self) -> list[str]:
+        return self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+
+
+def _is_report(line: str) -> bool:
+    return line.startswith("{") and line.endswith("}")
