@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -125,7 +125,8 @@ class ReceiptsDemo(Scene[ReceiptsAccount]):
             return begun
 
         further(0.15)
-        bridge.kill()
+        with publisher.stopped():  # a bridge takes a while to kill, and takes in what is published meanwhile
+            bridge.kill()
         self.stage.fault(f"killed the bridge, gateway and Spark (kill -9), at {self._moment.acknowledged:,}")
         queued = further(0.25)
         mosquitto.kill()
@@ -196,6 +197,16 @@ class _Child:
     @property
     def code(self) -> int | None:
         return self._process.returncode if self._process is not None else None
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It does nothing meanwhile, and then goes on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         if self._process is not None and self.running:
