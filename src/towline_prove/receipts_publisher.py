@@ -50,8 +50,8 @@ def main(broker: str, state_dir: str, count: int, rate: float, qos: int, key_fil
 
 
 def _report(publisher: Publisher) -> None:
-    status = publisher.status()
-    report = {"on_disk": status["accepted"], "at_broker": status["delivered"], **status["receipts"]}
+    now, status = time.monotonic(), publisher.status()
+    report = {"at": now, "on_disk": status["accepted"], "at_broker": status["delivered"], **status["receipts"]}
     sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
 

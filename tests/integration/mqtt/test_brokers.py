@@ -96,7 +96,7 @@ def test_a_half_open_line_is_found_within_one_and_a_half_keep_alives(
         publish(mosquitto, range(5, 10))  # on its way into the hole
         gateway.until(state="online", connects=2)
         took = time.monotonic() - began
-        assert took < 1.5 * 5 + 5, f"{took:.1f} s; the connection after that is among them"
+        assert took < 1.5 * 5 + 1.5, f"{took:.1f} s"
         gateway.until(journaled=10)
         gateway.stop()
     assert [int(row["payload"]) for row in gateway.rows()] == list(range(10))
@@ -120,7 +120,7 @@ def test_a_line_whose_packets_vanish_is_given_up_by_the_system(line: str) -> Non
     )
     assert done.returncode == 0, done.stderr
     took = float(done.stdout)
-    assert took < 2 * 1.5 + 5, "keep alive 2 s; the system's own patience is a quarter of an hour"
+    assert took < 2 * 1.5 + 2, "keep alive 2 s"
 
 
 def test_a_server_that_wants_no_keep_alive_is_pinged_all_the_same(new_gateway: NewGateway) -> None:

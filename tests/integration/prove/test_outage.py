@@ -63,14 +63,14 @@ def test_the_same_with_four_thousand(rig: Rig, what: str, record_property: Calla
 
 
 @pytest.mark.parametrize("rig", [OWN_LIMITS], ids=["defaults"], indirect=True)
-@pytest.mark.parametrize(("rate", "seconds"), [(500, 5), pytest.param(2_000, 60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.long)])
 def test_a_publisher_that_goes_on_fills_the_journal_and_not_the_broker(
-    rig: Rig, rate: int, seconds: int, record_property: Callable[[str, object], None]
+    rig: Rig, seconds: int, record_property: Callable[[str, object], None]
 ) -> None:
-    """Kafka is away for more messages than Mosquitto holds, which drops beyond 1,000: it never has to queue them."""
-    steady = steady_outage(rig, rate=rate, seconds=seconds)
+    """Kafka away at 2,000 msg/s: Mosquitto, which drops beyond 1,000, never has to queue."""
+    steady = steady_outage(rig, seconds=seconds)
     record_property("journaled_during", steady.journaled_during)
     assert steady.dropped == 0
-    assert steady.sent_during == rate * seconds > 1_000
-    assert steady.journaled_during >= rate * seconds
+    assert steady.sent_during == 2_000 * seconds
+    assert steady.journaled_during >= 2_000 * seconds
     assert steady.account.ok, story(steady.account)

@@ -46,5 +46,6 @@ def test_what_can_not_be_done_with_mosquitto(tmp_path: Path, guarantee: str) -> 
     assert account.ok, (account, audience.told)
     assert account.offered == account.in_kafka == 1500
     assert account.doubled == 0 or guarantee == "at_least_once"
-    assert account.sent_again >= account.forgotten > 0, "the broker has to acknowledge messages, and to forget them"
+    # Between the bridge's end and Mosquitto's a quarter of all messages was acknowledged, by a broker that forgot.
+    assert account.sent_again >= account.forgotten >= 0.2 * 1500
     assert sum("killed" in text for text in audience.told) == 3
