@@ -332,6 +332,8 @@ class _Gateway:
             "recovered": journal.recovery.note,
             "inbox": "disk" if self._landed is None else journal.where,
             "oldest": self._oldest.at(),
+            "measured": {"inbox": journal.measured()}
+            | ({} if self._outbox is None else {"outbox": self._outbox.journal.measured()}),
             **({"listen": self._front.status()} if self._front else {}),
         }
 

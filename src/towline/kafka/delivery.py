@@ -7,7 +7,7 @@ which case Spark does not commit the batch and runs it again. Today two; the tra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ class Delivered:
         why: Why rows were given up, in a few words.
         dead_lettered: Rows that went to the dead-letter topic, named by the row or because Kafka would refuse it.
         skipped: The batch was in Kafka already; the numbers are those of then.
+        seconds: How long its transaction was open, from the first record to Kafka's answer; None without one.
     """
 
     rows: int
@@ -62,6 +63,7 @@ class Delivered:
     why: str = ""
     dead_lettered: int = 0
     skipped: bool = False
+    seconds: float | None = field(default=None, compare=False)
 
 
 class Delivery(ABC):

@@ -188,6 +188,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 self._delivery.deliver(Task(partition, batch=batchId, query=written[0].query), ())
         checkpoint = Checkpoint(self._location)
         tally.noted(checkpoint, batchId, total.dead_lettered)
+        tally.took(checkpoint, batchId, [one.done.seconds for one in written if one.done.seconds is not None])
         tally.given(checkpoint, batchId, None if total.skipped else sum(answer.given for answer in written))
         checkpoint.sync_state()
 

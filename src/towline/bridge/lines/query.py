@@ -14,6 +14,7 @@ from towline.bridge.lines.sql import DeadLetterTarget
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import REMOTE
 from towline.guarantee import policy
+from towline.spark import tally
 from towline.spark.masters import shares_files
 
 if TYPE_CHECKING:
@@ -107,9 +108,15 @@ class LineQuery(ABC, Generic[LineT]):
             "batch": progress["batchId"],
             "rows": observed.pop("rows", progress.get("numInputRows", 0)),
             "millis": progress.get("durationMs", {}),
+            "transactions": self._transactions(progress["batchId"]),
             "gives_up": policy(self.line.guarantee).gives_up,
             "observed": observed,
         }
+
+    def _transactions(self, batch: int) -> list[float]:
+        """How long each transaction of a batch was open, in seconds; none where there are no transactions."""
+        transactions = policy(self.line.guarantee).transactions
+        return tally.took_at(Checkpoint(str(self.line.checkpoint)), batch) if transactions else []
 
     def _identity(self) -> Identity:
         """Of the line; a new one before its first start."""

@@ -23,6 +23,7 @@ from towline.errors import GatewayError
 from towline.gateway.access import Access
 from towline.gateway.launch import discover
 from towline.processes import ProcessMark
+from towline.timing import BATCHES, Histogram
 
 __all__ = [
     "BRIDGE_FILE",
@@ -79,6 +80,10 @@ class LineView:
         before: The gateway's last answer to the bridge that ran before this one.
         gateways: State directories and locations of gateways elsewhere that the line reads; none for one of its own.
         access: The files that let the bridge in to those, as plain values.
+        batches: How long the committed batches of this run took.
+        transactions: How long their transactions were open; nothing is counted where the guarantee has none.
+        batch_at: When the last of them was heard of, in seconds since 1970; None before the first.
+        timed: Its query and number.
     """
 
     name: str
@@ -96,6 +101,24 @@ class LineView:
     before: Mapping[str, Any] = field(default_factory=dict)
     gateways: Sequence[str] = ()
     access: Mapping[str, str] = field(default_factory=dict)
+    batches: Histogram = field(default_factory=lambda: Histogram(BATCHES))
+    transactions: Histogram = field(default_factory=lambda: Histogram(BATCHES))
+    batch_at: float | None = None
+    timed: tuple[str, int] = ("", -1)
+
+    def took(self, report: Mapping[str, Any]) -> None:
+        """Note how long a committed batch took, and its transactions; one that was noted before changes nothing.
+
+        Args:
+            report: As `LineCounts.add` takes it; ``millis`` as Spark's ``durationMs``, ``transactions`` in seconds.
+        """
+        query, batch = str(report.get("query", "")), int(report.get("batch", -1))
+        if query == self.timed[0] and batch <= self.timed[1]:
+            return
+        self.timed, self.batch_at = (query, batch), time.time()
+        self.batches.observe(float(report.get("millis", {}).get("triggerExecution", 0)) / 1000)
+        for seconds in report.get("transactions", ()):
+            self.transactions.observe(seconds)
 
     def hear(self, status: Mapping[str, Any]) -> None:
         """Take an answer of the gateway."""
@@ -184,6 +207,8 @@ class BridgeState:
         self._file = state_dir / BRIDGE_FILE
         self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
         self._started = time.time()
+        #: When the supervisor looked around last, on `time.monotonic`; one that stands still shows.
+        self.beat = time.monotonic()
         self._events: deque[str] = deque(maxlen=1000)
         former = (read_state(state_dir) or {}).get("lines", {})
         for line, view in self.lines.items():

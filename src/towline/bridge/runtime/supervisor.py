@@ -126,7 +126,7 @@ class Supervisor:
         """Show the account until the end is asked for, or nothing can go on."""
         saved = 0.0
         while not self._interrupts:
-            now = time.monotonic()
+            now = self._state.beat = time.monotonic()
             if now - saved >= 1.0:
                 saved = now
                 with self._state.lock:
