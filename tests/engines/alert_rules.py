@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -132,12 +133,10 @@ def _firing(file: Path, sound: str, hurt: Hurt) -> set[str]:
 def _part(value: float | None, times: int, before: float | None = None) -> str:
     if value is None:
         return f"_x{times}"
+    if not math.isfinite(value):
+        return " ".join([str(value).replace("inf", "Inf").replace("nan", "NaN")] * times)
     step = f"+{value - before!r}" if before is not None and value > before > 0 else ""
-    return f"{_number(value)}{step}x{times - 1}"
-
-
-def _number(value: float) -> str:
-    return str(value).replace("inf", "Inf").replace("nan", "NaN")
+    return f"{value!r}{step}x{times - 1}"
 
 
 def names(rules: Iterable[Rule] = RULES) -> set[str]:
