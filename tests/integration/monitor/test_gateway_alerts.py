@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,11 @@ from tests.engines.alert_rules import firing
 from tests.integration.gateway.conftest import Gateway, NewGateway, publish
 from tests.integration.monitor.looking import Scraped, looked_at
 from towline import Client
+from towline.bridge.config.file import load
+from towline.bridge.runtime.kafka_supervisor import KafkaSupervisor
+from towline.bridge.runtime.state import BridgeState
+from towline.monitor.bridge import BridgeMonitor, serve_bridge
+from towline.monitor.server import ListenAddress
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno
@@ -114,3 +120,52 @@ def test_a_slow_disk(tmp_path: Path, new_mosquitto: NewMosquitto, new_gateway: N
             gateway.commit()
             scrapes.append(endpoint.until(lambda now: now.get("messages_waiting") == 0))
     assert firing(tmp_path, sound, {"slow": (scrapes[0], scrapes[1])}) == {"slow": {"TowlineSlowDisk"}}
+
+
+def test_an_account_that_does_not_add_up_and_a_kafka_that_is_not_there(
+    tmp_path: Path, new_mosquitto: NewMosquitto, new_gateway: NewGateway
+) -> None:
+    """A real gateway whose bridge has counted more than it has: its directory was restored from a copy."""
+    broker = new_mosquitto()
+    gateway = new_gateway(broker)
+    gateway.start()
+    gateway.until(state="online")
+    publish(broker, range(10))
+    gateway.until(journaled=10)
+    gateway.commit()
+    state = BridgeState("b", tmp_path, {"line": "up"})
+    view, monitor = state.lines["line"], BridgeMonitor("b", {"line": "plant-7"})
+    state.spark, state.kafka, view.query = "running", "reachable", "running"
+    report = {"journal": gateway.status()["journal"], "batch": 0, "rows": 10, "start": 0, "end": 10, "observed": {}}
+    view.counts = view.counts.add(report)
+    monitor.show(state)
+    with serve_bridge(monitor, ListenAddress(("127.0.0.1", 0))) as served:
+        endpoint = Scraped(served.address)
+        view.hear(gateway.status())
+        assert endpoint.verdict("readyz") == (200, [])
+        known = {"well": endpoint.text()}
+        view.counts = view.counts.add({**report, "batch": 1, "rows": 90, "start": 10, "end": 100})
+        view.hear(gateway.status())
+        known["account"] = endpoint.text()
+        assert endpoint.verdict("readyz") == (503, [{"what": "the account does not add up", "line": "line"}])
+        stopping = threading.Event()
+        (tmp_path / "bridge.toml").write_text(
+            f'name = "b"\nstate_dir = "s"\nmqtt = {{ brokers = "{broker.uri}" }}\n'
+            'kafka = { bootstrap_servers = "127.0.0.1:9" }\n'
+            'uplink = [{ name = "line", route = [{ from = "t", topic = "t" }] }]\n'
+        )
+        kafka = KafkaSupervisor(load(tmp_path / "bridge.toml"), state, stopping)
+        kafka.start()
+        try:
+            endpoint.until(lambda now: now.get("kafka_reachable") == 0)
+            view.counts = view.counts.from_json({**view.counts.as_json(), "upto": 10, "rows": 10})
+            view.hear(gateway.status())
+            known["kafka"] = endpoint.text()
+        finally:
+            stopping.set()
+            kafka.join()
+    assert firing(tmp_path, known["well"], known) == {
+        "well": set(),
+        "account": {"TowlineAccountWrong"},
+        "kafka": {"TowlineKafkaAway"},
+    }
