@@ -108,15 +108,10 @@ class LineQuery(ABC, Generic[LineT]):
             "batch": progress["batchId"],
             "rows": observed.pop("rows", progress.get("numInputRows", 0)),
             "millis": progress.get("durationMs", {}),
-            "transactions": self._transactions(progress["batchId"]),
+            "transactions": _transactions(self.line, progress["batchId"]),
             "gives_up": policy(self.line.guarantee).gives_up,
             "observed": observed,
         }
-
-    def _transactions(self, batch: int) -> list[float]:
-        """How long each transaction of a batch was open, in seconds; none where there are no transactions."""
-        transactions = policy(self.line.guarantee).transactions
-        return tally.took_at(Checkpoint(str(self.line.checkpoint)), batch) if transactions else []
 
     def _identity(self) -> Identity:
         """Of the line; a new one before its first start."""
@@ -166,6 +161,11 @@ def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None
     finally:
         for name, old in before.items():
             spark.conf.unset(name) if old is None else spark.conf.set(name, old)
+
+
+def _transactions(line: AnyLine, batch: int) -> list[float]:
+    """How long each transaction of a batch was open, in seconds; none where there are no transactions."""
+    return tally.took_at(Checkpoint(str(line.checkpoint)), batch) if policy(line.guarantee).transactions else []
 
 
 def source_of(progress: Mapping[str, Any]) -> Mapping[str, Any]:
