@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Self
@@ -61,7 +62,8 @@ class MonitorEndpoint:
 
     def _watch(self) -> None:
         while True:
-            self._look()
+            with contextlib.suppress(Exception):  # the next look may go well, and rates alone are missing until then
+                self._look()
             if self._closed.wait(_LOOK_S):
                 return
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,7 +70,6 @@ key_required = true
     assert fired["letter"] == {"TowlineDeadLetters"}
     # Whether the query has ended already, or still waits for Kafka, is Kafka's client's to tell.
     assert fired["waiting"] - {"TowlineQueryDown"} == {"TowlineNothingCarried", "TowlineDeadLetters"}
-    os.kill(bridge.process.pid, signal.SIGKILL)
 
 
 def _carried(count: int) -> Any:
