@@ -65,6 +65,8 @@ key_required = true
     own_kafka.kill()
     publish(broker, 11, 5, qos=2, user="id")
     waiting = endpoint.until(lambda now: now.get("messages_waiting") == 5, PATIENCE)
+    own_kafka.start()
+    endpoint.until(lambda now: _carried(16)(now) and now["messages_dead_lettered_total"] == 1, PATIENCE)
     fired = firing(tmp_path, sound, {"well": sound, "letter": letter, "waiting": waiting})
     assert fired["well"] == set()
     assert fired["letter"] == {"TowlineDeadLetters"}
