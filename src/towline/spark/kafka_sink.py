@@ -125,22 +125,23 @@ class KafkaTransactional(DataSource):
         return BatchWriter(self._delivery(schema, BatchOrigin(job=uuid.uuid4().hex)))
 
     def _delivery(self, schema: StructType, origin: BatchOrigin | None = None) -> Delivery:
-        _tell_insecure(self._settings)
+        _tell(self._settings)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         columns = Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
         guard.require_topics(self._settings)
         return delivery_for(self._settings, columns, origin or BatchOrigin())
 
 
-#: What was told of insecure clients in this process.
+#: What was told of settings in this process.
 _told: Final[set[str]] = set()
 
 
-def _tell_insecure(settings: SinkSettings) -> None:
-    """Warn once in a process, not at every batch."""
-    for line in set(insecurities(settings.client)) - _told:
+def _tell(settings: SinkSettings) -> None:
+    """Warn of what is insecure, and of what changes nothing; once in a process, not at every batch."""
+    insecure = {f"insecure: kafka.{line}" for line in insecurities(settings.client)}
+    for line in sorted((insecure | set(settings.idle)) - _told):
         _told.add(line)
-        _log.warning("%s: insecure: kafka.%s", FORMAT, line)
+        _log.warning("%s: %s", FORMAT, line)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
