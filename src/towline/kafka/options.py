@@ -65,7 +65,9 @@ class SinkSettings:
         dead_letter_topic: Where records go that can't be written; None: they stop the query.
         sink_id: Names the sink in transactional ids and markers; None for the id of the query.
         idle: A line for each option that is taken and changes nothing (`towline.kafka.javanames`).
-        parallelism: Partitions a batch may have; 1 makes it one transaction.
+        parallelism: Transactions of a batch; with 1, and `gather` off, its query must bring one partition.
+        gather: Whether the driver writes the rows of all tasks in one transaction: exactly once, and no `parallelism`
+            was given.
         prefix: What transactional ids and the marker topic begin with.
         marker_topic: The compacted topic of the markers; None for ``<prefix>.<sink id>.markers``.
         create_marker_topic: Whether it is created when it is missing.
@@ -87,6 +89,7 @@ class SinkSettings:
     sink_id: str | None = None
     idle: tuple[str, ...] = ()
     parallelism: int = 1
+    gather: bool = False
     prefix: str = "towline"
     marker_topic: str | None = None
     create_marker_topic: bool = True
@@ -150,6 +153,7 @@ class SinkSettings:
             timeout_s=timeout_s,
             client=client,
             idle=said.idle,
+            gather=policy(guarantee).transactions and "parallelism" not in given,
             **given.values(_FORMAT.options),
         )
         settings._check_reserved()

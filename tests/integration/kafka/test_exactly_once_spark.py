@@ -119,9 +119,9 @@ def test_a_forgotten_coalesce_is_told_and_mended(
     spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
 ) -> None:
     name = topic(partitions=1)
-    told = line(failure(to_kafka(counting(spark, partitions=2), kafka, name, tmp_path)))
+    told = line(failure(to_kafka(counting(spark, partitions=2), kafka, name, tmp_path, parallelism="1")))
     assert "[TL-K17]" in told or "[TL-K18]" in told or "[TL-K19]" in told
-    mended = to_kafka(counting(spark, partitions=2).coalesce(1), kafka, name, tmp_path)
+    mended = to_kafka(counting(spark, partitions=2).coalesce(1), kafka, name, tmp_path, parallelism="1")
     if not committed(kafka, name):
         run_to_end(mended, 2)
         check(kafka, name)
@@ -208,7 +208,7 @@ def test_speculation_is_refused(spark: SparkSession, kafka: Kafka, topic: NewTop
     spark.conf.set(lenient, "false")
     spark.conf.set("spark.speculation", "true")
     try:
-        told = line(failure(to_kafka(counting(spark).coalesce(1), kafka, topic(), tmp_path)))
+        told = line(failure(to_kafka(counting(spark).coalesce(1), kafka, topic(), tmp_path, parallelism="1")))
     finally:
         spark.conf.unset("spark.speculation")
         spark.conf.unset(lenient)
