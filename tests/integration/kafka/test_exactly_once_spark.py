@@ -75,12 +75,12 @@ def test_a_batch_that_is_in_kafka_is_skipped_when_spark_runs_it_again(
 ) -> None:
     name = topic(partitions=1)
     for _ in range(2):
-        writer = to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path)
+        writer = to_kafka(counting(spark), kafka, name, tmp_path)
         run_to_end(writer, 2)
         (before,) = markers(kafka, tmp_path)
         assert before is not None
         assert forget_last_commit(tmp_path) <= before.batch
-    run_to_end(to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path), 2)
+    run_to_end(to_kafka(counting(spark), kafka, name, tmp_path), 2)
     (marker,) = markers(kafka, tmp_path)
     assert marker is not None
     assert marker.writer == query_id(tmp_path)
