@@ -97,7 +97,7 @@ class Delivery(ABC):
             limits = RecordLimits({}, 0, None, 0, self.settings.reserves)
             fault = fault_of((topic,), limits)
             assert fault is not None, "it is reserved"
-            raise faults.unfit(self.settings.servers, topic, fault.reason, fault.detail)
+            raise faults.unfit(self.settings.servers, topic, fault.reason, fault.detail, self.settings.guarantee)
 
 
 class AtLeastOnce(Delivery):
@@ -146,7 +146,12 @@ class AtLeastOnce(Delivery):
             raise faults.gave_up(self.settings.servers, problem) from None
         if left or client.failures:
             raise faults.undelivered(
-                self.settings.servers, left + client.failures, rows, self.settings.timeout_s, client.first
+                self.settings.servers,
+                left + client.failures,
+                rows,
+                self.settings.timeout_s,
+                client.first,
+                self.settings.guarantee,
             )
         return Delivered(rows - screen.dead_letters, size, dead_lettered=screen.dead_letters)
 
