@@ -63,7 +63,7 @@ test: ## check, and the tests on real brokers; make soak has those that take min
 bench: setup ## the benchmarks, with their ratios
 	@$(BIN)/python -m benchmarks
 
-soak: setup ## two hours: kill -9 of every process at random moments, and all long tests; each run a line in docs/proof
+soak: ## two hours: kill -9 of every process at random moments, and all long tests; each run a line in docs/proof
 	@$(PYTHON) scripts/setup.py tests
 	@failed=0; \
 	$(BIN)/pytest -q --numprocesses 3 -m long --proof docs/proof/tests.jsonl $(TESTS) || failed=1; \

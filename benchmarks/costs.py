@@ -99,23 +99,17 @@ def _drained(rig: Rig, directory: Path, child: int, count: int) -> Counter[Place
     jvm = processes.named(child, Role.JVM)[0]  # what it forks looks like itself for a moment
     assert gateway is not None
     ends = Ends(rig.bootstrap, TOPIC, 2)
-    written, stored = ends(), journaled(rig)
+    written, stored = ends(), rig.journaled()
     with held(jvm):
         with held(gateway.pid):
             publish(rig.mosquitto, directory, count, qos=2 if rig.guarantee == "exactly_once" else 1)
             before = clocks(child)
-        wait(lambda: journaled(rig) - stored >= count, "the gateway to drain the broker")
+        wait(lambda: rig.journaled() - stored >= count, "the gateway to drain the broker")
     wait(lambda: ends() - written >= count, "Spark to drain the gateway", pause=0.02)
     ends.close()
     used = clocks(child)
     used.subtract(before)  # with what has become less: of a thread that has ended
     return used
-
-
-def journaled(rig: Rig) -> int:
-    """Messages in the journal of the rig's gateway, as it says."""
-    status = rig.bridge.status()
-    return int(status["journaled"]) if status is not None else 0
 
 
 def profile(count: int, rounds: int, guarantee: str, tier: str) -> None:

@@ -7,7 +7,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.costs import journaled
 from benchmarks.pipeline import Ends
 from benchmarks.rig import UNLIMITED, held, machine, publish, wait
 from towline_prove import processes
@@ -49,10 +48,10 @@ def _carried(rig: Rig, directory: Path, count: int) -> float:
     written = ends()
     with held(jvm):
         for done in range(0, count, _PIECE):
-            stored = journaled(rig)
+            stored = rig.journaled()
             piece = min(_PIECE, count - done)
             publish(rig.mosquitto, directory, piece)
-            wait(lambda: journaled(rig) - stored >= piece, "the gateway to drain the broker")  # noqa: B023 - called at once
+            wait(lambda: rig.journaled() - stored >= piece, "the gateway to drain the broker")  # noqa: B023 - called at once
         if count > _PIECE:
             print(f"  {count:>11,} waiting: gateway {processes.memory_of(gateway.pid) / 1e6:.0f} MB   (aim < 200)")
     began = time.monotonic()

@@ -33,7 +33,6 @@ def main() -> None:
     spark = session()
     query = (
         alarms(readings(spark, given.bootstrap, given.source))
-        .coalesce(1)
         .writeStream.format("kafka_transactional")
         .option("kafka.bootstrap.servers", given.bootstrap)
         .option("topic", given.target)

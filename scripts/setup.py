@@ -316,15 +316,19 @@ def never_at_boot(service: str) -> None:
 
 def helpers() -> tuple[str, str]:
     """Tools for faults and independent reading; tests without them are skipped."""
-    missing = [program for program in ("strace", "kcat") if which(program) is None]
+    programs = ("strace", "kcat", "prometheus")
+    missing = [program for program in programs if which(program) is None]
     refused = []
     for program in missing:
         try:
             apt_install(program)
         except Problem:
             refused.append(program)
+    if "prometheus" in missing and "prometheus" not in refused:
+        for service in ("prometheus", "prometheus-node-exporter"):
+            never_at_boot(service)
     warning = f"{' and '.join(refused)} can't be installed; tests that need them are skipped" if refused else ""
-    return "strace, kcat" if not refused else "some are missing", warning
+    return ", ".join(programs) if not refused else "some are missing", warning
 
 
 def other_brokers() -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from towline.monitor.publisher import publisher_metrics
     from towline.mqtt.events import Filter, SessionRecord
     from towline.net.client import Client
     from towline.net.messages import Memory, Message, Store, Will
@@ -27,6 +28,7 @@ __all__ = [
     "Tls",
     "Will",
     "check_executors",
+    "publisher_metrics",
     "register",
     "spark_conf",
 ]
@@ -38,6 +40,7 @@ _HOMES = {
     **dict.fromkeys(("Memory", "Message", "Store", "Will"), "towline.net.messages"),
     **dict.fromkeys(("Proxy", "Tls"), "towline.net.transport"),
     "check_executors": "towline.spark.executors",
+    "publisher_metrics": "towline.monitor.publisher",
     "register": "towline.spark.registration",
     "spark_conf": "towline.spark.session",
 }

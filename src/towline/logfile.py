@@ -8,18 +8,57 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, NamedTuple, TextIO
 
-__all__ = ["KEPT", "MOST_BYTES", "LogStream", "own_log", "trim"]
+from towline.errors import ConfigError
+
+__all__ = ["KEPT", "MOST_BYTES", "LogSettings", "LogStream", "log_settings", "own_log", "trim"]
 
 #: A larger log is copied to ``NAME.1`` and cut. With two older ones it takes 30 MB at most.
 MOST_BYTES: Final = 10 << 20
 #: Older logs beside it: ``NAME.1`` is the newest.
 KEPT: Final = 2
+
+
+_LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+_FORMATS: Final = ("auto", "json", "text")
+
+
+class LogSettings(NamedTuple):
+    """What is logged, and how.
+
+    Attributes:
+        level: The least that is logged, as `logging` counts.
+        form: ``json`` or ``text``; ``auto`` for text on a terminal, and elsewhere what the process is used to.
+    """
+
+    level: int
+    form: str
+
+
+def log_settings(environ: Mapping[str, str] = os.environ) -> LogSettings:
+    """Read ``TOWLINE_LOG_LEVEL`` and ``TOWLINE_LOG_FORMAT``, which a process hands on to those that it starts.
+
+    Raises:
+        ConfigError: TL-C147, one has no value of its own.
+    """
+    level, form = environ.get("TOWLINE_LOG_LEVEL", "info").lower(), environ.get("TOWLINE_LOG_FORMAT", "auto").lower()
+    for name, value, known in (("LEVEL", level, [*_LEVELS]), ("FORMAT", form, [*_FORMATS])):
+        if value not in known:
+            what = f'"{value}" is none of {", ".join(known)}'
+            raise ConfigError("TL-C147", f"TOWLINE_LOG_{name}", what, "Set one of them, or leave the variable out.")
+    return LogSettings(_LEVELS[level], form)
 
 
 def trim(log: Path, most: int = MOST_BYTES, kept: int = KEPT) -> None:

@@ -148,7 +148,7 @@ def _rig(plan: LargePlan, directory: Path) -> Rig:
     settings = {"message.max.bytes": str(most), "replica.fetch.max.bytes": str(most)} if most > _KAFKA_DEFAULT else {}
     client = {"message.max.bytes": most} if settings else None
     rig = Rig(directory, mosquitto=KEEP_ALL, guarantee=plan.guarantee, kafka=settings, client=client, direct=True)
-    rig.kafka._more_jvm = _LARGE_HEAP  # noqa: SLF001  our own class
+    rig.kafka.more_jvm = _LARGE_HEAP
     return rig
 
 

@@ -115,16 +115,11 @@ def steady_outage(rig: Rig, *, rate: float = 2_000.0, seconds: float = 60.0, wha
         trial.load(int(rate), rate=rate)
         dropped = dropped_by(rig.mosquitto)
         with BREAKS[what](rig):
-            before = _journaled(rig)
+            before = rig.journaled()
             plan, claims = trial.plan(int(rate * seconds), rate=rate, seconds=seconds * 2 + 30)
             sent = run_load(plan, claims)
-            wait_for(lambda: _journaled(rig) - before >= sent.acked, 10, 0.05)
-            during = _journaled(rig) - before
+            wait_for(lambda: rig.journaled() - before >= sent.acked, 10, 0.05)
+            during = rig.journaled() - before
         account = trial.account()
         time.sleep(1.5)  # the broker's own counters are a second old
         return Steady(account, during, sent.attempted, dropped_by(rig.mosquitto) - dropped)
-
-
-def _journaled(rig: Rig) -> int:
-    watermarks = rig.watermarks()
-    return watermarks.journaled if watermarks else 0

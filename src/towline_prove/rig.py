@@ -166,6 +166,11 @@ class Rig:
 
         return Watermarks.of(status) if wait_for(answered, timeout) else None
 
+    def journaled(self) -> int:
+        """Messages in the gateway's journal, as it says; 0 when it does not answer in time."""
+        watermarks = self.watermarks()
+        return watermarks.journaled if watermarks else 0
+
     def nothing_waits(self) -> bool:
         """Whether the gateway says that everything in its journal is committed."""
         watermarks = self.watermarks(5)

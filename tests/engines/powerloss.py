@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EVERYTHING", "NOTHING", "DiskModel", "Gap", "Survives", "some"]
 
-#: Asked for each unsynced change, oldest first within a file or directory: is it on the disk?
+#: Bytes that a disk writes in one piece.
+_SECTOR: Final = 512
+
+#: Asked for each unsynced change, oldest first within a file or directory, of a write for each of its sectors: is it on
+#: the disk?
 Survives = Callable[[], bool]
 
 
@@ -83,9 +87,22 @@ class _File:
     def content(self, survives: Survives) -> bytes:
         content = bytearray(self.durable)
         for change in self.changes:
-            if survives():
-                _put(content, change)
+            for sector in _sectors(change):
+                if survives():
+                    _put(content, sector)
         return bytes(content)
+
+
+def _sectors(change: _Write) -> Iterator[_Write]:
+    """What a disk writes whole or not at all: a write may be torn between two of its sectors."""
+    at, end = change.at, change.at + len(change.data)
+    if change.size is not None or at == end:
+        yield change
+        return
+    while at < end:
+        upto = min(end, at - at % _SECTOR + _SECTOR)
+        yield _Write(change.ended, at, change.data[at - change.at : upto - change.at])
+        at = upto
 
 
 def _put(content: bytearray, change: _Write) -> None:

@@ -39,6 +39,20 @@ def test_every_paragraph_has_a_code() -> None:
     assert {code for code in documented() if code not in text} == set()
 
 
+def test_every_paragraph_says_what_happened_what_is_at_stake_and_what_to_do() -> None:
+    """A row is ``| CODE | what happened | at stake | what to do |``; no part is empty, or another one once more."""
+    page = (ROOT / "docs" / "errors.md").read_text()
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in page.splitlines() if line.startswith("| TL-")]
+    parts = {code.strip(): [part.strip() for part in rest] for code, *rest in rows}
+    assert set(parts) == documented()
+    assert [
+        code for code, said in parts.items() if len(said) != 3 or len(set(said)) < 3 or min(map(len, said)) < 3
+    ] == []
+    assert len(rows) == len(parts), "a code has two rows"
+    heads = [line for line in page.splitlines() if line.startswith("| code ")]
+    assert set(heads) == {"| code | what happened | at stake | what to do |"}
+
+
 def test_every_option_is_documented() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
     assert [name for name in (*SOURCE_OPTIONS, *SINK_OPTIONS) if f"`{name}`" not in page] == []

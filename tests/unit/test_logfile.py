@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import stat
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from towline.logfile import LogStream, own_log, trim
+from towline.errors import ConfigError
+from towline.logfile import LogStream, log_settings, own_log, trim
 
 PROGRAM = """
 import sys
@@ -72,3 +74,12 @@ def test_standard_error_may_be_no_file() -> None:
     )
     assert done.stdout == b"None\n"
     assert own_log() is None or own_log() != Path()
+
+
+def test_level_and_format_come_from_the_environment() -> None:
+    assert log_settings({}) == (logging.INFO, "auto")
+    assert log_settings({"TOWLINE_LOG_LEVEL": "WARNING", "TOWLINE_LOG_FORMAT": "json"}) == (logging.WARNING, "json")
+    with pytest.raises(ConfigError, match=r'TOWLINE_LOG_LEVEL: "loud" is none of debug, info, .*TL-C147'):
+        log_settings({"TOWLINE_LOG_LEVEL": "loud"})
+    with pytest.raises(ConfigError, match=r'TOWLINE_LOG_FORMAT: "xml" is none of auto, json, text.*TL-C147'):
+        log_settings({"TOWLINE_LOG_FORMAT": "xml"})

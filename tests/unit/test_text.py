@@ -120,6 +120,7 @@ def test_dlq_show(
         topic=HOSTILE,
         absent=True,
         nobodys=Counter([HOSTILE]),
+        strange=0,
         entries=lambda _: [dlq.Entry(0, 7, 0, letter)],
         line_of=lambda _: SimpleNamespace(name=HOSTILE),
     )
@@ -142,7 +143,7 @@ def test_dlq_replay(
     done = replay.Replay()
     done.mended[HOSTILE] = 1
     done.dead[HOSTILE] = 1
-    shelf = SimpleNamespace(topic=HOSTILE, absent=True, nobodys=Counter([HOSTILE]))
+    shelf = SimpleNamespace(topic=HOSTILE, absent=True, nobodys=Counter([HOSTILE]), strange=0)
     monkeypatch.setattr("towline.bridge.deadletters.dlq.shelves", lambda _: [shelf])
     monkeypatch.setattr("towline.bridge.deadletters.replay.replay", lambda *_, **__: done)
     assert_harmless(ran(capsys, "dlq", "replay", str(file), *more)[1])

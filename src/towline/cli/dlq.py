@@ -131,13 +131,14 @@ def _facts(topic: str, line: str, entry: Entry) -> dict[str, Any]:
 
 
 def _besides(ledgers: list[DeadLetterTopic]) -> dict[str, Any]:
-    """What is no letter of a line: topics that are not there yet, and letters that no line here has signed."""
+    """What is no letter of a line: topics that are not there, letters that no line here has signed, and the rest."""
     nobodys = [
         {"topic": ledger.topic, "signed": name, "letters": count}
         for ledger in ledgers
         for name, count in ledger.nobodys.most_common(_MOST_NAMES)
     ]
-    return {"absent": [ledger.topic for ledger in ledgers if ledger.absent], "nobodys": nobodys}
+    strange = [{"topic": ledger.topic, "records": ledger.strange} for ledger in ledgers if ledger.strange]
+    return {"absent": [ledger.topic for ledger in ledgers if ledger.absent], "nobodys": nobodys, "strange": strange}
 
 
 def _none(found: dict[str, Any]) -> Iterator[str]:
@@ -149,6 +150,9 @@ def _none(found: dict[str, Any]) -> Iterator[str]:
 def _of_nobody(found: dict[str, Any]) -> Iterator[str]:
     for row in found["nobodys"]:
         yield f'{row["letters"]:>10,}  of no line of this bridge, signed "{row["signed"]}"   in {row["topic"]}'
+    for row in found["strange"]:
+        count = f"{row['records']:>10,}"
+        yield f"{count}  records that are no letter, or pieces of one that is not whole   in {row['topic']}"
 
 
 def _shown(found: dict[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, command_app, plain
+from towline.cli.screen import BridgeFile, MetricsAddress, command_app, plain
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
@@ -33,6 +33,7 @@ def gateway(
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait while another gateway has this line, and take over when it is gone.")
     ] = False,
+    metrics: MetricsAddress = None,
 ) -> None:
     """Run the gateway of one line until Ctrl-C or SIGTERM.
 
@@ -49,16 +50,20 @@ def gateway(
     asked = [name for name, given in (("--drain", drain), ("--join", join), ("--standby", standby)) if given]
     if len(asked) > 1:
         raise ConfigError("TL-C23", "gateway", f"{' and '.join(asked)} contradict each other", "Give one of them.")
-    settings = _chosen(load(file), file, line, member)
+    bridge = load(file)
+    settings = _chosen(bridge, file, line, member)
     if drain:
         raise typer.Exit(_drain(settings))
     if join and _taken_back(settings):
         return
     from towline.gateway.membership import Start  # noqa: PLC0415
     from towline.gateway.process import configure_logging, run  # noqa: PLC0415
+    from towline.monitor.serving import gateway_endpoint  # noqa: PLC0415
 
     configure_logging()
-    raise typer.Exit(run(settings, Start.JOIN if join else Start.STANDBY if standby else Start.GO_ON))
+    with gateway_endpoint(bridge, settings, metrics, standby=standby):
+        code = run(settings, Start.JOIN if join else Start.STANDBY if standby else Start.GO_ON)
+    raise typer.Exit(code)
 
 
 def _chosen(bridge: Bridge, file: Path, line: str | None, member: str | None) -> GatewaySettings:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from towline.cli.screen import BridgeFile, command_app, is_live
+from towline.cli.screen import BridgeFile, MetricsAddress, command_app, is_live
 
 __all__ = ["app", "run"]
 
@@ -35,6 +35,7 @@ def run(
             show_default=False,
         ),
     ] = None,
+    metrics: MetricsAddress = None,
 ) -> None:
     """Run the lines of a bridge file and show their account.
 
@@ -44,9 +45,10 @@ def run(
     from towline.bridge.config.file import load  # noqa: PLC0415 - loaded when it is called
     from towline.bridge.runtime.screen import make_screen  # noqa: PLC0415
     from towline.bridge.runtime.supervisor import Supervisor  # noqa: PLC0415
+    from towline.monitor.serving import bridge_endpoint  # noqa: PLC0415
 
     bridge = load(file, master=master)
     again = [bridge.line(name).name for name in begin_again or ()]
-    with make_screen(live=is_live()) as screen:
-        code = Supervisor(bridge, screen, again).run()
+    with bridge_endpoint(bridge, metrics) as observe, make_screen(live=is_live()) as screen:
+        code = Supervisor(bridge, screen, again, observe).run()
     raise typer.Exit(code)

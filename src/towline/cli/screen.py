@@ -14,11 +14,30 @@ import typer
 
 from towline.text import printable, printable_lines
 
-__all__ = ["AsJson", "BridgeFile", "command_app", "is_live", "json_text", "lines_text", "local_time", "plain"]
+__all__ = [
+    "AsJson",
+    "BridgeFile",
+    "MetricsAddress",
+    "command_app",
+    "is_live",
+    "json_text",
+    "lines_text",
+    "local_time",
+    "plain",
+]
 
 #: A bridge file as an argument; its absence is told by the reader, in one line like every other mistake.
 BridgeFile = Annotated[Path, typer.Argument(help="The bridge file (TOML).", show_default=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+MetricsAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="Serve /metrics, /healthz and /readyz there; a port alone is one of 127.0.0.1.",
+        show_default=False,
+    ),
+]
 
 
 def command_app(**settings: Any) -> typer.Typer:

@@ -86,6 +86,8 @@ class Uplink:
 
     Attributes:
         received: Messages received over the journal's life, those included that were not stored.
+        acknowledged: Of this process, acknowledgements that left.
+        redelivered: Of this process, messages that the broker said to have sent before (DUP), stored all the same.
         room_at: When a full inbox is tried again, on `time.monotonic`.
     """
 
@@ -114,6 +116,7 @@ class Uplink:
         #: Stubs that no line of the log has reported, by their counter, and when the next may.
         self._unreported: Counter[str] = Counter()
         self._report_at = 0.0
+        self.acknowledged = self.redelivered = 0
         self.received = inbox.end + sum(inbox.ledger.get(name, 0) for name in _LEFT_OUT.values())
 
     @property
@@ -133,6 +136,7 @@ class Uplink:
             self._config.name,
             strip_marks=self._ledger is not None,
         )
+        self.redelivered += batch.column("duplicate").true_count
         if lower := below(action.messages, self._config.least_qos):
             self._inbox.count(lower_qos=lower)
         if batch.column("payload").null_count:
@@ -194,6 +198,8 @@ class Uplink:
     def count_left_out(self, inbound: Inbound, where: str) -> None:
         """Carry what the session did not have stored, and what it saw of the broker's faults, into the ledger [I11]."""
         reused, inbound.reused_ids = inbound.reused_ids, 0
+        self.acknowledged += inbound.acknowledged
+        inbound.acknowledged = 0
         if left_out := inbound.left_out:
             self.received += left_out.total()
             self._inbox.count(**{_LEFT_OUT[reason]: count for reason, count in left_out.items()})

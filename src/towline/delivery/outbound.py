@@ -321,6 +321,8 @@ class Downlink:
             "resent_after_lost_session": ledger.get("resent_after_lost_session", 0),
             "unsure_after_lost_session": ledger.get("unsure_after_lost_session", 0),
             "degraded": ledger.get("degraded", 0),
+            "window": self._session.outbound.window if self._session else 0,
+            "window_open": self._session.outbound.open_count if self._session else 0,
             "writers": len(self._outbox.last_batches),
             "bytes_on_disk": self._outbox.journal.bytes_on_disk,
         }

@@ -10,6 +10,7 @@ import sys
 
 from pydantic import ValidationError
 
+from towline.errors import ConfigError
 from towline.gateway.membership import Start
 from towline.gateway.process import EXIT_CONFIG, configure_logging, run
 from towline.gateway.settings import GatewaySettings
@@ -18,7 +19,11 @@ from towline.logfile import MOST_BYTES, LogStream
 
 def main(start: str = Start.GO_ON) -> int:
     """Read the settings, run the gateway, return its exit code."""
-    configure_logging(LogStream(sys.stderr, MOST_BYTES))  # the file is ours, and nobody else looks after it
+    try:
+        configure_logging(LogStream(sys.stderr, MOST_BYTES))  # the file is ours, and nobody else looks after it
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CONFIG
     try:
         settings = GatewaySettings.model_validate_json(sys.stdin.buffer.read())
     except ValidationError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import logging
 import os
 import select
 import signal
@@ -40,7 +39,7 @@ from towline.gateway.service import InboxService
 from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.gateway.wire import unforeseen
 from towline.journal import Journal, Limits, Outbox
-from towline.logfile import LogStream
+from towline.logfile import LogStream, log_settings
 from towline.net.transport import header_problem
 from towline.processes import ProcessMark
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
@@ -124,19 +123,22 @@ def configure_logging(stream: Any = None) -> None:
 
     Args:
         stream: Another one.
+
+    Raises:
+        ConfigError: TL-C147, `towline.logfile.log_settings`.
     """
-    stream = stream or LogStream(sys.stderr)
-    terminal = stream.isatty()
+    stream, chosen = stream or LogStream(sys.stderr), log_settings()
+    text = stream.isatty() if chosen.form == "auto" else chosen.form == "text"
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S" if terminal else "iso", utc=not terminal),
-            *([_escaped] if terminal else [structlog.processors.format_exc_info]),
-            structlog.dev.ConsoleRenderer(colors=terminal and "NO_COLOR" not in os.environ)
-            if terminal
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if text else "iso", utc=not text),
+            *([_escaped] if text else [structlog.processors.format_exc_info]),
+            structlog.dev.ConsoleRenderer(colors=stream.isatty() and "NO_COLOR" not in os.environ)
+            if text
             else structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(chosen.level),
         logger_factory=structlog.PrintLoggerFactory(stream),
     )
 
@@ -332,6 +334,8 @@ class _Gateway:
             "recovered": journal.recovery.note,
             "inbox": "disk" if self._landed is None else journal.where,
             "oldest": self._oldest.at(),
+            "measured": {"inbox": journal.measured()}
+            | ({} if self._outbox is None else {"outbox": self._outbox.journal.measured()}),
             **({"listen": self._front.status()} if self._front else {}),
         }
 

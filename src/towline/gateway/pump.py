@@ -112,6 +112,8 @@ class Pump:
         self._stale = False
         self._stopping = threading.Event()
         self._stopped = False
+        #: When the loop looked around last, on `time.monotonic`: one that stands still shows.
+        self._turned_at = time.monotonic()
         #: Set after the first word from a broker, good or bad.
         self.heard = threading.Event()
         #: Set from the service's threads: the consumers' watermark for ``ack_after = kafka``.
@@ -204,7 +206,11 @@ class Pump:
             "client_id": self._settings.mqtt_client_id,
             "protocol": NAMES[self._driver.level].removeprefix("MQTT "),
             "received": self._uplink.received,
+            "acknowledged": self._uplink.acknowledged,
+            "redelivered": self._uplink.redelivered,
             "unacknowledged": inbound.unacknowledged,
+            "receive_maximum": session.config.receive_maximum,
+            "turned_s": round(time.monotonic() - self._turned_at, 3),
             "window_overruns": inbound.overruns,
             "qos2_held": len(inbound.held),
             "deduplicated": ledger.get("deduplicated", 0),
@@ -273,6 +279,7 @@ class Pump:
 
     def _turn(self) -> None:
         driver, now = self._driver, time.monotonic()
+        self._turned_at = now
         self._uplink.find_room(now)
         if self._downlink is not None:
             self._send_on(self._downlink)

@@ -215,7 +215,7 @@ class GatewaySettings(_Model):
         session_expiry_s: How long the broker keeps the session while we are away; 0xFFFFFFFF for ever.
         receive_maximum: Unacknowledged messages we allow the broker [MQTT 5 section 3.1.2.11.3]. At most 65534: 65535
             is the standard's default and so not sent, and a Mosquitto that is told nothing keeps to 20, queues 1,000
-            more and drops the rest. Default 65534, and 1000 with QoS 2, whose answers cost Mosquitto a search through
+            more and drops the rest. Default 65534, and 2000 with QoS 2, whose answers cost Mosquitto a search through
             the whole window (100,000 messages: 4 s with 1000, minutes with 65534, measured on 2.0.21).
         max_packet_bytes: Of a larger message only a row without payload is kept (`towline.mqtt.stubs`). It is not
             announced to the broker, which would silently drop larger messages [MQTT-3.1.2-25].

@@ -166,6 +166,26 @@ class Journal:
         """Bytes of all segments."""
         return self._store.bytes_on_disk
 
+    def measured(self) -> dict[str, Any]:
+        """What it took so far and what may still come, as plain values; never waits for the disk to sync.
+
+        Returns:
+            ``kind`` of ``syncs`` (`towline.timing.Histogram.as_json`), ``bytes_written`` since this opening,
+            ``bytes_on_disk``, ``bytes_waiting`` of rows that are not committed (about), and ``room_left`` until there
+            is none (None for no limit, or one that can't be told).
+        """
+        store, left = self._store, None
+        with contextlib.suppress(OSError):
+            left = store.room_left
+        return {
+            "kind": store.sync_kind,
+            "syncs": store.syncs.as_json(),
+            "bytes_written": store.bytes_written,
+            "bytes_on_disk": store.bytes_on_disk,
+            "bytes_waiting": store.bytes_waiting,
+            "room_left": left,
+        }
+
     # Writing -------------------------------------------------------------------------------------------------------
 
     def append(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from towline.journal.reading import RowSlice
     from towline.journal.room import Limits
     from towline.journal.state import JournalState
+    from towline.timing import Histogram
 
 __all__ = ["NO_CHANGES", "JournalStore", "Ownership"]
 
@@ -45,11 +46,27 @@ class JournalStore(Protocol):
         state: What a snapshot would hold now. Its dicts but `held` are replaced, never changed, so that readers need
             no lock.
         end: The next offset, every row below it durable; set last, so that whoever sees it finds the rows.
+        syncs: How long it took to make each change durable.
+        bytes_written: Bytes stored since this opening, those that were removed since included.
     """
 
     schema: Any
     state: JournalState
     end: int
+    syncs: Histogram
+    bytes_written: int
+
+    @property
+    def sync_kind(self) -> str:
+        """What `syncs` counts: ``fdatasync`` or ``transaction``."""
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Bytes of rows that are not committed, about."""
+
+    @property
+    def room_left(self) -> int | None:
+        """Bytes that may still come before there is no room; None for no limit of ours."""
 
     @property
     def first(self) -> int:

@@ -88,6 +88,19 @@ class Room:
                 raise full(self._directory, what)
             self._unasked = 0
 
+    def left(self, used: int) -> int:
+        """Bytes that may still be written: by the journal's own limit or by the disk's, whichever is less.
+
+        Args:
+            used: Bytes of all segments.
+
+        Raises:
+            OSError: The file system does not tell.
+        """
+        limits = self.limits
+        left = self._disk.free(self._directory) - limits.min_free_bytes
+        return max(0, left if limits.max_bytes is None else min(left, limits.max_bytes - used))
+
     def prepare(self) -> None:
         """Let a disk that is nearly full be recovered on: a segment may have to be copied."""
         if self._disk.free(self._directory) < self.limits.segment_bytes:

@@ -17,6 +17,7 @@ from towline.journal.reading import RowSlice, bytes_between, offset_after_bytes,
 from towline.journal.segment import removable as removable_of
 from towline.journal.state import Changes, Snapshot, encode_json, section_of
 from towline.journal.writer import new_segment
+from towline.timing import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,16 +49,22 @@ class SegmentStore:
             no lock.
         segments: All of them, oldest first; the last is written to. Replaced, never changed.
         end: The next offset, every row below it durable; set last, so that whoever sees it finds the rows.
+        syncs: How long each fdatasync took.
+        bytes_written: Bytes of all frames since this opening.
     """
+
+    #: What `syncs` counts.
+    sync_kind = "fdatasync"
 
     def __init__(
         self, directory: Path, schema: Any, room: Room, disk: Disk, lock: Lock, recovered: RecoveredJournal
     ) -> None:
         self.schema, self.room, self.state = schema, room, recovered.state
         self._directory, self._disk, self._lock = directory, disk, lock
+        self.syncs, self.bytes_written = Histogram(), 0
         self._counters = Counters(self.state)
         self._sequence = recovered.sequence
-        self._active = new_segment(disk, directory, self._snapshot(recovered.previous_bytes))
+        self._active = new_segment(disk, directory, self._snapshot(recovered.previous_bytes), self.syncs)
         self.segments: tuple[Segment, ...] = (*recovered.segments, self._active.segment)
         self.end = recovered.state.end
 
@@ -80,6 +87,21 @@ class SegmentStore:
     def bytes_on_disk(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment in self.segments[:-1]) + self._active.size
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Bytes of rows that are not committed; of a segment that is so in part, as its rows are."""
+        committed, waiting = self.committed, 0
+        for segment in self.segments:
+            rows = segment.end - max(segment.first, committed)
+            if rows > 0:
+                waiting += segment.size * rows // (segment.end - segment.first)
+        return waiting
+
+    @property
+    def room_left(self) -> int | None:
+        """Bytes that may still come before there is no room, whichever limit is the nearest."""
+        return self.room.left(self.bytes_on_disk)
 
     def count(self, increments: Mapping[str, int]) -> None:
         """Add to counters of the ledger; any thread."""
@@ -127,6 +149,7 @@ class SegmentStore:
                 payload=payload,
             )
         )
+        self.bytes_written += self._active.size - position
         if durable:
             self._active.sync()
             self._lock.check()  # no other owner has begun without what is durable now, or nothing of it is promised
@@ -234,7 +257,7 @@ class SegmentStore:
         self._active.publish(self.state.end)
         self._sequence += 1
         try:
-            active = new_segment(self._disk, self._directory, self._snapshot(self._active.size))
+            active = new_segment(self._disk, self._directory, self._snapshot(self._active.size), self.syncs)
         except JournalFull:
             self._sequence -= 1
             raise

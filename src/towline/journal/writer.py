@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from typing import TYPE_CHECKING
 
 from towline.errors import JournalFailed, JournalFull
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from towline.journal.disk import Disk
     from towline.journal.state import Snapshot
+    from towline.timing import Histogram
 
 __all__ = ["Active", "failing", "full", "new_file", "new_segment", "write_all"]
 
@@ -103,15 +105,22 @@ def _discard(disk: Disk, descriptor: int, path: Path) -> None:
 class Active:
     """The newest segment and how much of it is written and durable.
 
+    Args:
+        disk: The file system.
+        descriptor: Of the file.
+        segment: As below.
+        syncs: Takes how long each sync took.
+
     Attributes:
         segment: What readers see of it.
         size: Bytes written, all of them whole frames.
         synced: Bytes known to be durable; <= size. Between them lie only watermarks, never rows.
     """
 
-    def __init__(self, disk: Disk, descriptor: int, segment: Segment) -> None:
+    def __init__(self, disk: Disk, descriptor: int, segment: Segment, syncs: Histogram) -> None:
         self._disk = disk
         self._descriptor = descriptor
+        self._syncs = syncs
         self.segment = segment
         self.size = segment.size
         self.synced = segment.size
@@ -141,8 +150,10 @@ class Active:
             JournalFailed: TL-J04; this file must not be synced again [I6].
         """
         if self.synced < self.size:
+            begun = time.perf_counter()
             with failing(self.segment.path, "fdatasync"):
                 self._disk.sync_data(self._descriptor)
+            self._syncs.observe(time.perf_counter() - begun)
             self.synced = self.size
 
     def publish(self, end: int) -> None:
@@ -157,7 +168,7 @@ class Active:
             self._descriptor = -1
 
 
-def new_segment(disk: Disk, directory: Path, snapshot: Snapshot) -> Active:
+def new_segment(disk: Disk, directory: Path, snapshot: Snapshot, syncs: Histogram) -> Active:
     """Make the next segment, durable with its name before this returns.
 
     Raises:
@@ -169,4 +180,4 @@ def new_segment(disk: Disk, directory: Path, snapshot: Snapshot) -> Active:
     name = Name(snapshot.sequence, state.end)
     descriptor = new_file(disk, name.path(directory), frame.buffers)
     segment = Segment(directory, name, size=frame.size, end=state.end, origin=state.origin, index=Index())
-    return Active(disk, descriptor, segment)
+    return Active(disk, descriptor, segment, syncs)

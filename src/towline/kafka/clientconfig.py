@@ -2,7 +2,8 @@
 
 A client configuration is a mapping of librdkafka's property names to text. It may travel (into a Spark plan, a log, a
 status), so it never holds a secret [I12]: ``sasl.password.file`` names a file, ``${NAME}`` a variable of the
-environment, and `resolve` replaces both in the process that opens the connection.
+environment, and `resolve` replaces both in the process that opens the connection. A `PlainSecret`, which a user wrote
+in the words of Java's client into the options of a query, travels with them and is shown nowhere.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from confluent_kafka import KafkaException, Producer
 
 from towline.errors import ConfigError, did_you_mean
+from towline.kafka.plainsecret import PlainSecret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +30,7 @@ __all__ = ["LEADER_ONLY", "QUIET", "check_client", "file_property", "insecuritie
 SECRETS: Final = frozenset(
     {
         "sasl.password",
+        "sasl.oauthbearer.client.credentials.client.secret",
         "sasl.oauthbearer.client.secret",
         "sasl.oauthbearer.assertion.private.key.passphrase",
         "sasl.oauthbearer.assertion.private.key.pem",
@@ -170,6 +173,8 @@ def insecurities(client: Mapping[str, str]) -> list[str]:
         found.append(f"security.protocol=sasl_plaintext: the secret of {mechanism} crosses the network in clear text.")
     if said.get("enable.sasl.oauthbearer.unsecure.jwt") in _TRUE:
         found.append("enable.sasl.oauthbearer.unsecure.jwt=true: the token is not signed; anyone can make one.")
+    plain = {value.option for value in client.values() if isinstance(value, PlainSecret)}
+    found += [f"{option}: the secret stands in plain text in the options of the query." for option in sorted(plain)]
     return found
 
 
@@ -183,13 +188,16 @@ def _mechanism(said: Mapping[str, str]) -> str:
     return (said.get("sasl.mechanism") or said.get("sasl.mechanisms") or "").upper()
 
 
-def check_client(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> None:
+def check_client(
+    client: Mapping[str, str], where: str, prefix: str = "kafka.", written: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Check names and values of a client configuration, without a connection and without reading a secret.
 
     Args:
         client: librdkafka's names with text values; unresolved.
         where: Whom an error is about.
         prefix: What stands before a name where the user wrote it.
+        written: The names that the user wrote in other words.
 
     Raises:
         ConfigError: TL-C01 unknown name, TL-C43 a name of Java's client or one that is ours, TL-C44 a plain secret,
@@ -197,7 +205,7 @@ def check_client(client: Mapping[str, str], where: str, prefix: str = "kafka.") 
     """
     for name, value in client.items():
         _check_name(name, where, prefix)
-        if name in SECRETS and not _REFERENCE.fullmatch(value):
+        if name in SECRETS and not isinstance(value, PlainSecret) and not _REFERENCE.fullmatch(value):
             raise ConfigError(
                 "TL-C44",
                 where,
@@ -205,7 +213,7 @@ def check_client(client: Mapping[str, str], where: str, prefix: str = "kafka.") 
                 f"Name a file that holds it in {prefix}{name}.file, or write ${{NAME}} for an environment variable.",
             )
     _check_servers(client.get("bootstrap.servers", ""), where, prefix)
-    _probe(client, where, prefix)
+    _probe(client, where, prefix, written)
 
 
 def _check_name(name: str, where: str, prefix: str) -> None:
@@ -245,7 +253,7 @@ def _check_servers(servers: str, where: str, prefix: str) -> None:
             )
 
 
-def _probe(client: Mapping[str, str], where: str, prefix: str) -> None:
+def _probe(client: Mapping[str, str], where: str, prefix: str, written: Mapping[str, str]) -> None:
     """Let librdkafka judge names and values: a producer without servers opens no connection and costs 1 ms."""
     offered = {
         file_property(name) or name: _stand_in(name, value) for name, value in client.items() if _can_probe(name)
@@ -258,7 +266,8 @@ def _probe(client: Mapping[str, str], where: str, prefix: str) -> None:
     if what.startswith(_NO_SUCH):
         hint = did_you_mean(culprit, COMMON, "See librdkafka's list of properties.")
         raise ConfigError("TL-C01", where, f'unknown option "{prefix}{culprit}"', hint.replace('n "', f'n "{prefix}'))
-    subject = f'option "{prefix}{culprit}" = {offered[culprit]}' if culprit else "these options together"
+    name = written.get(culprit, culprit)
+    subject = f'option "{prefix}{name}" = {offered[culprit]}' if culprit else "these options together"
     raise ConfigError("TL-C45", where, f"Kafka's client does not take {subject}: {what}", "Change the value.")
 
 
@@ -290,6 +299,9 @@ def resolve(client: Mapping[str, str], where: str, prefix: str = "kafka.") -> di
     """
     resolved: dict[str, str] = {}
     for name, value in client.items():
+        if isinstance(value, PlainSecret):  # as it is: a dollar sign may be a part of it
+            resolved[name] = value.reveal()
+            continue
         text = _from_environment(name, value, where, prefix)
         secret = file_property(name)
         if secret is None:

@@ -204,9 +204,11 @@ class Collector:
     Attributes:
         waiting: Chunks of dead letters that are not complete, by id; empty at the end of a topic, since all chunks of a
             dead letter are written in one transaction.
+        left_out: Chunks that were taken and did not become a dead letter, because another one followed.
     """
 
     waiting: dict[str, list[Chunk]] = field(default_factory=dict)
+    left_out: int = 0
 
     def add(self, key: bytes | None, value: bytes | None, headers: Iterable[Header] | None) -> DeadLetter | None:
         """The dead letter this record completes; None while chunks are missing.
@@ -223,6 +225,7 @@ class Collector:
         pieces.append(read)
         if read.index != len(pieces):
             del self.waiting[read.id]
+            self.left_out += len(pieces) - 1
             raise ValueError(f"chunk {read.index} of dead letter {read.id} does not follow chunk {len(pieces) - 1}")
         if len(pieces) < read.count:
             return None

@@ -7,7 +7,7 @@ which case Spark does not commit the batch and runs it again. Today two; the tra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ class Delivered:
         why: Why rows were given up, in a few words.
         dead_lettered: Rows that went to the dead-letter topic, named by the row or because Kafka would refuse it.
         skipped: The batch was in Kafka already; the numbers are those of then.
+        seconds: How long its transaction was open, from the first record to Kafka's answer; None without one.
     """
 
     rows: int
@@ -62,6 +63,7 @@ class Delivered:
     why: str = ""
     dead_lettered: int = 0
     skipped: bool = False
+    seconds: float | None = field(default=None, compare=False)
 
 
 class Delivery(ABC):
@@ -95,7 +97,7 @@ class Delivery(ABC):
             limits = RecordLimits({}, 0, None, 0, self.settings.reserves)
             fault = fault_of((topic,), limits)
             assert fault is not None, "it is reserved"
-            raise faults.unfit(self.settings.servers, topic, fault.reason, fault.detail)
+            raise faults.unfit(self.settings.servers, topic, fault.reason, fault.detail, self.settings.guarantee)
 
 
 class AtLeastOnce(Delivery):
@@ -144,7 +146,12 @@ class AtLeastOnce(Delivery):
             raise faults.gave_up(self.settings.servers, problem) from None
         if left or client.failures:
             raise faults.undelivered(
-                self.settings.servers, left + client.failures, rows, self.settings.timeout_s, client.first
+                self.settings.servers,
+                left + client.failures,
+                rows,
+                self.settings.timeout_s,
+                client.first,
+                self.settings.guarantee,
             )
         return Delivered(rows - screen.dead_letters, size, dead_lettered=screen.dead_letters)
 

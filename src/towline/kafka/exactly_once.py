@@ -15,6 +15,7 @@ The order of 3 and 4 is what makes a crash at any step harmless.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -219,6 +220,7 @@ class ExactlyOnce(Delivery):
     ) -> Delivered:
         rows = size = 0
         crc = 0 if leave_out else self._crc(work)
+        begun = time.perf_counter()
         producer.begin()
         for batch in () if leave_out else work.spool:
             converted = screen.rows(batch)
@@ -230,7 +232,8 @@ class ExactlyOnce(Delivery):
             producer.mark(store.topic, work.task.partition, store.key(work.task.partition), marker)
         producer.commit()
         producer.marker = marker
-        return Delivered(rows - screen.dead_letters, size, dead_lettered=screen.dead_letters)
+        took = time.perf_counter() - begun
+        return Delivered(rows - screen.dead_letters, size, dead_lettered=screen.dead_letters, seconds=took)
 
     def _crc(self, work: _Work) -> int | None:
         """The checksum of the rows where a replay is compared with it, taken before the transaction is open."""

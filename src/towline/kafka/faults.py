@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import confluent_kafka
 
 from towline.errors import ConfigError, KafkaError
+from towline.guarantee import Guarantee
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +21,7 @@ __all__ = [
     "SILENCE",
     "TransactionVerdict",
     "gave_up",
+    "kept",
     "missing",
     "reason",
     "refused",
@@ -55,6 +57,16 @@ _ADVICE: Final = MappingProxyType(
 KEPT: Final = (
     "Its batch is not committed; the rows stay where Spark read them and are written again when the query restarts."
 )
+#: The same with by_qos: nobody can say which rows of QoS 0 Kafka was handed before.
+_KEPT_BY_QOS: Final = (
+    "Its batch is not committed; when the query restarts, its rows of QoS 1 are written again, and those of QoS 0 are "
+    "given up and counted."
+)
+
+
+def kept(guarantee: str) -> str:
+    """What becomes of a batch that failed."""
+    return _KEPT_BY_QOS if guarantee == Guarantee.BY_QOS else KEPT
 
 
 def reason(error: Any) -> str:
@@ -79,7 +91,9 @@ def name_of(error: Any) -> str:
     return str(error.name()) if isinstance(error, confluent_kafka.KafkaError) else ""
 
 
-def undelivered(servers: str, lost: int, rows: int, seconds: float, first: Iterable[tuple[str, Any]]) -> KafkaError:
+def undelivered(
+    servers: str, lost: int, rows: int, seconds: float, first: Iterable[tuple[str, Any]], guarantee: str = ""
+) -> KafkaError:
     """Records Kafka did not confirm: TL-K02 within the time, TL-K03 because it refused them.
 
     Args:
@@ -88,6 +102,7 @@ def undelivered(servers: str, lost: int, rows: int, seconds: float, first: Itera
         rows: Records of this task.
         seconds: The delivery timeout.
         first: Topics and errors of the first failed ones; may be empty.
+        guarantee: The sink's.
     """
     refusals = [(topic, error) for topic, error in first if name_of(error) not in _TIMEOUTS]
     if not refusals:
@@ -95,12 +110,12 @@ def undelivered(servers: str, lost: int, rows: int, seconds: float, first: Itera
             "TL-K02",
             servers,
             f"Kafka did not take {lost:,} of {rows:,} records within {seconds:g} s",
-            f"Is it up and reachable? {KEPT}",
+            f"Is it up and reachable? {kept(guarantee)}",
         )
     topic, error = refusals[0]
     advice = _ADVICE.get(name_of(error), "")
     what = f'Kafka refused {lost:,} of {rows:,} records, the first for topic "{topic}": {reason(error)}'
-    return KafkaError("TL-K03", servers, what, f"{advice} {KEPT}".strip())
+    return KafkaError("TL-K03", servers, what, f"{advice} {kept(guarantee)}".strip())
 
 
 _DOWN: Final = "no broker is up"
@@ -181,7 +196,7 @@ def missing(servers: str, topics: Iterable[str]) -> KafkaError:
     return KafkaError("TL-K04", servers, what, f"{do} --partitions N --replication-factor N.")
 
 
-def refused(servers: str, record: tuple[Any, ...], limit: str, error: Any) -> KafkaError:
+def refused(servers: str, record: tuple[Any, ...], limit: str, error: Any, guarantee: str = "") -> KafkaError:
     """A record that the client itself refuses: TL-K05 too large, TL-K06 anything else.
 
     Args:
@@ -189,18 +204,20 @@ def refused(servers: str, record: tuple[Any, ...], limit: str, error: Any) -> Ka
         record: Topic, value, key and partition.
         limit: The client's ``message.max.bytes``.
         error: What `produce` raised.
+        guarantee: The sink's.
     """
     topic, value, key, partition = record[:4]
     name = name_of(error)
     if name == "MSG_SIZE_TOO_LARGE":
         size = len(value or b"") + len(key or b"")
         what = f'a record of {size:,} bytes for topic "{topic}" is larger than kafka.message.max.bytes = {int(limit):,}'
-        return KafkaError("TL-K05", servers, what, f"{_ADVICE[name]} {KEPT}")
+        return KafkaError("TL-K05", servers, what, f"{_ADVICE[name]} {kept(guarantee)}")
     place = f", partition {partition}," if partition is not None and partition >= 0 else ""
-    return KafkaError("TL-K06", servers, f'a record for topic "{topic}"{place} can not be sent: {reason(error)}', KEPT)
+    what = f'a record for topic "{topic}"{place} can not be sent: {reason(error)}'
+    return KafkaError("TL-K06", servers, what, kept(guarantee))
 
 
-def unfit(servers: str, topic: str | None, why: str, detail: str) -> KafkaError:
+def unfit(servers: str, topic: str | None, why: str, detail: str, guarantee: str = "") -> KafkaError:
     """A record found bad before anything was sent: TL-K04 its topic is missing, TL-K05 too large, TL-K06 the rest.
 
     Args:
@@ -208,13 +225,14 @@ def unfit(servers: str, topic: str | None, why: str, detail: str) -> KafkaError:
         topic: Its topic.
         why: A `deadletters.Reason`.
         detail: The same in a line.
+        guarantee: The sink's.
     """
     if why == "topic_missing" and topic is not None:
         return missing(servers, [topic])
     code = "TL-K05" if why == "too_large" else "TL-K06"
     what = f'a record for topic "{topic}" can not be written: {detail}'
     do = "Correct it, or name a deadLetterTopic, which keeps every byte of such records."
-    return KafkaError(code, servers, what, f"{do} {KEPT}")
+    return KafkaError(code, servers, what, f"{do} {kept(guarantee)}")
 
 
 class TransactionVerdict(Enum):

@@ -94,7 +94,9 @@ _DO: Final[Mapping[Situation, str]] = MappingProxyType(
             f"Restore the newest checkpoint; or {_RESET} goes on from this one, and rows between the "
             "two may be doubled."
         ),
-        Situation.REFUSED: ("Put .coalesce(1) before writeStream; or .repartition(N, key) with parallelism=N."),
+        Situation.REFUSED: (
+            "Leave parallelism out; or put .coalesce(1) before writeStream, or .repartition(N, key) with parallelism=N."
+        ),
         Situation.TORN: (
             f"Start with a new checkpoint, {_ANEW} and a new topic; or "
             f"{_RESET} writes the whole batch, doubling those rows."

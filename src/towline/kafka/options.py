@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from towline.errors import ConfigError
 from towline.guarantee import POLICIES, Guarantee, policy
 from towline.kafka.clientconfig import check_client
+from towline.kafka.javanames import translated
 from towline.kafka.reserved import reserved
 from towline.options import SPARKS, Format, Option, between, truth, whole, word
 
@@ -32,7 +33,6 @@ ALIASES: Final = MappingProxyType(
         "request.required.acks": "acks",
         "message.send.max.retries": "retries",
         "max.in.flight.requests.per.connection": "max.in.flight",
-        "delivery.timeout.ms": "message.timeout.ms",
     }
 )
 
@@ -64,7 +64,10 @@ class SinkSettings:
         include_headers: Whether the column ``headers`` is written, if there is one.
         dead_letter_topic: Where records go that can't be written; None: they stop the query.
         sink_id: Names the sink in transactional ids and markers; None for the id of the query.
-        parallelism: Partitions a batch may have; 1 makes it one transaction.
+        idle: A line for each option that is taken and changes nothing (`towline.kafka.javanames`).
+        parallelism: Transactions of a batch; with 1, and `gather` off, its query must bring one partition.
+        gather: Whether the driver writes the rows of all tasks in one transaction: exactly once, and no `parallelism`
+            was given.
         prefix: What transactional ids and the marker topic begin with.
         marker_topic: The compacted topic of the markers; None for ``<prefix>.<sink id>.markers``.
         create_marker_topic: Whether it is created when it is missing.
@@ -84,7 +87,9 @@ class SinkSettings:
     include_headers: bool = True
     dead_letter_topic: str | None = None
     sink_id: str | None = None
+    idle: tuple[str, ...] = ()
     parallelism: int = 1
+    gather: bool = False
     prefix: str = "towline"
     marker_topic: str | None = None
     create_marker_topic: bool = True
@@ -126,25 +131,29 @@ class SinkSettings:
         """
         texts = {key.lower(): text for key, text in options.items()}
         kafka = {key.removeprefix("kafka."): texts.pop(key) for key in [k for k in texts if k.startswith("kafka.")]}
-        given = _FORMAT.read(texts)
         if "" in kafka:
             do = "Name a property of Kafka's client after the dot."
             raise ConfigError("TL-C01", FORMAT, 'unknown option "kafka."', do)
+        given = _FORMAT.read({**texts, **_delivery_timeout(kafka, texts)})
         guarantee: str = given.value("guarantee", Guarantee.EXACTLY_ONCE.value)
         timeout_s: float = given.value("deliveryTimeout", policy(guarantee).kafka_timeout_s)
         _check_promise(guarantee, kafka)
         _check_belonging(guarantee, given)
+        said = translated(kafka, FORMAT)
+        kafka = {**said.client}
         client = {**TUNING, **policy(guarantee).kafka, **kafka, "message.timeout.ms": str(int(timeout_s * 1000))}
         _check_queue(client, kafka)
         if policy(guarantee).transactions:
             client.setdefault("transaction.timeout.ms", client["message.timeout.ms"])
             _check_clock(client)
-        check_client(client, FORMAT)
+        check_client(client, FORMAT, written=said.written)
         settings = cls(
             guarantee=guarantee,
             servers=client["bootstrap.servers"],
             timeout_s=timeout_s,
             client=client,
+            idle=said.idle,
+            gather=policy(guarantee).transactions and "parallelism" not in given,
             **given.values(_FORMAT.options),
         )
         settings._check_reserved()
@@ -172,6 +181,21 @@ def _check_belonging(guarantee: str, given: Given) -> None:
             raise ConfigError("TL-C41", FORMAT, what, "Leave it out, or choose exactly_once.")
         what = f'option "{option.name}" contradicts guarantee {guarantee}, which gives records up'
         raise ConfigError("TL-C41", FORMAT, what, "Leave it out, or choose another guarantee.")
+
+
+def _delivery_timeout(kafka: dict[str, str], texts: Mapping[str, str]) -> dict[str, str]:
+    """``kafka.delivery.timeout.ms``, Java's name for what bounds a delivery, taken out and as ``deliveryTimeout``."""
+    name = "delivery.timeout.ms"
+    if name not in kafka:
+        return {}
+    if "deliverytimeout" in texts:
+        what = f'options "kafka.{name}" and "deliveryTimeout" say the same thing'
+        raise ConfigError("TL-C41", FORMAT, what, "Give one of the two.")
+    text = kafka.pop(name).strip()
+    if not text.isascii() or not text.isdecimal() or not 1000 <= int(text[:9]) <= 900_000:
+        what = f'option "kafka.{name}" must be 1000 to 900000 milliseconds, not "{text}"'
+        raise ConfigError("TL-C47", FORMAT, what, "Change it: Kafka ends a transaction after 15 minutes at most.")
+    return {"deliverytimeout": str(int(text) / 1000)}
 
 
 def _check_queue(client: dict[str, str], kafka: Mapping[str, str]) -> None:

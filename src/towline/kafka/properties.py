@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["USER_PREFIX", "Header", "in_bytes", "property_headers"]
+__all__ = ["TRACE_CONTEXT", "USER_PREFIX", "Header", "in_bytes", "property_headers", "user_header", "user_property"]
 
 Header: TypeAlias = tuple[str, bytes | None]
 
 USER_PREFIX: Final = "mqtt.user."
+#: User properties whose header has their own name: those of W3C Trace Context (sections 3.2 and 3.3), which the
+#: libraries of consumers look for under that name (its drafts for MQTT and for Kafka, OpenTelemetry's propagators).
+TRACE_CONTEXT: Final = ("traceparent", "tracestate")
+
+
+def user_header(key: str) -> str:
+    """The name of the header that a user property becomes."""
+    return key if key in TRACE_CONTEXT else USER_PREFIX + key
+
+
+def user_property(header: str) -> str | None:
+    """The user property that a header was, by its name; None for a header that was none."""
+    if header in TRACE_CONTEXT:
+        return header
+    return header.removeprefix(USER_PREFIX) if header.startswith(USER_PREFIX) else None
 
 
 def property_headers(topic: bytes | None, qos: int | None, received_us: int, more: Mapping[str, Any]) -> list[Header]:
@@ -33,7 +48,7 @@ def property_headers(topic: bytes | None, qos: int | None, received_us: int, mor
     headers += [(name, in_bytes(value)) for name, value in optional.items() if value is not None]
     headers += [("mqtt.subscription-id", in_bytes(number)) for number in more["subscription_ids"] or ()]
     headers.append(("mqtt.received-at", in_bytes(received_us)))
-    headers += [(USER_PREFIX + pair["key"], in_bytes(pair["value"])) for pair in more["user_properties"] or ()]
+    headers += [(user_header(pair["key"]), in_bytes(pair["value"])) for pair in more["user_properties"] or ()]
     return headers
 
 

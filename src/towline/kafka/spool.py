@@ -20,7 +20,7 @@ from towline.kafka.options import FORMAT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Spool", "checksum"]
+__all__ = ["Spool", "checksum", "full"]
 
 #: The checksum is a sum of 32-bit checksums, kept in 64 bits.
 _MODULUS: Final = 1 << 64
@@ -106,12 +106,12 @@ class Spool:
             self.in_memory += batch.nbytes
             return
         if self._disk is not None and self.on_disk + batch.nbytes > self._disk:
-            raise _full(f"a batch needs more than {self._disk:,} bytes there", "Raise spoolDiskBytes, or leave it out")
+            raise full(f"a batch needs more than {self._disk:,} bytes there", "Raise spoolDiskBytes, or leave it out")
         try:
             self._write(batch)
         except OSError as problem:
             why = problem.strerror or str(problem)
-            raise _full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
+            raise full(why, "Free that disk, or name a directory on a larger one in TMPDIR") from None
         self.on_disk += batch.nbytes
 
     def _write(self, batch: Any) -> None:
@@ -128,7 +128,13 @@ class Spool:
             yield from pa.ipc.open_stream(self._file)
 
 
-def _full(why: str, do: str) -> KafkaError:
+def full(why: str, do: str) -> KafkaError:
+    """TL-K23: the rows of a batch find no room on the disk.
+
+    Args:
+        why: What is in the way.
+        do: What makes room.
+    """
     return KafkaError(
         "TL-K23",
         FORMAT,

@@ -23,6 +23,7 @@ from towline.landing.reading import RowReader
 from towline.landing.records import to_records
 from towline.landing.statelog import Further, Label, RecoveredState, pieces_of, replayed
 from towline.landing.trimming import Trimmer
+from towline.timing import BATCHES, Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +83,12 @@ class KafkaStore:
     Attributes:
         state: What a snapshot would hold now.
         end: The next offset.
+        syncs: How long each transaction took.
+        bytes_written: Bytes of all rows since this opening, and of their frames.
     """
+
+    #: What `syncs` counts.
+    sync_kind = "transaction"
 
     def __init__(
         self,
@@ -97,6 +103,7 @@ class KafkaStore:
     ) -> None:
         self.schema, self.state, self._limits = schema, recovered.state, limits
         self._place, self._committer, self._record_bytes, self._repeats = place, committer, record_bytes, repeats
+        self.syncs, self.bytes_written = Histogram(BATCHES), 0
         self._counters = Counters(self.state)
         self._openings = recovered.openings
         #: of the next row
@@ -138,6 +145,17 @@ class KafkaStore:
     def bytes_on_disk(self) -> int:
         """Bytes of the rows from the first on, in each copy."""
         return self._next.below - self._reader.places.bytes_below(self.first, self._next)
+
+    @property
+    def bytes_waiting(self) -> int:
+        """Bytes of rows that are not committed."""
+        return self.bytes_between(self.committed, self.end)
+
+    @property
+    def room_left(self) -> int | None:
+        """Bytes that may still come; None without a limit: what Kafka's disks hold is not known here."""
+        limit = self._limits.max_bytes
+        return None if limit is None else max(0, limit - self.bytes_on_disk)
 
     @property
     def trouble(self) -> str | None:
@@ -219,6 +237,7 @@ class KafkaStore:
             if asked.kind != Kind.SNAPSHOT and self._snapshot_due():
                 self._transact(self._snapshot())
             records = self._records(asked)
+            begun = time.perf_counter()
             try:
                 self._committer.commit(records)
             except Undecided as problem:
@@ -227,6 +246,8 @@ class KafkaStore:
                     self._found = None
                     return
             else:
+                self.syncs.observe(time.perf_counter() - begun)
+                self.bytes_written += sum(len(record[1] or b"") for record in records)
                 self._stored(asked, records)
                 return
         raise JournalFull("TL-J30", self._place.where, f"Kafka does not take what is to be stored: {why}", _AGAIN)

@@ -150,6 +150,8 @@ class Inbound:
         self.left_out: Counter[LeftOut] = Counter()
         #: QoS > 0 messages of this connection that are not acknowledged.
         self.unacknowledged = 0
+        #: PUBACKs and PUBRECs that left, of messages that were taken in; taken away as the counts above.
+        self.acknowledged = 0
         #: The owner's word on messages before they are taken in; None for none.
         self.screen: Screen | None = None
         self._receive_maximum = receive_maximum
@@ -248,6 +250,7 @@ class Inbound:
             ready = bisect_left(first.numbers, self.settled)
             acks.append(_big_endian(first.words[:ready]))
             self.unacknowledged -= ready
+            self.acknowledged += ready
             if ready == len(first.words):
                 self._pending.popleft()
             else:

@@ -132,6 +132,16 @@ class Outbound:
         return len(self._queue) + len(self._unfinished)
 
     @property
+    def window(self) -> int:
+        """Messages of QoS > 0 that may be open at once on this connection; 0 before there is one."""
+        return self._window
+
+    @property
+    def open_count(self) -> int:
+        """How many of them are."""
+        return len(self._open)
+
+    @property
     def in_flight(self) -> dict[int, tuple[Token, Phase]]:
         """Packet id → token and phase of every message the broker has not finished, in order."""
         return {packet_id: (m.token, m.phase) for packet_id, m in self._unfinished.items()}

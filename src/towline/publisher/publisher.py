@@ -350,6 +350,7 @@ class Publisher:
         """The account, as a gateway's: accepted = queued + in_flight + delivered + expired + refused [I11]."""
         self._life.check()
         status, full = self._delivery.status(), self._intake.full_since
+        status |= {"closed": self._life.ended, "measured": self._outbox.journal.measured()}
         return {**status, "held_back": str(full)} if full else status
 
     def close(self, timeout: float = 30.0, *, end_to_end: bool | None = None) -> int:

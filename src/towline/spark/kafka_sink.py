@@ -25,6 +25,7 @@ from towline.kafka.options import FORMAT, SinkSettings
 from towline.kafka.packed import unpacked
 from towline.kafka.strategies import delivery_for
 from towline.spark import tally
+from towline.spark.gathering import Left, RowsForDriver
 from towline.spark.tasks import TaskAnswer, answers, batch_task, speculates, streaming_task
 from towline.spark.workers import settle
 from towline.text import printable
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from towline.kafka.delivery import Delivery
 
-__all__ = ["BatchWriter", "KafkaTransactional", "KafkaWritten", "StreamWriter"]
+__all__ = ["BatchWriter", "GatheringWriter", "KafkaGathered", "KafkaTransactional", "KafkaWritten", "StreamWriter"]
 
 #: Of `Delivered`, over the tasks of a batch.
 _SUMMED: Final = ("rows", "bytes", "lost", "dead_lettered")
@@ -59,6 +60,21 @@ class KafkaWritten(TaskAnswer):
     query: str | None
     done: Delivered
     given: int
+
+
+@dataclass
+class KafkaGathered(TaskAnswer):
+    """What a task has left for the driver to write.
+
+    Attributes:
+        query: Streaming query id.
+        run: Id of this run of the query; None if unknown.
+        left: Its rows.
+    """
+
+    query: str | None
+    run: str | None
+    left: Left
 
 
 class KafkaTransactional(DataSource):
@@ -104,9 +120,18 @@ class KafkaTransactional(DataSource):
         location = self.options.get("checkpointlocation", "")
         if policy(self._settings.guarantee).gives_up:
             Checkpoint(location).sync()
-        if self._settings.guarantee != "exactly_once" or not location:
-            return StreamWriter(self._delivery(schema), location)
-        return StreamWriter(self._delivery(schema, guard.look(self._settings, location)), location)
+        looks = self._settings.guarantee == "exactly_once" and location
+        try:
+            origin = guard.look(self._settings, location) if looks else BatchOrigin()
+        except KafkaError as problem:
+            if not self._settings.gather:
+                raise
+            return FailingWriter(self._delivery(schema), problem)
+        delivery = self._delivery(schema, origin)
+        if not self._settings.gather:
+            return StreamWriter(delivery, location)
+        place = RowsForDriver.beside(location, origin.newest, self._settings.spool_disk)
+        return GatheringWriter(delivery, location, place)
 
     @one_line
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001 - Spark's signature
@@ -125,22 +150,23 @@ class KafkaTransactional(DataSource):
         return BatchWriter(self._delivery(schema, BatchOrigin(job=uuid.uuid4().hex)))
 
     def _delivery(self, schema: StructType, origin: BatchOrigin | None = None) -> Delivery:
-        _tell_insecure(self._settings)
+        _tell(self._settings)
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         columns = Columns.bind(types, self._settings.topic, include_headers=self._settings.include_headers)
         guard.require_topics(self._settings)
         return delivery_for(self._settings, columns, origin or BatchOrigin())
 
 
-#: What was told of insecure clients in this process.
+#: What was told of settings in this process.
 _told: Final[set[str]] = set()
 
 
-def _tell_insecure(settings: SinkSettings) -> None:
-    """Warn once in a process, not at every batch."""
-    for line in set(insecurities(settings.client)) - _told:
+def _tell(settings: SinkSettings) -> None:
+    """Warn of what is insecure, and of what changes nothing; once in a process, not at every batch."""
+    insecure = {f"insecure: kafka.{line}" for line in insecurities(settings.client)}
+    for line in sorted((insecure | set(settings.idle)) - _told):
         _told.add(line)
-        _log.warning("%s: insecure: kafka.%s", FORMAT, line)
+        _log.warning("%s: %s", FORMAT, line)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -180,21 +206,102 @@ class StreamWriter(DataSourceStreamArrowWriter):
             JournalError: TL-J20, the state can't be made durable.
         """
         settle()
-        written = answers(messages, KafkaWritten, batchId, _out_of_place)
-        total = account(written, batchId)
+        self._account(answers(messages, KafkaWritten, batchId, _out_of_place), batchId)
+
+    def _account(self, written: Sequence[KafkaWritten], batch: int) -> None:
+        total = account(written, batch)
         if isinstance(self._delivery, ExactlyOnce) and written:
             seen = {answer.partition for answer in written}
             for partition in sorted(set(range(self._delivery.settings.parallelism)) - seen):
-                self._delivery.deliver(Task(partition, batch=batchId, query=written[0].query), ())
+                self._delivery.deliver(Task(partition, batch=batch, query=written[0].query), ())
         checkpoint = Checkpoint(self._location)
-        tally.noted(checkpoint, batchId, total.dead_lettered)
-        tally.given(checkpoint, batchId, None if total.skipped else sum(answer.given for answer in written))
+        tally.noted(checkpoint, batch, total.dead_lettered)
+        tally.took(checkpoint, batch, [one.done.seconds for one in written if one.done.seconds is not None])
+        tally.given(checkpoint, batch, None if total.skipped else sum(answer.given for answer in written))
         checkpoint.sync_state()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
         """End what tasks may have left open, so that readers need not wait; what is committed stays committed."""
         if isinstance(self._delivery, ExactlyOnce):
             self._delivery.fence(Checkpoint(self._location).query or None)
+
+
+class GatheringWriter(StreamWriter):
+    """Writes the micro-batches of a stream from the driver: each is one transaction, of however many partitions.
+
+    A task writes nothing, so a second attempt of it does no harm, and its plan need not be deterministic: what counts
+    is the answers that Spark takes, and they reach Kafka all at once.
+
+    Args:
+        delivery: The strategy.
+        location: The checkpoint.
+        place: Where the tasks of this batch leave their rows.
+    """
+
+    def __init__(self, delivery: Delivery, location: str, place: RowsForDriver) -> None:
+        super().__init__(delivery, location)
+        self._place = place
+
+    @one_line
+    def write(self, iterator: Iterator[RecordBatch]) -> KafkaGathered:  # type: ignore[override]
+        """Leave the rows of a partition for the driver.
+
+        Raises:
+            KafkaError: TL-K23 or TL-K66, there is no room for them; TL-K08 if Spark does not say which batch this is.
+        """
+        settle()
+        task = Task(*streaming_task(_out_of_place))
+        return KafkaGathered(task.partition, task.batch, task.query, task.run, self._place.leave(unpacked(iterator)))
+
+    @one_line
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Write the rows of all tasks and the marker in one transaction; then as `StreamWriter.commit`.
+
+        Raises:
+            KafkaError: TL-K65 what a task left is gone; what `deliver` and `StreamWriter.commit` raise.
+            JournalError: TL-J20, the state can't be made durable.
+        """
+        settle()
+        gathered = answers(messages, KafkaGathered, batchId, _out_of_place)
+        gathered.sort(key=lambda answer: answer.partition)
+        if not gathered:
+            raise _out_of_place("no task answered for the batch", "It is not committed and runs again.")
+        first = gathered[0]
+        rows = (batch for answer in gathered for batch in answer.left.batches())
+        done = self._delivery.deliver(Task(0, batch=batchId, query=first.query, run=first.run), rows)
+        for answer in gathered:
+            answer.left.remove()
+        self._place.leave_empty()
+        given = sum(answer.left.rows for answer in gathered)
+        self._account([KafkaWritten(0, batchId, first.query, done, given)], batchId)
+
+
+class FailingWriter(StreamWriter):
+    """Writes nothing and says why.
+
+    Spark makes a writer anew to abort a batch whose commit failed; an error of that one would hide the error of the
+    commit from the user ("Writing job failed").
+
+    Args:
+        delivery: Unused.
+        problem: What each task says.
+    """
+
+    def __init__(self, delivery: Delivery, problem: KafkaError) -> None:
+        super().__init__(delivery)
+        self._problem = problem
+
+    @one_line
+    def write(self, iterator: Iterator[RecordBatch]) -> KafkaWritten:  # noqa: ARG002 - not one is written
+        """Say it.
+
+        Raises:
+            KafkaError: The problem.
+        """
+        raise self._problem
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+        """Do nothing: nothing was begun."""
 
 
 class BatchWriter(DataSourceArrowWriter):

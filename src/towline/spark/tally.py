@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Final
 from towline.errors import JournalError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from towline.checkpoint import Checkpoint
 
-__all__ = ["begun_before", "given", "given_at", "noted", "run_again", "sum_at"]
+__all__ = ["begun_before", "given", "given_at", "noted", "run_again", "sum_at", "took", "took_at"]
 
 _NAME: Final = "towline.letters"
 _ROWS: Final = "towline.rows"
 _AGAIN: Final = "towline.again"
+_TIMES: Final = "towline.times"
 #: Batches remembered: more than whoever listens can be behind.
 _KEPT: Final = 100
+#: The same of what is only looked at once.
+_TIMES_KEPT: Final = 20
 
 
 def noted(checkpoint: Checkpoint, batch: int, dead_letters: int) -> None:
@@ -84,6 +89,31 @@ def _rows(checkpoint: Checkpoint) -> list[tuple[int, int]]:
         return _read(checkpoint, _ROWS, "rows")
     except OSError:
         return []
+
+
+def took(checkpoint: Checkpoint, batch: int, seconds: Sequence[float]) -> None:
+    """Note how long the transactions of a batch were open; nothing is written for none.
+
+    Raises:
+        JournalError: TL-J20, the disk did not take it.
+    """
+    if seconds:
+        times = {**{one: known for one, known in _times(checkpoint).items() if one < batch}, batch: [*seconds]}
+        kept = [*times.items()][-_TIMES_KEPT:]
+        checkpoint.keep_note(_TIMES, json.dumps({"v": 1, "times": kept}, separators=(",", ":")), synced=False)
+
+
+def took_at(checkpoint: Checkpoint, batch: int) -> list[float]:
+    """What `took` was told of a batch; nothing where it was told nothing, or the checkpoint is not local."""
+    return _times(checkpoint).get(batch, [])
+
+
+def _times(checkpoint: Checkpoint) -> dict[int, list[float]]:
+    try:
+        told = json.loads(checkpoint.note(_TIMES) or "{}").get("times", [])
+        return {int(batch): [float(one) for one in seconds] for batch, seconds in told}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def sum_at(checkpoint: Checkpoint, batch: int) -> int:

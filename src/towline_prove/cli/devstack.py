@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from towline.cli.screen import AsJson
+from towline.cli.screen import AsJson, command_app
 from towline.errors import SetupError
 from towline_prove.devstack import Server, Stack
 from towline_prove.devstack.gateways import gateway_files
@@ -25,7 +25,7 @@ from towline_prove.devstack.stack import ServerStatus, StackForm
 
 __all__ = ["app"]
 
-app = typer.Typer(
+app = command_app(
     name="devstack",
     help="A real Mosquitto, a real Kafka and a real Spark cluster on this machine, to try things on.",
     epilog="Example:   towline devstack up   ·   towline devstack kill kafka   ·   towline devstack down",

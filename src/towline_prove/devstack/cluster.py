@@ -44,7 +44,7 @@ class ClusterNode(Kafka):
         settings: As `Kafka`.
     """
 
-    _more_jvm = _JVM
+    more_jvm = _JVM
 
     def __init__(self, directory: Path, number: int, cluster_id: str, settings: Mapping[str, str]) -> None:
         super().__init__(directory, settings=settings)

@@ -113,7 +113,7 @@ def prepare_kafka() -> Path:
 
 def _trial(draft: Path) -> None:
     broker = Kafka(draft.parent / "kafka")
-    broker._more_jvm = [recording(draft)]  # noqa: SLF001  our own class
+    broker.more_jvm = [recording(draft)]
     with broker:
         broker.create_topics({"trial": 1})
 
@@ -125,6 +125,9 @@ class Kafka(Server):
         directory: Configuration, logs, data and state live here.
         port: The port on 127.0.0.1; None keeps the directory's port, or picks a free one.
         settings: Lines of server.properties over `DEFAULTS`.
+
+    Attributes:
+        more_jvm: Further options of the broker's JVM, for its next start.
     """
 
     name: ClassVar[str] = "kafka"
@@ -132,7 +135,7 @@ class Kafka(Server):
     start_seconds: ClassVar[float] = 90.0
     stop_seconds: ClassVar[float] = 30.0
 
-    _more_jvm: Sequence[str] = ()
+    more_jvm: Sequence[str] = ()
 
     @property
     def bootstrap(self) -> str:
@@ -188,7 +191,7 @@ class Kafka(Server):
         if not self._is_formatted():
             self._format([*run, *FORMAT_JVM], properties)
         tuning = os.environ.get(PERFORMANCE, "-XX:+UseG1GC").split()
-        return [*run, *BROKER_JVM, *tuning, *self._more_jvm, "kafka.Kafka", properties]
+        return [*run, *BROKER_JVM, *tuning, *self.more_jvm, "kafka.Kafka", properties]
 
     def _properties(self, *ports: int) -> str:
         ours = {

@@ -61,6 +61,7 @@ class Said(NamedTuple):
     expiry: int | None
 
 
+_TRACE = ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 _MESSAGE = st.builds(
     Said,
     topic=_LEVELS,
@@ -71,7 +72,7 @@ _MESSAGE = st.builds(
     content_type=st.none() | _TEXT,
     response_topic=st.none() | _LEVELS.filter(bool),
     correlation_data=st.none() | st.binary(max_size=40),
-    user_properties=st.lists(st.tuples(_TEXT, _TEXT) | st.just(("again", "")), max_size=5).map(tuple),
+    user_properties=st.lists(st.tuples(_TEXT, _TEXT) | st.sampled_from([("again", ""), _TRACE]), max_size=5).map(tuple),
     expiry=st.none() | st.integers(7200, 0xFFFFFFFF),
 )
 _HEADERS = st.lists(
@@ -115,7 +116,8 @@ def headers_of(said: Said, tree: str) -> list[Header]:
     }
     made: list[Header] = [(name, text.encode()) for name, text in texts.items() if text is not None]
     made += [("mqtt.correlation-data", said.correlation_data)] if said.correlation_data is not None else []
-    return made + [(f"mqtt.user.{name}", value.encode()) for name, value in said.user_properties]
+    users = [(name if name == _TRACE[0] else f"mqtt.user.{name}", value) for name, value in said.user_properties]
+    return made + [(name, value.encode()) for name, value in users]
 
 
 def properties_of(headers: list[Header]) -> tuple[tuple[str, str], ...] | None:

@@ -93,6 +93,7 @@ def test_each_letter_is_replayed_once(kafka: Kafka, make: Make) -> None:
     assert (again.mended, again.dead) == ({}, {"no route takes its topic": 1})
     assert sorted(values(kafka, target)) == [b"m0", b"m2", b"m3"]
     assert [entry.dead_letter.value for entry in shelf.entries(dlq.Wanted())] == [b"m1".ljust(10, b".")]
+    assert shelf.strange == 1
 
 
 def test_only_what_is_meant_is_replayed(kafka: Kafka, make: Make) -> None:
@@ -284,6 +285,7 @@ def test_the_commands(kafka: Kafka, make: Make) -> None:
         "dead": {"no route takes its topic": 1},
         "absent": [],
         "nobodys": [{"topic": dead, "signed": "another.line", "letters": 1}],
+        "strange": [],
     }
     code, _, err = told("replay", str(bridge.file), "--reason", "topic_ilegal")
     assert (code, err) == (2, '--reason: there is no reason "topic_ilegal". Did you mean "topic_illegal"?   [TL-C21]\n')

@@ -67,7 +67,8 @@ MESSAGE = st.fixed_dictionaries(
         "payload_is_utf8": st.none() | st.booleans(),
         "response_topic": st.none() | TOPIC,
         "correlation_data": st.none() | st.binary(max_size=20),
-        "user_properties": st.none() | st.lists(st.fixed_dictionaries({"key": TEXT, "value": TEXT}), max_size=4),
+        "user_properties": st.none()
+        | st.lists(st.fixed_dictionaries({"key": TEXT | st.just("tracestate"), "value": TEXT}), max_size=4),
         "message_expiry_seconds": st.none() | st.integers(0, 0xFFFFFFFF),
         "subscription_ids": st.none() | st.lists(st.integers(1, 268_435_455), max_size=2),
         "received_at": st.just(NOW),
@@ -307,12 +308,12 @@ def test_everything_can_be_said_in_sql_or_as_a_template(spark: SparkSession) -> 
         properties="mqtt",
     )
     value = b'{"a": {"b": [1, "x"]}, "ttl": 60}'
-    headers = [("tenant", b"acme"), ("mqtt.user.u", b"1"), ("mqtt.retain", b"true")]
+    headers = [("tenant", b"acme"), ("mqtt.user.u", b"1"), ("mqtt.retain", b"true"), ("traceparent", b"00-1-2-01")]
     (row,) = down(spark, how, record(value=value, headers=headers, offset=4))
     assert (row.topic, bytes(row.payload)) == ("c/k/acme/x/4", value.upper())
     assert (row.retain, row.message_expiry_seconds, row.content_type) == (True, 60, "text/acme")
     assert (row.response_topic, bytes(row.correlation_data)) == ("r/k", b"t")
-    assert [tuple(p) for p in row.user_properties] == [("u", "1")]
+    assert [tuple(p) for p in row.user_properties] == [("u", "1"), ("traceparent", "00-1-2-01")]
 
 
 def test_properties_none_takes_nothing_from_the_headers(spark: SparkSession) -> None:
@@ -331,7 +332,7 @@ def test_a_where_filters_and_parts_are_by_topic(spark: SparkSession) -> None:
 
 
 def reported(progress: dict[str, Any]) -> dict[str, Any]:
-    line: Any = SimpleNamespace(line=SimpleNamespace(guarantee=Guarantee.EXACTLY_ONCE))
+    line: Any = SimpleNamespace(line=SimpleNamespace(guarantee=Guarantee.EXACTLY_ONCE, checkpoint="nowhere"))
     return LineQuery.report(line, progress)
 
 

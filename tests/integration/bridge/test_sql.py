@@ -76,7 +76,10 @@ def rows(count: int, seed: int = 7) -> list[dict[str, Any]]:
         levels = [rng.choice(["one", "two", "tri", "tow", "low", *NASTY])] + [
             rng.choice(NASTY) for _ in range(rng.randint(0, 3))
         ]
-        users = [{"key": rng.choice(["k", "k", "", "ü"]), "value": rng.choice(NASTY)} for _ in range(rng.randint(0, 3))]
+        users = [
+            {"key": rng.choice(["k", "k", "", "ü", "traceparent"]), "value": rng.choice(NASTY)}
+            for _ in range(rng.randint(0, 3))
+        ]
         if rng.random() < 0.3:
             rows.append({**message("/".join(levels)), "offset": offset, "qos": rng.randint(0, 2)})
             continue

@@ -38,8 +38,8 @@ class Gateway:
         self.process = fork_gateway(self.settings, self.log, start=start, prepare=prepare)
         return self.process
 
-    def start(self, start: str = "go-on") -> GatewayClient:
-        process = self.spawn(start)
+    def start(self, start: str = "go-on", prepare: Callable[[], None] | None = None) -> GatewayClient:
+        process = self.spawn(start, prepare)
         self._client = wait_until(lambda: discover(self.settings.state_dir), what="the gateway's endpoint")
         assert process.poll() is None
         return self._client

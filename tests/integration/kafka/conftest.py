@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from towline.spark.connector import spark_kafka_conf
 from towline.spark.kafka_sink import KafkaTransactional
 
 
@@ -29,6 +31,7 @@ def spark() -> Iterator[SparkSession]:
     manager = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     session = (
         SparkSession.builder.master("local[2,3]")
+        .config(map=dict[str, bool | float | int | str | None](spark_kafka_conf(pyspark.__version__)))
         .config("spark.ui.enabled", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")

@@ -25,7 +25,7 @@ def main(bootstrap: str, topic: str, checkpoint: str) -> None:
     )
     spark.dataSource.register(KafkaTransactional)
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 200).load()
-    rows = source.selectExpr("CAST(value AS STRING) AS value").coalesce(1)
+    rows = source.selectExpr("CAST(value AS STRING) AS value")
     writer = rows.writeStream.format("kafka_transactional").option("checkpointLocation", checkpoint)
     writer.option("kafka.bootstrap.servers", bootstrap).option("topic", topic).start().awaitTermination()
 

@@ -75,12 +75,12 @@ def test_a_batch_that_is_in_kafka_is_skipped_when_spark_runs_it_again(
 ) -> None:
     name = topic(partitions=1)
     for _ in range(2):
-        writer = to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path)
+        writer = to_kafka(counting(spark), kafka, name, tmp_path)
         run_to_end(writer, 2)
         (before,) = markers(kafka, tmp_path)
         assert before is not None
         assert forget_last_commit(tmp_path) <= before.batch
-    run_to_end(to_kafka(counting(spark).coalesce(1), kafka, name, tmp_path), 2)
+    run_to_end(to_kafka(counting(spark), kafka, name, tmp_path), 2)
     (marker,) = markers(kafka, tmp_path)
     assert marker is not None
     assert marker.writer == query_id(tmp_path)
@@ -119,9 +119,9 @@ def test_a_forgotten_coalesce_is_told_and_mended(
     spark: SparkSession, kafka: Kafka, topic: NewTopic, tmp_path: Path
 ) -> None:
     name = topic(partitions=1)
-    told = line(failure(to_kafka(counting(spark, partitions=2), kafka, name, tmp_path)))
+    told = line(failure(to_kafka(counting(spark, partitions=2), kafka, name, tmp_path, parallelism="1")))
     assert "[TL-K17]" in told or "[TL-K18]" in told or "[TL-K19]" in told
-    mended = to_kafka(counting(spark, partitions=2).coalesce(1), kafka, name, tmp_path)
+    mended = to_kafka(counting(spark, partitions=2).coalesce(1), kafka, name, tmp_path, parallelism="1")
     if not committed(kafka, name):
         run_to_end(mended, 2)
         check(kafka, name)
@@ -208,7 +208,7 @@ def test_speculation_is_refused(spark: SparkSession, kafka: Kafka, topic: NewTop
     spark.conf.set(lenient, "false")
     spark.conf.set("spark.speculation", "true")
     try:
-        told = line(failure(to_kafka(counting(spark).coalesce(1), kafka, topic(), tmp_path)))
+        told = line(failure(to_kafka(counting(spark).coalesce(1), kafka, topic(), tmp_path, parallelism="1")))
     finally:
         spark.conf.unset("spark.speculation")
         spark.conf.unset(lenient)

@@ -17,6 +17,7 @@ from mqtt5 import Will
 
 from tests.conftest import NewMosquitto
 from tests.helpers import wait_until
+from tests.integration.gateway.test_outbox import save
 from tests.integration.net.conftest import Authority
 from towline import Client, Filter, Memory, Message, SessionRecord, Tls
 from towline.errors import Refused, TakenOver, TowlineError, Unreachable
@@ -116,6 +117,7 @@ def test_it_goes_on_by_itself_after_the_broker_was_killed(new_mosquitto: NewMosq
     with Client(broker.uri, client_id="both", subscribe=[Filter("t", 2)]) as client:
         client.publish("t", b"before", qos=2).wait(60)
         take(client, 1)
+        save(broker)  # or the session might be among what it forgets
         broker.kill()
         wait_until(lambda: client.last_error is not None)
         waiting = client.publish("t", b"meanwhile", qos=2)

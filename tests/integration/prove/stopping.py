@@ -112,6 +112,8 @@ def main() -> None:
     records = rows.load().selectExpr("split(topic, '/')[1] AS key", "payload AS value")
     writer = records.writeStream.format("kafka_transactional").option("kafka.bootstrap.servers", bootstrap)
     writer = writer.option("topic", topic).option("guarantee", guarantee).option("checkpointLocation", checkpoint)
+    if guarantee == "exactly_once":
+        writer = writer.option("parallelism", 1)  # a task writes, so that it can be stopped after it
     for _ in range(5):  # Spark gives a new Python process ten seconds, too little on a busy machine
         query = writer.start()
         try:

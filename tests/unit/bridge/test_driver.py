@@ -68,6 +68,7 @@ def test_progress_is_reported(uplink: UplinkQuery) -> None:
         "end": 15,
         "gives_up": False,
         "millis": {"triggerExecution": 41},
+        "transactions": [],
         "observed": {"unrouted": 1, "late": 0, "astray": 0},
     }
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import logging
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from towline.bridge.runtime.screen import PlainScreen, make_screen
+from towline.bridge.runtime.screen import JsonScreen, PlainScreen, make_screen
 from towline.bridge.runtime.state import BridgeState
 
 
@@ -34,3 +37,34 @@ def test_a_full_disk_is_no_end() -> None:
     PlainScreen(full).say("line")
     with contextlib.suppress(OSError):
         full.close()
+
+
+def test_a_log_for_programs_has_an_object_a_line_and_changes_only(tmp_path: Path) -> None:
+    out = io.StringIO()
+    screen, state = JsonScreen(out), BridgeState("b", tmp_path, {"line": "up"})
+    for _ in range(3):
+        screen.show(state)
+    screen.say('line "line": a\nb.   [TL-B22]')
+    screen.say("kafka: answers")
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(one["event"], one["level"], one.get("code")) for one in lines] == [
+        ("state", "info", None),
+        ('line "line": a\nb.   [TL-B22]', "warning", "TL-B22"),
+        ("kafka: answers", "info", None),
+    ]
+    assert all(datetime.fromisoformat(one["timestamp"]).utcoffset() == timedelta(0) for one in lines)
+
+
+def test_what_is_below_the_level_is_not_logged(tmp_path: Path) -> None:
+    out = io.StringIO()
+    screen = JsonScreen(out, logging.WARNING)
+    screen.show(BridgeState("b", tmp_path, {"line": "up"}))
+    screen.say("kafka: answers")
+    assert out.getvalue() == ""
+
+
+def test_the_environment_chooses_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOWLINE_LOG_FORMAT", "json")
+    assert isinstance(make_screen(live=True), JsonScreen)
+    monkeypatch.setenv("TOWLINE_LOG_FORMAT", "text")
+    assert isinstance(make_screen(live=True), PlainScreen)

@@ -84,3 +84,11 @@ def test_a_bridge_that_is_silent_is_not_to_be_started(tmp_path: Path, monkeypatc
     text = render(collect(tmp_path, ["telemetry"]))
     assert "there, and silent" in text
     assert "Start towline run" not in text
+
+
+@pytest.mark.parametrize("moment", [1e300, -1e300, float("nan"), float("inf"), "soon", [1]])
+def test_a_time_that_no_calendar_has_does_not_end_the_command(tmp_path: Path, moment: Any) -> None:
+    """bridge.json is not synced: after a power failure anything may stand there."""
+    BridgeState("plant", tmp_path, {}, file=tmp_path / "bridge.toml").save()
+    text = render({**collect(tmp_path, []), "running": False, "silent": False, "updated": moment})
+    assert "last word at an unknown time" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from tests.unit.bridge.test_config import GOOD
 from tests.unit.cli.test_main import ran
 from towline.bridge.deadletters import dlq
 from towline.bridge.deadletters import replay as replaying
-from towline.kafka.deadletters import DeadLetter, Reason
+from towline.kafka.deadletters import DeadLetter, Reason, to_records
 
 
 @pytest.mark.parametrize("arguments", [["-h"], ["show", "-h"], ["replay", "-h"]])
@@ -46,7 +47,9 @@ def test_a_limit_is_for_all_topics_together(
 ) -> None:
     file = tmp_path / "bridge.toml"
     file.write_text(GOOD)
-    topics = [SimpleNamespace(topic=name, absent=False, nobodys=Counter()) for name in ("one", "other", "third")]
+    topics = [
+        SimpleNamespace(topic=name, absent=False, nobodys=Counter(), strange=0) for name in ("one", "other", "third")
+    ]
     given: list[int | None] = []
 
     def replay(_topic: Any, *_: Any, limit: int | None, dry_run: bool) -> replaying.Replay:
@@ -72,6 +75,7 @@ def test_a_letter_of_no_time_is_shown(
         topic="dead",
         absent=False,
         nobodys=Counter(),
+        strange=0,
         entries=lambda _wanted: iter(entries),
         line_of=lambda _letter: None,
     )
@@ -80,3 +84,25 @@ def test_a_letter_of_no_time_is_shown(
     assert (code, err) == (0, "")
     assert "19" in out
     assert "at an unknown time  0/1  too_large" in out
+
+
+def test_what_is_no_whole_letter_is_counted_and_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three pieces, one whose first is missing, and a record of somebody else's."""
+    letter = DeadLetter(Reason.TOO_LARGE, "t", b"k", b"x" * 9000)
+    file = tmp_path / "bridge.toml"
+    file.write_text(GOOD.replace("[[uplink]]", '[[uplink]]\ndead_letter_topic = "dlq"', 1))
+    whole, other = (to_records(letter, 4096) for _ in range(2))
+    assert len(whole) >= 2
+    records = [*whole, *whole[:1], other[1], (b"k", b"v", ())]
+
+    def read(*_: Any, **__: Any) -> Iterator[dlq._Record]:
+        return (dlq._Record(0, at, 0, *one) for at, one in enumerate(records))
+
+    monkeypatch.setattr(dlq.DeadLetterTopic, "_records", read)
+    monkeypatch.setattr(dlq.DeadLetterTopic, "_ends", lambda *_: {0: len(records)})
+    monkeypatch.setattr(dlq.DeadLetterTopic, "_read_marks", lambda *_: None)
+    code, out, _ = ran(capsys, "dlq", "show", str(file))
+    assert code == 0
+    assert "3  records that are no letter, or pieces of one that is not whole   in dlq" in out

@@ -191,7 +191,6 @@ def test_an_option_like_no_other_gets_the_list() -> None:
         ("kafka.max.in.flight.requests.per.connection", "6"),
         ("kafka.transactional.id", "mine"),
         ("kafka.message.timeout.ms", "1000"),
-        ("kafka.delivery.timeout.ms", "1000"),
     ],
 )
 def test_at_least_once_refuses_what_contradicts_it(name: str, value: str) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.trace import format_trace_id, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pyspark.sql.pandas.types import from_arrow_type
 
 from towline.kafka.columns import A_HEADER, PROPERTIES, Columns
-from towline.kafka.properties import Header, property_headers
+from towline.kafka.properties import TRACE_CONTEXT, Header, property_headers, user_header, user_property
 from towline.schema import OPTIONAL, ROW_SCHEMA
 
 RARE = ("retain", *OPTIONAL)
@@ -25,7 +27,7 @@ KINDS = {
     "towline_rare": pa.struct([ROW_SCHEMA.field(name) for name in RARE]),
 }
 text = st.text(st.characters(codec="utf-8"), max_size=6)
-pair = st.fixed_dictionaries({"key": text, "value": st.none() | text})
+pair = st.fixed_dictionaries({"key": text | st.sampled_from(TRACE_CONTEXT), "value": st.none() | text})
 rare = st.fixed_dictionaries(
     {
         "retain": st.none() | st.booleans(),
@@ -86,3 +88,21 @@ def test_messages_that_came_together_share_their_headers() -> None:
     records = list(Columns(None, frozenset(KINDS)).rows(batch_of([row, row, {**row, "timestamp": 8}])).records)
     assert all(one is other for one, other in zip(records[0][7], records[1][7], strict=True))
     assert [one is other for one, other in zip(records[0][7], records[2][7], strict=True)] == [True, True, False]
+
+
+@given(text | st.sampled_from(TRACE_CONTEXT))
+def test_the_header_of_a_user_property_says_which_it_was(key: str) -> None:
+    assert user_property(user_header(key)) == key
+    assert user_property("mqtt.topic") is None
+
+
+def test_trace_context_has_the_names_that_consumers_look_for() -> None:
+    """OpenTelemetry's propagator of W3C Trace Context, with the headers of a record as its carrier."""
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    users = [{"key": "traceparent", "value": parent}, {"key": "tracestate", "value": "a=b"}]
+    nothing = dict.fromkeys(RARE)
+    headers = property_headers(b"t", 1, 0, {**nothing, "user_properties": users})
+    carrier = {name: (value or b"").decode() for name, value in headers}
+    span = get_current_span(TraceContextTextMapPropagator().extract(carrier)).get_span_context()
+    assert format_trace_id(span.trace_id) == parent.split("-")[1]
+    assert span.trace_state.to_header() == "a=b"

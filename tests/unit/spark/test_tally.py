@@ -9,7 +9,7 @@ import pytest
 from towline.checkpoint import Checkpoint
 from towline.errors import JournalError
 from towline.spark import tally
-from towline.spark.tally import given, given_at, noted, sum_at
+from towline.spark.tally import given, given_at, noted, sum_at, took, took_at
 
 
 def test_a_batch_that_is_run_again_is_counted_once(tmp_path: Path) -> None:
@@ -65,3 +65,19 @@ def test_rows_that_a_power_failure_took_are_not_known(tmp_path: Path, text: str)
     assert given_at(place, 1) is None
     given(place, 1, 2)
     assert given_at(place, 1) == 2
+
+
+def test_what_the_transactions_of_a_batch_took_is_that_of_its_last_run(tmp_path: Path) -> None:
+    place = Checkpoint(str(tmp_path))
+    for batch, seconds in ((0, [0.5]), (1, []), (2, [0.25, 2.0]), (2, [0.125])):
+        took(place, batch, seconds)
+    assert [took_at(place, batch) for batch in range(4)] == [[0.5], [], [0.125], []]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"times":[[1]]}', '{"times":7}', '{"times":[[1,["x"]]]}'])
+def test_times_that_a_power_failure_took_are_not_known(tmp_path: Path, text: str) -> None:
+    (tmp_path / tally._TIMES).write_text(text)
+    place = Checkpoint(str(tmp_path))
+    assert took_at(place, 1) == []
+    took(place, 1, [2.0])
+    assert took_at(place, 1) == [2.0]

@@ -22,6 +22,7 @@ from towline.bridge.config.line import DownlinkReader, LineReader
 from towline.bridge.config.listening import Listening, listening
 from towline.bridge.config.mistakes import Mistakes
 from towline.bridge.config.model import NAME, Bridge, DownLine, KafkaSection, Line, SparkSection
+from towline.bridge.config.monitoring import MonitorSection
 from towline.bridge.config.places import KeyPath, Places
 from towline.bridge.config.section import Section
 from towline.bridge.config.tables import Surroundings, Tables
@@ -54,6 +55,7 @@ class FileTable(Section):
     spark: dict[str, Any] = Field(default_factory=dict)
     gateway: dict[str, Any] = Field(default_factory=dict)
     hono: dict[str, Any] = Field(default_factory=dict)
+    monitor: dict[str, Any] = Field(default_factory=dict)
     uplink: Any = ()
     downlink: Any = ()
 
@@ -134,6 +136,7 @@ class Reader:
         creates_topics = kafka is not None and kafka.create_topics is not None
         mqtt = self._tables.mqtt(table.mqtt, ("mqtt",), "[mqtt]")
         hono = self._tables.model(HonoSettings, table.hono, ("hono",), "[hono]") or HonoSettings()
+        monitor = self._tables.model(MonitorSection, table.monitor, ("monitor",), "[monitor]") or MonitorSection()
         gateway = listening(self._tables, table.gateway, [line for _, _, line in self._line_tables()])
         surroundings = Surroundings(
             table.name,
@@ -158,6 +161,7 @@ class Reader:
             kafka=kafka,
             spark=spark,
             gateway=gateway,
+            monitor=monitor,
             lines=lines,
         )
 

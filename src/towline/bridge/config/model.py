@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from towline.bridge.config.downlink import DownlinkSection
 from towline.bridge.config.gateways import GatewaySection
+from towline.bridge.config.monitoring import MonitorSection
 from towline.bridge.config.patterns import Pattern, Template
 from towline.bridge.config.routes import Route
 from towline.bridge.config.section import NAME, Section
@@ -389,6 +390,7 @@ class Bridge(Section):
         kafka: Where records go.
         spark: The Spark session.
         gateway: What lets Spark in to gateways elsewhere, and where those of the lines listen.
+        monitor: Where metrics are served.
         lines: At least one.
     """
 
@@ -398,6 +400,7 @@ class Bridge(Section):
     kafka: KafkaSection
     spark: SparkSection
     gateway: GatewaySection = GatewaySection()
+    monitor: MonitorSection = MonitorSection()
     lines: tuple[Annotated[Line | DownLine, Field(discriminator="direction")], ...]
 
     @property

@@ -39,7 +39,7 @@ HEADERS = {
     "mqtt.payload-format": '"1" for UTF-8 text, "0" for bytes, when said',
     "mqtt.subscription-id": "decimal; one header for each",
     "mqtt.received-at": "microseconds since 1970 UTC, decimal; the record's timestamp has the milliseconds",
-    "mqtt.user.<key>": "user property, one header for each",
+    "mqtt.user.<key>": "user property, one header for each; traceparent and tracestate have no prefix",
 }
 
 #: A subscription that says nothing of its own.

@@ -132,6 +132,7 @@ class DeadLetterTopic:
         lines: The lines that write to it, by the names they sign with.
         absent: Whether the topic was not there when it was read.
         nobodys: Letters that wait and no line here has signed, as far as `entries` has come: by who did.
+        strange: Records that are no letter and no mark, or pieces that fit no letter, as far as `entries` has come.
     """
 
     client: Mapping[str, str]
@@ -139,6 +140,7 @@ class DeadLetterTopic:
     lines: Mapping[str, AnyLine]
     absent: bool = field(default=False, init=False)
     nobodys: Counter[str] = field(default_factory=Counter, init=False)
+    strange: int = field(default=0, init=False)
     _replayed: _Settled = field(default_factory=_Settled, init=False)
     #: Partition -> end up to which its marks were read.
     _known: dict[int, int] = field(default_factory=dict, init=False)
@@ -152,7 +154,7 @@ class DeadLetterTopic:
         Raises:
             KafkaError: TL-K01.
         """
-        self._replayed, self._known, self.nobodys = _Settled(), {}, Counter()
+        self._replayed, self._known, self.nobodys, self.strange = _Settled(), {}, Counter(), 0
         self._read_marks(self._ends())
         return (entry for entry in self._letters() if self._chosen(entry, wanted))
 
@@ -196,9 +198,12 @@ class DeadLetterTopic:
             try:
                 dead_letter = collector.add(record.key, record.value, record.headers)
             except ValueError:
-                continue  # somebody else's record: none of ours to carry on
+                self.strange += 1  # somebody else's record, or a piece of a letter whose others are not there
+                continue
             if dead_letter is not None:
                 yield Entry(record.partition, record.offset, record.timestamp, _innermost(dead_letter, self.topic))
+        for one in collectors.values():
+            self.strange += one.left_out + sum(map(len, one.waiting.values()))
 
     def _ends(self, isolation: str = "read_committed") -> dict[int, int]:
         """The end of each partition by its leader: at or above it, and not before, everything has been read."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from towline.bridge.config.model import Line
 from towline.bridge.config.routes import Route, first_match
 from towline.kafka.deadletters import DeadLetter, Reason
-from towline.kafka.properties import USER_PREFIX
+from towline.kafka.properties import TRACE_CONTEXT, user_property
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,16 +70,12 @@ class Remapped:
 
 def row_of(dead_letter: DeadLetter) -> dict[str, Any] | None:
     """The source's row that a dead letter was; None if it is not from MQTT, or its properties were not kept."""
-    headers = [(name, value) for name, value in dead_letter.headers if name.startswith("mqtt.")]
+    headers = [one for one in dead_letter.headers if one[0].startswith("mqtt.") or one[0] in TRACE_CONTEXT]
     known: Mapping[str, bytes | None] = dict(reversed(headers))
     topic = _text(known.get("mqtt.topic"))
     if topic is None:
         return None
-    users = [
-        {"key": name.removeprefix(USER_PREFIX), "value": _text(value)}
-        for name, value in headers
-        if name.startswith(USER_PREFIX)
-    ]
+    users = [{"key": key, "value": _text(value)} for name, value in headers if (key := user_property(name)) is not None]
     form = _text(known.get("mqtt.payload-format"))
     return {
         "topic": topic,

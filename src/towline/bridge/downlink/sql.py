@@ -29,7 +29,7 @@ from towline.bridge.lines.sql import (
 from towline.errors import ConfigError
 from towline.guarantee import policy
 from towline.kafka.deadletters import PREFIX, Reason
-from towline.kafka.properties import USER_PREFIX
+from towline.kafka.properties import TRACE_CONTEXT, USER_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation
@@ -101,11 +101,18 @@ def _spoken(value: Spoken, kind: str = "STRING") -> str:
 
 
 def _users(properties: str) -> str:
-    """User properties: those the way up has written, and with ``all`` every other header; a null value is empty."""
+    """User properties: those the way up has written, and with ``all`` every other header; a null value is empty.
+
+    Trace context comes in headers of its own names, whoever wrote them.
+    """
     if properties == "none":
         return "CAST(NULL AS array<struct<key: string, value: string>>)"
-    ours = ", ".join(literal(name) for name in OURS)
-    others = f" OR NOT (h.key IN ({ours}) OR startswith(h.key, 'towline.'))" if properties == "all" else ""
+    ours, trace = (", ".join(map(literal, names)) for names in (OURS, TRACE_CONTEXT))
+    others = (
+        f" OR NOT (h.key IN ({ours}) OR startswith(h.key, 'towline.'))"
+        if properties == "all"
+        else f" OR h.key IN ({trace})"
+    )
     user = literal(USER_PREFIX)
     name = f"CASE WHEN startswith(h.key, {user}) THEN substr(h.key, {len(USER_PREFIX) + 1}) ELSE h.key END"
     value = f"CASE WHEN h.value IS NULL THEN '' ELSE {text('h.value')} END"

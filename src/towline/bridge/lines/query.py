@@ -14,6 +14,7 @@ from towline.bridge.lines.sql import DeadLetterTarget
 from towline.checkpoint import Checkpoint
 from towline.gateway.access import REMOTE
 from towline.guarantee import policy
+from towline.spark import tally
 from towline.spark.masters import shares_files
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class LineQuery(ABC, Generic[LineT]):
             "batch": progress["batchId"],
             "rows": observed.pop("rows", progress.get("numInputRows", 0)),
             "millis": progress.get("durationMs", {}),
+            "transactions": _transactions(self.line, progress["batchId"]),
             "gives_up": policy(self.line.guarantee).gives_up,
             "observed": observed,
         }
@@ -159,6 +161,11 @@ def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None
     finally:
         for name, old in before.items():
             spark.conf.unset(name) if old is None else spark.conf.set(name, old)
+
+
+def _transactions(line: AnyLine, batch: int) -> list[float]:
+    """How long each transaction of a batch was open, in seconds; none where there are no transactions."""
+    return tally.took_at(Checkpoint(str(line.checkpoint)), batch) if policy(line.guarantee).transactions else []
 
 
 def source_of(progress: Mapping[str, Any]) -> Mapping[str, Any]:

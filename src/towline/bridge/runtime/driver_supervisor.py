@@ -202,6 +202,7 @@ class DriverSupervisor(ChildSupervisor):
         view = self._state.lines[report["line"]]
         before = view.counts.dead_lettered
         view.counts = view.counts.add(report)
+        view.took(report)
         total = view.counts.dead_lettered
         if new := total - before if total >= before else total:  # another journal's count begins anew
             self._dead_letters(view.name, new)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+import logging
+import re
 import sys
 import time
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Final, Self, TextIO
 
 from towline.bridge.lines.elsewhere import DRAINED
+from towline.logfile import log_settings
 from towline.text import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -16,10 +21,12 @@ if TYPE_CHECKING:
 
     from towline.bridge.runtime.state import BridgeState, LineView
 
-__all__ = ["LiveScreen", "PlainScreen", "lag_text", "line_state", "make_screen", "summary"]
+__all__ = ["JsonScreen", "LiveScreen", "PlainScreen", "lag_text", "line_state", "make_screen", "summary"]
 
 #: Seconds between two plain lines of a line that moves; one that stands still says nothing.
 PLAIN_S = 10.0
+#: The code of an error, at the end of its line.
+_CODE: Final = re.compile(r"\[(TL-[A-Z]\d{2,3})\]")
 
 
 def line_state(view: LineView, spark: str) -> str:
@@ -94,6 +101,44 @@ class PlainScreen:
             if account is not None and mark != former and now - at >= PLAIN_S:
                 self._last[name] = (now, mark)
                 self.say(printable(summary(view, state.spark)))
+
+
+class JsonScreen:
+    """One JSON object a line, for a log that programs read: events, and each line's state when it changes.
+
+    Args:
+        stream: Where they go.
+        level: The least that is written, as `logging` counts.
+    """
+
+    def __init__(self, stream: TextIO, level: int = logging.INFO) -> None:
+        self._out, self._level = PlainScreen(stream), level
+        self._states: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to put away."""
+
+    def say(self, text: str) -> None:
+        """Write an event; one with a code is a warning."""
+        found = _CODE.search(text)
+        self._write(logging.WARNING if found else logging.INFO, text, **({"code": found[1]} if found else {}))
+
+    def show(self, state: BridgeState) -> None:
+        """Write what has another state than before."""
+        for name, view in state.lines.items():
+            now = line_state(view, state.spark)
+            if self._states.get(name) != now:
+                self._states[name] = now
+                self._write(logging.INFO, "state", bridge=state.name, line=name, state=now)
+
+    def _write(self, level: int, event: str, **facts: str) -> None:
+        if level >= self._level:
+            at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            named = logging.getLevelName(level).lower()
+            self._out.say(json.dumps({**facts, "event": event, "level": named, "timestamp": at}))
 
 
 class LiveScreen:
@@ -181,8 +226,15 @@ def lag_text(seconds: float) -> str:
     return f"{seconds:,.{1 if seconds < 100 else 0}f} s"
 
 
-def make_screen(*, live: bool) -> LiveScreen | PlainScreen:
-    """The screen that fits standard output; what its encoding does not have is escaped, a device may have named it."""
+def make_screen(*, live: bool) -> LiveScreen | PlainScreen | JsonScreen:
+    """The screen that fits standard output; what its encoding does not have is escaped, a device may have named it.
+
+    Raises:
+        ConfigError: TL-C147, `towline.logfile.log_settings`.
+    """
+    chosen = log_settings()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    return LiveScreen() if live else PlainScreen(sys.stdout)
+    if chosen.form == "json":
+        return JsonScreen(sys.stdout, chosen.level)
+    return LiveScreen() if live and chosen.form == "auto" else PlainScreen(sys.stdout)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-import towline
 from towline import files
 from towline.bridge.config import sqlcheck
 from towline.bridge.config.kafka_source import java_client
@@ -19,6 +18,8 @@ from towline.errors import ConfigError
 from towline.guarantee import policy
 from towline.spark import localfs
 from towline.spark.masters import brings_a_secret, is_cluster, stays_here
+from towline.spark.registration import register
+from towline.spark.session import spark_conf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,7 +74,7 @@ def session(bridge: Bridge, judge: Callable[[Any], None] | None = None) -> Spark
         SparkContext.getOrCreate(_spark_conf(bridge, conf).set(_SECRET, secret))
     builder = SparkSession.builder.master(bridge.spark.master).appName(_name(bridge))
     spark = builder.config(map={**conf}).getOrCreate()
-    towline.register(spark)
+    register(spark)
     spark.dataSource.register(PackedSource)
     return spark
 
@@ -114,7 +115,7 @@ def settings_of(bridge: Bridge) -> dict[str, str]:
     own, master = bridge.spark, bridge.spark.master
     here = not is_cluster(master)
     return {
-        **towline.spark_conf(),
+        **spark_conf(),
         **(_LOOPBACK if stays_here(master) else {}),
         **(_AUTHENTICATE if brings_a_secret(master) or own.secret_file else {}),
         **(short_sockets(os.environ.get("SPARK_LOCAL_DIRS")) if here else _SOCKETS),

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from towline import files
 from towline.bridge.downlink.account import DownlinkCounts
@@ -23,9 +23,11 @@ from towline.errors import GatewayError
 from towline.gateway.access import Access
 from towline.gateway.launch import discover
 from towline.processes import ProcessMark
+from towline.timing import BATCHES, Histogram
 
 __all__ = [
     "BRIDGE_FILE",
+    "BatchDone",
     "BridgeState",
     "LineView",
     "account_of",
@@ -43,6 +45,8 @@ WINDOW_S = 5.0
 SILENT_S = 10.0
 #: Samples kept for the rates, one a second.
 SAMPLES = 10
+#: Batches kept for whoever makes spans of them.
+DONE = 1000
 
 
 #: What is counted of a line, by its direction.
@@ -57,6 +61,24 @@ def counts_of(direction: str, values: Mapping[str, Any]) -> LineCounts:
 def account_of(status: Mapping[str, Any], counts: LineCounts) -> LineAccount | None:
     """The account of a line, whichever way it goes; None where its gateway does not say what it is made of."""
     return counts.account(status) if status.get(counts.witness) not in (None, {}) else None
+
+
+class BatchDone(NamedTuple):
+    """A committed batch.
+
+    Attributes:
+        number: Of the batch.
+        rows: What it had.
+        at: When it was committed, in seconds since 1970.
+        seconds: How long it took.
+        transactions: How long each was open, in seconds.
+    """
+
+    number: int
+    rows: int
+    at: float
+    seconds: float
+    transactions: tuple[float, ...]
 
 
 @dataclass
@@ -79,6 +101,11 @@ class LineView:
         before: The gateway's last answer to the bridge that ran before this one.
         gateways: State directories and locations of gateways elsewhere that the line reads; none for one of its own.
         access: The files that let the bridge in to those, as plain values.
+        batches: How long the committed batches of this run took.
+        transactions: How long their transactions were open; nothing is counted where the guarantee has none.
+        batch_at: When the last of them was heard of, in seconds since 1970; None before the first.
+        timed: Its query and number.
+        done: The last of them; whoever makes spans of them takes them away.
     """
 
     name: str
@@ -96,6 +123,28 @@ class LineView:
     before: Mapping[str, Any] = field(default_factory=dict)
     gateways: Sequence[str] = ()
     access: Mapping[str, str] = field(default_factory=dict)
+    batches: Histogram = field(default_factory=lambda: Histogram(BATCHES))
+    transactions: Histogram = field(default_factory=lambda: Histogram(BATCHES))
+    batch_at: float | None = None
+    timed: tuple[str, int] = ("", -1)
+    done: deque[BatchDone] = field(default_factory=lambda: deque(maxlen=DONE))
+
+    def took(self, report: Mapping[str, Any]) -> None:
+        """Note how long a committed batch took, and its transactions; one that was noted before changes nothing.
+
+        Args:
+            report: As `LineCounts.add` takes it; ``millis`` as Spark's ``durationMs``, ``transactions`` in seconds.
+        """
+        query, batch = str(report.get("query", "")), int(report.get("batch", -1))
+        if query == self.timed[0] and batch <= self.timed[1]:
+            return
+        self.timed, self.batch_at = (query, batch), float(report.get("at", time.time()))
+        transactions = tuple(map(float, report.get("transactions", ())))
+        seconds = float(report.get("millis", {}).get("triggerExecution", 0)) / 1000
+        self.batches.observe(seconds)
+        for open_s in transactions:
+            self.transactions.observe(open_s)
+        self.done.append(BatchDone(batch, int(report.get("rows") or 0), self.batch_at, seconds, transactions))
 
     def hear(self, status: Mapping[str, Any]) -> None:
         """Take an answer of the gateway."""
@@ -184,6 +233,8 @@ class BridgeState:
         self._file = state_dir / BRIDGE_FILE
         self._read = {} if file is None else {"path": str(file), "sha256": digest_of(file)}
         self._started = time.time()
+        #: When the supervisor looked around last, on `time.monotonic`; one that stands still shows.
+        self.beat = time.monotonic()
         self._events: deque[str] = deque(maxlen=1000)
         former = (read_state(state_dir) or {}).get("lines", {})
         for line, view in self.lines.items():

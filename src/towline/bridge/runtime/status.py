@@ -277,10 +277,13 @@ def render(status: dict[str, Any]) -> str:
 
 
 def _moment(at: float | None) -> str:
-    """A time of day, with the date if that is another one."""
+    """A time of day, with the date if that is another one; bridge.json may hold what is no time."""
     if not at:
         return "never"
-    moment, now = datetime.fromtimestamp(at).astimezone(), datetime.now().astimezone()
+    try:
+        moment, now = datetime.fromtimestamp(at).astimezone(), datetime.now().astimezone()
+    except (ValueError, OverflowError, OSError, TypeError):
+        return "at an unknown time"
     return f"{moment:%H:%M:%S}" if moment.date() == now.date() else f"{moment:%Y-%m-%d %H:%M:%S}"
 
 

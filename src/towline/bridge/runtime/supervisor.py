@@ -62,11 +62,19 @@ class Supervisor:
         bridge: What to run.
         screen: Where to show it.
         again: Names of lines that begin again without their checkpoint (`towline.bridge.lines.recovery`).
+        observe: Given the bridge's state once it has one, before anything is started.
     """
 
-    def __init__(self, bridge: Bridge, screen: Display, again: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        bridge: Bridge,
+        screen: Display,
+        again: Sequence[str] = (),
+        observe: Callable[[BridgeState], None] = lambda _: None,
+    ) -> None:
         self._bridge = bridge
         self._screen = screen
+        self._observe = observe
         self._again = tuple(again)
         self._interrupts = 0
         #: What a second interrupt does.
@@ -100,6 +108,7 @@ class Supervisor:
                 self._screen.say(f"insecure: [kafka] {text}")
             directions = {line.name: line.direction for line in bridge.lines}
             self._state = BridgeState(bridge.name, bridge.state_dir, directions, insecure, bridge.file)
+            self._observe(self._state)
             self._kafka = KafkaSupervisor(bridge, self._state, self._spark_ending)
             self._driver = DriverSupervisor(bridge, self._state, self._kafka, self._spark_ending)
             self._gateways = [self._gateway_of(line) for line in bridge.lines]
@@ -146,6 +155,7 @@ class Supervisor:
             self._state.save(ended=ended)
 
     def _refresh(self) -> None:
+        self._state.beat = time.monotonic()
         for text in self._state.heard():
             self._screen.say(text)
         with self._state.lock:

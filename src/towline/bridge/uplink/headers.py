@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from towline.bridge.lines.sql import NO_HEADERS, header, literal
 from towline.bridge.uplink.working import NAME, REASON
 from towline.kafka.deadletters import PREFIX, Reason
-from towline.kafka.properties import USER_PREFIX
+from towline.kafka.properties import TRACE_CONTEXT, USER_PREFIX
 from towline.schema import OPTIONAL
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def _all_headers() -> str:
         ]
     )
     identifiers = f"transform(subscription_ids, i -> {header(literal('mqtt.subscription-id'), 'CAST(i AS STRING)')})"
-    users = f"transform(user_properties, p -> {header(f'concat({literal(USER_PREFIX)}, p.key)', 'p.value')})"
+    own = ", ".join(map(literal, TRACE_CONTEXT))
+    name = f"CASE WHEN p.key IN ({own}) THEN p.key ELSE concat({literal(USER_PREFIX)}, p.key) END"
+    users = f"transform(user_properties, p -> {header(name, 'p.value')})"
     always = f"array({', '.join(_ALWAYS)})"
     return (
         f"concat({always}, array_compact(array({optional})), coalesce({identifiers}, {NO_HEADERS}), "

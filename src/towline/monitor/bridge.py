@@ -1,0 +1,144 @@
+"""A bridge's endpoint: what its supervisor knows, as facts, samples and verdicts."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.bridge.lines.elsewhere import AWAY, DRAINED
+from towline.bridge.runtime.landed import OWNER
+from towline.monitor import health
+from towline.monitor.endpoint import MonitorEndpoint
+from towline.monitor.facts import AccountFacts, BridgeFacts, GatewayFacts, LineFacts
+from towline.monitor.pace import Pace
+from towline.monitor.samples import of_bridge
+
+if TYPE_CHECKING:
+    from towline.bridge.lines.account import LineAccount
+    from towline.bridge.runtime.state import BridgeState, LineView
+    from towline.monitor.families import Sample
+    from towline.monitor.server import ListenAddress
+
+__all__ = ["BridgeMonitor", "serve_bridge"]
+
+#: Of the codes in what is said of a line.
+_CODE: Final = re.compile(r"\[(TL-[A-Z]\d{2,3})\]")
+_STARTING: Final = health.Problem("the bridge is starting")
+
+
+class BridgeMonitor:
+    """What a bridge shows; before it has a state it is alive and not ready.
+
+    Args:
+        name: Of the bridge.
+        names: Names of the gateways of lines that have one of their own, by line.
+        queue: As in `towline.monitor.samples.of_gateway`.
+    """
+
+    def __init__(self, name: str, names: Mapping[str, str], queue: int | None = None) -> None:
+        self._name, self._names, self._queue = name, names, queue
+        self._state: BridgeState | None = None
+        self._paces: dict[tuple[str, str], Pace] = {}
+        self._lock = threading.Lock()
+
+    def show(self, state: BridgeState) -> None:
+        """Show a bridge that has begun."""
+        self._state = state
+
+    def facts(self) -> BridgeFacts | None:
+        """What is known now; None before it has begun."""
+        state = self._state
+        if state is None:
+            return None
+        now = time.monotonic()
+        with state.lock:
+            lines = [self._line(view) for view in state.lines.values()]
+            return BridgeFacts(
+                state.name, state.spark, state.kafka, now - state.beat, lines, spark_restarts=state.spark_restarts
+            )
+
+    def look(self) -> None:
+        """Note the rates; to be called every few seconds."""
+        facts, now = self.facts(), time.monotonic()
+        with self._lock:
+            for gateway in (gateway for line in facts.lines for gateway in line.gateways) if facts else ():
+                pace = self._paces.setdefault((gateway.line, gateway.name), Pace())
+                note(pace, gateway.status, gateway.direction, now)
+
+    def samples(self) -> Iterator[Sample]:
+        """All of it."""
+        self.look()
+        facts = self.facts()
+        return iter(()) if facts is None else of_bridge(facts, time.time(), self._queue)
+
+    def alive(self) -> tuple[bool, dict[str, Any]]:
+        """What ``/healthz`` says."""
+        facts = self.facts()
+        return health.verdict("alive", iter(()) if facts is None else health.bridge_alive(facts))
+
+    def ready(self) -> tuple[bool, dict[str, Any]]:
+        """What ``/readyz`` says."""
+        facts = self.facts()
+        return health.verdict("ready", iter([_STARTING]) if facts is None else health.bridge_ready(facts))
+
+    def _line(self, view: LineView) -> LineFacts:
+        errors = f"{view.gateway_error or ''}{view.query_error or ''}"
+        return LineFacts(
+            self._name,
+            view.name,
+            view.direction,
+            view.query,
+            [self._gateway(view, name, status) for name, status in _statuses(view, self._names).items()],
+            _account(view.account),
+            codes=tuple(dict.fromkeys(_CODE.findall(errors))),
+            query_restarts=view.restarts,
+            gateway_restarts=view.gateway_restarts,
+            batches=view.batches,
+            transactions=view.transactions,
+            batch_at=view.batch_at,
+            lag_s=view.lag_s(),
+        )
+
+    def _gateway(self, view: LineView, name: str, status: Mapping[str, Any]) -> GatewayFacts:
+        with self._lock:
+            pace = self._paces.get((view.name, name))
+            rates = pace.rates if pace is not None else None
+        return GatewayFacts(self._name, view.name, name, view.direction, status, rates)
+
+
+def note(pace: Pace, status: Mapping[str, Any], direction: str, now: float) -> None:
+    """Note where a gateway's counters are, if it answers."""
+    measured = (status.get("measured") or {}).get("inbox" if direction == "up" else "outbox")
+    if measured is not None:
+        pace.look(now, int(status.get("received") or 0), int(measured["bytes_written"]))
+
+
+def _statuses(view: LineView, names: Mapping[str, str]) -> dict[str, Mapping[str, Any]]:
+    """What each gateway of a line says; nothing of one that does not answer, or whose inbox another one has."""
+    parts = view.status.get("gateways")
+    if view.gateways and parts is not None:
+        there = {name: part for name, part in parts.items() if DRAINED not in part}
+        return {name: {} if AWAY in part or view.silent else part for name, part in there.items()}
+    silent = not view.status or view.silent or OWNER in view.status
+    return {names.get(view.name, view.name): {} if silent else view.status}
+
+
+def _account(account: LineAccount | None) -> AccountFacts | None:
+    if account is None:
+        return None
+    words = account.words
+    parts = {words.received: account.received, words.carried_key: account.carried, "waiting": account.waiting}
+    behind = account.more.get("behind")
+    return AccountFacts(account.adds_up, bool(account.broken), {**parts, **account.parts}, behind)
+
+
+def serve_bridge(monitor: BridgeMonitor, address: ListenAddress) -> MonitorEndpoint:
+    """Serve it.
+
+    Raises:
+        ConfigError: TL-C146, the address can't be had.
+    """
+    return MonitorEndpoint(address, monitor.samples, monitor.alive, monitor.ready, monitor.look)

@@ -1,0 +1,208 @@
+"""The HTTP server: ``/metrics``, ``/healthz``, ``/readyz``, and nothing that a slow or hostile client could stop.
+
+One thread accepts, a few answer. A client that comes too often waits, one that is slow is cut off, and one too many is
+sent away: what it costs is bounded whoever asks, and what it could hold up is this server alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import IO, Any, Final, Self
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+from prometheus_client import make_wsgi_app
+from prometheus_client.registry import CollectorRegistry
+
+from towline import files
+from towline.errors import ConfigError
+
+__all__ = ["ListenAddress", "MetricsServer", "Verdict"]
+
+#: Whether all is well, and the answer as JSON.
+Verdict = Callable[[], tuple[bool, dict[str, Any]]]
+
+#: Answers at once.
+_MOST_CLIENTS: Final = 4
+#: Seconds between two clients: ten times as many as Prometheus and two probes need.
+_PACE_S: Final = 0.1
+#: Seconds that a client may take for one step, and for all of them.
+_STEP_S: Final = 3.0
+_WHOLE_S: Final = 10.0
+#: Connections that the system keeps for us.
+_BACKLOG: Final = 16
+
+_INDEX: Final = b"/metrics  for Prometheus\n/healthz  alive?\n/readyz   does it do what it was started for?\n"
+
+
+class ListenAddress(tuple[str, int]):
+    """Where to listen."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        host, port = self
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class _Handler(WSGIRequestHandler):
+    """One request of one connection."""
+
+    timeout = _STEP_S
+
+    def get_stderr(self) -> IO[str]:
+        """Nowhere: a client that went away is worth no traceback."""
+        return io.StringIO()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: whoever may ask could fill a disk with it."""
+
+
+class _Server(WSGIServer):
+    """As wsgiref has it, with bounds."""
+
+    allow_reuse_address = True
+    request_queue_size = _BACKLOG
+
+    def __init__(self, address: ListenAddress, on_tick: Callable[[], None]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._on_tick = on_tick
+        self._places = threading.Semaphore(_MOST_CLIENTS)
+        self._next_at = 0.0
+        #: Connections and when each has to be done.
+        self._open: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Without asking the resolver for a name of ours, as `http.server` does."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on another thread; send away who is one too many."""
+        time.sleep(min(_PACE_S, max(0.0, self._next_at - time.monotonic())))
+        self._next_at = time.monotonic() + _PACE_S
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        with self._lock:
+            self._open[request] = time.monotonic() + _WHOLE_S
+        try:
+            threading.Thread(
+                target=self._answer, args=(request, client_address), name="metrics-answer", daemon=True
+            ).start()
+        except RuntimeError:  # no more threads: a scrape is no reason to end
+            self._done(request)
+
+    def _answer(self, request: Any, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except Exception:  # noqa: BLE001, S110 - a client that went away, or a fault of one answer; the next one is served
+            pass
+        finally:
+            self._done(request)
+
+    def _done(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        self.shutdown_request(request)
+        self._places.release()
+
+    def service_actions(self) -> None:
+        """Cut off who takes too long; called twice a second."""
+        now = time.monotonic()
+        with self._lock:
+            late = [request for request, until in self._open.items() if now > until]
+        for request in late:
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+        self._on_tick()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing to tell."""
+
+
+class MetricsServer:
+    """Serves until `close`; a context manager.
+
+    Args:
+        address: Where to listen.
+        registry: What ``/metrics`` shows.
+        alive: What ``/healthz`` says.
+        ready: What ``/readyz`` says.
+        on_tick: Called twice a second on the thread that accepts; must not raise, and must be quick.
+
+    Raises:
+        ConfigError: TL-C146, the address can't be had.
+    """
+
+    def __init__(
+        self,
+        address: ListenAddress,
+        registry: CollectorRegistry,
+        alive: Verdict,
+        ready: Verdict,
+        on_tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._metrics = make_wsgi_app(registry)
+        self._verdicts = {"/healthz": alive, "/readyz": ready}
+        try:
+            self._server = _Server(address, on_tick)
+        except OSError as error:
+            what = f"metrics can't be served there ({files.why(error)})"
+            do = "Free the port, or name another one: [monitor] listen, or --metrics HOST:PORT."
+            raise ConfigError("TL-C146", str(address), what, do) from error
+        self._server.set_app(self._app)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> ListenAddress:
+        """Where it listens, a port of 0 replaced by the one that was free."""
+        host, port, *_ = self._server.server_address
+        return ListenAddress((str(host), int(port)))
+
+    def close(self) -> None:
+        """Stop listening; a second call does nothing."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
+            return _text(start_response, HTTPStatus.METHOD_NOT_ALLOWED, b"GET or HEAD\n", Allow="GET, HEAD")
+        if path == "/metrics":
+            body: Iterable[bytes] = self._metrics(environ, start_response)
+            return body
+        if (asked := self._verdicts.get(path)) is not None:
+            well, answer = asked()
+            status = HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
+            return _text(start_response, status, json.dumps(answer).encode() + b"\n", "application/json")
+        if path == "/":
+            return _text(start_response, HTTPStatus.OK, _INDEX)
+        return _text(start_response, HTTPStatus.NOT_FOUND, _INDEX)
+
+
+def _text(
+    start_response: StartResponse, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8", **more: str
+) -> Iterable[bytes]:
+    headers = [("Content-Type", kind), ("Cache-Control", "no-store"), *more.items()]
+    start_response(f"{status.value} {status.phrase}", headers)
+    return [body]

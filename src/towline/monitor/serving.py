@@ -1,0 +1,87 @@
+"""Whether and where a command serves metrics: what the file or its option says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from towline.bridge.config.monitoring import read_address
+from towline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from towline.bridge.config.model import Bridge
+    from towline.bridge.runtime.state import BridgeState
+    from towline.gateway.settings import GatewaySettings
+    from towline.monitor.server import ListenAddress
+
+__all__ = ["bridge_endpoint", "gateway_endpoint"]
+
+
+@contextlib.contextmanager
+def bridge_endpoint(bridge: Bridge, option: str | None) -> Iterator[Callable[[BridgeState], None]]:
+    """Serve the metrics of a bridge meanwhile, where that is asked for; what is yielded takes its state.
+
+    Args:
+        bridge: What the file says.
+        option: ``--metrics``, before the file.
+
+    Raises:
+        ConfigError: TL-C145 for the option, TL-C146 if the address can't be had, TL-C148 if there is no OpenTelemetry:
+            nothing has been started then.
+    """
+    address = _address(option or bridge.monitor.listen)
+    shown: list[Callable[[BridgeState], None]] = []
+    with contextlib.ExitStack() as stack:
+        if bridge.monitor.traces:
+            from towline.monitor.tracing import BatchSpans, tracer  # noqa: PLC0415 - loaded when it is wanted
+
+            shown.append(stack.enter_context(BatchSpans(tracer())).show)
+        if address is not None:
+            from towline.monitor.bridge import BridgeMonitor, serve_bridge  # noqa: PLC0415
+
+            names = {line.name: line.gateway.name for line in bridge.lines}
+            monitor = BridgeMonitor(bridge.name, names, bridge.monitor.broker_queue_messages)
+            stack.enter_context(serve_bridge(monitor, address))
+            shown.append(monitor.show)
+
+        def show(state: BridgeState) -> None:
+            for one in shown:
+                one(state)
+
+        yield show
+
+
+@contextlib.contextmanager
+def gateway_endpoint(
+    bridge: Bridge, settings: GatewaySettings, option: str | None, *, standby: bool = False
+) -> Iterator[None]:
+    """Serve the metrics of one gateway meanwhile, where ``--metrics`` asks for it.
+
+    The file's address is the bridge's, which may run on the same machine.
+
+    Raises:
+        ConfigError: As `bridge_endpoint`.
+    """
+    address = _address(option)
+    if address is None:
+        yield
+        return
+    from towline.monitor.facts import GatewayFacts  # noqa: PLC0415 - loaded when it is wanted
+    from towline.monitor.gateway import GatewayMonitor, serve_gateway  # noqa: PLC0415
+
+    line = next(line for line in bridge.lines if settings in (line.gateway, *line.each_gateway))
+    facts = GatewayFacts(bridge.name, line.name, settings.name, line.direction, standby=standby)
+    with serve_gateway(GatewayMonitor(facts, settings.state_dir, bridge.monitor.broker_queue_messages), address):
+        yield
+
+
+def _address(text: str | None) -> ListenAddress | None:
+    if text is None:
+        return None
+    from towline.monitor.server import ListenAddress  # noqa: PLC0415 - loaded when it is wanted
+
+    try:
+        return ListenAddress(read_address(text))
+    except ValueError as error:
+        raise ConfigError("TL-C145", "--metrics", f'"{text}": {error}', "A port alone is one of 127.0.0.1.") from None

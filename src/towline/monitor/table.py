@@ -1,0 +1,194 @@
+"""Every metric there is, in one table: name, kind, labels, and what it says. Nothing else is ever exported.
+
+Names follow Prometheus: base units, ``_total`` for counters, which the client library adds. A label's values come from
+the bridge file or from this code, never from a device [I12, I13].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["GATEWAY", "LINE", "METRICS", "PUBLISHER", "Metric", "MetricKind"]
+
+#: Labels of what a gateway says of itself, and of what is known of a line. ``direction`` is ``up`` (MQTT to Kafka) or
+#: ``down``.
+GATEWAY: Final = ("bridge", "line", "gateway", "direction")
+LINE: Final = ("bridge", "line", "direction")
+_BRIDGE: Final = ("bridge",)
+PUBLISHER: Final = ("publisher",)
+
+
+class MetricKind(StrEnum):
+    """What a value may do."""
+
+    #: Only grows; after a restart it may begin at 0.
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: As it is exported, ``_total`` included.
+        kind: What a value may do.
+        labels: Names of its labels, in order.
+        text: What it says.
+        kept: Of a counter: the journal knows it, so it goes on after a restart.
+    """
+
+    name: str
+    kind: MetricKind
+    labels: tuple[str, ...]
+    text: str
+    kept: bool = False
+
+
+def _counters(labels: tuple[str, ...], texts: Mapping[str, str], *, kept: bool = False) -> list[Metric]:
+    return [Metric(f"towline_{name}_total", MetricKind.COUNTER, labels, text, kept) for name, text in texts.items()]
+
+
+def _gauges(labels: tuple[str, ...], texts: Mapping[str, str]) -> list[Metric]:
+    return [Metric(f"towline_{name}", MetricKind.GAUGE, labels, text) for name, text in texts.items()]
+
+
+def _histograms(labels: tuple[str, ...], texts: Mapping[str, str]) -> list[Metric]:
+    return [Metric(f"towline_{name}", MetricKind.HISTOGRAM, labels, text) for name, text in texts.items()]
+
+
+_ALL: Final = [
+    *_counters(
+        GATEWAY,
+        {
+            "messages_received": "messages that came from the broker, those left out included (up)",
+            "messages_journaled": "messages made durable: in the inbox (up), in the outbox (down)",
+            "messages_committed": "messages that Spark has committed, so that they may be removed (up)",
+            "messages_repeated": "messages that came again, were answered and not stored (up)",
+            "messages_not_whole": "messages too large, or with too many properties, to be taken in whole (up)",
+            "messages_lower_qos": "messages published with a lower QoS than the guarantee needs (up)",
+            "messages_expired": "messages not sent, their time was over (down)",
+            "messages_refused": "messages the broker refused for good (down)",
+            "messages_degraded": "QoS 2 messages that the broker took as QoS 1 (down)",
+            "messages_resent": "messages sent again because the broker lost the session (down)",
+            "sessions_lost": "times the broker had lost this client's session",
+        },
+        kept=True,
+    ),
+    *_counters(
+        GATEWAY,
+        {
+            "messages_acknowledged": "acknowledgements: sent to the broker (up), received from it (down)",
+            "messages_redelivered": "messages stored that the broker had sent before, DUP (up)",
+            "reconnects": "connections to the broker after the first",
+            "window_overruns": "times the broker had more open than Receive Maximum allows",
+        },
+    ),
+    *_counters((*GATEWAY, "journal"), {"journal_written_bytes": "bytes written to the inbox or outbox"}),
+    *_gauges(
+        GATEWAY,
+        {
+            "gateway_up": "1 while the gateway answers",
+            "broker_connected": "1 while the session with the broker is online",
+            "messages_waiting": "messages on disk, not carried yet",
+            "waiting_bytes": "bytes of those, about",
+            "oldest_waiting_seconds": "age of the oldest of those; 0 when none waits",
+            "window_in_flight": "QoS 1 and 2 messages without acknowledgement",
+            "window_limit": "how many there may be: Receive Maximum",
+            "window_use_ratio": "the one over the other, 0 to 1",
+            "loop_age_seconds": "time since the gateway's loop looked around; it does so once a minute at least",
+            "outage_budget_intake_seconds": "how long intake can go on at the present rate, nothing being committed, "
+            "until disk or journal is full; +Inf while nothing comes",
+            "outage_budget_broker_seconds": "how long the broker's queue holds what comes at the present rate while "
+            "this gateway is away; only where broker_queue_messages says its limit",
+        },
+    ),
+    *_gauges((*GATEWAY, "reason"), {"intake_held_back": "1 while nothing is read from the broker, for this reason"}),
+    *_gauges((*GATEWAY, "journal"), {"journal_size_bytes": "bytes of all segments of the inbox or outbox"}),
+    *_histograms(
+        (*GATEWAY, "journal"),
+        {
+            "fdatasync_seconds": "how long each fdatasync of a journal on disk took",
+            "journal_transaction_seconds": "how long each transaction of a journal in Kafka took",
+        },
+    ),
+    *_counters(
+        LINE,
+        {
+            "messages_dead_lettered": "messages in the dead-letter topic",
+            "messages_filtered": "messages left out by where or transform",
+            "messages_unrouted": "messages that no route takes (up)",
+            "messages_deduplicated": "repeats left out, those of the gateway included (up)",
+            "messages_given_up": "messages given up by at_most_once after a crash (up)",
+        },
+        kept=True,
+    ),
+    *_counters(
+        LINE,
+        {
+            "query_restarts": "times the query of the line failed",
+            "gateway_restarts": "times the gateway of the line was started again",
+        },
+    ),
+    *_gauges(
+        LINE,
+        {
+            "query_running": "1 while Spark's query of the line runs",
+            "last_batch_timestamp_seconds": "when the last batch was committed, since 1970",
+            "account_adds_up": "1 when the account adds up, 0 when not; absent while it is not known",
+            "guarantee_kept": "1 while the guarantee of the line was kept, 0 since it was broken",
+            "kafka_behind_records": "offsets in Kafka not taken at the last batch (down)",
+        },
+    ),
+    *_gauges((*LINE, "part"), {"account_messages": "where every message is: the parts of the account"}),
+    *_histograms(
+        LINE,
+        {
+            "batch_seconds": "how long each micro-batch took",
+            "kafka_transaction_seconds": "how long each transaction of a batch was open (exactly_once, up)",
+        },
+    ),
+    *_counters(_BRIDGE, {"spark_restarts": "times Spark's driver was started again"}),
+    *_gauges(
+        _BRIDGE,
+        {
+            "spark_running": "1 while Spark's session is up",
+            "kafka_reachable": "1 when Kafka answered and has every topic; 0 when it did not, as far as is known",
+        },
+    ),
+    *_gauges(("version", "python"), {"build_info": "1, with the versions"}),
+    *_counters(
+        PUBLISHER,
+        {
+            "publisher_messages_accepted": "messages that are durable in the outbox",
+            "publisher_messages_delivered": "messages that the broker has",
+            "publisher_messages_expired": "messages not sent, their time was over",
+            "publisher_messages_refused": "messages the broker refused for good",
+        },
+        kept=True,
+    ),
+    *_gauges(
+        PUBLISHER,
+        {
+            "publisher_connected": "1 while the session with the broker is online",
+            "publisher_held_back": "1 while the outbox has no room",
+            "publisher_messages_waiting": "messages on disk that are not at the broker",
+            "publisher_messages_awaiting_receipt": "messages at the broker without a receipt; absent without receipts",
+            "publisher_outbox_size_bytes": "bytes of the outbox on disk",
+            "publisher_window_in_flight": "messages of QoS 1 and 2 without an answer",
+            "publisher_window_limit": "how many the broker allows: its Receive Maximum",
+            "publisher_room_bytes": "bytes that may still come before publish waits or refuses",
+        },
+    ),
+    *_histograms(PUBLISHER, {"publisher_fdatasync_seconds": "how long each fdatasync of the outbox took"}),
+]
+
+#: By name.
+METRICS: Final[Mapping[str, Metric]] = MappingProxyType({one.name: one for one in _ALL})

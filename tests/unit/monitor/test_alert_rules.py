@@ -1,0 +1,70 @@
+"""Each alert fires on its fault, and on no other: what can't be had of a real broker is planted in the facts.
+
+The faults of real gateways, brokers and bridges are in tests/integration/monitor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from tests.engines.alert_rules import RULES, firing
+from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, a_bridge, a_gateway
+from tests.unit.monitor.test_metrics import NOW, PUBLISHER, exported
+from towline.monitor.facts import BridgeFacts
+from towline.monitor.publisher import of_status
+from towline.monitor.samples import of_bridge
+
+WELL = {**UP_STATUS, "waiting": 0, "measured": {"inbox": {**UP_STATUS["measured"]["inbox"], "room_left": 10**12}}}
+DOWN = {**DOWN_STATUS, "outbox": {**DOWN_STATUS["outbox"], "queued": 0, "in_flight": 0}}
+DOWN["measured"] = {"outbox": {**UP_STATUS["measured"]["inbox"], "room_left": 10**12}}
+
+
+def bridge(facts: BridgeFacts) -> str:
+    return generate_latest(exported(of_bridge(facts, NOW))).decode()
+
+
+def a_sound(**changes: object) -> BridgeFacts:
+    return a_bridge(**{"status": WELL, "rates": (1.0, 1.0), **changes})  # type: ignore[arg-type]
+
+
+def down(**outbox: object) -> str:
+    status = {**DOWN, "outbox": {**DOWN["outbox"], **outbox}}
+    return bridge(a_bridge(a_gateway("down", status, (1.0, 1.0)), direction="down"))
+
+
+UP = bridge(a_sound())
+MORE = replace(SOUND, parts={**SOUND.parts, "dead_lettered": 5})
+PUBLISHING = generate_latest(exported(of_status(PUBLISHER, "app", "j"))).decode()
+HELD = generate_latest(exported(of_status({**PUBLISHER, "held_back": "full"}, "app", "j"))).decode()
+
+FAULTS = {
+    "nothing": (UP, UP, set()),
+    "no answer": (UP, None, {"TowlineScrapeFails"}),
+    "no query": (UP, bridge(a_sound(query="waiting to retry")), {"TowlineQueryDown"}),
+    "no spark": (UP, bridge(a_sound(spark="starting again")), {"TowlineSparkDown"}),
+    "no kafka": (UP, bridge(a_sound(kafka="unreachable")), {"TowlineKafkaAway"}),
+    "not added up": (UP, bridge(a_sound(account=replace(SOUND, adds_up=False))), {"TowlineAccountWrong"}),
+    "broken": (UP, bridge(a_sound(account=replace(SOUND, broken=True))), {"TowlineGuaranteeBroken"}),
+    "dead letter": (UP, bridge(a_sound(account=MORE)), {"TowlineDeadLetters"}),
+    "overrun": (UP, bridge(a_sound(status={**WELL, "window_overruns": 1})), {"TowlineWindowOverrun"}),
+    "loop": (UP, bridge(a_sound(status={**WELL, "turned_s": 130})), {"TowlineLoopStands"}),
+    "restarts": (UP, bridge(replace(a_sound(), spark_restarts=5)), {"TowlineRestarts"}),
+    "sound way down": (down(), down(), set()),
+    "refused": (down(), down(refused=2), {"TowlineRefused"}),
+    "nothing goes down": (down(), down(queued=1), {"TowlineNothingCarried"}),
+    "publisher": (PUBLISHING, HELD, {"TowlinePublisherHeldBack"}),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_and_its_alert(tmp_path: Path, name: str) -> None:
+    sound, hurt, expected = FAULTS[name]
+    assert firing(tmp_path, sound, {"fault": hurt})["fault"] == expected
+
+
+def test_every_rule_is_written_in_the_one_form() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)

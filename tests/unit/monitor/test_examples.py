@@ -1,0 +1,89 @@
+"""The rules, the dashboard and the page beside them: each expression parses, and names only metrics that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.alert_rules import EXAMPLES, RULES, promtool
+from towline.monitor.table import METRICS, MetricKind
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "monitoring.md").read_text()
+DASHBOARD: dict[str, Any] = json.loads((EXAMPLES / "dashboard.json").read_text())
+
+#: Exported names: a histogram has three.
+NAMES = {
+    *(name for name, metric in METRICS.items() if metric.kind is not MetricKind.HISTOGRAM),
+    *(
+        name + end
+        for name, metric in METRICS.items()
+        if metric.kind is MetricKind.HISTOGRAM
+        for end in ("_bucket", "_sum", "_count")
+    ),
+}
+
+
+def _expressions() -> dict[str, str]:
+    made = {f"alert {rule.name}": rule.expression for rule in RULES}
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            made[f"panel {panel['title']} {target['refId']}"] = target["expr"]
+    for one in DASHBOARD["templating"]["list"]:
+        if one["type"] == "query":
+            made[f"variable {one['name']}"] = re.sub(r"^label_values\((.*), \w+\)$", r"\1", one["query"]["query"])
+    return made
+
+
+EXPRESSIONS = _expressions()
+
+
+def _plain(expression: str) -> str:
+    """As Prometheus gets it: Grafana puts its variables in before."""
+    return re.sub(r"\$(bridge|line)\b", ".*", expression).replace("$__rate_interval", "1m")
+
+
+def test_the_rules_and_the_configuration_are_valid() -> None:
+    for command in (("check", "rules", "alerts.yml"), ("check", "config", "prometheus.yml")):
+        said = subprocess.run([promtool(), *command], cwd=EXAMPLES, capture_output=True, check=False, timeout=60)
+        assert said.returncode == 0, said.stdout + said.stderr
+
+
+def test_every_expression_parses(tmp_path: Path) -> None:
+    rules = [{"record": f"x:{n}", "expr": _plain(one)} for n, one in enumerate(EXPRESSIONS.values())]
+    (tmp_path / "all.yml").write_text(json.dumps({"groups": [{"name": "all", "rules": rules}]}))
+    said = subprocess.run([promtool(), "check", "rules", "all.yml"], cwd=tmp_path, capture_output=True, check=False)
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+@pytest.mark.parametrize("where", EXPRESSIONS)
+def test_an_expression_names_only_metrics_that_there_are(where: str) -> None:
+    named = set(re.findall(r"\btowline_\w+", EXPRESSIONS[where]))
+    assert named <= NAMES
+    assert named or "up{" in EXPRESSIONS[where] or "ALERTS{" in EXPRESSIONS[where]
+
+
+def test_the_page_has_the_metrics_of_the_table() -> None:
+    rows = [f"| `{one.name}` | {one.kind} | {', '.join(one.labels)} | {one.text} |" for one in METRICS.values()]
+    assert re.findall(r"^\| `towline_.*$", PAGE, re.MULTILINE) == rows
+
+
+def test_the_page_explains_each_alert() -> None:
+    """Fires when, what is at stake, what to do."""
+    table = PAGE.split("\n## Alerts\n")[1].split("\n## ")[0]
+    rows = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \| (.+) \|$", table, re.MULTILINE)}
+    assert list(rows) == [rule.name for rule in RULES]
+
+
+def test_panels_have_places_of_their_own() -> None:
+    taken = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    cells = [
+        (x, y) for at in taken for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24

@@ -1,0 +1,92 @@
+"""Alive and ready, and what is said of each thing that is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.monitor.knowing import DOWN_STATUS, SOUND, UP_STATUS, a_bridge, a_gateway
+from towline.monitor.facts import BridgeFacts, GatewayFacts
+from towline.monitor.health import (
+    Problem,
+    bridge_alive,
+    bridge_ready,
+    gateway_alive,
+    gateway_ready,
+    verdict,
+)
+
+BROKEN_DOWN = {**DOWN_STATUS, "outbox": {**DOWN_STATUS["outbox"], "held_back": "full"}}
+
+
+def told(problems: Iterator[Problem]) -> list[str]:
+    return [problem.what for problem in problems]
+
+
+def test_a_sound_bridge_is_alive_and_ready() -> None:
+    assert verdict("ready", bridge_ready(a_bridge())) == (True, {"ready": True, "problems": []})
+    assert verdict("alive", bridge_alive(a_bridge())) == (True, {"alive": True, "problems": []})
+
+
+def test_only_a_loop_that_stands_still_is_a_reason_to_start_again() -> None:
+    hurt = a_bridge(up=False, account=None, kafka="unreachable", spark="starting", query="stopped")
+    assert told(bridge_alive(hurt)) == []
+    assert told(bridge_alive(a_bridge(beat_s=61))) == ["the bridge's loop stands still"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        (a_bridge(spark="starting again"), "spark is starting again"),
+        (a_bridge(kafka="unreachable"), "kafka is unreachable"),
+        (a_bridge(kafka="unknown"), "kafka is unknown"),
+        (a_bridge(up=False), "the gateway does not answer"),
+        (a_bridge(status={**UP_STATUS, "state": "connecting"}), "no session with the broker"),
+        (a_bridge(status={**UP_STATUS, "held_back": "journal full"}), "nothing is read from the broker: journal full"),
+        (a_bridge(a_gateway("down", BROKEN_DOWN)), "nothing is sent: there is no room, or the promise can't hold"),
+        (a_bridge(query="waiting to retry"), "the query is waiting to retry"),
+        (a_bridge(lag_s=121), "the query carries nothing: the oldest message waits too long"),
+        (a_bridge(account=replace(SOUND, adds_up=False)), "the account does not add up"),
+        (a_bridge(account=replace(SOUND, broken=True)), "the guarantee was not kept"),
+    ],
+)
+def test_one_thing_that_is_wrong_is_one_problem(facts: BridgeFacts, what: str) -> None:
+    assert told(bridge_ready(facts)) == [what]
+
+
+def test_a_full_window_is_how_a_broker_is_held_to_its_pace() -> None:
+    assert told(gateway_ready(a_gateway(status={**UP_STATUS, "held_back": "window full"}))) == []
+
+
+def test_codes_are_told_and_texts_are_not() -> None:
+    """What a broker or a device wrote is in the text."""
+    trouble = {"code": "TL-M05", "text": "mqtt://secret@host: evil\x1b[31m topic", "at": 0}
+    status = {**UP_STATUS, "state": "connecting", "last_error": trouble}
+    _, answer = verdict("ready", bridge_ready(a_bridge(status=status, codes=("TL-B22",))))
+    assert answer["problems"] == [
+        {"what": "no session with the broker", "line": "line", "gateway": "gw", "codes": ("TL-B22", "TL-M05")}
+    ]
+    assert "evil" not in json.dumps(answer)
+
+
+@pytest.mark.parametrize(
+    ("facts", "silent_s", "what"),
+    [
+        (a_gateway(), 0, []),
+        (a_gateway(status={**UP_STATUS, "turned_s": 119}), 0, []),
+        (a_gateway(status={**UP_STATUS, "turned_s": 121}), 0, ["the gateway's loop stands still"]),
+        (a_gateway(status={}), 0, []),  # it recovers a large journal, or stands by
+        (a_gateway(status={}), 121, ["the gateway does not answer"]),
+    ],
+)
+def test_a_gateway_is_alive_while_its_loop_moves(facts: GatewayFacts, silent_s: float, what: list[str]) -> None:
+    assert told(gateway_alive(facts, silent_s=silent_s)) == what
+
+
+def test_a_standby_is_alive_and_not_ready() -> None:
+    standby = replace(a_gateway(status={}), standby=True)
+    assert told(gateway_ready(standby)) == ["the gateway stands by for another one"]
+    assert told(gateway_alive(standby, silent_s=0)) == []

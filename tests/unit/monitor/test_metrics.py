@@ -1,0 +1,178 @@
+"""What is exported: the table's metrics and no others, by Prometheus' conventions, and counters that only grow."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.helpers import lacking
+from tests.unit.monitor.knowing import DOWN_STATUS, UP_STATUS, a_bridge, a_gateway
+from towline.monitor.families import Sample, TableCollector
+from towline.monitor.pace import Pace, budget
+from towline.monitor.publisher import of_status
+from towline.monitor.samples import build, of_bridge
+from towline.monitor.table import METRICS, MetricKind
+from towline.timing import Histogram
+
+NOW = 1_700_000_100.0
+PUBLISHER = {
+    **DOWN_STATUS["outbox"],
+    "online": True,
+    "client_id": "c",
+    "receipts": {"awaiting": 3},
+    "measured": DOWN_STATUS["measured"]["outbox"],
+    "held_back": None,
+}
+
+
+def exported(samples: Iterable[Sample]) -> CollectorRegistry:
+    known, registry = list(samples), CollectorRegistry()
+    registry.register(TableCollector(lambda: known))
+    return registry
+
+
+def everything() -> list[Sample]:
+    return [build(), *of_bridge(a_bridge(), NOW, 1000), *of_status(PUBLISHER, "app", "j")]
+
+
+def values(samples: Iterable[Sample]) -> dict[tuple[str, tuple[str, ...]], Any]:
+    return {(one.name, one.labels): one.value for one in samples}
+
+
+def test_each_metric_of_the_table_is_exported_somewhere() -> None:
+    """With all that can be known: nobody has to look for a metric that never comes."""
+    assert {sample.name for sample in everything()} == set(METRICS)
+
+
+def test_the_text_is_read_by_both_parsers_of_the_client_library() -> None:
+    registry = exported(everything())
+    strict_text = generate_openmetrics(registry).decode()  # type: ignore[no-untyped-call]
+    plain = {family.name for family in text_string_to_metric_families(generate_latest(registry).decode())}
+    read = openmetrics_families(strict_text)  # type: ignore[no-untyped-call]
+    strict = {family.name for family in read}
+    assert plain == strict == {name.removesuffix("_total") for name in METRICS}
+
+
+def test_promtool_has_nothing_to_say_of_names_and_help() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        lacking("promtool is not installed")
+    text = generate_latest(exported(everything()))
+    said = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False, timeout=60)
+    assert (said.returncode, said.stdout + said.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_names_follow_the_conventions(name: str) -> None:
+    metric = METRICS[name]
+    assert re.fullmatch(r"towline(_[a-z]+)+", name)
+    assert name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
+    assert not re.search(r"_(ms|millis|minutes|kb|mb|percent)(_|$)", name), "base units only"
+    if metric.kind is MetricKind.HISTOGRAM:
+        assert name.endswith("_seconds")
+    assert set(metric.labels) <= {
+        *("bridge", "line", "gateway", "direction"),
+        *("journal", "reason", "part", "publisher", "version", "python"),
+    }, "every label has few values"
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    silent = values(of_bridge(a_bridge(up=False, account=None, kafka="unknown"), NOW))
+    assert silent["towline_gateway_up", ("b", "line", "gw", "up")] == 0
+    names = {name for name, _ in silent}
+    assert "towline_broker_connected" not in names
+    assert "towline_messages_received_total" not in names
+    assert "towline_account_adds_up" not in names
+    assert "towline_kafka_reachable" not in names
+
+
+def test_the_budgets_are_room_and_queue_over_the_rates() -> None:
+    place = ("b", "line", "gw", "up")
+    known = values(of_bridge(a_bridge(rates=(50.0, 1000.0)), NOW, 1000))
+    assert known["towline_outage_budget_intake_seconds", place] == UP_STATUS["measured"]["inbox"]["room_left"] / 1000
+    assert known["towline_outage_budget_broker_seconds", place] == 20.0
+    assert ("towline_outage_budget_broker_seconds", place) not in values(of_bridge(a_bridge(rates=(50.0, 1.0)), NOW))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 1000)), min_size=1))
+def test_a_counter_that_the_journal_knows_never_goes_back(told: list[tuple[str, int]]) -> None:
+    """But for another journal: then it begins anew, as Prometheus takes a restart."""
+    now: list[Sample] = []
+    collector = TableCollector(lambda: now)
+    before: tuple[str, float] | None = None
+    for journal, count in told:
+        now[:] = [Sample("towline_messages_received_total", ("b", "l", "g", "up"), count, journal)]
+        (family,) = collector.collect()
+        value = family.samples[0].value
+        if before is not None and before[0] == journal:
+            assert value == max(before[1], count)
+        else:
+            assert value == count
+        before = journal, value
+
+
+@given(st.lists(st.floats(0, 1e5), max_size=30))
+def test_buckets_are_cumulative_and_end_with_the_count(durations: list[float]) -> None:
+    status = {**UP_STATUS, "measured": {"inbox": dict(UP_STATUS["measured"]["inbox"])}}
+    histogram = Histogram()
+    for seconds in durations:
+        histogram.observe(seconds)
+    status["measured"]["inbox"]["syncs"] = histogram.as_json()
+    text = generate_latest(exported(of_bridge(a_bridge(status=status), NOW))).decode()
+    (family,) = [one for one in text_string_to_metric_families(text) if one.name == "towline_fdatasync_seconds"]
+    buckets = [one.value for one in family.samples if one.name.endswith("_bucket")]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == len(durations)
+
+
+@given(st.lists(st.tuples(st.floats(2, 60), st.integers(1, 500), st.integers(1, 10_000)), min_size=2, max_size=40))
+def test_a_rate_is_what_came_over_the_time_it_took(steps: list[tuple[float, int, int]]) -> None:
+    pace, at, messages, size = Pace(), 0.0, 0, 0
+    looks = []
+    for seconds, more, bytes_more in steps:
+        at, messages, size = at + seconds, messages + more, size + bytes_more
+        pace.look(at, messages, size)
+        looks.append((at, messages, size))
+    rates = pace.rates
+    assert rates is not None
+    possible = [
+        ((looks[-1][1] - first[1]) / (looks[-1][0] - first[0]), (looks[-1][2] - first[2]) / (looks[-1][0] - first[0]))
+        for first in looks[:-1]
+    ]
+    assert rates in possible
+    pace.look(at + 5, 0, 0)
+    assert pace.rates is None, "a restarted counter begins anew"
+
+
+@pytest.mark.parametrize(
+    ("room", "rate", "seconds"), [(100, 10, 10.0), (0, 0, 0.0), (0, 5, 0.0), (5, 0, float("inf")), (-1, 1, 0.0)]
+)
+def test_a_budget(room: float, rate: float, seconds: float) -> None:
+    assert budget(room, rate) == seconds
+
+
+def test_a_downlink_counts_what_the_broker_took() -> None:
+    known = values(of_bridge(a_bridge(a_gateway("down", DOWN_STATUS), direction="down"), NOW))
+    place = ("b", "line", "gw", "down")
+    assert known["towline_messages_acknowledged_total", place] == 7
+    assert known["towline_messages_refused_total", place] == 1 + 1  # one was sent once more, and refused all the same
+    assert known["towline_messages_waiting", place] == 5
+    assert ("towline_messages_received_total", place) not in known
+
+
+def test_a_counter_of_replayed_messages_is_not_taken_back() -> None:
+    before = values(of_status({**PUBLISHER, "refused": 3, "replayed": 0}, "app", "j"))
+    after = values(of_status({**PUBLISHER, "refused": 1, "replayed": 2}, "app", "j"))
+    name = ("towline_publisher_messages_refused_total", ("app",))
+    assert before[name] == after[name] == 3

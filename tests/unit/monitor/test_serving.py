@@ -1,0 +1,109 @@
+"""Whether metrics and spans are asked for, and what is said where they can't be had."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from towline.bridge.config.file import parse
+from towline.bridge.config.model import Bridge
+from towline.bridge.config.monitoring import read_address
+from towline.bridge.runtime.state import BridgeState
+from towline.errors import ConfigError
+from towline.monitor.serving import bridge_endpoint, gateway_endpoint
+from towline.monitor.tracing import BatchSpans
+
+REPORT = {
+    "query": "q",
+    "batch": 7,
+    "rows": 30,
+    "at": 1_700_000_000.5,
+    "millis": {"triggerExecution": 500},
+    "transactions": [0.25],
+}
+
+
+def bridge(tmp_path: Path, monitor: str = "") -> Bridge:
+    text = f"""
+name = "b"
+state_dir = "state"
+mqtt = {{ brokers = "mqtt://127.0.0.1" }}
+kafka = {{ bootstrap_servers = "127.0.0.1:9" }}
+monitor = {{ {monitor} }}
+[[uplink]]
+name = "line"
+route = [{{ from = "#", topic = "t" }}]
+"""
+    return parse(text, tmp_path / "bridge.toml", os.environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9464", ("127.0.0.1", 9464)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("0.0.0.0:9464", ("0.0.0.0", 9464)),  # noqa: S104 - read, not bound
+        ("[::1]:9464", ("::1", 9464)),
+        ("gw.example:80", ("gw.example", 80)),
+    ],
+)
+def test_an_address(text: str, address: tuple[str, int]) -> None:
+    assert read_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":9464", "1:2:3", "host:65536", "http://h:1", "h:1/x"])
+def test_no_address(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r'bridge.toml:6  \[monitor\]: .*Write it as "127.0.0.1:9464".*TL-C05'):
+        bridge(tmp_path, f'listen = "{text}"')
+    with pytest.raises(ConfigError, match=r"--metrics: .*TL-C145"), bridge_endpoint(bridge(tmp_path), text or " "):
+        pass
+
+
+def test_nothing_listens_that_was_not_asked_for(tmp_path: Path) -> None:
+    with bridge_endpoint(bridge(tmp_path), None) as observe:
+        observe(BridgeState("b", tmp_path, {"line": "up"}))
+    plan = bridge(tmp_path, 'listen = "127.0.0.1:1"')
+    with gateway_endpoint(plan, plan.lines[0].gateway, None):  # the file's address is the bridge's
+        pass
+
+
+def test_an_unknown_key_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'\[monitor\]: unknown key "lissen". Did you mean "listen"'):
+        bridge(tmp_path, 'lissen = "9464"')
+
+
+def test_a_batch_is_a_span() -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    state = BridgeState("b", Path("nowhere"), {"line": "up"})
+    with BatchSpans(provider.get_tracer("towline")) as spans:
+        spans.show(state)
+        state.lines["line"].took(REPORT)
+        state.lines["line"].took(REPORT)  # told twice
+    (span,) = exporter.get_finished_spans()
+    assert (span.start_time, span.end_time) == (1_700_000_000_000_000_000, 1_700_000_000_500_000_000)
+    assert dict(span.attributes or {}) == {
+        "messaging.system": "kafka",
+        "messaging.batch.message_count": 30,
+        "towline.bridge": "b",
+        "towline.line": "line",
+        "towline.direction": "up",
+        "towline.batch": 7,
+        "towline.transaction_seconds": (0.25,),
+    }
+
+
+def test_without_the_extra_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with (
+        pytest.raises(ConfigError, match=r"TL-C148") as told,
+        bridge_endpoint(bridge(tmp_path, "traces = true"), None),
+    ):
+        pass
+    assert 'pip install "towline[otel]"' in str(told.value)

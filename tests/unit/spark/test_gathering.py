@@ -1,0 +1,102 @@
+"""Rows that tasks leave for the driver: all of them, in their order, wherever they lie."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from towline.errors import KafkaError
+from towline.spark import gathering
+from towline.spark.gathering import INLINE_BYTES, RowsForDriver
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def batch(*values: bytes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
+
+
+def values(left: gathering.Left) -> list[bytes]:
+    travelled: gathering.Left = pickle.loads(pickle.dumps(left))  # noqa: S301 - our own bytes
+    return [value for one in travelled.batches() for value in one.column("value").to_pylist()]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.integers(0, INLINE_BYTES), max_size=4), max_size=4), st.booleans())
+def test_rows_come_back_as_they_were_left(sizes: list[list[int]], shared: bool) -> None:
+    place = RowsForDriver.beside("/ck", 3, None) if shared else RowsForDriver()
+    rows = [[b"%d" % number * (size // 4) for number, size in enumerate(part)] for part in sizes]
+    left = place.leave(batch(*part) for part in rows)
+    assert values(left) == [value for part in rows for value in part]
+    assert left.rows == sum(map(len, rows))
+    assert bool(left.file) == (shared and left.size > INLINE_BYTES)
+    left.remove()
+    assert not left.file or not Path(left.file).exists()
+
+
+def test_both_writers_of_a_batch_find_one_place_and_the_next_batch_cleans_it() -> None:
+    first = RowsForDriver.beside("/ck", 3, None)
+    left = first.leave([batch(b"x" * (2 * INLINE_BYTES))])
+    assert RowsForDriver.beside("/ck", 3, None) == first
+    other = RowsForDriver.beside("/other", 4, None)
+    kept = other.leave([batch(b"y" * (2 * INLINE_BYTES))])
+    assert values(left)
+    assert RowsForDriver.beside("/ck", 4, None) != first
+    with pytest.raises(KafkaError, match="TL-K65"):
+        values(left)
+    assert values(kept)
+
+
+def test_an_empty_place_is_taken_away() -> None:
+    place = RowsForDriver.beside("/ck", 0, None)
+    place.leave_empty()
+    assert not Path(place.directory).exists()
+
+
+def test_half_a_file_is_not_taken_for_a_whole_one() -> None:
+    left = RowsForDriver.beside("/ck", 0, None).leave([batch(b"x" * (2 * INLINE_BYTES))])
+    with Path(left.file).open("r+b") as file:
+        file.truncate(left.size - 1)
+    with pytest.raises(KafkaError, match="TL-K65"):
+        values(left)
+
+
+def test_a_second_attempt_leaves_its_own() -> None:
+    place = RowsForDriver.beside("/ck", 0, None)
+    one, two = (place.leave([batch(text * (2 * INLINE_BYTES))]) for text in (b"a", b"b"))
+    assert one.file != two.file
+    assert values(one)[0][:1] == b"a"
+    assert values(two)[0][:1] == b"b"
+
+
+def test_a_limit_on_the_disk() -> None:
+    with pytest.raises(KafkaError, match="TL-K23"):
+        RowsForDriver.beside("/ck", 0, INLINE_BYTES).leave([batch(b"x" * (2 * INLINE_BYTES))])
+
+
+def test_a_limit_on_what_comes_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "ANSWER_BYTES", 1000)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        while True:
+            yield batch(b"x" * 100)
+
+    with pytest.raises(KafkaError, match="TL-K66"):
+        RowsForDriver().leave(rows())
+
+
+def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path) -> None:
+    place = RowsForDriver.beside("/ck", 0, None)
+    assert place.directory
+    Path(place.directory).parents[1].chmod(0o777)
+    assert not RowsForDriver.beside("/ck", 0, None).directory
+    assert Path(place.directory).is_relative_to(tmp_path)

@@ -1,0 +1,36 @@
+"""Durations in buckets: each in the first whose bound it does not pass, and the sum of all."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.timing import BATCHES, SYNCS, Histogram
+
+DURATIONS = st.lists(st.floats(0, 1e4))
+
+
+@given(DURATIONS)
+def test_each_duration_is_in_one_bucket(durations: list[float]) -> None:
+    histogram = Histogram(BATCHES)
+    for seconds in durations:
+        histogram.observe(seconds)
+    assert histogram.count == len(durations)
+    assert histogram.seconds == pytest.approx(sum(durations))
+    for at, bound in enumerate(BATCHES):  # as Prometheus counts: all that take no longer than the bound
+        assert sum(histogram.counts[: at + 1]) == sum(seconds <= bound for seconds in durations)
+
+
+@given(DURATIONS)
+def test_it_travels_as_json(durations: list[float]) -> None:
+    histogram = Histogram()
+    for seconds in durations:
+        histogram.observe(seconds)
+    again = Histogram.from_json(histogram.as_json())
+    assert (again.bounds, again.counts, again.seconds) == (SYNCS, histogram.counts, histogram.seconds)
+
+
+@pytest.mark.parametrize("bounds", [SYNCS, BATCHES])
+def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
+    assert list(bounds) == sorted(set(bounds))
