@@ -6,13 +6,22 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from towline.doctor.case import Case, Examiner
+from towline.doctor.clock import examine as clock
+from towline.doctor.disk import examine as disk
 from towline.doctor.findings import Finding, Verdict
+from towline.doctor.kafka.examiner import examine as kafka
+from towline.doctor.memory import examine as memory
 from towline.errors import TowlineError
 
 __all__ = ["EXAMINERS", "examine"]
 
 #: What is examined, in the order in which a person is told of it.
-EXAMINERS: Final[Mapping[str, Examiner]] = {}
+EXAMINERS: Final[Mapping[str, Examiner]] = {
+    "Kafka": kafka,
+    "disk": disk,
+    "clock": clock,
+    "memory": memory,
+}
 
 
 def examine(case: Case, examiners: Mapping[str, Examiner] = EXAMINERS) -> Iterator[tuple[str, list[Finding]]]:

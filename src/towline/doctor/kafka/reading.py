@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from towline.doctor.case import Case
     from towline.doctor.kafka.wanted import TransactionWriter, WantedTopic
 
-__all__ = ["read"]
+__all__ = ["UNANSWERED", "loopback", "read"]
 
 #: Seconds that the way to one broker may take.
 _REACH_S: Final = 3.0
 _DENIED: Final = "TOPIC_AUTHORIZATION_FAILED"
 #: What an answer is in place of a result: an error of Kafka's, or none in time.
-_UNANSWERED: Final = (*faults.FOREIGN, TimeoutError)
+UNANSWERED: Final = (*faults.FOREIGN, TimeoutError)
 _COMPACTED: Final = {"cleanup.policy": "compact"}
 
 
@@ -70,7 +70,7 @@ def read(
             "brokers": brokers,
             "unreached": _unreached(brokers, min(_REACH_S, patience)),
             "listed": {name: len(topic.partitions) for name, topic in listed.topics.items()},
-            "local": all(map(_loopback, brokers.values())),
+            "local": all(map(loopback, brokers.values())),
         }
         needed = wanted(told["listed"])
         if len(told["unreached"]) == len(brokers):  # whoever is asked for more, would not answer
@@ -103,7 +103,8 @@ def _unreached(brokers: Mapping[int, str], seconds: float) -> dict[int, str]:
         return {number: why for number, why in zip(brokers, pool.map(reach, brokers.values()), strict=True) if why}
 
 
-def _loopback(broker: str) -> bool:
+def loopback(broker: str) -> bool:
+    """Whether ``host:port`` is this machine itself."""
     host = broker.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -124,7 +125,7 @@ def _topics(
     for name, future in answers.items() if asked_for else ():
         try:
             found[name] = _topic(future.result(seconds), configs.get(name))
-        except _UNANSWERED as problem:
+        except UNANSWERED as problem:
             if faults.name_of(problem) == _DENIED:
                 hidden.add(name)
     return found, frozenset(hidden)
@@ -162,7 +163,7 @@ def _configs(asked: AdminClient, kind: Any, names: list[str], seconds: float) ->
     for resource, future in asked.describe_configs(resources, request_timeout=seconds).items():
         try:
             entries = future.result(seconds)
-        except _UNANSWERED:
+        except UNANSWERED:
             continue
         found[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value is not None}
     return found
@@ -189,7 +190,7 @@ def _outcome(future: Any, seconds: float) -> tuple[str, str]:
     """Kafka's name for what went wrong and its words, or `OK` and nothing."""
     try:
         future.result(seconds)
-    except _UNANSWERED as problem:
+    except UNANSWERED as problem:
         return faults.name_of(problem) or "_FAIL", faults.reason(problem)
     return OK, ""
 
@@ -203,7 +204,7 @@ def _group(asked: AdminClient, group: str, seconds: float) -> str:
     futures = asked.describe_consumer_groups([group], include_authorized_operations=True, request_timeout=seconds)
     try:
         operations = futures[group].result(seconds).authorized_operations
-    except _UNANSWERED as problem:
+    except UNANSWERED as problem:
         name = faults.name_of(problem)
         return name if name == DENIED_GROUP else OK  # a coordinator that is not ready yet says nothing of rights
     return OK if operations is None or "READ" in {one.name for one in operations} else DENIED_GROUP
@@ -222,6 +223,6 @@ def _begun(client: Mapping[str, str], writer: TransactionWriter, seconds: float)
         producer = Producer(told, logger=QUIET)
         producer.list_topics(timeout=seconds)  # else the look-up of the coordinator takes half a second longer
         producer.init_transactions(seconds)
-    except _UNANSWERED as problem:
+    except UNANSWERED as problem:
         return faults.name_of(problem) or "_FAIL", faults.reason(problem)
     return OK, ""
