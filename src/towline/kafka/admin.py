@@ -331,10 +331,7 @@ class _Admin:
         self.why = faults.clearer(self.why, error)
 
     def list_topics(self, timeout: float) -> Any:
-        try:
-            return self.client.list_topics(timeout=timeout)
-        finally:
-            self.client.poll(0)  # serves error_cb, which a blocking look-up does not
+        return self.client.list_topics(timeout=timeout)
 
     def await_topics(self, names: Iterable[str], timeout: float) -> None:
         """Wait until the cluster's list has topics that were made: the controller answers before the brokers know."""
@@ -403,6 +400,7 @@ def _connected(client: str | Mapping[str, str]) -> Iterator[_Admin]:
     try:
         yield admin
     except faults.FOREIGN as problem:
+        admin.client.poll(0)  # serves error_cb, which a blocking look-up does not
         waited = time.monotonic() - began
         raise faults.unreachable(servers, waited, admin.why or faults.reason(problem)) from None
 

@@ -88,22 +88,21 @@ def _range(values: Iterable[int]) -> str:
 
 
 def _bound(one: TopicSeen) -> Flaw | None:
-    """What is wrong with a topic's min.insync.replicas; of two copies and fewer TL-D27 tells already."""
+    """What is wrong with a topic's min.insync.replicas; of two copies and fewer TL-D27 tells already.
+
+    Kafka takes one that is above the copies for as many as these (`Partition.effectiveMinIsr`; seen on 4.3).
+    """
     least, copies_ = one.min_in_sync, one.replicas
-    if least is None:
+    if least is None or copies_ < _ENOUGH:
         return None
     fact = f"min.insync.replicas = {least} of {copies_} copies"
     mend = f"{_ALTER} min.insync.replicas={max(1, min(2, copies_ - 1))}"
     if one.planned:
         mend = "Set the cluster's min.insync.replicas to 2."
-    if least > copies_:
-        return Flaw(Verdict.BROKEN, fact, "never: Kafka takes no record with acks=all", mend)
-    if copies_ < _ENOUGH:
-        return None
     if least == 1:
         until = "the one broker that has an acknowledged record loses its disk"
         return Flaw(Verdict.WARNS, fact, until, mend)
-    if least == copies_:
+    if least >= copies_:
         return Flaw(Verdict.WARNS, fact, "one broker is away: nothing can be written then", mend)
     return None
 
@@ -126,7 +125,7 @@ def _behind(one: TopicSeen) -> Flaw | None:
         return None
     least = one.min_in_sync
     fact = f"{one.in_sync} of {one.replicas} replicas are in sync"
-    if least is not None and one.in_sync < least:
+    if least is not None and one.in_sync < min(least, one.replicas):
         return Flaw(Verdict.BROKEN, f"{fact}, min.insync.replicas is {least}", "now: Kafka takes no record", mend)
     return Flaw(Verdict.WARNS, fact, f"{one.in_sync - (least or 1) + 1} more brokers are away", mend)
 
@@ -176,18 +175,11 @@ def _log_flaw(copies_: int, least: int | None, kafka: KafkaSeen, *, there: bool)
         mend = f"Start as many brokers, or set {lines} to what {len(kafka.brokers)} can hold."
         until = f"never: Kafka can't make it on {len(kafka.brokers)} brokers, and no transaction begins"
         return Flaw(Verdict.BROKEN, "", until, mend)
-    if least is not None and least > copies_:
-        return Flaw(
-            Verdict.BROKEN,
-            "",
-            "never: no transaction can be logged",
-            f"Lower transaction.state.log.min.isr to {copies_}.",
-        )
     mend = f"Three copies, two in sync: {lines} for a topic that is made, kafka-configs.sh for one that is there."
     weak = (
         (copies_ < _ENOUGH, "one broker is away: transactions stop, or rest on one copy"),
         (least == 1, "one broker's disk is lost: a commit may be forgotten"),
-        (least == copies_, "one broker is away: no transaction goes on"),
+        (least is not None and least >= copies_, "one broker is away: no transaction goes on"),
     )
     until = "" if kafka.alone else next((text for is_so, text in weak if is_so), "")  # TL-D27 tells of one broker
     return Flaw(Verdict.WARNS, "", until, mend) if until else None
