@@ -135,7 +135,7 @@ def _faults(seen: ClockSeen, worst: float | None) -> Iterator[tuple[Verdict, str
 
 def _apart(seconds: float) -> str:
     if abs(seconds) < _NEAR_S:
-        return f"within {_span(max(abs(seconds), 0.001))} of"
+        return "the same as"
     return f"{_span(seconds)} {'ahead of' if seconds > 0 else 'behind'}"
 
 

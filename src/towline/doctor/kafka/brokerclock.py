@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
     from towline.doctor.case import Case
 
-__all__ = ["Skews", "skews"]
+__all__ = ["Skews", "least_apart", "skews"]
 
 #: Brokers that are asked at most.
 _MOST: Final = 9
+#: Records for each: the first waits for a connection.
+_TIMES: Final = 2
 _CONFIG: Final = {"message.timestamp.type": "LogAppendTime", "retention.ms": "3600000"}
 
 
@@ -37,7 +39,7 @@ class Skews:
     """How far this machine's clock is ahead of the brokers'.
 
     Attributes:
-        by_broker: Seconds, by the broker's id; negative where it is behind. True to half the time of an answer.
+        by_broker: Seconds, by the broker's id, at least; negative where it is behind.
         why: Why there is none.
         listed: Number of brokers; None where Kafka did not answer.
         local: All of them are on loopback.
@@ -102,19 +104,38 @@ def _asked(case: Case, topic: str, brokers: list[int]) -> dict[int, float]:
     for name in ("enable.idempotence", "transaction.timeout.ms", "delivery.timeout.ms", "request.required.acks"):
         told.pop(name, None)
     producer = Producer(told, logger=QUIET)
-    found: dict[int, float] = {}
+    found = {}
     for partition, number in enumerate(brokers):
-        for _ in range(2):  # the first waits for a connection
-            sent = case.now()
-            times: list[float] = []
-
-            def note(error: Any, message: Any, times: list[float] = times) -> None:
-                kind, stamp = (None, 0) if error else message.timestamp()
-                if kind == TIMESTAMP_LOG_APPEND_TIME:
-                    times.append(stamp / 1000)
-
-            producer.produce(topic, b"", partition=partition, on_delivery=note)
-            producer.flush(case.patience)
-            if times:
-                found[number] = (sent + case.now()) / 2 - times[0]
+        bounds = [one for _ in range(_TIMES) if (one := _once(case, producer, topic, partition)) is not None]
+        if bounds:
+            found[number] = least_apart(bounds)
     return found
+
+
+def _once(case: Case, producer: Any, topic: str, partition: int) -> tuple[float, float] | None:
+    """Between which bounds the difference to a broker's clock is; None where it did not answer."""
+    stamps: list[float] = []
+
+    def note(error: Any, message: Any) -> None:
+        kind, stamp = (None, 0) if error else message.timestamp()
+        if kind == TIMESTAMP_LOG_APPEND_TIME:
+            stamps.append(stamp / 1000)
+
+    sent = case.now()
+    producer.produce(topic, b"", partition=partition, on_delivery=note)
+    producer.flush(case.patience)
+    answered = case.now()
+    return (sent - stamps[0], answered - stamps[0]) if stamps else None
+
+
+def least_apart(bounds: list[tuple[float, float]]) -> float:
+    """The smallest difference of two clocks that agrees with what was seen; 0 where they may be equal.
+
+    A broker wrote its time after a record was sent and before the answer came, so a slow answer proves little, and
+    never a difference that there is not.
+
+    Args:
+        bounds: Of each attempt, the time of sending and that of the answer, less the broker's time.
+    """
+    low, high = max(one for one, _ in bounds), min(one for _, one in bounds)
+    return low if low > 0 else min(high, 0.0)
