@@ -25,8 +25,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from confluent_kafka.cimpl import NewTopic
 
+from tests.engines.planting import bridge_case, complaints
 from tests.helpers import wait_until
-from tests.integration.doctor.planting import bridge_case, complaints
 from towline.doctor.case import Case
 from towline.doctor.findings import Finding, Verdict
 from towline.doctor.kafka.examiner import examine

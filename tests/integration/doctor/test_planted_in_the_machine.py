@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.doctor.planting import bridge_case, complaints
+from tests.engines.planting import bridge_case, complaints
 from towline.doctor import clock, disk, host, memory
 from towline.doctor.case import Case, Load
 from towline.doctor.findings import Finding, Verdict
