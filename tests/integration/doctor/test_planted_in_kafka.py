@@ -27,9 +27,12 @@ from confluent_kafka.cimpl import NewTopic
 
 from tests.engines.planting import bridge_case, complaints
 from tests.helpers import wait_until
+from towline.doctor import clock
 from towline.doctor.case import Case
 from towline.doctor.findings import Finding, Verdict
+from towline.doctor.kafka.brokerclock import skews
 from towline.doctor.kafka.examiner import examine
+from towline.doctor.kafka.wanted import PROBE
 from towline.kafka import admin
 from towline_prove.devstack import Kafka
 from towline_prove.devstack.cluster import KafkaCluster
@@ -37,6 +40,7 @@ from towline_prove.devstack.secured import SecuredKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
+ALLOW: Final = AclPermissionType.ALLOW
 BROKEN, WARNS, UNKNOWN = Verdict.BROKEN, Verdict.WARNS, Verdict.UNKNOWN
 _numbers = itertools.count(1)
 
@@ -371,3 +375,22 @@ def test_a_topic_that_may_not_be_made(guarded: SecuredKafka, tmp_path: Path) -> 
     case = bridge_case(tmp_path, name, guarded.bootstrap, lambda text: secured(text, guarded))
     found = settles(case, {**BADLY_SET, "TL-D39": BROKEN})
     assert any("Create" in one.because and f"{name}.records" in one.because for one in found)
+
+
+def test_kafkas_clock_where_topics_may_be_made_and_not_removed(guarded: SecuredKafka, tmp_path: Path) -> None:
+    """Last of `guarded`: what is granted here stays."""
+    case = bridge_case(tmp_path, f"b{next(_numbers)}", guarded.bootstrap, lambda text: secured(text, guarded))
+    measured = skews(case)
+    assert (dict(measured.by_broker), measured.left) == ({}, "")
+    assert "no topic may be made" in measured.why
+    asked = AdminClient({"bootstrap.servers": guarded.inside})
+    half = [
+        AclBinding(ResourceType.TOPIC, PROBE, ResourcePatternType.PREFIXED, "User:towline", "*", one, ALLOW)
+        for one in (AclOperation.CREATE, AclOperation.WRITE)
+    ]
+    for future in asked.create_acls(half).values():
+        future.result(30)
+    found = wait_until(lambda: [one for one in clock.examine(case) if one.verdict is WARNS], 60)
+    (name,) = (one for one in admin.reachable(guarded.inside).topics if one.startswith(PROBE))
+    assert name in found[0].because
+    asked.delete_topics([name])[name].result(30)

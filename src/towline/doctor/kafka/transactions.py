@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from towline.doctor.findings import Finding, Verdict
 from towline.doctor.kafka.flaws import days
 from towline.doctor.kafka.seen import OK
+from towline.text import counted
 
 if TYPE_CHECKING:
     from towline.doctor.kafka.seen import LookedAt
@@ -49,7 +50,7 @@ def clocks(look: LookedAt) -> Iterator[Finding]:
     if tried and not failed:
         begun = sum(outcome[0] == OK for _, outcome in tried)
         if begun:
-            yield _clock(Verdict.HOLDS, f"{begun} writers began a transaction; {fact}")
+            yield _clock(Verdict.HOLDS, f"{counted(begun, 'writer')} began a transaction; {fact}")
 
 
 def _tried(look: LookedAt, probe_id: str) -> bool:
