@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt
 
 from towline.guarantee import Guarantee, policy
 
-__all__ = ["Load", "Need", "caution", "needs"]
+__all__ = ["Load", "Need", "caution", "journal_bytes_s", "needs"]
 
 #: Messages a second that one gateway drains, by QoS (``intake``); it is one process with one busy thread.
 _DRAINED_PER_S: Final = {0: 308_000, 1: 308_000, 2: 103_000}
@@ -124,12 +124,26 @@ def _gateways(load: Load, mosquittos: int) -> Need:
     return Need("gateways", max(mosquittos, math.ceil(load.rate / one)), "", because)
 
 
+def journal_bytes_s(rate: float, content_bytes_s: float) -> float:
+    """Bytes a second that a gateway's journal grows by while nothing is committed.
+
+    Args:
+        rate: Messages a second.
+        content_bytes_s: Bytes a second of their topics, payloads and properties.
+    """
+    return content_bytes_s + rate * _ROW_BYTES + _chunks(rate) * _FRAME_BYTES
+
+
+def _chunks(rate: float) -> float:
+    return min(rate, _CHUNKS_PER_S)
+
+
 def _of_one_gateway(load: Load, gateways: int) -> list[Need]:
     rate, qos = load.rate / gateways, _qos(load)
-    chunks = min(rate, _CHUNKS_PER_S)
+    chunks = _chunks(rate)
     cpu = (rate * _GATEWAY_US[qos] + chunks * _CHUNK_US[qos]) / 1e6
     row = _content_bytes(load) + _ROW_BYTES
-    written = rate * row + chunks * _FRAME_BYTES
+    written = journal_bytes_s(rate, rate * _content_bytes(load))
     waiting = written * load.outage_min * 60
     return [
         Need("CPU of a gateway", cpu, "cores", f"{rate:,.0f} msg/s at {_GATEWAY_US[qos]:g} us, {chunks:,.0f} chunks/s"),

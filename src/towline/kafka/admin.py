@@ -34,6 +34,7 @@ __all__ = [
     "client_config",
     "create_topics",
     "delete_below",
+    "looking",
     "missing_topics",
     "reachable",
     "settled",
@@ -322,7 +323,7 @@ class _Admin:
         self.why = ""
         options: dict[str, Any] = {**_PATIENCE, **config, "error_cb": self._note}
         try:
-            self._client = AdminClient(options, logger=QUIET)
+            self.client = AdminClient(options, logger=QUIET)
         except faults.FOREIGN as problem:
             raise faults.unusable("kafka", problem) from None
 
@@ -330,10 +331,7 @@ class _Admin:
         self.why = faults.clearer(self.why, error)
 
     def list_topics(self, timeout: float) -> Any:
-        try:
-            return self._client.list_topics(timeout=timeout)
-        finally:
-            self._client.poll(0)  # serves error_cb, which a blocking look-up does not
+        return self.client.list_topics(timeout=timeout)
 
     def await_topics(self, names: Iterable[str], timeout: float) -> None:
         """Wait until the cluster's list has topics that were made: the controller answers before the brokers know."""
@@ -345,7 +343,7 @@ class _Admin:
         if not resources:
             return {}
         found = {}
-        for resource, future in self._client.describe_configs(resources, request_timeout=timeout).items():
+        for resource, future in self.client.describe_configs(resources, request_timeout=timeout).items():
             with suppress(*faults.FOREIGN):
                 found[resource.name] = {name: entry.value for name, entry in future.result(timeout).items()}
         return found
@@ -362,20 +360,35 @@ class _Admin:
         wanted = dict.fromkeys(places, latest)
 
         def ask() -> dict[int, int]:
-            answers = self._client.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)
+            answers = self.client.list_offsets(wanted, isolation_level=isolation, request_timeout=timeout)
             return {place.partition: future.result(timeout).offset for place, future in answers.items()}
 
         return _answered(ask, timeout)
 
     def delete_below(self, places: list[TopicPartition], timeout: float) -> None:
-        for future in self._client.delete_records(places, request_timeout=timeout).values():
+        for future in self.client.delete_records(places, request_timeout=timeout).values():
             future.result(timeout)
 
     def create(self, topics: list[Any], timeout: float) -> Mapping[str, Any]:
-        futures: Mapping[str, Any] = self._client.create_topics(
+        futures: Mapping[str, Any] = self.client.create_topics(
             topics, operation_timeout=timeout, request_timeout=timeout
         )
         return futures
+
+
+@contextmanager
+def looking(client: str | Mapping[str, str]) -> Iterator[AdminClient]:
+    """An admin client for look-ups that are not here.
+
+    Args:
+        client: Bootstrap servers, or a whole client configuration.
+
+    Raises:
+        KafkaError: TL-K01, for what of librdkafka's leaves the block.
+        ConfigError: The configuration is impossible.
+    """
+    with _connected(client) as admin:
+        yield admin.client
 
 
 @contextmanager
@@ -387,6 +400,7 @@ def _connected(client: str | Mapping[str, str]) -> Iterator[_Admin]:
     try:
         yield admin
     except faults.FOREIGN as problem:
+        admin.client.poll(0)  # serves error_cb, which a blocking look-up does not
         waited = time.monotonic() - began
         raise faults.unreachable(servers, waited, admin.why or faults.reason(problem)) from None
 
