@@ -1,0 +1,429 @@
+"""A Mosquitto configuration as data: what was set, where, and what holds where nothing was.
+
+Reads as ``config__read_file_core`` of Mosquitto 2.0 (src/conf.c) does. The name of a setting says what it belongs to:
+the broker, the listener begun last, or the bridge connection begun last; the two go on side by side, and each file
+begins with neither. Settings that nobody knows are kept, so that files of other versions can be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from towline import files
+from towline.errors import ConfigError
+
+__all__ = ["DEFAULTS", "BridgeTopic", "Connection", "Listener", "MosquittoConf", "Setting", "Settings", "read"]
+
+#: What holds where a file says nothing [mosquitto.conf(5), Mosquitto 2.0]; None means that there is no limit.
+DEFAULTS: Final[Mapping[str, bool | int | str | None]] = {
+    "allow_zero_length_clientid": True,
+    "autosave_interval": 1800,
+    "autosave_on_changes": False,
+    "max_inflight_bytes": 0,
+    "max_inflight_messages": 20,
+    "max_packet_size": 0,
+    "max_queued_bytes": 0,
+    "max_queued_messages": 1000,
+    "memory_limit": 0,
+    "message_size_limit": 0,
+    "per_listener_settings": False,
+    "persistence": False,
+    "persistence_file": "mosquitto.db",
+    "persistence_location": "",
+    "persistent_client_expiration": None,
+    "queue_qos0_messages": False,
+    "retain_available": True,
+    "upgrade_outgoing_qos": False,
+}
+
+#: Settings of a connection by their present names.
+_RENAMED: Final[Mapping[str, str]] = {
+    "addresses": "address",
+    "clientid": "remote_clientid",
+    "password": "remote_password",
+    "username": "remote_username",
+}
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_OF_CONNECTION: Final = _names(
+    """address addresses cleansession clientid idle_timeout keepalive_interval local_cleansession local_clientid
+    local_password local_username notification_topic notifications notifications_local_only password
+    remote_clientid remote_password remote_username restart_timeout round_robin start_type threshold topic
+    try_private username"""
+)
+
+_OF_LISTENER: Final = _names(
+    """accept_protocol_versions bind_interface cafile capath certfile ciphers ciphers_tls1.3 crlfile dhparamfile
+    disable_client_cert_date_checks enable_proxy_protocol http_dir keyfile listener_allow_anonymous
+    listener_auto_id_prefix max_connections max_qos max_topic_alias max_topic_alias_broker maximum_qos
+    mount_point protocol psk_hint require_certificate socket_domain tls_engine tls_engine_kpass_sha1 tls_keyform
+    tls_version use_identity_as_username use_subject_as_username use_username_as_clientid
+    websockets_headers_size websockets_origin"""
+)
+
+#: With ``per_listener_settings true`` these belong to a listener, else to the broker.
+_OF_EITHER: Final = _names(
+    """acl_file allow_anonymous allow_zero_length_clientid auth_plugin auth_plugin_deny_special_chars auto_id_prefix
+    password_file plugin psk_file"""
+)
+
+_TRUE_FALSE: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
+
+#: Bytes of one file at most; a configuration is text that somebody wrote.
+_LARGEST: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of a configuration.
+
+    Attributes:
+        name: As it is called at present: ``remote_username`` for ``username``.
+        value: The rest of the line; it may be a secret, and is not shown by ``repr``.
+        file: Where it stands.
+        line: From 1.
+    """
+
+    name: str
+    value: str = field(repr=False)
+    file: Path
+    line: int
+
+    @property
+    def where(self) -> str:
+        """File and line, as errors name them."""
+        return f"{self.file}:{self.line}"
+
+    def flag(self) -> bool:
+        """The value as true or false, as ``conf__parse_bool`` reads it.
+
+        Raises:
+            ConfigError: TL-C156, if it is neither.
+        """
+        if (word := self.value.lower()) in _TRUE_FALSE:
+            return _TRUE_FALSE[word]
+        raise _damaged(self.where, f'"{self.name}" must be true or false')
+
+    def number(self) -> int:
+        """The value as a whole number.
+
+        Raises:
+            ConfigError: TL-C156, if it is none.
+        """
+        if re.fullmatch(r"-?[0-9]{1,18}", self.value):
+            return int(self.value)
+        raise _damaged(self.where, f'"{self.name}" must be a whole number')
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeTopic:
+    """A ``topic`` line of a connection: ``topic PATTERN [out|in|both [QOS [LOCAL REMOTE]]]``.
+
+    Attributes:
+        pattern: A topic filter; empty if the prefixes are the whole topics.
+        direction: ``out`` goes to the remote broker, ``in`` comes from it, ``both`` goes either way.
+        qos: 0, 1 or 2.
+        local_prefix: Before the pattern at the broker whose configuration this is.
+        remote_prefix: Before the pattern at the remote broker.
+        setting: The line.
+    """
+
+    pattern: str
+    direction: str
+    qos: int
+    local_prefix: str
+    remote_prefix: str
+    setting: Setting
+
+    @property
+    def local(self) -> str:
+        """The topic filter at the broker whose configuration this is."""
+        return self.local_prefix + self.pattern
+
+    @property
+    def remote(self) -> str:
+        """The topic filter at the remote broker."""
+        return self.remote_prefix + self.pattern
+
+
+@dataclass(slots=True)
+class Settings:
+    """What was set of one broker, listener or connection, in the order of the files.
+
+    Attributes:
+        settings: Each line; a name may come more than once.
+    """
+
+    settings: list[Setting] = field(default_factory=list)
+
+    def all(self, name: str) -> list[Setting]:
+        """Every line with this setting."""
+        return [one for one in self.settings if one.name == name]
+
+    def get(self, name: str) -> Setting | None:
+        """The line that holds: the last one with this setting."""
+        found = self.all(name)
+        return found[-1] if found else None
+
+    def text(self, name: str, otherwise: str = "") -> str:
+        """The value that holds, as written."""
+        found = self.get(name)
+        return otherwise if found is None else found.value
+
+    def flag(self, name: str, *, otherwise: bool) -> bool:
+        """The value that holds, as true or false; TL-C156 if it is neither."""
+        found = self.get(name)
+        return otherwise if found is None else found.flag()
+
+    def number(self, name: str, otherwise: int) -> int:
+        """The value that holds, as a whole number; TL-C156 if it is none."""
+        found = self.get(name)
+        return otherwise if found is None else found.number()
+
+
+@dataclass(slots=True)
+class Listener(Settings):
+    """A ``listener PORT [ADDRESS | SOCKET]``, or the one that holds where none is named.
+
+    Attributes:
+        port: 0 for a Unix socket.
+        address: The address or name that it is bound to, the path of a Unix socket, or empty for all addresses.
+        begun: The line that begins it; None for the one without a line.
+    """
+
+    port: int = 1883
+    address: str = ""
+    begun: Setting | None = None
+
+    @property
+    def secure(self) -> bool:
+        """Whether it speaks TLS with a certificate."""
+        return self.get("certfile") is not None
+
+    @property
+    def protocol(self) -> str:
+        """``mqtt`` or ``websockets``."""
+        return self.text("protocol", "mqtt")
+
+
+@dataclass(slots=True)
+class Connection(Settings):
+    """A ``connection NAME``: this broker as a client of another one.
+
+    Attributes:
+        name: As written.
+        begun: The line that begins it.
+    """
+
+    name: str = ""
+    begun: Setting | None = None
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Hosts and ports of the remote broker, in order; the port is 1883 where none is named."""
+        return [_address(word, one) for one in self.all("address") for word in one.value.split()]
+
+    @property
+    def topics(self) -> list[BridgeTopic]:
+        """The ``topic`` lines, in order; TL-C156 if one can't be read."""
+        return [_topic(one) for one in self.all("topic")]
+
+
+@dataclass(slots=True)
+class MosquittoConf(Settings):
+    """A whole configuration; its own settings are the broker's.
+
+    Attributes:
+        file: The main file.
+        files: Every file that was read, in order.
+        named: The listeners that were begun by a line.
+        unnamed: What was set for the listener that has no line (``port``, ``bind_address``, and settings of listeners
+            before the first ``listener``).
+        connections: Its bridges.
+    """
+
+    file: Path = Path()
+    files: list[Path] = field(default_factory=list)
+    named: list[Listener] = field(default_factory=list)
+    unnamed: Listener = field(default_factory=Listener)
+    connections: list[Connection] = field(default_factory=list)
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """Where the broker listens: what lines name, and the one without a line where it is used."""
+        if not self.named or self.get("port") or self.get("bind_address"):
+            return [self.unnamed, *self.named]
+        return self.named
+
+    @property
+    def local_only(self) -> bool:
+        """Whether it listens on loopback only, since no listener is configured [mosquitto.conf(5)]."""
+        return not self.named and self.get("port") is None and self.get("bind_address") is None
+
+    def value(self, name: str) -> bool | int | str | None:
+        """What holds for a setting of the broker: what was set, else the default.
+
+        Args:
+            name: One of `DEFAULTS`, or ``allow_anonymous``, whose default depends on the listeners.
+
+        Raises:
+            KeyError: If no default is known.
+            ConfigError: TL-C156, if the value can't be read.
+        """
+        default = self.local_only if name == "allow_anonymous" else DEFAULTS[name]
+        found = self.get(name)
+        if found is None:
+            return default
+        if isinstance(default, bool):
+            return found.flag()
+        return found.number() if isinstance(default, int) else found.value
+
+
+def read(file: Path) -> MosquittoConf:
+    """Read a configuration with everything it includes.
+
+    Raises:
+        ConfigError: TL-C155 if a file can't be read, TL-C156 if one is damaged, with its line.
+    """
+    conf = MosquittoConf(file=file)
+    _read_file(conf, file, main=True)
+    return conf
+
+
+def _read_file(conf: MosquittoConf, file: Path, *, main: bool) -> None:
+    conf.files.append(file)
+    listener: Listener = conf.unnamed
+    connection: Connection | None = None
+    for setting in _lines(file):
+        name = setting.name
+        if name == "include_dir":
+            if main:  # only the main file may [mosquitto.conf(5)]
+                for included in _included(setting):
+                    _read_file(conf, included, main=False)
+        elif name == "listener":
+            listener = _listener(setting)
+            conf.named.append(listener)
+        elif name == "connection":
+            connection = Connection(name=setting.value, begun=setting)
+            conf.connections.append(connection)
+        elif name in ("port", "bind_address"):
+            _of_unnamed(conf, setting)
+        else:
+            _home(conf, setting, listener, connection).settings.append(setting)
+
+
+def _home(conf: MosquittoConf, setting: Setting, listener: Listener, connection: Connection | None) -> Settings:
+    """What a setting belongs to."""
+    if _of_connection(setting.name):
+        if connection is None:
+            raise _damaged(setting.where, f'"{setting.name}" stands before the first connection')
+        return connection
+    if setting.name in _OF_LISTENER:
+        return listener
+    per_listener = setting.name in _OF_EITHER and conf.flag("per_listener_settings", otherwise=False)
+    return listener if per_listener else conf
+
+
+def _of_connection(name: str) -> bool:
+    return name.startswith("bridge_") or name in _OF_CONNECTION
+
+
+def _of_unnamed(conf: MosquittoConf, setting: Setting) -> None:
+    conf.settings.append(setting)
+    if setting.name == "port":
+        conf.unnamed.port = _port(setting.value, setting)
+    else:
+        conf.unnamed.address = setting.value
+
+
+def _lines(file: Path) -> Iterator[Setting]:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(_LARGEST + 1)
+    except OSError as error:
+        do = "Name a file that this user may read, or run as one who may."
+        raise ConfigError("TL-C155", str(file), f"it can't be read ({files.why(error)})", do) from error
+    if len(data) > _LARGEST or b"\0" in data:
+        raise _damaged(str(file), "it is no text file")
+    for number, raw in enumerate(data.split(b"\n"), start=1):
+        if not raw.strip() or raw.lstrip().startswith(b"#"):
+            continue
+        try:
+            line = raw.decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise _damaged(f"{file}:{number}", "it is not UTF-8 text") from error
+        name, _, value = line.partition(" ") if " " in line else line.partition("\t")
+        name = name.strip()
+        value = value.strip()
+        if not value and (_of_connection(name) or name in _OF_LISTENER or name in DEFAULTS or name in _BEGIN):
+            raise _damaged(f"{file}:{number}", f'"{name}" has no value')
+        yield Setting(_RENAMED.get(name, name), value, file, number)
+
+
+_BEGIN: Final = frozenset({"listener", "connection", "include_dir", "port", "bind_address"})
+
+
+def _included(setting: Setting) -> list[Path]:
+    """The files of ``include_dir``, in Mosquitto's order: A.conf, a.conf, B.conf."""
+    directory = setting.file.parent / setting.value
+    try:
+        found = [one for one in directory.iterdir() if one.name.endswith(".conf")]
+    except OSError as error:
+        do = "Correct the directory, or run as a user who may read it."
+        what = f"include_dir {setting.value} can't be read ({files.why(error)})"
+        raise ConfigError("TL-C155", setting.where, what, do) from error
+    return sorted(found, key=lambda one: [(letter.lower(), letter) for letter in one.name])
+
+
+def _listener(setting: Setting) -> Listener:
+    port, _, address = setting.value.partition(" ")
+    address = address.strip()
+    unix = port == "0" and address.startswith("/")
+    return Listener(port=0 if unix else _port(port, setting), address=address, begun=setting)
+
+
+def _port(word: str, setting: Setting) -> int:
+    if re.fullmatch(r"[0-9]{1,5}", word) and 0 < int(word) < 1 << 16:
+        return int(word)
+    raise _damaged(setting.where, f'"{setting.name}" needs a port from 1 to 65,535')
+
+
+def _address(word: str, setting: Setting) -> tuple[str, int]:
+    host, colon, port = word.rpartition(":")
+    if not colon:
+        return word, 1883
+    if not host:
+        raise _damaged(setting.where, '"address" needs a host')
+    return host, _port(port, setting)
+
+
+def _topic(setting: Setting) -> BridgeTopic:
+    """A ``topic`` line; a prefix that is ``""`` or begins a comment is none, as in Mosquitto."""
+    words = setting.value.split()
+    pattern = "" if words[0] == '""' else words[0]
+    direction = words[1] if len(words) > 1 else "out"
+    if direction not in ("out", "in", "both"):
+        raise _damaged(setting.where, 'the direction of a "topic" must be out, in or both')
+    qos = words[2] if len(words) > 2 else "0"
+    if qos not in ("0", "1", "2"):
+        raise _damaged(setting.where, 'the QoS of a "topic" must be 0, 1 or 2')
+    local, remote = (_prefix(words[at]) if len(words) > at else "" for at in (3, 4))
+    if not pattern and not (local and remote):
+        raise _damaged(setting.where, 'a "topic" needs a pattern, or both prefixes')
+    return BridgeTopic(pattern, direction, int(qos), local, remote, setting)
+
+
+def _prefix(word: str) -> str:
+    return "" if word == '""' or word.startswith("#") else word
+
+
+def _damaged(where: str, what: str) -> ConfigError:
+    return ConfigError("TL-C156", where, what, "Correct the line; mosquitto.conf(5) describes it.")

@@ -1,0 +1,159 @@
+"""`towline.mosquitto_conf` reads what Mosquitto reads, and says of a damaged line where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.errors import ConfigError
+from towline.mosquitto_conf import DEFAULTS, MosquittoConf, read
+
+BRIDGE = """\
+# the plant's broker
+per_listener_settings false
+persistence true
+autosave_interval 60
+max_queued_messages 5000
+some_setting_of_2_9 yes
+listener 8883 0.0.0.0
+certfile /etc/server.pem
+connection cloud
+address one.example:8883 two.example
+listener 9001
+protocol websockets
+topic telemetry/# out 1 plant/ cloud/
+topic # in 2
+topic "" both 0 a b
+clientid plant
+username towline
+password s3cret words
+"""
+
+
+def write(path: Path, text: str, name: str = "mosquitto.conf") -> Path:
+    """A file with this text."""
+    file = path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def parsed(path: Path, text: str) -> MosquittoConf:
+    """The configuration of this text."""
+    return read(write(path, text))
+
+
+def test_settings_go_to_the_broker_the_listener_and_the_connection_that_they_belong_to(tmp_path: Path) -> None:
+    """The name decides: a connection goes on behind a later listener."""
+    conf = parsed(tmp_path, BRIDGE)
+    assert (conf.value("persistence"), conf.value("autosave_interval"), conf.value("max_queued_messages")) == (
+        True,
+        60,
+        5000,
+    )
+    assert [(one.port, one.address, one.secure, one.protocol) for one in conf.listeners] == [
+        (8883, "0.0.0.0", True, "mqtt"),  # noqa: S104 - what the file says
+        (9001, "", False, "websockets"),
+    ]
+    (cloud,) = conf.connections
+    assert cloud.addresses == [("one.example", 8883), ("two.example", 1883)]
+    assert [(one.local, one.remote, one.direction, one.qos) for one in cloud.topics] == [
+        ("plant/telemetry/#", "cloud/telemetry/#", "out", 1),
+        ("#", "#", "in", 2),
+        ("a", "b", "both", 0),
+    ]
+    assert cloud.text("remote_clientid") == "plant"
+    assert cloud.text("remote_username") == "towline"
+    assert cloud.text("remote_password") == "s3cret words"
+    found = conf.get("max_queued_messages")
+    assert found is not None
+    assert found.line == 5
+    assert conf.text("some_setting_of_2_9") == "yes"
+
+
+def test_no_password_in_repr(tmp_path: Path) -> None:
+    """[I12]"""
+    assert "s3cret" not in repr(parsed(tmp_path, BRIDGE))
+
+
+def test_defaults_hold_where_nothing_is_said(tmp_path: Path) -> None:
+    """Without a listener Mosquitto listens on loopback and lets everybody in."""
+    conf = parsed(tmp_path, "")
+    assert {name: conf.value(name) for name in DEFAULTS} == dict(DEFAULTS)
+    assert conf.value("allow_anonymous") is True
+    assert [one.port for one in conf.listeners] == [1883]
+    assert parsed(tmp_path, "listener 1884").value("allow_anonymous") is False
+    assert [one.port for one in parsed(tmp_path, "port 1885\nlistener 1884").listeners] == [1885, 1884]
+
+
+def test_settings_of_listeners_where_each_has_its_own(tmp_path: Path) -> None:
+    """``per_listener_settings`` moves what concerns access from the broker to the listener."""
+    conf = parsed(tmp_path, "per_listener_settings true\nlistener 1\nallow_anonymous true\nlistener 2\n")
+    assert [one.flag("allow_anonymous", otherwise=False) for one in conf.listeners] == [True, False]
+    assert conf.get("allow_anonymous") is None
+
+
+def test_included_files_come_in_mosquitto_s_order(tmp_path: Path) -> None:
+    """[mosquitto.conf(5), include_dir]: the order of its example; a nested include is passed over."""
+    for name in ("b.conf", "A.conf", "01.conf", "a.conf", "B.conf", "00.conf", "no.txt"):
+        write(tmp_path, f"include_dir nowhere\nmax_queued_messages {len(name)}\n", f"conf.d/{name}")
+    conf = parsed(tmp_path, "include_dir conf.d\n")
+    names = [one.name for one in conf.files]
+    assert names == ["mosquitto.conf", "00.conf", "01.conf", "A.conf", "a.conf", "B.conf", "b.conf"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("\nlistener 99999", 2, "port"),
+        ("topic a/# out", 1, "before the first connection"),
+        ("connection a\naddress\n", 2, "no value"),
+        ("connection a\naddress b:x", 2, "port"),
+        ("connection a\ntopic a sideways", 2, "in or both"),
+        ("connection a\ntopic a in 3", 2, "QoS"),
+        ('connection a\ntopic "" in 1', 2, "pattern"),
+        ("persistence perhaps", 1, "true or false"),
+        ("max_queued_messages many", 1, "whole number"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, text: str, line: int, what: str) -> None:
+    """One line: the file, the number, what is wrong."""
+    with pytest.raises(ConfigError, match=what) as caught:
+        everything(parsed(tmp_path, text))
+    assert caught.value.code == "TL-C156"
+    assert caught.value.where == f"{tmp_path / 'mosquitto.conf'}:{line}"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """Neither the file itself nor a directory that it includes."""
+    with pytest.raises(ConfigError, match="no such file") as caught:
+        read(tmp_path / "nowhere.conf")
+    assert caught.value.code == "TL-C155"
+    with pytest.raises(ConfigError, match=r"include_dir conf.d can't be read"):
+        parsed(tmp_path, "include_dir conf.d")
+    (tmp_path / "mosquitto.conf").write_bytes(b"# gr\xfc\xdfe\nuser gr\xfc\xdfe\n")
+    with pytest.raises(ConfigError, match=r"mosquitto.conf:2: it is not UTF-8"):
+        read(tmp_path / "mosquitto.conf")
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_do_more_than_fail_in_one_line(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """A file from anywhere is read, or refused with a code."""
+    file = tmp_path_factory.mktemp("conf") / "mosquitto.conf"
+    file.write_bytes(data)
+    try:
+        everything(read(file))
+    except ConfigError as error:
+        assert error.code in ("TL-C155", "TL-C156")  # noqa: PT017 - either is right
+
+
+def everything(conf: MosquittoConf) -> None:
+    """Ask for all that is computed late."""
+    for name in (*DEFAULTS, "allow_anonymous"):
+        conf.value(name)
+    for one in conf.connections:
+        assert len(one.topics) == len(one.all("topic"))
+        assert one.addresses is not None
