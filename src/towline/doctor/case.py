@@ -39,6 +39,7 @@ class Case:
         seconds: How long the rate is measured, for each broker.
         mosquitto_conf: The broker's configuration file, where it can be read; None otherwise.
         patience: Seconds to wait for an answer of a server.
+        probe_messages: Messages published to find out how many a broker keeps for a session that is away.
         loads: Load of each line by its name, once it is known; a line without traffic is missing.
         now: Time of day, seconds since 1970 UTC. Injected in tests.
         monotonic: Seconds that only grow. Injected in tests.
@@ -49,6 +50,7 @@ class Case:
     seconds: float = 5.0
     mosquitto_conf: Path | None = None
     patience: float = 10.0
+    probe_messages: int = 1500
     loads: tuple[tuple[str, Load], ...] = ()
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from towline.doctor.broker.examiner import examine_broker
 from towline.doctor.case import Case, Examiner
 from towline.doctor.findings import Finding, Verdict
 from towline.errors import TowlineError
@@ -12,7 +13,9 @@ from towline.errors import TowlineError
 __all__ = ["EXAMINERS", "examine"]
 
 #: What is examined, in the order in which a person is told of it.
-EXAMINERS: Final[Mapping[str, Examiner]] = {}
+EXAMINERS: Final[Mapping[str, Examiner]] = {
+    "broker": examine_broker,
+}
 
 
 def examine(case: Case, examiners: Mapping[str, Examiner] = EXAMINERS) -> Iterator[tuple[str, list[Finding]]]:
