@@ -222,8 +222,8 @@ def _subscribed(gateway: LineGateway, granted: list[FilterAnswer], conf: BrokerC
         promise="right to read",
         verdict=Verdict.LIMITED,
         until="an access rule denies what the subscription asks for",
-        because=f"{told}; Mosquitto asks its rules at each delivery, and on {counted(len(silent), 'filter')} "
-        f"no message came meanwhile{_unknown(conf)}",
+        because=f"{told}; a broker may ask its rules at each delivery, as Mosquitto does, and on "
+        f"{counted(len(silent), 'filter')} no message came meanwhile{_unknown(conf)}",
         line=gateway.name,
     )
 

@@ -50,16 +50,15 @@ def look(target: Target, case: Case) -> BrokerFacts:
     if isinstance(greeting, NoGreeting):
         return BrokerFacts(greeting=greeting)
     with Bench(target.options(), greeting, min(case.patience, _ANSWER_S)) as bench:
-        return _probed(bench, target, BrokerFacts(greeting=greeting), case.probe_messages)
+        return _probed(bench, target, BrokerFacts(greeting=greeting), case)
 
 
-def _probed(bench: Bench, target: Target, facts: BrokerFacts, messages: int) -> BrokerFacts:
+def _probed(bench: Bench, target: Target, facts: BrokerFacts, case: Case) -> BrokerFacts:
     """All probes that concern the lines; what was seen until one fails."""
     greeting = bench.greeting
     kept = [one for one in target.gateways if one.kept]
-    down = [one for one in target.gateways if not one.up]
     try:
-        lines = {one.name: (one, bench.line(one)) for one in target.gateways}
+        lines = {one.name: (one, bench.line(one, listen=_comes(one, case))) for one in target.gateways}
         facts = replace(
             facts, lines=tuple((name, replace(seen, started=_started(one))) for name, (one, seen) in lines.items())
         )
@@ -67,20 +66,25 @@ def _probed(bench: Bench, target: Target, facts: BrokerFacts, messages: int) -> 
         if facts.own and facts.own.why:
             return facts
         if kept:
-            facts = replace(facts, queue=bench.queue(messages))
+            facts = replace(facts, queue=bench.queue(case.probe_messages))
         if greeting.level == 5:
             facts = replace(facts, window=bench.window())
         if any(one.qos == 2 for one in target.gateways) and int(greeting.connack.max_qos) == 2:
             facts = replace(facts, qos_2=bench.qos_2())
         if any(one.retains for one in target.gateways) and greeting.connack.retain_available:
             facts = replace(facts, retained=bench.retained())
-        if greeting.level < 5 and any(one.qos for one in down):
+        if kept:
             facts = replace(facts, in_flight=bench.in_flight())
         if (greeting.connack.max_packet_size or 2 * LARGE_BYTES) > LARGE_BYTES + _AROUND:
             facts = replace(facts, large=bench.large())
     except TowlineError as error:
         return replace(facts, stopped=error)
     return facts
+
+
+def _comes(gateway: LineGateway, case: Case) -> bool:
+    """Whether messages may come on a line: some did while its load was measured, or nobody has looked."""
+    return case.rate is not None or case.load_of(gateway.name) is not None
 
 
 def _started(gateway: LineGateway) -> bool | None:

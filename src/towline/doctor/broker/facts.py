@@ -121,11 +121,13 @@ class LargeMessage:
         size: Bytes of its payload.
         code: Reason code of PUBACK; 0 with MQTT 3.x.
         arrived: A subscriber got it.
+        level: Of the protocol that its publisher spoke.
     """
 
     size: int
     code: int
     arrived: bool
+    level: int = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,12 +135,14 @@ class InFlight:
     """What became of QoS 2 messages that a 3.x publisher had in flight together.
 
     Attributes:
-        sent: All of them completed with PUBCOMP.
-        arrived: Those that a subscriber got.
+        sent: Published together.
+        arrived: Those that a subscriber got, all being completed with PUBCOMP; or those that were answered.
+        ended: The broker ended the connection before it had answered all.
     """
 
     sent: int
     arrived: int
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from towline.doctor.findings import Finding, Verdict
 from towline.guarantee import Guarantee
 from towline.mqtt.reasons import SUBSCRIBE_ADVICE, reason_words
 from towline.mqtt.rules import unsupported
+from towline.mqtt.versions import NAMES
 from towline.text import counted, printable
 
 __all__ = ["judge_elsewhere", "judge_features", "judge_line_features"]
@@ -43,18 +44,7 @@ def judge_features(target: Target, facts: BrokerFacts, conf: BrokerConf | None) 
         yield _receive_maximum(target, facts.window)
     yield from _version(target, greeting)
     if facts.in_flight is not None:
-        yield _three(target, facts.in_flight)
-    elif conf is not None and 0 < conf.max_inflight_messages < _IN_FLIGHT and any(one.up for one in target.gateways):
-        yield Finding(
-            code="TL-D15",
-            promise="publishers of MQTT 3.1.1",
-            verdict=Verdict.LIMITED,
-            until=f"one has more than {conf.max_inflight_messages} messages in flight",
-            because=f"max_inflight_messages is {conf.max_inflight_messages}; Mosquitto acknowledges what is more, and "
-            "drops it; publishers of MQTT 5 are told the number",
-            mend="Leave max_inflight_messages at 20, or set as much at the publishers.",
-            line=target.lines,
-        )
+        yield _three(target, greeting, facts.in_flight)
     yield from _size(target, greeting, facts, conf)
     if any(one.retains for one in target.gateways):
         yield _retained(target, greeting, facts)
@@ -186,19 +176,27 @@ def _version(target: Target, greeting: Greeting) -> Iterator[Finding]:
         )
 
 
-def _three(target: Target, flight: InFlight) -> Finding:
+def _three(target: Target, greeting: Greeting, flight: InFlight) -> Finding:
+    """Ours speaks 3.x on a downlink that is told to; else it is about publishers of others."""
+    ours = greeting.level < 5 and any(not one.up for one in target.gateways)
+    promise = "publishing with MQTT 3.x" if ours else "publishers of MQTT 3.x"
     if flight.arrived >= flight.sent:
         because = f"{flight.sent} messages that a 3.x publisher had in flight together all arrived"
-        return Finding(
-            code="TL-D15", promise="publishing with MQTT 3.x", verdict=Verdict.HOLDS, because=because, line=target.lines
-        )
+        return Finding(code="TL-D15", promise=promise, verdict=Verdict.HOLDS, because=because, line=target.lines)
+    if flight.ended:
+        what = f"at {flight.sent} messages in flight together the broker ends the connection"
+        until = f"a publisher has up to {flight.sent} messages in flight"
+    else:
+        until = f"a publisher has more than {flight.arrived} messages in flight"
+        what = f"of {flight.sent} messages in flight together, all completed, {flight.arrived} arrived"
     return Finding(
         code="TL-D15",
-        promise="publishing with MQTT 3.x",
-        verdict=Verdict.BROKEN,
-        until=f"more than {flight.arrived} messages are in flight",
-        because=f"of {flight.sent} messages in flight together, all completed, {flight.arrived} arrived",
-        mend=f'Set max_inflight_messages to {flight.sent} or more in mosquitto.conf, or protocol = "5".',
+        promise=promise,
+        verdict=Verdict.BROKEN if ours else Verdict.LIMITED,
+        until=until,
+        because=f"{what}; MQTT 3.x can't announce a limit",
+        mend=f"Set max_inflight_messages to {flight.sent} or more in mosquitto.conf, or as much at the publishers; "
+        "MQTT 5 announces it.",
         line=target.lines,
     )
 
@@ -213,8 +211,8 @@ def _size(target: Target, greeting: Greeting, facts: BrokerFacts, conf: BrokerCo
             promise="size of a message",
             verdict=Verdict.BROKEN,
             until=f"a message of {large.size:,} bytes, or less",
-            because=f"a message of {large.size:,} bytes was acknowledged and dropped{limit}",
-            mend="Raise message_size_limit, or set max_packet_size in its place: publishers of MQTT 5 are told that.",
+            because=f"a message of {large.size:,} bytes {_of(large.level)}was acknowledged and dropped{limit}",
+            mend="Raise message_size_limit at the broker; only publishers of MQTT 5 are told that they meet it.",
             line=target.lines,
         )
     elif most is not None and most < _RECORD and any(isinstance(one.line, DownLine) for one in target.gateways):
@@ -241,6 +239,10 @@ def _size(target: Target, greeting: Greeting, facts: BrokerFacts, conf: BrokerCo
         yield Finding(
             code="TL-D17", promise="size of a message", verdict=Verdict.HOLDS, because=because, line=target.lines
         )
+
+
+def _of(level: int) -> str:
+    return "" if level == 5 else f"of a publisher of {NAMES[level]} "
 
 
 def _limited_size(target: Target, most: int, because: str) -> Finding:

@@ -93,6 +93,16 @@ def _expiry(gateway: LineGateway, greeting: Greeting, conf: BrokerConf | None) -
         )
     if conf is not None and conf.expiration_s is not None:
         limits.append((conf.expiration_s, f"persistent_client_expiration is {duration(conf.expiration_s)}"))
+    if not limits and greeting.level < 5 and conf is None:
+        return Finding(
+            code="TL-D04",
+            promise="session expiry",
+            verdict=Verdict.LIMITED,
+            until="the broker forgets the session",
+            because="MQTT 3.x asks for no time and is told none",
+            mend="--mosquitto-conf FILE tells it; at RabbitMQ it is mqtt.subscription_ttl, a day by default.",
+            line=gateway.name,
+        )
     if not limits:
         because = "session_expiry_s asks for a session that never ends, and nothing shortens it"
         if greeting.level == 5 and conf is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Final, Self
 
-from mqtt5 import PubRecPacket, PubRelPacket
+from mqtt5 import PubAckPacket, PubRecPacket, PubRelPacket
 
 from towline.doctor.broker.facts import (
     FilterAnswer,
@@ -37,7 +37,7 @@ from towline.mqtt.rules import unsupported
 from towline.net.options import ConnectionOptions
 from towline.net.transport import Tls, connect
 
-__all__ = ["LARGE_BYTES", "PREFIX", "SAMPLE", "Bench", "greet", "own_name"]
+__all__ = ["IN_FLIGHT", "LARGE_BYTES", "PREFIX", "SAMPLE", "Bench", "greet", "own_name"]
 
 #: Client ids and topics of the doctor begin so.
 PREFIX: Final = "towline-doctor"
@@ -51,11 +51,15 @@ _KEPT_S: Final = 60
 _WINDOW: Final = 10
 _TO_WINDOW: Final = 40
 #: QoS 2 messages a 3.x publisher has in flight (`SessionConfig.window_3`).
-_IN_FLIGHT: Final = 20
+IN_FLIGHT: Final = 20
+#: Patience with a guess of why a broker did not take us in.
+_GUESS_S: Final = 2.0
 #: Seconds of publishing into the queue, on a line that is slow.
 _FILLING: Final = 6.0
 #: Seconds for a message to come that surely comes; it is asked for again and again until then.
 _COMING: Final = 3.0
+#: Seconds until no more is taken to come without an acknowledgement, where messages of QoS 0 wait behind it.
+_SETTLED: Final = 1.5
 #: Seconds between two of them.
 _AGAIN: Final = 0.3
 #: Messages, and seconds, of which it is looked with which QoS they come.
@@ -87,6 +91,7 @@ def greet(target: Target, patience_s: float) -> Greeting | NoGreeting:
         except TowlineError as error:
             return NoGreeting(error=error)
     assert failure is not None
+    patience_s = min(patience_s, _GUESS_S)
     older = next((level for level in (4, 3) if _answers(options, level, patience_s)), None)
     tls = older is None and not target.endpoint.tls and _speaks_tls(options, patience_s)
     return NoGreeting(error=failure, speaks=older, tls=tls)
@@ -246,18 +251,17 @@ class Bench:
             return False
 
     def large(self) -> LargeMessage:
-        """Whether a large message is passed on, or acknowledged and dropped."""
+        """Whether a large message is passed on; MQTT 3.x has no way to refuse one."""
         topic = self.topic("large")
-        with self._meet() as wire, self._meet() as publisher:
+        with self._meet() as wire, self._older() as publisher:
             wire.subscribe(Filter(topic), self.patience_s)
-            try:
+            code = _NO
+            with contextlib.suppress(BrokerError):  # it may end the connection, before its answer or after it
                 publisher.publish(topic, bytes(LARGE_BYTES), qos=1, expiry_s=_KEPT_S)
                 code = publisher.published(self.patience_s)
-            except BrokerError:
-                return LargeMessage(size=LARGE_BYTES, code=_NO, arrived=False)
-            self._last(wire, publisher, topic)
+                self._last(wire, publisher, topic)
             arrived = any(len(one.payload or b"") == LARGE_BYTES for one in wire.arrived)
-            return LargeMessage(size=LARGE_BYTES, code=code, arrived=arrived)
+            return LargeMessage(size=LARGE_BYTES, code=code, arrived=arrived, level=publisher.level)
 
     def retained(self) -> bool:
         """Whether a retained message is there for a subscriber that comes later."""
@@ -277,26 +281,38 @@ class Bench:
         self._retained.remove(topic)
         return there
 
-    def in_flight(self) -> InFlight:
-        """Whether all QoS 2 messages arrive that a 3.x publisher has in flight together."""
+    def in_flight(self) -> InFlight | None:
+        """Whether all QoS 2 messages arrive that a 3.x publisher has in flight together; None where none may speak."""
         topic = self.topic("inflight")
-        with self._meet() as wire, self._meet() as publisher:
+        with self._meet() as wire, self._older() as publisher:
+            if publisher.level == 5:
+                return None
             wire.subscribe(Filter(topic, qos=2), self.patience_s)
-            for number in range(_IN_FLIGHT):
-                publisher.publish(topic, _numbered(number), qos=2)
-            answers = [publisher.received(self.patience_s) for _ in range(_IN_FLIGHT)]
+            answers: list[PubAckPacket | PubRecPacket] = []
+            try:
+                for number in range(IN_FLIGHT):
+                    publisher.publish(topic, _numbered(number), qos=2)
+                answers += (publisher.received(self.patience_s) for _ in range(IN_FLIGHT))
+            except BrokerError:
+                return InFlight(sent=IN_FLIGHT, arrived=len(answers), ended=True)
             for answer in answers:
                 if isinstance(answer, PubRecPacket):
                     publisher.send(PubRelPacket(answer.packet_id))
             publisher.ping(self.patience_s)
             self._last(wire, publisher, topic)
-            return InFlight(sent=_IN_FLIGHT, arrived=len(_numbers(wire)))
+            return InFlight(sent=IN_FLIGHT, arrived=len(_numbers(wire)))
 
-    def line(self, gateway: LineGateway) -> LineFacts:
+    def line(self, gateway: LineGateway, *, listen: bool = True) -> LineFacts:
         """How the broker answers to a line's filters, and with which QoS messages come on them.
 
         A shared subscription is asked for under a group of our own, so that no message is taken away from a member.
+
+        Args:
+            gateway: Of the line.
+            listen: Wait for messages; not where it is known that none come.
         """
+        if not gateway.filters:
+            return LineFacts()
         answers: list[FilterAnswer] = []
         levels = [0, 0, 0]
         with contextlib.ExitStack() as wires:
@@ -310,7 +326,7 @@ class Bench:
                 answers.append(FilterAnswer(pattern=one.pattern, qos=one.qos, code=code))
             wire.acknowledging = False
             with contextlib.suppress(BrokerError):
-                wire.wait(lambda: len(wire.arrived) >= SAMPLE, _SAMPLE_S)
+                wire.wait(lambda: len(wire.arrived) >= SAMPLE, _SAMPLE_S if listen else 0)
             live = [packet for packet in wire.arrived if not packet.retain]
         for packet in live:
             levels[int(packet.qos)] += 1
@@ -356,6 +372,13 @@ class Bench:
             window=window,
         )
 
+    def _older(self) -> Wire:
+        """As a publisher of MQTT 3.1.1, where the broker speaks it and we may: else as the line."""
+        if self.greeting.level == 5 and self.options.session.authenticator is None:
+            with contextlib.suppress(BrokerError):
+                return meet(self.options, own_name(), level=4, patience_s=self.patience_s)
+        return self._meet()
+
     def _forget(self, topic: str) -> None:
         with self._meet() as wire:
             wire.publish(topic, b"", qos=1, retain=True)
@@ -363,7 +386,7 @@ class Bench:
 
     def _settle(self, wire: Wire, publisher: Wire, topic: str) -> None:
         """Wait until no more comes without an acknowledgement: messages of QoS 0 are not counted by a window."""
-        until = time.monotonic() + _COMING
+        until = time.monotonic() + _SETTLED
         before = -1
         while time.monotonic() < until and len(_numbers(wire)) > before:
             before = len(_numbers(wire))
