@@ -7,9 +7,8 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from towline.bridge.config.file import load
+from tests.unit.doctor.bridges import DOWN, UP, UP_2, bridge_of
 from towline.bridge.config.model import Bridge
 from towline.doctor.broker.examiner import examine_broker
 from towline.doctor.broker.load import measured
@@ -17,7 +16,7 @@ from towline.doctor.case import Case
 from towline.doctor.findings import Finding, Verdict
 from towline_prove.devstack import Mosquitto
 
-__all__ = ["DOWN", "KEEPING", "UP", "Planted", "bridge_of", "examined", "lets_more_in", "wrong"]
+__all__ = ["DOWN", "KEEPING", "UP", "UP_2", "Planted", "bridge_of", "examined", "lets_more_in", "wrong"]
 
 #: Mosquitto as it keeps what it acknowledges.
 KEEPING = {
@@ -26,22 +25,6 @@ KEEPING = {
     "autosave_interval": "1",
     "max_queued_messages": "0",
 }
-UP = """
-[[uplink]]
-name = "telemetry"
-guarantee = "at_least_once"
-[[uplink.route]]
-from = "telemetry/#"
-topic = "telemetry"
-"""
-UP_2 = UP.replace("at_least_once", "exactly_once")
-DOWN = """
-[[downlink]]
-name = "commands"
-guarantee = "at_least_once"
-from = "commands"
-topic = "command/all"
-"""
 
 
 @dataclass(frozen=True)
@@ -69,18 +52,6 @@ class Planted:
     rate: float | None = 200.0
     conf: bool = True
     probes: int = 60
-
-
-def bridge_of(directory: Path, uris: str, lines: str = UP, mqtt: str = "") -> Bridge:
-    """A bridge file in a directory of its own, read."""
-    directory.mkdir(parents=True, exist_ok=True)
-    file = directory / "bridge.toml"
-    file.write_text(
-        f'name = "plant"\nstate_dir = "{directory}/state"\n[mqtt]\nbrokers = "{uris}"\n{mqtt}\n'
-        f'[kafka]\nbootstrap_servers = "127.0.0.1:1"\n{lines}',
-        encoding="utf-8",
-    )
-    return load(file)
 
 
 def examined(
