@@ -86,7 +86,7 @@ def _examined(case: Case, *, quiet: bool) -> tuple[Case, list[Finding]]:
     case = measured(case)
     say(f"▸ examining: {', '.join(EXAMINERS)}\n")
     found: list[Finding] = []
-    for name, rows in examine(case):
+    for name, rows in examine(case, EXAMINERS):
         found += rows
         say(f"▸ {name}: {len(rows)} answers\n")
     return case, found

@@ -11,11 +11,11 @@ from typing import Protocol
 from towline.bridge.config.model import Bridge
 from towline.doctor.findings import Finding
 
-__all__ = ["Case", "Examiner", "Load"]
+__all__ = ["Case", "Examiner", "LineLoad", "Load"]
 
 
 @dataclass(frozen=True)
-class Load:
+class LineLoad:
     """What comes in, for the limits that are told as times.
 
     Attributes:
@@ -27,6 +27,10 @@ class Load:
     messages_s: float
     bytes_s: float
     how: str
+
+
+#: The word that other examiners have for it.
+Load = LineLoad
 
 
 @dataclass(frozen=True)
@@ -51,24 +55,24 @@ class Case:
     mosquitto_conf: Path | None = None
     patience: float = 10.0
     probe_messages: int = 1500
-    loads: tuple[tuple[str, Load], ...] = ()
+    loads: tuple[tuple[str, LineLoad], ...] = ()
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
 
-    def load_of(self, line: str) -> Load | None:
+    def load_of(self, line: str) -> LineLoad | None:
         """Load of a line; None if it is not known."""
         return dict(self.loads).get(line)
 
     @property
-    def total(self) -> Load | None:
+    def total(self) -> LineLoad | None:
         """Load of all lines together; None if that of none is known."""
         if not self.loads:
             return None
         each = [load for _, load in self.loads]
         how = ", ".join(dict.fromkeys(load.how for load in each))
-        return Load(sum(load.messages_s for load in each), sum(load.bytes_s for load in each), how)
+        return LineLoad(sum(load.messages_s for load in each), sum(load.bytes_s for load in each), how)
 
-    def loaded(self, loads: dict[str, Load]) -> Case:
+    def loaded(self, loads: dict[str, LineLoad]) -> Case:
         """The same with loads."""
         return replace(self, loads=tuple(sorted(loads.items())))
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from towline.doctor.broker.examiner import examine_broker
 from towline.doctor.case import Case, Examiner
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.errors import TowlineError
 
 __all__ = ["EXAMINERS", "examine"]
@@ -37,7 +37,7 @@ def _failed(name: str, error: TowlineError) -> Finding:
     return Finding(
         code="TL-D01",
         promise=name,
-        verdict=Verdict.UNKNOWN,
+        verdict=Standing.UNKNOWN,
         because=str(error),
         mend="Mend that, and ask again.",
     )

@@ -14,7 +14,7 @@ from tests.helpers import wait_until
 from tests.integration.doctor.brokers import UP, bridge_of, examined, wrong
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, payloads
 from towline.delivery.outrows import rows_of
-from towline.doctor.findings import Verdict
+from towline.doctor.findings import Standing
 from towline.net.client import Client
 from towline.schema import MESSAGE_SCHEMA
 
@@ -117,7 +117,7 @@ def test_the_doctor_finds_what_it_lacks(ejabberd: Ejabberd, tmp_path: Path) -> N
     mqtt = f'username = "{USER}"\npassword_file = "{secret}"'
     shared = UP.replace("telemetry/#", "$share/plant/doctor/#")
     found = examined(bridge_of(tmp_path, ejabberd.uri, shared, mqtt), rate=20)
-    assert {*wrong(found)} == {("TL-D04", Verdict.WARNS), ("TL-D16", Verdict.BROKEN)}
+    assert {*wrong(found)} == {("TL-D04", Standing.WARNS), ("TL-D16", Standing.BROKEN)}
     told = {one.code: one.because for one in found}
     assert "1 message ahead" in told["TL-D13"]
     assert "Session Expiry Interval 300 s" in told["TL-D04"]

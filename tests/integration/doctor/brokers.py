@@ -13,7 +13,7 @@ from towline.bridge.config.model import Bridge
 from towline.doctor.broker.examiner import examine_broker
 from towline.doctor.broker.load import measured
 from towline.doctor.case import Case
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline_prove.devstack import Mosquitto
 
 __all__ = ["DOWN", "KEEPING", "UP", "UP_2", "Planted", "bridge_of", "examined", "lets_more_in", "wrong"]
@@ -45,7 +45,7 @@ class Planted:
 
     code: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    verdict: Verdict = Verdict.BROKEN
+    verdict: Standing = Standing.BROKEN
     told: str = ""
     lines: str = UP
     mqtt: str = ""
@@ -64,9 +64,9 @@ def examined(
     )
 
 
-def wrong(found: list[Finding]) -> list[tuple[str, Verdict]]:
+def wrong(found: list[Finding]) -> list[tuple[str, Standing]]:
     """The rows that do not leave a shell with 0."""
-    return [(one.code, one.verdict) for one in found if one.verdict not in {Verdict.HOLDS, Verdict.LIMITED}]
+    return [(one.code, one.verdict) for one in found if one.verdict not in {Standing.HOLDS, Standing.LIMITED}]
 
 
 @contextlib.contextmanager

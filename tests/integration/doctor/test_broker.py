@@ -29,7 +29,7 @@ from tests.integration.doctor.brokers import (
 )
 from towline import Client
 from towline.doctor.broker.probes import PREFIX
-from towline.doctor.findings import Finding, Verdict, exit_code
+from towline.doctor.findings import Finding, Standing, exit_code
 from towline.errors import SetupError
 from towline_prove.devstack import Mosquitto, MosquittoTooOld
 from towline_prove.devstack.certificates import certificates
@@ -38,7 +38,7 @@ from towline_prove.devstack.ports import LOOPBACK
 
 pytestmark = pytest.mark.broker
 
-BROKEN, WARNS, UNKNOWN = Verdict.BROKEN, Verdict.WARNS, Verdict.UNKNOWN
+BROKEN, WARNS, UNKNOWN = Standing.BROKEN, Standing.WARNS, Standing.UNKNOWN
 OWN = f"topic readwrite {PREFIX}/#\n"
 
 PLANTED = {
@@ -196,7 +196,7 @@ def test_a_running_line_loses_nothing_and_its_load_is_measured(new_mosquitto: Ne
         assert (line.sessions_lost, line.last_error) == (0, None)
     assert {*wrong(found)} == {("TL-D24", WARNS)}
     [row] = [one for one in found if one.code == "TL-D10"]
-    assert row.verdict is Verdict.HOLDS
+    assert row.verdict is Standing.HOLDS
     assert "came" in row.because
 
 

@@ -27,17 +27,17 @@ from towline.doctor.broker.facts import (
 from towline.doctor.broker.features import judge_elsewhere, judge_features, judge_line_features
 from towline.doctor.broker.targets import Target, targets_of
 from towline.doctor.broker.versions import faults_of
-from towline.doctor.case import Load
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.case import LineLoad
+from towline.doctor.findings import Finding, Standing
 from towline.errors import Refused, Unreachable
 
 GREETING = Greeting(level=5, connack=ConnAckPacket())
 BROKEN, HOLDS, LIMITED, UNKNOWN, WARNS = (
-    Verdict.BROKEN,
-    Verdict.HOLDS,
-    Verdict.LIMITED,
-    Verdict.UNKNOWN,
-    Verdict.WARNS,
+    Standing.BROKEN,
+    Standing.HOLDS,
+    Standing.LIMITED,
+    Standing.UNKNOWN,
+    Standing.WARNS,
 )
 
 
@@ -51,7 +51,7 @@ def of(target: Target, facts: BrokerFacts, conf: BrokerConf | None = None) -> di
 
 
 def of_line(
-    target: Target, facts: BrokerFacts, seen: LineFacts | None = None, load: Load | None = None
+    target: Target, facts: BrokerFacts, seen: LineFacts | None = None, load: LineLoad | None = None
 ) -> dict[str, Finding]:
     return {one.code: one for one in judge_line_features(target.gateways[0], facts, seen or LineFacts(), load)}
 
@@ -76,7 +76,7 @@ def test_of_a_greeting_alone_nothing_is_wrong(tmp_path: Path) -> None:
         (10, 20, UP_2, BROKEN),
     ],
 )
-def test_the_window(tmp_path: Path, before: int, after: int, lines: str, verdict: Verdict) -> None:
+def test_the_window(tmp_path: Path, before: int, after: int, lines: str, verdict: Standing) -> None:
     window = KeptWindow(announced=10, before=before, after=after)
     assert of(target_of(tmp_path, lines), BrokerFacts(greeting=GREETING, window=window))["TL-D12"].verdict is verdict
 
@@ -140,7 +140,7 @@ def test_a_narrow_window_is_near_at_half_of_what_it_lets_through(tmp_path: Path)
     queue = KeptQueue(present=True, accepted=60, kept=60, window=10)
     facts = BrokerFacts(greeting=replace(GREETING, round_trip_s=0.005), queue=queue)  # 10 in 10 ms: 1,000 msg/s
     target = target_of(tmp_path)
-    verdicts = [of_line(target, facts, load=Load(rate, rate, ""))["TL-D13"].verdict for rate in (499, 501)]
+    verdicts = [of_line(target, facts, load=LineLoad(rate, rate, ""))["TL-D13"].verdict for rate in (499, 501)]
     assert verdicts == [LIMITED, WARNS]
     wide = replace(facts, queue=replace(queue, window=60))
     assert "TL-D13" not in of_line(target, wide)
@@ -167,7 +167,7 @@ def test_messages_in_flight_of_mqtt_3(tmp_path: Path) -> None:
     ],
 )
 def test_the_size_of_a_message(
-    tmp_path: Path, large: LargeMessage | None, most: int | None, lines: str, verdict: Verdict
+    tmp_path: Path, large: LargeMessage | None, most: int | None, lines: str, verdict: Standing
 ) -> None:
     greeting = replace(GREETING, connack=ConnAckPacket(max_packet_size=most))
     facts = BrokerFacts(greeting=greeting, large=large)
@@ -204,7 +204,7 @@ def test_publishers(tmp_path: Path) -> None:
         ("mqtts://broker.example", "[mqtt.tls]\ninsecure = true", WARNS),
     ],
 )
-def test_what_leaves_this_machine_is_encrypted(tmp_path: Path, uri: str, mqtt: str, verdict: Verdict | None) -> None:
+def test_what_leaves_this_machine_is_encrypted(tmp_path: Path, uri: str, mqtt: str, verdict: Standing | None) -> None:
     found = {
         one.code: one for one in judge_access(target_of(tmp_path, uri=uri, mqtt=mqtt), BrokerFacts(greeting=GREETING))
     }
@@ -260,7 +260,7 @@ def test_probes_that_are_not_let_through_leave_it_unknown(tmp_path: Path) -> Non
         (None, 0, None, BROKEN),
     ],
 )
-def test_the_right_to_read(tmp_path: Path, code: int | None, seen: int, acl: str | None, verdict: Verdict) -> None:
+def test_the_right_to_read(tmp_path: Path, code: int | None, seen: int, acl: str | None, verdict: Standing) -> None:
     target = target_of(tmp_path)
     conf = None
     if acl is not None:

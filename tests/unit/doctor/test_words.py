@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.doctor.broker.words import NEAR_S, duration, verdict_of, within
-from towline.doctor.case import Load
-from towline.doctor.findings import Verdict
+from towline.doctor.case import LineLoad
+from towline.doctor.findings import Standing
 
 #: Seconds of each unit.
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
@@ -46,12 +46,12 @@ def test_a_limit_is_never_told_larger_than_it_is(seconds: float) -> None:
 
 @given(st.integers(1, 10**9), st.floats(min_value=0.01, max_value=1e6))
 def test_a_queue_holds_until_its_messages_divided_by_the_rate(messages: int, rate: float) -> None:
-    load = Load(rate, rate * 100, "measured for 5 s")
+    load = LineLoad(rate, rate * 100, "measured for 5 s")
     assert duration(messages / rate) in within(messages, load)
     assert f"{messages:,} message" in within(messages, load)
 
 
 def test_near_is_what_nobody_may_have_seen_yet() -> None:
-    assert verdict_of(None) is Verdict.WARNS
-    assert verdict_of(NEAR_S - 1) is Verdict.WARNS
-    assert verdict_of(NEAR_S) is Verdict.LIMITED
+    assert verdict_of(None) is Standing.WARNS
+    assert verdict_of(NEAR_S - 1) is Standing.WARNS
+    assert verdict_of(NEAR_S) is Standing.LIMITED

@@ -11,7 +11,7 @@ from towline.doctor.broker.acl import Right, right
 from towline.doctor.broker.conf import BrokerConf
 from towline.doctor.broker.facts import BrokerFacts, FilterAnswer, Greeting, LineFacts, NoGreeting
 from towline.doctor.broker.targets import LineGateway, Target
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.mqtt.filters import unshared
 from towline.mqtt.reasons import SUBSCRIBE_ADVICE, reason_words
 from towline.mqtt.versions import NAMES
@@ -36,7 +36,7 @@ def judge_access(target: Target, facts: BrokerFacts) -> Iterator[Finding]:
     yield Finding(
         code="TL-D02",
         promise="connection",
-        verdict=Verdict.HOLDS,
+        verdict=Standing.HOLDS,
         because=f"{target.endpoint} answers{_as(target)} in {greeting.round_trip_s * 1000:.1f} ms",
         line=target.lines,
     )
@@ -46,7 +46,7 @@ def judge_access(target: Target, facts: BrokerFacts) -> Iterator[Finding]:
         yield Finding(
             code="TL-D11",
             promise="probes",
-            verdict=Verdict.UNKNOWN,
+            verdict=Standing.UNKNOWN,
             because=f"{printable(facts.own.why)}; so session, queue and window could not be looked at",
             mend="Give this user read and write on towline-doctor/#, if only for the time of the probe.",
             line=target.lines,
@@ -55,7 +55,7 @@ def judge_access(target: Target, facts: BrokerFacts) -> Iterator[Finding]:
         yield Finding(
             code="TL-D11",
             promise="probes",
-            verdict=Verdict.UNKNOWN,
+            verdict=Standing.UNKNOWN,
             because=f"probing ended early: {printable(facts.stopped.what)}",
             mend="Ask again; the broker's log may tell why.",
             line=target.lines,
@@ -79,7 +79,7 @@ def judge_line_access(
         yield Finding(
             code="TL-D23",
             promise="first start",
-            verdict=Verdict.LIMITED,
+            verdict=Standing.LIMITED,
             until="the line has been started once",
             because=f"{target.endpoint} keeps nothing for it before: what is published until then is not in Kafka, "
             "but for retained messages",
@@ -99,7 +99,7 @@ def _refused(target: Target, greeting: NoGreeting) -> Finding:
         return Finding(
             code="TL-D20",
             promise="protocol",
-            verdict=Verdict.BROKEN,
+            verdict=Standing.BROKEN,
             until="now",
             because=f"{target.endpoint} does not speak MQTT 5 ({printable(error.what)}), it speaks "
             f"{NAMES[greeting.speaks]}",
@@ -111,7 +111,7 @@ def _refused(target: Target, greeting: NoGreeting) -> Finding:
         return Finding(
             code="TL-D02",
             promise="connection",
-            verdict=Verdict.BROKEN,
+            verdict=Standing.BROKEN,
             until="now",
             because=f"{target.endpoint}: {printable(error.what)}; the port speaks TLS",
             mend=f"Write {secured}.",
@@ -120,7 +120,7 @@ def _refused(target: Target, greeting: NoGreeting) -> Finding:
     return Finding(
         code="TL-D02",
         promise="connection",
-        verdict=Verdict.BROKEN,
+        verdict=Standing.BROKEN,
         until="now",
         because=f"{printable(error.where)}: {printable(error.what)} ({error.code})",
         mend=printable(error.do)
@@ -134,7 +134,7 @@ def _older(target: Target, greeting: Greeting) -> Finding:
     return Finding(
         code="TL-D20",
         promise="protocol",
-        verdict=Verdict.LIMITED,
+        verdict=Standing.LIMITED,
         until="a property, an expiry or a Receive Maximum is needed",
         because=f"the session speaks {NAMES[greeting.level]}, which has none of them, and no reason for a refusal",
         mend='protocol = "5", where the broker speaks it.',
@@ -148,14 +148,14 @@ def _in_clear(target: Target) -> Iterator[Finding]:
         return
     if endpoint.tls and not target.settings.tls.insecure:
         because = f"{endpoint} is reached over TLS, and its certificate is verified"
-        yield Finding(code="TL-D21", promise="privacy", verdict=Verdict.HOLDS, because=because, line=target.lines)
+        yield Finding(code="TL-D21", promise="privacy", verdict=Standing.HOLDS, because=because, line=target.lines)
         return
     what = "its certificate is not verified (tls.insecure)" if endpoint.tls else "without TLS"
     secret = ", and the password with it" if target.settings.password_file else ""
     yield Finding(
         code="TL-D21",
         promise="privacy",
-        verdict=Verdict.WARNS,
+        verdict=Standing.WARNS,
         until="somebody listens or answers on the way",
         because=f"{endpoint} is on another machine and reached {what}: messages can be read and changed{secret}",
         mend="Write mqtts:// and give the broker a certificate.",
@@ -182,7 +182,7 @@ def _subscription_refused(gateway: LineGateway, one: FilterAnswer) -> Finding:
     return Finding(
         code="TL-D10",
         promise="right to read",
-        verdict=Verdict.BROKEN,
+        verdict=Standing.BROKEN,
         until="now",
         because=f'"{printable(one.pattern, _SHOWN)}" is refused: {why}',
         mend=advice,
@@ -200,7 +200,7 @@ def _subscribed(gateway: LineGateway, granted: list[FilterAnswer], conf: BrokerC
         return Finding(
             code="TL-D10",
             promise="right to read",
-            verdict=Verdict.BROKEN if none else Verdict.WARNS,
+            verdict=Standing.BROKEN if none else Standing.WARNS,
             until="now" if none else "a topic that this user may not read",
             because=f"{shown}: the broker grants the subscription, and acl_file lets "
             f"{'nothing' if none else 'only a part'} of it through; nobody is told",
@@ -215,12 +215,12 @@ def _subscribed(gateway: LineGateway, granted: list[FilterAnswer], conf: BrokerC
             f"{told}, {counted(seen)} came" if not silent else f"{told}, and nothing in the broker's file denies it"
         )
         return Finding(
-            code="TL-D10", promise="right to read", verdict=Verdict.HOLDS, because=because, line=gateway.name
+            code="TL-D10", promise="right to read", verdict=Standing.HOLDS, because=because, line=gateway.name
         )
     return Finding(
         code="TL-D10",
         promise="right to read",
-        verdict=Verdict.LIMITED,
+        verdict=Standing.LIMITED,
         until="an access rule denies what the subscription asks for",
         because=f"{told}; a broker may ask its rules at each delivery, as Mosquitto does, and on "
         f"{counted(len(silent), 'filter')} no message came meanwhile{_unknown(conf)}",
@@ -236,7 +236,7 @@ def _publishing(gateway: LineGateway, line: DownLine, conf: BrokerConf | None) -
         return Finding(
             code="TL-D10",
             promise="right to write",
-            verdict=Verdict.BROKEN,
+            verdict=Standing.BROKEN,
             until="now",
             because=f'acl_file gives no right to write "{printable(topic, _SHOWN)}"',
             mend=f'Add "topic write {printable(topic, _SHOWN)}" under '
@@ -246,12 +246,12 @@ def _publishing(gateway: LineGateway, line: DownLine, conf: BrokerConf | None) -
     if found is Right.ALL:
         because = "nothing in the broker's file denies its topic"
         return Finding(
-            code="TL-D10", promise="right to write", verdict=Verdict.HOLDS, because=because, line=gateway.name
+            code="TL-D10", promise="right to write", verdict=Standing.HOLDS, because=because, line=gateway.name
         )
     return Finding(
         code="TL-D10",
         promise="right to write",
-        verdict=Verdict.LIMITED,
+        verdict=Standing.LIMITED,
         until="a message is refused; it is set aside then, and counted",
         because="without publishing on the line's own topics it is not seen who may",
         line=gateway.name,

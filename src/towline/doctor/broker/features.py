@@ -10,8 +10,8 @@ from towline.doctor.broker.conf import BrokerConf
 from towline.doctor.broker.facts import BrokerFacts, Elsewhere, Greeting, InFlight, KeptWindow, LineFacts
 from towline.doctor.broker.targets import LineGateway, Target
 from towline.doctor.broker.versions import faults_of
-from towline.doctor.case import Load
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.case import LineLoad
+from towline.doctor.findings import Finding, Standing
 from towline.guarantee import Guarantee
 from towline.mqtt.reasons import SUBSCRIBE_ADVICE, reason_words
 from towline.mqtt.rules import unsupported
@@ -52,7 +52,7 @@ def judge_features(target: Target, facts: BrokerFacts, conf: BrokerConf | None) 
 
 
 def judge_line_features(
-    gateway: LineGateway, facts: BrokerFacts, seen: LineFacts, load: Load | None
+    gateway: LineGateway, facts: BrokerFacts, seen: LineFacts, load: LineLoad | None
 ) -> Iterator[Finding]:
     """Rows about one line."""
     greeting = facts.greeting
@@ -67,7 +67,7 @@ def judge_line_features(
         yield Finding(
             code="TL-D22",
             promise="several brokers",
-            verdict=Verdict.LIMITED,
+            verdict=Standing.LIMITED,
             until="the broker in use changes",
             because=f"{len(settings.brokers)} brokers are not said to share sessions: what waits at one that was left "
             "comes when the line is there again",
@@ -87,14 +87,14 @@ def judge_elsewhere(line: str, found: Elsewhere) -> Finding:
         return Finding(
             code="TL-D22",
             promise="several brokers",
-            verdict=Verdict.HOLDS,
+            verdict=Standing.HOLDS,
             because=f"a session made at {found.made_at} is there at {found.asked_at}",
             line=line,
         )
     return Finding(
         code="TL-D22",
         promise="several brokers",
-        verdict=Verdict.BROKEN,
+        verdict=Standing.BROKEN,
         until="the broker in use changes",
         because=f"brokers_share_sessions is true, and a session made at {found.made_at} is not known at "
         f"{found.asked_at}: its packet ids would name other messages there",
@@ -108,14 +108,14 @@ def _qos_2(target: Target, greeting: Greeting, facts: BrokerFacts) -> Finding:
     most = int(greeting.connack.max_qos) if greeting.level == 5 else 2
     if most == 2 and received is not False:
         because = "a PUBLISH of QoS 2 was answered with PUBREC" if received else "the broker announces no lower maximum"
-        return Finding(code="TL-D09", promise="QoS 2", verdict=Verdict.HOLDS, because=because, line=target.lines)
+        return Finding(code="TL-D09", promise="QoS 2", verdict=Standing.HOLDS, because=because, line=target.lines)
     because = (
         f"the broker announces Maximum QoS {most}" if most < 2 else "it answers QoS 2 with PUBACK: it serves it as 1"
     )
     return Finding(
         code="TL-D09",
         promise="QoS 2",
-        verdict=Verdict.BROKEN,
+        verdict=Standing.BROKEN,
         until="the first message",
         because=because,
         mend="Take a broker with QoS 2, or guarantee at_least_once; for a downlink with receipts at the consumer.",
@@ -129,7 +129,7 @@ def _granted(gateway: LineGateway, seen: LineFacts) -> Iterator[Finding]:
             yield Finding(
                 code="TL-D09",
                 promise="granted QoS",
-                verdict=Verdict.BROKEN,
+                verdict=Standing.BROKEN,
                 until="now",
                 because=f'"{printable(one.pattern, _SHOWN)}" is granted QoS {one.code} instead of {one.qos}',
                 mend="Raise the broker's maximum QoS, or choose a weaker guarantee.",
@@ -140,13 +140,13 @@ def _granted(gateway: LineGateway, seen: LineFacts) -> Iterator[Finding]:
 def _receive_maximum(target: Target, window: KeptWindow) -> Finding:
     if not window.broken:
         because = f"Receive Maximum {window.announced}: {window.before} came, {window.after} after one acknowledgement"
-        return Finding(code="TL-D12", promise="window", verdict=Verdict.HOLDS, because=because, line=target.lines)
+        return Finding(code="TL-D12", promise="window", verdict=Standing.HOLDS, because=because, line=target.lines)
     exactly = any(one.exactly for one in target.gateways)
     twice = "; with QoS 2 it then uses packet ids twice, and messages are lost" if exactly else ""
     return Finding(
         code="TL-D12",
         promise="window",
-        verdict=Verdict.BROKEN if exactly else Verdict.WARNS,
+        verdict=Standing.BROKEN if exactly else Standing.WARNS,
         until="messages wait in the session" if exactly else "many messages wait: a restart repeats them",
         because=f"the broker breaks Receive Maximum {window.announced}: {window.before} came unacknowledged, and "
         f"{window.after} after one acknowledgement{twice}",
@@ -163,12 +163,12 @@ def _version(target: Target, greeting: Greeting) -> Iterator[Finding]:
     faults = list(faults_of(greeting.software, shared=any(name.startswith("$share/") for name in filters)))
     if not faults:
         because = f"{software}: no fault of this version is known here"
-        yield Finding(code="TL-D14", promise="version", verdict=Verdict.HOLDS, because=because, line=target.lines)
+        yield Finding(code="TL-D14", promise="version", verdict=Standing.HOLDS, because=because, line=target.lines)
     for fault in faults:
         yield Finding(
             code="TL-D14",
             promise="version",
-            verdict=Verdict.WARNS,
+            verdict=Standing.WARNS,
             until=fault.until,
             because=f"{software}: {fault.what}",
             mend=f"Upgrade to {fault.mended} or newer.",
@@ -182,7 +182,7 @@ def _three(target: Target, greeting: Greeting, flight: InFlight) -> Finding:
     promise = "publishing with MQTT 3.x" if ours else "publishers of MQTT 3.x"
     if flight.arrived >= flight.sent:
         because = f"{flight.sent} messages that a 3.x publisher had in flight together all arrived"
-        return Finding(code="TL-D15", promise=promise, verdict=Verdict.HOLDS, because=because, line=target.lines)
+        return Finding(code="TL-D15", promise=promise, verdict=Standing.HOLDS, because=because, line=target.lines)
     if flight.ended:
         what = f"at {flight.sent} messages in flight together the broker ends the connection"
         until = f"a publisher has up to {flight.sent} messages in flight"
@@ -192,7 +192,7 @@ def _three(target: Target, greeting: Greeting, flight: InFlight) -> Finding:
     return Finding(
         code="TL-D15",
         promise=promise,
-        verdict=Verdict.BROKEN if ours else Verdict.LIMITED,
+        verdict=Standing.BROKEN if ours else Standing.LIMITED,
         until=until,
         because=f"{what}; MQTT 3.x can't announce a limit",
         mend=f"Set max_inflight_messages to {flight.sent} or more in mosquitto.conf, or as much at the publishers; "
@@ -209,7 +209,7 @@ def _size(target: Target, greeting: Greeting, facts: BrokerFacts, conf: BrokerCo
         yield Finding(
             code="TL-D17",
             promise="size of a message",
-            verdict=Verdict.BROKEN,
+            verdict=Standing.BROKEN,
             until=f"a message of {large.size:,} bytes, or less",
             because=f"a message of {large.size:,} bytes {_of(large.level)}was acknowledged and dropped{limit}",
             mend="Raise message_size_limit at the broker; only publishers of MQTT 5 are told that they meet it.",
@@ -220,7 +220,7 @@ def _size(target: Target, greeting: Greeting, facts: BrokerFacts, conf: BrokerCo
         yield Finding(
             code="TL-D17",
             promise="size of a message",
-            verdict=Verdict.WARNS if stops else Verdict.LIMITED,
+            verdict=Standing.WARNS if stops else Standing.LIMITED,
             until=f"a record becomes a packet of more than {most:,} bytes",
             because=f"the broker announces Maximum Packet Size {most:,}, a record of Kafka may have {_RECORD:,}; "
             f"{'the line stops there' if stops else 'it becomes a dead letter'}",
@@ -237,7 +237,7 @@ def _size(target: Target, greeting: Greeting, facts: BrokerFacts, conf: BrokerCo
     elif large is not None:
         because = f"a message of {large.size:,} bytes arrived, and no limit is announced"
         yield Finding(
-            code="TL-D17", promise="size of a message", verdict=Verdict.HOLDS, because=because, line=target.lines
+            code="TL-D17", promise="size of a message", verdict=Standing.HOLDS, because=because, line=target.lines
         )
 
 
@@ -249,7 +249,7 @@ def _limited_size(target: Target, most: int, because: str) -> Finding:
     return Finding(
         code="TL-D17",
         promise="size of a message",
-        verdict=Verdict.LIMITED,
+        verdict=Standing.LIMITED,
         until=f"a message of {most:,} bytes",
         because=because,
         line=target.lines,
@@ -262,13 +262,13 @@ def _retained(target: Target, greeting: Greeting, facts: BrokerFacts) -> Finding
     if announced and there is not False:
         because = "a retained message was there for a later subscriber" if there else "the broker has retained messages"
         return Finding(
-            code="TL-D18", promise="retained messages", verdict=Verdict.HOLDS, because=because, line=target.lines
+            code="TL-D18", promise="retained messages", verdict=Standing.HOLDS, because=because, line=target.lines
         )
     because = "it keeps none" if announced else "the broker announces Retain Available 0"
     return Finding(
         code="TL-D18",
         promise="retained messages",
-        verdict=Verdict.BROKEN,
+        verdict=Standing.BROKEN,
         until="the first message with retain",
         because=f"{because}, and a downlink publishes retained messages",
         mend="Set retain_available true at the broker, or leave out retain.",
@@ -283,7 +283,7 @@ def _keep_alive(target: Target, greeting: Greeting) -> Iterator[Finding]:
         yield Finding(
             code="TL-D19",
             promise="keep alive",
-            verdict=Verdict.LIMITED,
+            verdict=Standing.LIMITED,
             until=f"the gateway is silent for {1.5 * given:g} s",
             because=f"the broker sets Server Keep Alive {given} s in place of {wanted} s, which the gateway obeys",
             line=target.lines,
@@ -306,7 +306,7 @@ def _missing(gateway: LineGateway, greeting: Greeting, seen: LineFacts) -> Itera
         yield Finding(
             code="TL-D16",
             promise="subscription",
-            verdict=Verdict.BROKEN,
+            verdict=Standing.BROKEN,
             until="now",
             because=printable(what),
             mend=advice or "Change the filter, or the broker.",
@@ -314,7 +314,7 @@ def _missing(gateway: LineGateway, greeting: Greeting, seen: LineFacts) -> Itera
         )
 
 
-def _window(gateway: LineGateway, facts: BrokerFacts, greeting: Greeting, load: Load | None) -> Iterator[Finding]:
+def _window(gateway: LineGateway, facts: BrokerFacts, greeting: Greeting, load: LineLoad | None) -> Iterator[Finding]:
     """How many messages a second a window lets through [docs/sizing.md]."""
     if gateway.up:
         queue = facts.queue
@@ -332,7 +332,7 @@ def _window(gateway: LineGateway, facts: BrokerFacts, greeting: Greeting, load: 
     yield Finding(
         code="TL-D13",
         promise="throughput",
-        verdict=Verdict.WARNS if near else Verdict.LIMITED,
+        verdict=Standing.WARNS if near else Standing.LIMITED,
         until=f"about {most:,.0f} msg/s",
         because=f"{whose} {counted(window)} ahead of their acknowledgement, in {greeting.round_trip_s * 1000:.1f} ms "
         f"of round trip and {_ACK_S * 1000:g} ms of disk{known}",
@@ -350,7 +350,7 @@ def _publishers(gateway: LineGateway, seen: LineFacts) -> Iterator[Finding]:
         yield Finding(
             code="TL-D24",
             promise="publishers",
-            verdict=Verdict.WARNS,
+            verdict=Standing.WARNS,
             until="a publisher, its connection or the broker ends",
             because=f"{zero:,} of {counted(total)} came with QoS 0: a publisher forgets such a message when it has "
             "written it, and may end before it is out",
@@ -362,7 +362,7 @@ def _publishers(gateway: LineGateway, seen: LineFacts) -> Iterator[Finding]:
     yield Finding(
         code="TL-D24",
         promise="publishers",
-        verdict=Verdict.LIMITED if lesser else Verdict.HOLDS,
+        verdict=Standing.LIMITED if lesser else Standing.HOLDS,
         until="a publisher sends again what it got no answer for" if lesser else "",
         because=f"{counted(total)} came with QoS 1 or 2{lesser}",
         line=gateway.name,

@@ -10,8 +10,8 @@ from towline.doctor.broker.conf import BrokerConf
 from towline.doctor.broker.facts import BrokerFacts, Greeting, KeptQueue
 from towline.doctor.broker.targets import LineGateway, Target
 from towline.doctor.broker.words import NEAR_S, at_rate, duration, verdict_of, within
-from towline.doctor.case import Load
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.case import LineLoad
+from towline.doctor.findings import Finding, Standing
 from towline.text import counted
 
 __all__ = ["PROBE_BYTES", "judge_keeping"]
@@ -30,7 +30,7 @@ _CLOSER: Final = "Receipts close what is left (docs/receipts.md)."
 _OUTAGE: Final = "outage of the intake"
 _DAY_S: Final = 86400
 
-_LoadOf = Callable[[str], Load | None]
+_LoadOf = Callable[[str], LineLoad | None]
 
 
 def judge_keeping(target: Target, facts: BrokerFacts, conf: BrokerConf | None, load_of: _LoadOf) -> Iterator[Finding]:
@@ -66,7 +66,7 @@ def _session(target: Target, queue: KeptQueue) -> Finding:
     kept = queue.present and (queue.kept or not queue.accepted)
     if kept:
         came = f"a probe left and came back: Session Present 1, and {counted(queue.kept)} that had come meanwhile"
-        return Finding(code="TL-D03", promise="session", verdict=Verdict.HOLDS, because=came, line=target.lines)
+        return Finding(code="TL-D03", promise="session", verdict=Standing.HOLDS, because=came, line=target.lines)
     if queue.present:
         because = f"a probe left and came back: Session Present 1, and none of {counted(queue.accepted)} acknowledged"
     else:
@@ -74,7 +74,7 @@ def _session(target: Target, queue: KeptQueue) -> Finding:
     return Finding(
         code="TL-D03",
         promise="session",
-        verdict=Verdict.BROKEN,
+        verdict=Standing.BROKEN,
         until="the first broken connection",
         because=because,
         mend="Let the broker keep sessions and their queues, or take another broker.",
@@ -97,7 +97,7 @@ def _expiry(gateway: LineGateway, greeting: Greeting, conf: BrokerConf | None) -
         return Finding(
             code="TL-D04",
             promise="session expiry",
-            verdict=Verdict.LIMITED,
+            verdict=Standing.LIMITED,
             until="the broker forgets the session",
             because="MQTT 3.x asks for no time and is told none",
             mend="--mosquitto-conf FILE tells it; at RabbitMQ it is mqtt.subscription_ttl, a day by default.",
@@ -108,7 +108,7 @@ def _expiry(gateway: LineGateway, greeting: Greeting, conf: BrokerConf | None) -
         if greeting.level == 5 and conf is None:
             because = f"the broker accepts a Session Expiry Interval of {duration(greeting.asked_expiry_s)}"
         return Finding(
-            code="TL-D04", promise="session expiry", verdict=Verdict.HOLDS, because=because, line=gateway.name
+            code="TL-D04", promise="session expiry", verdict=Standing.HOLDS, because=because, line=gateway.name
         )
     seconds, because = min(limits)
     return Finding(
@@ -123,7 +123,7 @@ def _expiry(gateway: LineGateway, greeting: Greeting, conf: BrokerConf | None) -
 
 
 def _queue(
-    gateway: LineGateway, queue: KeptQueue | None, conf: BrokerConf | None, load: Load | None
+    gateway: LineGateway, queue: KeptQueue | None, conf: BrokerConf | None, load: LineLoad | None
 ) -> Iterator[Finding]:
     said = conf.max_queued_messages if conf is not None else 0
     probed = _probed_limit(queue, conf)
@@ -131,12 +131,12 @@ def _queue(
         yield _queue_ends(gateway, queue, said, probed, load)
     elif conf is not None:
         because = "max_queued_messages is 0: no limit in messages"
-        yield Finding(code="TL-D05", promise=_OUTAGE, verdict=Verdict.HOLDS, because=because, line=gateway.name)
+        yield Finding(code="TL-D05", promise=_OUTAGE, verdict=Standing.HOLDS, because=because, line=gateway.name)
     elif queue is not None and queue.accepted:
         yield Finding(
             code="TL-D05",
             promise=_OUTAGE,
-            verdict=Verdict.LIMITED,
+            verdict=Standing.LIMITED,
             until=f"at least {within(queue.accepted, load)}",
             because=f"all {counted(queue.kept, 'probe message')} were kept for a session that was away",
             mend="--mosquitto-conf FILE tells the limit; --probe-messages looks further.",
@@ -153,7 +153,7 @@ def _probed_limit(queue: KeptQueue | None, conf: BrokerConf | None) -> int | Non
 
 
 def _queue_ends(
-    gateway: LineGateway, queue: KeptQueue | None, said: int, probed: int | None, load: Load | None
+    gateway: LineGateway, queue: KeptQueue | None, said: int, probed: int | None, load: LineLoad | None
 ) -> Finding:
     limit = probed if not said else said if probed is None else min(said, probed)
     assert limit is not None
@@ -176,7 +176,7 @@ def _queue_ends(
     )
 
 
-def _queue_bytes(gateway: LineGateway, conf: BrokerConf | None, load: Load | None) -> Iterator[Finding]:
+def _queue_bytes(gateway: LineGateway, conf: BrokerConf | None, load: LineLoad | None) -> Iterator[Finding]:
     if conf is None:
         return
     limits = [(size, name) for name in ("max_queued_bytes", "memory_limit") if (size := getattr(conf, name)) > 0]
@@ -202,7 +202,7 @@ def _restart(target: Target, conf: BrokerConf | None) -> Finding:
         return Finding(
             code="TL-D07",
             promise="restart of the broker",
-            verdict=Verdict.LIMITED,
+            verdict=Standing.LIMITED,
             until="the broker ends, unless it saves what it keeps",
             because="whether it saves sessions and queues, and how often, is not seen from outside",
             mend="--mosquitto-conf FILE tells it; Mosquitto saves nothing by default.",
@@ -213,14 +213,14 @@ def _restart(target: Target, conf: BrokerConf | None) -> Finding:
         return Finding(
             code="TL-D07",
             promise="restart of the broker",
-            verdict=Verdict.HOLDS,
+            verdict=Standing.HOLDS,
             because=because,
             line=target.lines,
         )
     return Finding(
         code="TL-D07",
         promise="restart of the broker",
-        verdict=Verdict.BROKEN,
+        verdict=Standing.BROKEN,
         until="the broker ends, for whatever reason",
         because="persistence is false: every session and queue is in memory only",
         mend="Set persistence true, autosave_on_changes true and autosave_interval 1 in mosquitto.conf.",
@@ -228,7 +228,7 @@ def _restart(target: Target, conf: BrokerConf | None) -> Finding:
     )
 
 
-def _killed(target: Target, gateways: Sequence[LineGateway], conf: BrokerConf, load: Load | None) -> Finding:
+def _killed(target: Target, gateways: Sequence[LineGateway], conf: BrokerConf, load: LineLoad | None) -> Finding:
     handshakes = any(one.exactly for one in gateways)
     also = "; so is the phase of QoS 2 messages in flight, which are lost or doubled then" if handshakes else ""
     setting = f"autosave_interval is {conf.autosave_interval:,}"
@@ -242,16 +242,16 @@ def _killed(target: Target, gateways: Sequence[LineGateway], conf: BrokerConf, l
         until=until,
         because=f"{setting}: what came since the last saving is lost{also}",
         mend=_CLOSER
-        if verdict is Verdict.LIMITED
+        if verdict is Standing.LIMITED
         else f"Set autosave_on_changes true and autosave_interval 1. {_CLOSER}",
         line=target.lines,
     )
 
 
-def _loss(conf: BrokerConf, load: Load | None) -> tuple[Verdict, str]:
+def _loss(conf: BrokerConf, load: LineLoad | None) -> tuple[Standing, str]:
     """How bad it is, and what is lost."""
     if not conf.autosave_interval:
-        return Verdict.WARNS, "all since the broker was started"
+        return Standing.WARNS, "all since the broker was started"
     if conf.autosave_on_changes:
         small = conf.autosave_interval <= (_FEW if load is None else max(_FEW, load.messages_s * _SHORT_S))
         until = f"up to {within(conf.autosave_interval, load)}"
@@ -259,11 +259,11 @@ def _loss(conf: BrokerConf, load: Load | None) -> tuple[Verdict, str]:
         small = conf.autosave_interval <= _SHORT_S
         came = "" if load is None else f": {load.messages_s * conf.autosave_interval:,.0f} messages {at_rate(load)}"
         until = f"up to {duration(conf.autosave_interval)} of messages{came}"
-    return (Verdict.LIMITED if small else Verdict.WARNS), until
+    return (Standing.LIMITED if small else Standing.WARNS), until
 
 
-def _sum(gateways: Sequence[LineGateway], load_of: _LoadOf) -> Load | None:
+def _sum(gateways: Sequence[LineGateway], load_of: _LoadOf) -> LineLoad | None:
     loads = [load for one in _of_lines(gateways) if one.up and (load := load_of(one.name)) is not None]
     if not loads:
         return None
-    return Load(sum(one.messages_s for one in loads), sum(one.bytes_s for one in loads), loads[0].how)
+    return LineLoad(sum(one.messages_s for one in loads), sum(one.bytes_s for one in loads), loads[0].how)

@@ -13,7 +13,7 @@ from towline.bridge.config.model import Line
 from towline.doctor.broker.probes import own_name
 from towline.doctor.broker.targets import Target, targets_of
 from towline.doctor.broker.wire import OtherVersion, Wire, meet
-from towline.doctor.case import Case, Load
+from towline.doctor.case import Case, LineLoad
 from towline.errors import TowlineError
 from towline.mqtt.events import Filter
 from towline.mqtt.filters import unshared
@@ -47,7 +47,7 @@ def measured(case: Case) -> Case:
     return case.loaded({name: load for name, load in found.items() if load is not None})
 
 
-def told(rate: float, lines: Sequence[str]) -> dict[str, Load]:
+def told(rate: float, lines: Sequence[str]) -> dict[str, LineLoad]:
     """The load of each line where only that of the bridge is known: in equal parts.
 
     Args:
@@ -56,10 +56,10 @@ def told(rate: float, lines: Sequence[str]) -> dict[str, Load]:
     """
     each = rate / max(1, len(lines))
     how = f"--rate, taken as {TYPICAL_BYTES} bytes each"
-    return {name: Load(each, each * TYPICAL_BYTES, how) for name in lines}
+    return {name: LineLoad(each, each * TYPICAL_BYTES, how) for name in lines}
 
 
-def _of_line(line: Line, targets: Sequence[Target], case: Case, stopping: threading.Event) -> Load | None:
+def _of_line(line: Line, targets: Sequence[Target], case: Case, stopping: threading.Event) -> LineLoad | None:
     """What comes at the first of its brokers that lets us see it."""
     for target in targets:
         mine = [one for one in target.gateways if one.name == line.name]
@@ -71,7 +71,7 @@ def _of_line(line: Line, targets: Sequence[Target], case: Case, stopping: thread
     return None
 
 
-def _at(target: Target, filters: Iterable[Filter], case: Case, stopping: threading.Event) -> Load | None:
+def _at(target: Target, filters: Iterable[Filter], case: Case, stopping: threading.Event) -> LineLoad | None:
     with _connected(target, min(case.patience, _PATIENCE)) as wire:
         for one in _listening(filters, wire.level):
             wire.subscribe(one, _PATIENCE)
@@ -85,7 +85,7 @@ def _at(target: Target, filters: Iterable[Filter], case: Case, stopping: threadi
             size += sum(map(_size, live))
             wire.arrived.clear()
         took = time.monotonic() - begun
-    return Load(messages / took, size / took, f"measured for {case.seconds:g} s") if messages else None
+    return LineLoad(messages / took, size / took, f"measured for {case.seconds:g} s") if messages else None
 
 
 def _connected(target: Target, patience_s: float) -> Wire:

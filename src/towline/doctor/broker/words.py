@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from towline.doctor.case import Load
-from towline.doctor.findings import Verdict
+from towline.doctor.case import LineLoad
+from towline.doctor.findings import Standing
 from towline.text import counted
 
 __all__ = ["NEAR_S", "at_rate", "duration", "verdict_of", "within"]
@@ -32,18 +32,18 @@ def duration(seconds: float) -> str:
     return "years"
 
 
-def at_rate(load: Load) -> str:
+def at_rate(load: LineLoad) -> str:
     """``at 200 msg/s``."""
     rate = load.messages_s
     return f"at {rate:,.0f} msg/s" if rate >= 10 else f"at {rate:.2g} msg/s"
 
 
-def within(messages: float, load: Load | None) -> str:
+def within(messages: float, load: LineLoad | None) -> str:
     """``1,000 messages, 5 s at 200 msg/s``; only the messages where no load is known."""
     told = counted(int(messages))
     return told if load is None else f"{told}, {duration(messages / load.messages_s)} {at_rate(load)}"
 
 
-def verdict_of(seconds: float | None, *, near_s: float = NEAR_S) -> Verdict:
+def verdict_of(seconds: float | None, *, near_s: float = NEAR_S) -> Standing:
     """Of a limit that is so many seconds away, None where that is not known; below `near_s` it is near."""
-    return Verdict.LIMITED if seconds is not None and seconds >= near_s else Verdict.WARNS
+    return Standing.LIMITED if seconds is not None and seconds >= near_s else Standing.WARNS
