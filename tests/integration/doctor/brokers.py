@@ -55,12 +55,17 @@ class Planted:
 
 
 def examined(
-    bridge: Bridge, broker: Mosquitto | None = None, *, rate: float | None = 200.0, probes: int = 60
+    bridge: Bridge,
+    broker: Mosquitto | None = None,
+    *,
+    rate: float | None = 200.0,
+    probes: int = 60,
+    seconds: float = 0.5,
 ) -> list[Finding]:
     """What the doctor finds; with the broker's configuration where one is given."""
     conf = None if broker is None else broker.directory / "mosquitto.conf"
     return list(
-        examine_broker(measured(Case(bridge, rate=rate, seconds=0.5, mosquitto_conf=conf, probe_messages=probes)))
+        examine_broker(measured(Case(bridge, rate=rate, seconds=seconds, mosquitto_conf=conf, probe_messages=probes)))
     )
 
 

@@ -182,7 +182,7 @@ def test_a_running_line_loses_nothing_and_its_load_is_measured(new_mosquitto: Ne
         publisher.start()
         wait_until(lambda: sent)
         try:
-            found = examined(bridge, broker, rate=None)
+            found = examined(bridge, broker, rate=None, seconds=2)
         finally:
             ended.set()
             publisher.join()

@@ -57,7 +57,7 @@ _GUESS_S: Final = 2.0
 #: Seconds of publishing into the queue, on a line that is slow.
 _FILLING: Final = 6.0
 #: Seconds for a message to come that surely comes; it is asked for again and again until then.
-_COMING: Final = 3.0
+_COMING: Final = 5.0
 #: Seconds until no more is taken to come without an acknowledgement, where messages of QoS 0 wait behind it.
 _SETTLED: Final = 1.5
 #: Seconds between two of them.
