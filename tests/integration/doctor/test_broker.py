@@ -41,6 +41,13 @@ pytestmark = pytest.mark.broker
 BROKEN, WARNS, UNKNOWN = Standing.BROKEN, Standing.WARNS, Standing.UNKNOWN
 OWN = f"topic readwrite {PREFIX}/#\n"
 
+#: Two members with filters of their own.
+MEMBERS = UP.replace(
+    "[[uplink.route]]",
+    '[[uplink.member]]\nname = "a"\nfilters = ["telemetry/a/#"]\n'
+    '[[uplink.member]]\nname = "b"\nfilters = ["telemetry/b/#"]\n[[uplink.route]]',
+)
+
 PLANTED = {
     "default-queue": Planted(
         "TL-D05",
@@ -66,6 +73,9 @@ PLANTED = {
     "silent-rule": Planted("TL-D10", {"acl_file": OWN}, BROKEN, "grants the subscription"),
     "silent-rule-for-a-part": Planted("TL-D10", {"acl_file": f"{OWN}topic read telemetry/a/#\n"}, WARNS, "only a part"),
     "no-right-to-write": Planted("TL-D10", {"acl_file": OWN}, BROKEN, 'write "command/all"', DOWN),
+    "silent-rule-for-a-member": Planted(
+        "TL-D10", {"acl_file": f"{OWN}topic read telemetry/a/#\n"}, BROKEN, '"telemetry/b/#"', MEMBERS
+    ),
     "probes-forbidden": Planted("TL-D11", {"acl_file": "topic read telemetry/#\n"}, UNKNOWN, "could not be looked at"),
     "window-of-3.1.1": Planted(
         "TL-D15",
