@@ -7,7 +7,7 @@ from pathlib import Path
 
 from towline.bridge.config.file import load
 from towline.doctor.case import Case
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 
 __all__ = ["SOUND", "bridge_case", "complaints"]
 
@@ -39,7 +39,7 @@ from = "NAME.commands"
 topic = "devices/{key}/commands"
 """
 
-_WELL = (Verdict.HOLDS, Verdict.LIMITED)
+_WELL = (Standing.HOLDS, Standing.LIMITED)
 
 
 def bridge_case(
@@ -52,11 +52,11 @@ def bridge_case(
     return Case(load(file))
 
 
-def complaints(found: Iterable[Finding]) -> dict[str, Verdict]:
+def complaints(found: Iterable[Finding]) -> dict[str, Standing]:
     """Codes of rows that are not well, with the worst verdict of each."""
-    told: dict[str, Verdict] = {}
+    told: dict[str, Standing] = {}
     for one in found:
         if one.verdict not in _WELL:
             assert one.mend
-            told[one.code] = max(told.get(one.code, one.verdict), one.verdict, key=list(Verdict).index)
+            told[one.code] = max(told.get(one.code, one.verdict), one.verdict, key=list(Standing).index)
     return told

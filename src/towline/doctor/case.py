@@ -11,11 +11,11 @@ from typing import Protocol
 from towline.bridge.config.model import Bridge
 from towline.doctor.findings import Finding
 
-__all__ = ["Case", "Examiner", "Load"]
+__all__ = ["Case", "Examiner", "LineLoad"]
 
 
 @dataclass(frozen=True)
-class Load:
+class LineLoad:
     """What comes in, for the limits that are told as times.
 
     Attributes:
@@ -39,6 +39,7 @@ class Case:
         seconds: How long the rate is measured, for each broker.
         mosquitto_conf: The broker's configuration file, where it can be read; None otherwise.
         patience: Seconds to wait for an answer of a server.
+        probe_messages: Messages published to find out how many a broker keeps for a session that is away.
         loads: Load of each line by its name, once it is known; a line without traffic is missing.
         now: Time of day, seconds since 1970 UTC. Injected in tests.
         monotonic: Seconds that only grow. Injected in tests.
@@ -49,24 +50,25 @@ class Case:
     seconds: float = 5.0
     mosquitto_conf: Path | None = None
     patience: float = 10.0
-    loads: tuple[tuple[str, Load], ...] = ()
+    probe_messages: int = 1500
+    loads: tuple[tuple[str, LineLoad], ...] = ()
     now: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
 
-    def load_of(self, line: str) -> Load | None:
+    def load_of(self, line: str) -> LineLoad | None:
         """Load of a line; None if it is not known."""
         return dict(self.loads).get(line)
 
     @property
-    def total(self) -> Load | None:
+    def total(self) -> LineLoad | None:
         """Load of all lines together; None if that of none is known."""
         if not self.loads:
             return None
         each = [load for _, load in self.loads]
         how = ", ".join(dict.fromkeys(load.how for load in each))
-        return Load(sum(load.messages_s for load in each), sum(load.bytes_s for load in each), how)
+        return LineLoad(sum(load.messages_s for load in each), sum(load.bytes_s for load in each), how)
 
-    def loaded(self, loads: dict[str, Load]) -> Case:
+    def loaded(self, loads: dict[str, LineLoad]) -> Case:
         """The same with loads."""
         return replace(self, loads=tuple(sorted(loads.items())))
 

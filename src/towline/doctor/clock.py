@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from towline.doctor import host
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka.brokerclock import Skews, skews
 from towline.doctor.kafka.flaws import days
 from towline.doctor.kafka.wanted import PROBE, TopicRole, wanted
@@ -70,7 +70,7 @@ def examine(
     if broker.left:
         because = f"doctor made the topic {broker.left} to read Kafka's time, and may not remove it"
         mend = f"Remove it, or grant Delete on topics that begin with {PROBE}."
-        yield _row(Verdict.WARNS, because, "somebody removes it", mend)
+        yield _row(Standing.WARNS, because, "somebody removes it", mend)
     yield judge(
         ClockSeen(
             synchronised=synchronised(),
@@ -102,15 +102,15 @@ def judge(seen: ClockSeen) -> Finding:
     for verdict, because, until in _faults(seen, worst):
         return _row(verdict, f"{told}{because}", until, _SYNCHRONISE)
     if seen.one_machine:
-        return _row(Verdict.HOLDS, f"{told}Kafka is on this machine: one clock for both")
+        return _row(Standing.HOLDS, f"{told}Kafka is on this machine: one clock for both")
     if worst is None:
         until = "the brokers' clocks are wrong: they were not compared"
         because = f"this machine's clock is synchronised; {seen.broker.why}"
-        return _row(Verdict.LIMITED, because, until)
-    return _row(Verdict.HOLDS, f"{told}something synchronises it")
+        return _row(Standing.LIMITED, because, until)
+    return _row(Standing.HOLDS, f"{told}something synchronises it")
 
 
-def _faults(seen: ClockSeen, worst: float | None) -> Iterator[tuple[Verdict, str, str]]:
+def _faults(seen: ClockSeen, worst: float | None) -> Iterator[tuple[Standing, str, str]]:
     """What is wrong, the worst first."""
     if worst is not None:
         for name, limit, apart in (
@@ -119,18 +119,18 @@ def _faults(seen: ClockSeen, worst: float | None) -> Iterator[tuple[Verdict, str
         ):
             if limit is not None and apart * 1000 >= limit:
                 until = "now: Kafka refuses the time of every record (INVALID_TIMESTAMP)"
-                yield Verdict.BROKEN, f"{name} = {limit:,}", until
+                yield Standing.BROKEN, f"{name} = {limit:,}", until
         if abs(worst) > _FAR_S:
-            yield Verdict.WARNS, "records have this machine's time", "the two differ by more than Kafka takes"
+            yield Standing.WARNS, "records have this machine's time", "the two differ by more than Kafka takes"
     if abs(seen.jumped) > _JUMP_S:
         because = f"it was set by {_span(seen.jumped)} while doctor looked"
-        yield Verdict.WARNS, because, "times of records go back, and time-outs end early or late"
+        yield Standing.WARNS, because, "times of records go back, and time-outs end early or late"
     if seen.one_machine:
         return
     if seen.synchronised is False:
-        yield Verdict.WARNS, "nothing synchronises it (adjtimex: STA_UNSYNC)", "it drifts, by seconds a day"
+        yield Standing.WARNS, "nothing synchronises it (adjtimex: STA_UNSYNC)", "it drifts, by seconds a day"
     elif seen.synchronised is None and worst is None:
-        yield Verdict.UNKNOWN, f"whether something synchronises this clock can't be told; {seen.broker.why}", ""
+        yield Standing.UNKNOWN, f"whether something synchronises this clock can't be told; {seen.broker.why}", ""
 
 
 def _apart(seconds: float) -> str:
@@ -143,5 +143,5 @@ def _span(seconds: float) -> str:
     return f"{abs(seconds) * 1000:,.0f} ms" if abs(seconds) < 1 else days(abs(seconds) * 1000)
 
 
-def _row(verdict: Verdict, because: str, until: str = "", mend: str = "") -> Finding:
+def _row(verdict: Standing, because: str, until: str = "", mend: str = "") -> Finding:
     return Finding(code="TL-D46", promise="clock", verdict=verdict, because=because, until=until, mend=mend)

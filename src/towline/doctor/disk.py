@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from towline import files
 from towline.bridge.config.model import Line
 from towline.doctor import host
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka.flaws import days, named, sized
 from towline.sizing import journal_bytes_s
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from towline.bridge.config.model import DownLine
-    from towline.doctor.case import Case, Load
+    from towline.doctor.case import Case, LineLoad
     from towline.doctor.host import FileSystem, Syncs
     from towline.gateway.settings import GatewaySettings
 
@@ -75,7 +75,7 @@ class Spot:
     min_free: int = 0
     window: int = 0
     syncs: int = 1
-    load: Load | None = None
+    load: LineLoad | None = None
 
     @property
     def written_s(self) -> float:
@@ -88,7 +88,7 @@ def spots(case: Case) -> list[Spot]:
     return [spot for line in case.bridge.lines for spot in _of_line(line, case.load_of(line.name))]
 
 
-def _of_line(line: Line | DownLine, load: Load | None) -> Iterator[Spot]:
+def _of_line(line: Line | DownLine, load: LineLoad | None) -> Iterator[Spot]:
     each = line.each_gateway
     if not each or each[0].landing is not None:
         yield Spot(line.name, line.gateway.state_dir, journal=False)
@@ -97,7 +97,7 @@ def _of_line(line: Line | DownLine, load: Load | None) -> Iterator[Spot]:
         yield _spot(line, settings, load)
 
 
-def _spot(line: Line | DownLine, settings: GatewaySettings, load: Load | None) -> Spot:
+def _spot(line: Line | DownLine, settings: GatewaySettings, load: LineLoad | None) -> Spot:
     if isinstance(line, Line):
         twice = any(one.qos == 2 for one in settings.subscriptions)
         limits = settings.journal
@@ -145,7 +145,7 @@ def _examined(found: Sequence[tuple[Spot, FileSystem]], sync: Callable[[Path], S
     seen = found[0][1]
     kept = [*sound(some, [one for _, one in found])]
     yield from kept
-    usable = not any(one.verdict is Verdict.BROKEN for one in kept)
+    usable = not any(one.verdict is Standing.BROKEN for one in kept)
     yield from room(some, seen)
     yield from kept_apart(some)
     if usable and seen.free > 0:
@@ -156,7 +156,7 @@ def _lost(spot: Spot, why: str) -> Finding:
     return Finding(
         code="TL-D44",
         promise="state directory",
-        verdict=Verdict.BROKEN,
+        verdict=Standing.BROKEN,
         because=f"{spot.directory} can't be looked at: {why}",
         until="now: the line does not start",
         mend="Name a directory on a local disk in state_dir.",
@@ -172,7 +172,7 @@ def sound(some: Sequence[Spot], seen: Sequence[FileSystem]) -> Iterator[Finding]
     kept = "messages, checkpoint and identity" if any(spot.journal for spot in some) else "checkpoint and identity"
     local = "Name a directory on a local disk in state_dir."
 
-    def row(verdict: Verdict, because: str, until: str = "", mend: str = "") -> Finding:
+    def row(verdict: Standing, because: str, until: str = "", mend: str = "") -> Finding:
         return Finding(
             code="TL-D44",
             promise="state directory",
@@ -183,31 +183,31 @@ def sound(some: Sequence[Spot], seen: Sequence[FileSystem]) -> Iterator[Finding]
         )
 
     if first.read_only:
-        yield row(Verdict.BROKEN, f"{where}, read-only", "now: no line starts", local)
+        yield row(Standing.BROKEN, f"{where}, read-only", "now: no line starts", local)
     elif not all(one.writable for one in seen):
         denied = next(one.there for one in seen if not one.writable)
-        yield row(Verdict.BROKEN, f"this user may not write in {denied}", "now: the line does not start", local)
+        yield row(Standing.BROKEN, f"this user may not write in {denied}", "now: the line does not start", local)
     elif first.kind in _IN_MEMORY:
         until = f"this machine restarts or loses power: {kept} are gone then"
-        yield row(Verdict.BROKEN, f"{where}, which is memory", until, local)
+        yield row(Standing.BROKEN, f"{where}, which is memory", until, local)
     elif first.kind in _LAYERED:
         until = f"the container is removed: {kept} are gone then"
         yield row(
-            Verdict.WARNS, f"{where}, the layer of a container", until, "Mount a volume, and name it in state_dir."
+            Standing.WARNS, f"{where}, the layer of a container", until, "Mount a volume, and name it in state_dir."
         )
     elif first.kind in _REMOTE or first.kind.startswith("fuse."):
         until = "another machine, or the way to it, keeps neither a sync nor a lock as a local disk does"
-        yield row(Verdict.WARNS, f"{where}, over the network", until, local)
+        yield row(Standing.WARNS, f"{where}, over the network", until, local)
     elif not first.kind:
-        yield row(Verdict.UNKNOWN, where, mend=f"Look at it with df -T. {local}")
+        yield row(Standing.UNKNOWN, where, mend=f"Look at it with df -T. {local}")
     elif first.kind not in _LOCAL:
         until = "the power fails: names and contents that were synced may be gone"
-        yield row(Verdict.WARNS, f"{where}, which has no journal that Towline is proved on", until, local)
+        yield row(Standing.WARNS, f"{where}, which has no journal that Towline is proved on", until, local)
     elif open_to := [one.directory for one in seen if one.mode is not None and one.mode & 0o022]:
         until = "another user of this machine puts something in its place"
-        yield row(Verdict.WARNS, f"others may write in {open_to[0]}", until, f"chmod 700 {open_to[0]}")
+        yield row(Standing.WARNS, f"others may write in {open_to[0]}", until, f"chmod 700 {open_to[0]}")
     else:
-        yield row(Verdict.HOLDS, f"{where}, for {lines}")
+        yield row(Standing.HOLDS, f"{where}, for {lines}")
 
 
 def room(some: Sequence[Spot], seen: FileSystem) -> Iterator[Finding]:
@@ -219,22 +219,22 @@ def room(some: Sequence[Spot], seen: FileSystem) -> Iterator[Finding]:
     fact += f", of which {sized(least)} stay free (min_free_bytes)" if least else ""
     more = "Make room, or put state_dir on a larger disk."
     if seen.inodes is not None and seen.inodes < _INODES:
-        verdict = Verdict.WARNS if seen.inodes else Verdict.BROKEN
+        verdict = Standing.WARNS if seen.inodes else Standing.BROKEN
         yield _room(verdict, f"{seen.inodes:,} inodes free on {seen.mounted}", "no file can be made there", more)
     elif not journals:
         if seen.free < _CHECKPOINT_BYTES:
             until = "now: no batch can be committed" if seen.free == 0 else "the checkpoint has no room"
-            yield _room(Verdict.BROKEN if seen.free == 0 else Verdict.WARNS, fact, until, more)
+            yield _room(Standing.BROKEN if seen.free == 0 else Standing.WARNS, fact, until, more)
         else:
-            yield _room(Verdict.HOLDS, f"{fact}, for checkpoints")
+            yield _room(Standing.HOLDS, f"{fact}, for checkpoints")
     elif usable <= 0:
         until = "now: nothing is received; the broker's queue has to hold it (TL-J02)"
-        yield _room(Verdict.BROKEN, fact, until, "Make room, or lower min_free_bytes.")
+        yield _room(Standing.BROKEN, fact, until, "Make room, or lower min_free_bytes.")
     else:
         yield _timed(journals, usable, fact)
 
 
-def _room(verdict: Verdict, because: str, until: str = "", mend: str = "") -> Finding:
+def _room(verdict: Standing, because: str, until: str = "", mend: str = "") -> Finding:
     return Finding(
         code="TL-D43",
         promise="room without Kafka",
@@ -255,7 +255,7 @@ def _timed(journals: Sequence[Spot], usable: int, fact: str) -> Finding:
         fact += _limits(limited)
         until = f"{sized(most)} wait: intake then stops, and the broker's queue has to hold"
         near = most < _LEAST_BYTES
-        return _room(Verdict.WARNS if near else Verdict.LIMITED, fact, until, mend if near else "")
+        return _room(Standing.WARNS if near else Standing.LIMITED, fact, until, mend if near else "")
     times = [(usable / written, "")]
     times += [(spot.max_bytes / spot.written_s, spot.line) for spot in limited if spot.written_s and spot.max_bytes]
     seconds, line = min(times)
@@ -265,7 +265,7 @@ def _timed(journals: Sequence[Spot], usable: int, fact: str) -> Finding:
         fact += _limits([spot for spot in limited if spot.line == line])
     until = f"Kafka is away for {days(seconds * 1000)}: intake then stops, and the broker's queue has to hold"
     near = seconds < _LEAST_S
-    return _room(Verdict.WARNS if near else Verdict.LIMITED, fact, until, mend if near else "")
+    return _room(Standing.WARNS if near else Standing.LIMITED, fact, until, mend if near else "")
 
 
 def _limits(limited: Iterable[Spot]) -> str:
@@ -289,7 +289,7 @@ def kept_apart(some: Sequence[Spot]) -> Iterator[Finding]:
     yield Finding(
         code="TL-D45",
         promise="commit on a full disk",
-        verdict=Verdict.WARNS if near else Verdict.HOLDS,
+        verdict=Standing.WARNS if near else Standing.HOLDS,
         because=f"{fact} (min_free_bytes of {least.line})",
         until="the disk is full: no batch can be committed then, so nothing is removed" if near else "",
         mend=f"Set min_free_bytes to {_CHECKPOINT_BYTES} at least; 536870912 is the default." if near else "",
@@ -299,7 +299,7 @@ def kept_apart(some: Sequence[Spot]) -> Iterator[Finding]:
 def durable(some: Sequence[Spot], seen: FileSystem, measured: Syncs) -> Finding:
     """TL-D42: what a sync takes, and so how many messages a second the broker's window lets through."""
 
-    def row(verdict: Verdict, because: str, until: str = "", mend: str = "") -> Finding:
+    def row(verdict: Standing, because: str, until: str = "", mend: str = "") -> Finding:
         return Finding(
             code="TL-D42", promise="durable writes", verdict=verdict, because=because, until=until, mend=mend
         )
@@ -307,14 +307,14 @@ def durable(some: Sequence[Spot], seen: FileSystem, measured: Syncs) -> Finding:
     another = "Put state_dir on another disk; towline size says what a load needs."
     if not measured.times:
         because = f"a file in {seen.there} could not be made durable: {measured.why}"
-        return row(Verdict.BROKEN, because, "now: nothing can be acknowledged", another)
+        return row(Standing.BROKEN, because, "now: nothing can be acknowledged", another)
     typical, slow = measured.at(0.5), measured.at(0.99)
     fact = f"fdatasync took {_milliseconds(typical)}, 99 % within {_milliseconds(slow)}"
     fact += f" ({len(measured.times)} on {seen.kind or '?'})"
     if typical < _IMPOSSIBLE_S:
         until = "the power fails: what was acknowledged may be gone"
         mend = "Is the disk of a virtual machine set to cache=unsafe, or libeatmydata loaded? Let syncs be made."
-        return row(Verdict.WARNS, f"{fact}: no disk is as fast, so nothing is made durable", until, mend)
+        return row(Standing.WARNS, f"{fact}: no disk is as fast, so nothing is made durable", until, mend)
     through = [(spot.window / (spot.syncs * typical), spot) for spot in some if spot.window]
     most, narrow = min(through, key=lambda one: one[0], default=(0.0, None))
     limit = ""
@@ -324,10 +324,10 @@ def durable(some: Sequence[Spot], seen: FileSystem, measured: Syncs) -> Finding:
     if over:
         load = over[0].load
         assert load is not None
-        return row(Verdict.WARNS, f"{fact}; {load.messages_s:,.0f} msg/s come in on {over[0].line}", limit, another)
+        return row(Standing.WARNS, f"{fact}; {load.messages_s:,.0f} msg/s come in on {over[0].line}", limit, another)
     if typical >= _SLOW_S or slow >= _VERY_SLOW_S:
-        return row(Verdict.WARNS, fact, limit or "a sync is waited for", another)
-    return row(Verdict.LIMITED if limit else Verdict.HOLDS, fact, limit)
+        return row(Standing.WARNS, fact, limit or "a sync is waited for", another)
+    return row(Standing.LIMITED if limit else Standing.HOLDS, fact, limit)
 
 
 def _milliseconds(seconds: float) -> str:

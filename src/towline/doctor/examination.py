@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from towline.doctor.broker.examiner import examine_broker
 from towline.doctor.case import Case, Examiner
 from towline.doctor.clock import examine as clock
 from towline.doctor.disk import examine as disk
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka.examiner import examine as kafka
 from towline.doctor.memory import examine as memory
 from towline.errors import TowlineError
@@ -17,6 +18,7 @@ __all__ = ["EXAMINERS", "examine"]
 
 #: What is examined, in the order in which a person is told of it.
 EXAMINERS: Final[Mapping[str, Examiner]] = {
+    "broker": examine_broker,
     "Kafka": kafka,
     "disk": disk,
     "clock": clock,
@@ -43,7 +45,7 @@ def _failed(name: str, error: TowlineError) -> Finding:
     return Finding(
         code="TL-D01",
         promise=name,
-        verdict=Verdict.UNKNOWN,
+        verdict=Standing.UNKNOWN,
         because=str(error),
         mend="Mend that, and ask again.",
     )

@@ -7,10 +7,20 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-__all__ = ["EXIT_CODES", "HEADS", "Finding", "Verdict", "as_json", "exit_code", "ordered", "rows", "summary"]
+__all__ = [
+    "EXIT_CODES",
+    "HEADS",
+    "Finding",
+    "Standing",
+    "as_json",
+    "exit_code",
+    "ordered",
+    "rows",
+    "summary",
+]
 
 
-class Verdict(StrEnum):
+class Standing(StrEnum):
     """How a promise stands; from the best to the worst."""
 
     HOLDS = "holds"
@@ -24,21 +34,21 @@ class Verdict(StrEnum):
     BROKEN = "broken"
 
 
-_ORDER: Final = {verdict: place for place, verdict in enumerate(Verdict)}
+_ORDER: Final = {verdict: place for place, verdict in enumerate(Standing)}
 _MARKS: Final = {
-    Verdict.HOLDS: "✓",
-    Verdict.LIMITED: "✓",
-    Verdict.UNKNOWN: "?",
-    Verdict.WARNS: "!",
-    Verdict.BROKEN: "✗",
+    Standing.HOLDS: "✓",
+    Standing.LIMITED: "✓",
+    Standing.UNKNOWN: "?",
+    Standing.WARNS: "!",
+    Standing.BROKEN: "✗",
 }
 #: Exit code of ``towline doctor`` by the worst row; 2 is for a mistake in the bridge file, as in every command.
 EXIT_CODES: Final = {
-    Verdict.HOLDS: 0,
-    Verdict.LIMITED: 0,
-    Verdict.UNKNOWN: 3,
-    Verdict.WARNS: 3,
-    Verdict.BROKEN: 1,
+    Standing.HOLDS: 0,
+    Standing.LIMITED: 0,
+    Standing.UNKNOWN: 3,
+    Standing.WARNS: 3,
+    Standing.BROKEN: 1,
 }
 #: Heads of the table.
 HEADS: Final = ("promise", "holds until", "because", "what to do")
@@ -60,7 +70,7 @@ class Finding:
 
     code: str
     promise: str
-    verdict: Verdict
+    verdict: Standing
     because: str
     until: str = ""
     mend: str = ""
@@ -68,7 +78,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         assert self.because, "a row without a fact proves nothing"
-        assert self.mend or _ORDER[self.verdict] < _ORDER[Verdict.WARNS], "a warning says what to do"
+        assert self.mend or _ORDER[self.verdict] < _ORDER[Standing.WARNS], "a warning says what to do"
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
@@ -82,8 +92,8 @@ def exit_code(findings: Iterable[Finding]) -> int:
     Returns:
         0 all holds, 1 a promise does not hold, 3 one has a near limit or is not known.
     """
-    worst = max((_ORDER[one.verdict] for one in findings), default=_ORDER[Verdict.UNKNOWN])
-    return EXIT_CODES[list(Verdict)[worst]]
+    worst = max((_ORDER[one.verdict] for one in findings), default=_ORDER[Standing.UNKNOWN])
+    return EXIT_CODES[list(Standing)[worst]]
 
 
 def as_json(findings: Iterable[Finding]) -> dict[str, Any]:
@@ -91,7 +101,7 @@ def as_json(findings: Iterable[Finding]) -> dict[str, Any]:
     rows = ordered(findings)
     return {
         "findings": [asdict(one) for one in rows],
-        "worst": rows[0].verdict.value if rows else Verdict.UNKNOWN.value,
+        "worst": rows[0].verdict.value if rows else Standing.UNKNOWN.value,
         "exit_code": exit_code(rows),
     }
 
@@ -113,11 +123,11 @@ def summary(findings: Iterable[Finding]) -> str:
     """One line: how many rows of each verdict."""
     found = [one.verdict for one in findings]
     words = {
-        Verdict.BROKEN: "broken",
-        Verdict.WARNS: "near a limit",
-        Verdict.UNKNOWN: "not known",
-        Verdict.LIMITED: "with a limit",
-        Verdict.HOLDS: "kept",
+        Standing.BROKEN: "broken",
+        Standing.WARNS: "near a limit",
+        Standing.UNKNOWN: "not known",
+        Standing.LIMITED: "with a limit",
+        Standing.HOLDS: "kept",
     }
     told = [f"{found.count(verdict)} {word}" for verdict, word in words.items() if verdict in found]
     return ", ".join(told) or "nothing was examined"

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 from towline.bridge.config.model import BATCH_BYTES
 from towline.bridge.runtime.surroundings import check_java
 from towline.doctor import host
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka.flaws import sized
 from towline.errors import SetupError
 from towline.spark.masters import is_cluster
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
-    from towline.doctor.case import Case, Load
+    from towline.doctor.case import Case, LineLoad
     from towline.doctor.host import HostMemory
 
 __all__ = ["Needed", "computing", "examine", "files", "heap_bytes", "java", "memory", "needed"]
@@ -121,14 +121,14 @@ def memory(need: Needed, seen: HostMemory) -> Iterator[Finding]:
     yield Finding(
         code="TL-D47",
         promise="memory",
-        verdict=Verdict.WARNS if until else Verdict.HOLDS,
+        verdict=Standing.WARNS if until else Standing.HOLDS,
         because=fact,
         until=until,
         mend=mend if until else "",
     )
 
 
-def computing(cores: float, load: Load | None, *, cluster: bool = False) -> Iterator[Finding]:
+def computing(cores: float, load: LineLoad | None, *, cluster: bool = False) -> Iterator[Finding]:
     """TL-D48 for cores: what the load takes of them, where it is known and Spark runs here."""
     if load is None or cluster:
         return
@@ -137,7 +137,7 @@ def computing(cores: float, load: Load | None, *, cluster: bool = False) -> Iter
     yield Finding(
         code="TL-D48",
         promise="cores and files",
-        verdict=Verdict.WARNS if near else Verdict.HOLDS,
+        verdict=Standing.WARNS if near else Standing.HOLDS,
         because=f"{load.messages_s:,.0f} msg/s take some {share:.1f} of {cores:g} cores ({load.how})",
         until="messages wait after an outage: nothing is left to catch up with" if near else "",
         mend="More cores, or another machine for some lines; towline size tells how many." if near else "",
@@ -154,7 +154,7 @@ def files(limits: tuple[int, int], lines: int) -> Finding:
     return Finding(
         code="TL-D48",
         promise="cores and files",
-        verdict=Verdict.WARNS if near else Verdict.HOLDS,
+        verdict=Standing.WARNS if near else Standing.HOLDS,
         because=f"open files of a process are limited to {words} (soft, hard); {need:,} are wanted",
         until="a file or connection more is refused (EMFILE)" if near else "",
         mend="ulimit -n 65536, or LimitNOFILE=65536 in its systemd unit." if near else "",
@@ -169,9 +169,9 @@ def java() -> Finding:
         return Finding(
             code="TL-D49",
             promise="Java",
-            verdict=Verdict.BROKEN,
+            verdict=Standing.BROKEN,
             because=error.what,
             until="now: no line starts",
             mend=error.do,
         )
-    return Finding(code="TL-D49", promise="Java", verdict=Verdict.HOLDS, because="Spark finds a Java that it runs on")
+    return Finding(code="TL-D49", promise="Java", verdict=Standing.HOLDS, because="Spark finds a Java that it runs on")

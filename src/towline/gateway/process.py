@@ -35,12 +35,12 @@ from towline.gateway.network import NetworkFront
 from towline.gateway.outbox_handler import OutboxHandler
 from towline.gateway.pump import Pump
 from towline.gateway.remembered import check_outbox
+from towline.gateway.secretfiles import headers_of, password_of
 from towline.gateway.service import InboxService
 from towline.gateway.settings import GatewaySettings, OutboxSettings
 from towline.gateway.wire import unforeseen
 from towline.journal import Journal, Limits, Outbox
 from towline.logfile import LogStream, log_settings
-from towline.net.transport import header_problem
 from towline.processes import ProcessMark
 from towline.schema import OUTBOX_SCHEMA, ROW_SCHEMA
 from towline.text import printable
@@ -85,7 +85,7 @@ def _run(settings: GatewaySettings, start: Start) -> None:
             raise ConfigError("TL-C131", settings.name, what, 'Set inbox = "kafka" for the line.')
         _Gateway(settings, start).run()
         return
-    _password(settings), _headers(settings)  # a standby that could not take over says so now
+    password_of(settings), headers_of(settings)  # a standby that could not take over says so now
     outbox = None if settings.outbox is None else _limits(settings.outbox)
     stopped = threading.Event()
     with _waiting(stopped, settings.owner_pid):
@@ -183,7 +183,7 @@ class _Gateway:
         self._service: InboxService | None = None
         self._front: NetworkFront | None = None
         _check_listening(settings)
-        password, headers = _password(settings), _headers(settings)
+        password, headers = password_of(settings), headers_of(settings)
         self._journal = (
             Journal.open(settings.inbox, schema=ROW_SCHEMA, limits=settings.journal)
             if landed is None
@@ -366,37 +366,6 @@ def _check_listening(settings: GatewaySettings) -> None:
     if settings.listen is not None:
         TokenFile(settings.listen.token_file)
         ServerCertificate.read(settings.listen)
-
-
-def _password(settings: GatewaySettings) -> bytes | None:
-    path = settings.password_file
-    return None if path is None else _secret("password_file", path, "TL-C31")
-
-
-def _headers(settings: GatewaySettings) -> tuple[tuple[str, str], ...]:
-    """The headers of the file that names them; an error never shows a value."""
-    path = settings.websocket_headers_file
-    if path is None:
-        return ()
-    text = _secret("websocket_headers_file", path, "TL-C38").decode("latin-1")
-    lines = [line for line in text.splitlines() if line.strip()]
-    headers = []
-    for number, line in enumerate(lines, start=1):
-        name, colon, value = line.partition(":")
-        problem = header_problem(name.strip(), value.strip()) if colon else "it is no header"
-        if problem:
-            raise ConfigError("TL-C38", f"{path}:{number}", problem, "Write one header a line, as Name: value.")
-        headers.append((name.strip(), value.strip()))
-    return tuple(headers)
-
-
-def _secret(key: str, path: Path, code: str) -> bytes:
-    """What is in a file that a setting names."""
-    try:
-        return files.secret(path)
-    except OSError as error:
-        what = f"{key} can't be read ({files.why(error)})"
-        raise ConfigError(code, str(path), what, "Check its name and rights.") from error
 
 
 def _leave_error(state_dir: Path, error: TowlineError) -> None:

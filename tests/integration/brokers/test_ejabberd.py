@@ -11,8 +11,10 @@ import pytest
 
 from tests.engines.erlang import Ejabberd
 from tests.helpers import wait_until
+from tests.integration.doctor.brokers import UP, bridge_of, examined, wrong
 from tests.integration.gateway.conftest import Gateway, NewGateway, new_gateway, payloads
 from towline.delivery.outrows import rows_of
+from towline.doctor.findings import Standing
 from towline.net.client import Client
 from towline.schema import MESSAGE_SCHEMA
 
@@ -105,3 +107,18 @@ def environment(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
         return str(process.environ())
     return ""
+
+
+def test_the_doctor_finds_what_it_lacks(ejabberd: Ejabberd, tmp_path: Path) -> None:
+    """No shared subscriptions, and sessions of 5 minutes; one message at a time is told."""
+    secret = tmp_path / "any-password"
+    secret.touch(mode=0o600)
+    secret.write_text("any")
+    mqtt = f'username = "{USER}"\npassword_file = "{secret}"'
+    shared = UP.replace("telemetry/#", "$share/plant/doctor/#")
+    found = examined(bridge_of(tmp_path, ejabberd.uri, shared, mqtt), rate=20)
+    assert {*wrong(found)} == {("TL-D04", Standing.WARNS), ("TL-D16", Standing.BROKEN)}
+    told = {one.code: one.because for one in found}
+    assert "1 message ahead" in told["TL-D13"]
+    assert "Session Expiry Interval 300 s" in told["TL-D04"]
+    assert "Server Keep Alive 30 s" in told["TL-D19"]

@@ -29,7 +29,7 @@ from tests.engines.planting import bridge_case, complaints
 from tests.helpers import wait_until
 from towline.doctor import clock
 from towline.doctor.case import Case
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka.brokerclock import skews
 from towline.doctor.kafka.examiner import examine
 from towline.doctor.kafka.wanted import PROBE
@@ -41,7 +41,7 @@ from towline_prove.devstack.secured import SecuredKafka
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 ALLOW: Final = AclPermissionType.ALLOW
-BROKEN, WARNS, UNKNOWN = Verdict.BROKEN, Verdict.WARNS, Verdict.UNKNOWN
+BROKEN, WARNS, UNKNOWN = Standing.BROKEN, Standing.WARNS, Standing.UNKNOWN
 _numbers = itertools.count(1)
 
 
@@ -70,7 +70,7 @@ def put(servers: str, topics: dict[str, dict[str, str]], replication: int = -1, 
         wait_until(lambda server=server: in_sync(server), 120, f"{topics} at {server}")  # type: ignore[misc]
 
 
-def settles(case: Case, expected: dict[str, Verdict]) -> list[Finding]:
+def settles(case: Case, expected: dict[str, Standing]) -> list[Finding]:
     """Ask until the rows that complain are these: brokers hear of a change one after the other."""
     last: list[Finding] = []
 
@@ -110,7 +110,7 @@ class Plant:
     """
 
     code: str
-    verdict: Verdict
+    verdict: Standing
     topics: dict[str, dict[str, str] | None] = dataclasses.field(default_factory=dict)
     change: tuple[str, str] = ("", "")
     replication: int = 3
@@ -308,7 +308,7 @@ BADLY_SET: Final = {"TL-D27": WARNS, "TL-D40": WARNS, "TL-D41": WARNS}
     ids=["none", "write", "read", "transactional id", "settings of topics", "settings of brokers"],
 )
 def test_a_right_that_is_missing(
-    guarded: SecuredKafka, tmp_path: Path, left_out: tuple[int, ...], expected: dict[str, Verdict | None]
+    guarded: SecuredKafka, tmp_path: Path, left_out: tuple[int, ...], expected: dict[str, Standing | None]
 ) -> None:
     name = f"b{next(_numbers)}"
     put(guarded.inside, sound_topics(name))

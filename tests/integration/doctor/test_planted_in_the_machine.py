@@ -19,13 +19,13 @@ import pytest
 
 from tests.engines.planting import bridge_case, complaints
 from towline.doctor import clock, disk, host, memory
-from towline.doctor.case import Case, Load
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.case import Case, LineLoad
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka.brokerclock import Skews
 from towline.kafka import admin
 from towline_prove.devstack import Kafka
 
-BROKEN, WARNS, LIMITED = Verdict.BROKEN, Verdict.WARNS, Verdict.LIMITED
+BROKEN, WARNS, LIMITED = Standing.BROKEN, Standing.WARNS, Standing.LIMITED
 _NOBODY = "127.0.0.1:9"
 
 
@@ -80,7 +80,7 @@ def told(found: list[Finding]) -> list[str]:
     return [f"{one.verdict} {one.code} {one.because}" for one in found]
 
 
-def complained(found: list[Finding], expected: dict[str, Verdict]) -> None:
+def complained(found: list[Finding], expected: dict[str, Standing]) -> None:
     assert complaints(found) == expected, told(found)
 
 
@@ -127,12 +127,12 @@ def test_a_disk_without_inodes(tmp_path: Path) -> None:
 @needs_mount
 def test_room_for_minutes_at_the_rate(large: Path, tmp_path: Path) -> None:
     case = at(tmp_path, large / "state")
-    found = [*disk.examine(case.loaded({"up": Load(500, 100_000, "--rate")}), quick)]
+    found = [*disk.examine(case.loaded({"up": LineLoad(500, 100_000, "--rate")}), quick)]
     complained(found, {})
     (row,) = (one for one in found if one.code == "TL-D43")
     assert "500 msg/s" in row.because
     assert "Kafka is away for" in row.until
-    found = [*disk.examine(case.loaded({"up": Load(20_000, 40_000_000, "--rate")}), quick)]
+    found = [*disk.examine(case.loaded({"up": LineLoad(20_000, 40_000_000, "--rate")}), quick)]
     complained(found, {"TL-D43": WARNS})
 
 
@@ -214,7 +214,7 @@ def apart(case: Case, seconds: float) -> Case:
 @pytest.mark.kafka
 @pytest.mark.parametrize(("ahead", "expected"), [(0, {}), (90, {"TL-D46": WARNS}), (7200, {"TL-D46": BROKEN})])
 def test_a_clock_that_is_ahead_of_kafkas(
-    kafka: Kafka, tmp_path: Path, ahead: float, expected: dict[str, Verdict]
+    kafka: Kafka, tmp_path: Path, ahead: float, expected: dict[str, Standing]
 ) -> None:
     name = f"clock-{ahead}"
     kafka.create_topics({f"{name}.records": 1})
@@ -239,11 +239,11 @@ def test_a_clock_that_is_set_meanwhile(tmp_path: Path) -> None:
         (True, False, {}),
         (False, False, {"TL-D46": WARNS}),
         (False, True, {}),
-        (None, False, {"TL-D46": Verdict.UNKNOWN}),
+        (None, False, {"TL-D46": Standing.UNKNOWN}),
     ],
 )
 def test_what_synchronises_the_clock(
-    tmp_path: Path, synchronised: bool | None, local: bool, expected: dict[str, Verdict]
+    tmp_path: Path, synchronised: bool | None, local: bool, expected: dict[str, Standing]
 ) -> None:
     case = bridge_case(tmp_path, "b", _NOBODY)
     found = [*clock.examine(case, lambda _: Skews(why="no topic may be made", local=local), lambda: synchronised)]
@@ -290,7 +290,7 @@ def test_few_files_may_be_open(tmp_path: Path) -> None:
 
 
 def test_too_few_cores_for_the_load(tmp_path: Path) -> None:
-    case = bridge_case(tmp_path, "b", _NOBODY).loaded({"up": Load(1e7, 1e9, "--rate")})
+    case = bridge_case(tmp_path, "b", _NOBODY).loaded({"up": LineLoad(1e7, 1e9, "--rate")})
     found = [*memory.examine(case, plenty, lambda: 2.0, lambda: (65536, 65536))]
     complained(found, {"TL-D48": WARNS})
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.doctor.case import Load
+from towline.doctor.case import LineLoad
 from towline.doctor.disk import Spot, durable, kept_apart, room, sound
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.host import FileSystem, HostMemory, Syncs, cores, file_system, host_memory, nearest
 from towline.doctor.memory import Needed, computing, files, heap_bytes, memory
 from towline.sizing import Load as Sized
 from towline.sizing import journal_bytes_s, needs
 
-BROKEN, WARNS, LIMITED, HOLDS = Verdict.BROKEN, Verdict.WARNS, Verdict.LIMITED, Verdict.HOLDS
+BROKEN, WARNS, LIMITED, HOLDS = Standing.BROKEN, Standing.WARNS, Standing.LIMITED, Standing.HOLDS
 HERE = Path("/var/lib/towline")
-LOAD = Load(2_000, 400_000, "--rate")
+LOAD = LineLoad(2_000, 400_000, "--rate")
 
 
 def system(
@@ -65,14 +65,14 @@ def only(found: list[Finding]) -> Finding:
         (system("nfs4"), WARNS),
         (system("fuse.sshfs"), WARNS),
         (system("vfat"), WARNS),
-        (system(""), Verdict.UNKNOWN),
+        (system(""), Standing.UNKNOWN),
         (system(read_only=True), BROKEN),
         (system("tmpfs", writable=False), BROKEN),
         (system(mode=0o755), HOLDS),
         (system(mode=0o770), WARNS),
     ],
 )
-def test_where_a_state_directory_may_be(seen: FileSystem, verdict: Verdict) -> None:
+def test_where_a_state_directory_may_be(seen: FileSystem, verdict: Standing) -> None:
     found = only([*sound([SPOT], [seen])])
     assert (found.code, found.verdict) == ("TL-D44", verdict)
 
@@ -96,7 +96,7 @@ def test_room_is_told_as_time() -> None:
 def test_room_warns_exactly_when_it_is_over_within_the_hour(
     free: int, least: int, rate: float, size: float, most: int | None
 ) -> None:
-    spot = Spot("up", HERE, max_bytes=most, min_free=least, load=Load(rate, rate * size, "--rate"))
+    spot = Spot("up", HERE, max_bytes=most, min_free=least, load=LineLoad(rate, rate * size, "--rate"))
     found = only([*room([spot], system(free=free))])
     usable = free - least
     seconds = min(usable, most if most is not None else usable) / journal_bytes_s(rate, rate * size)
@@ -139,11 +139,11 @@ def test_what_stays_free_is_the_checkpoints() -> None:
         (0.02, None, LIMITED),
         (0.2, None, WARNS),
         (2e-6, None, WARNS),
-        (0.02, Load(2_000, 1.0, "--rate"), LIMITED),
-        (0.02, Load(20_000, 1.0, "--rate"), WARNS),  # 1,000 in 40 ms are 25,000 a second
+        (0.02, LineLoad(2_000, 1.0, "--rate"), LIMITED),
+        (0.02, LineLoad(20_000, 1.0, "--rate"), WARNS),  # 1,000 in 40 ms are 25,000 a second
     ],
 )
-def test_syncs_and_the_window(each: float, load: Load | None, verdict: Verdict) -> None:
+def test_syncs_and_the_window(each: float, load: LineLoad | None, verdict: Standing) -> None:
     spot = Spot("up", HERE, window=1000, syncs=2, load=load)
     found = durable([spot], system(), Syncs((each,) * 100))
     assert (found.code, found.verdict) == ("TL-D42", verdict)
@@ -185,7 +185,7 @@ NEED = Needed(heap=1 << 30, spark=10**9, gateways=120 * 10**6)
         (HostMemory(total=16 << 30, available=8 << 30, commit=8 << 30), HOLDS),
     ],
 )
-def test_memory(seen: HostMemory, verdict: Verdict) -> None:
+def test_memory(seen: HostMemory, verdict: Standing) -> None:
     found = only([*memory(NEED, seen)])
     assert (found.code, found.verdict) == ("TL-D47", verdict)
     assert ("cgroup" in found.because) == seen.grouped
@@ -206,7 +206,7 @@ def test_cores_and_files() -> None:
     assert [*computing(2, None)] == []
     assert [*computing(2, LOAD, cluster=True)] == []
     assert only([*computing(2, LOAD)]).verdict is HOLDS
-    assert only([*computing(2, Load(200_000, 1, "--rate"))]).verdict is WARNS
+    assert only([*computing(2, LineLoad(200_000, 1, "--rate"))]).verdict is WARNS
     assert files((1024, 4096), 2).verdict is HOLDS
     assert files((-1, -1), 2).verdict is HOLDS
     assert files((256, 4096), 2).verdict is WARNS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka.flaws import Flaw, rows_of
 from towline.doctor.kafka.seen import TRANSACTIONS, KafkaSeen, TopicSeen
 
@@ -37,7 +37,7 @@ def copies(look: LookedAt) -> Iterator[Finding]:
         yield Finding(
             code="TL-D27",
             promise=_LOST,
-            verdict=Verdict.WARNS,
+            verdict=Standing.WARNS,
             because=f"Kafka is one broker ({place}): every topic has one copy",
             until="its disk is lost, and with it what Kafka acknowledged; while it is away nothing reaches Kafka",
             mend="For trying out that is all right. Else: three brokers, replication factor 3, min.insync.replicas 2.",
@@ -47,7 +47,7 @@ def copies(look: LookedAt) -> Iterator[Finding]:
     most = min(_ENOUGH, len(kafka.brokers))
     least = min((one.replicas for one in topics), default=most)
     well = Flaw(
-        Verdict.HOLDS,
+        Standing.HOLDS,
         f"{len(topics)} topics have {least} copies or more, on {len(kafka.brokers)} brokers",
         until="several brokers lose their disks at once",
     )
@@ -62,11 +62,11 @@ def _few(one: TopicSeen, most: int) -> Flaw:
         else "Move it to three brokers: kafka-reassign-partitions.sh."
     )
     if one.replicas < 2:
-        return Flaw(Verdict.WARNS, f"replication factor 1{made}", "the disk of one broker is lost", mend)
+        return Flaw(Standing.WARNS, f"replication factor 1{made}", "the disk of one broker is lost", mend)
     if most < _ENOUGH:
         mend = f"A third broker, then: {mend}"
     until = "one broker is away: writing then stops, or rests on one copy"
-    return Flaw(Verdict.WARNS, f"replication factor {one.replicas}{made}", until, mend)
+    return Flaw(Standing.WARNS, f"replication factor {one.replicas}{made}", until, mend)
 
 
 def in_sync(look: LookedAt) -> Iterator[Finding]:
@@ -77,7 +77,7 @@ def in_sync(look: LookedAt) -> Iterator[Finding]:
     if judged:
         fact = f"min.insync.replicas {_range(one.min_in_sync or 0 for one in judged)} of "
         fact += f"{_range(one.replicas for one in judged)} copies"
-        well = Flaw(Verdict.HOLDS, fact, until="two brokers of a topic are away: writing waits for one of them")
+        well = Flaw(Standing.HOLDS, fact, until="two brokers of a topic are away: writing waits for one of them")
     mended = ((name, Flaw(one.verdict, one.fact, one.until, _mend(look, one.mend))) for name, one in found)
     yield from rows_of("TL-D28", "acknowledged by several", mended, well)
 
@@ -101,9 +101,9 @@ def _bound(one: TopicSeen) -> Flaw | None:
         mend = "Set the cluster's min.insync.replicas to 2."
     if least == 1:
         until = "the one broker that has an acknowledged record loses its disk"
-        return Flaw(Verdict.WARNS, fact, until, mend)
+        return Flaw(Standing.WARNS, fact, until, mend)
     if least >= copies_:
-        return Flaw(Verdict.WARNS, fact, "one broker is away: nothing can be written then", mend)
+        return Flaw(Standing.WARNS, fact, "one broker is away: nothing can be written then", mend)
     return None
 
 
@@ -112,7 +112,7 @@ def now(look: LookedAt) -> Iterator[Finding]:
     topics = [*look.of(), *filter(None, [look.kafka.topics.get(TRANSACTIONS)])]
     there = [one for one in topics if not one.planned]
     found = [(one.name, flaw) for one in there if (flaw := _behind(one)) is not None]
-    well = Flaw(Verdict.HOLDS, "every replica is in sync, every partition has a leader") if there else None
+    well = Flaw(Standing.HOLDS, "every replica is in sync, every partition has a leader") if there else None
     yield from rows_of("TL-D29", "replicas in sync", found, well)
 
 
@@ -120,14 +120,14 @@ def _behind(one: TopicSeen) -> Flaw | None:
     mend = "Is a broker down, or slow? kafka-topics.sh --describe --under-replicated-partitions names it."
     if one.leaderless:
         fact = f"{one.leaderless} of {one.partitions} partitions have no leader"
-        return Flaw(Verdict.BROKEN, fact, "now: nothing of them can be written or read", mend)
+        return Flaw(Standing.BROKEN, fact, "now: nothing of them can be written or read", mend)
     if one.in_sync >= one.replicas:
         return None
     least = one.min_in_sync
     fact = f"{one.in_sync} of {one.replicas} replicas are in sync"
     if least is not None and one.in_sync < min(least, one.replicas):
-        return Flaw(Verdict.BROKEN, f"{fact}, min.insync.replicas is {least}", "now: Kafka takes no record", mend)
-    return Flaw(Verdict.WARNS, fact, f"{one.in_sync - (least or 1) + 1} more brokers are away", mend)
+        return Flaw(Standing.BROKEN, f"{fact}, min.insync.replicas is {least}", "now: Kafka takes no record", mend)
+    return Flaw(Standing.WARNS, fact, f"{one.in_sync - (least or 1) + 1} more brokers are away", mend)
 
 
 def unclean(look: LookedAt) -> Iterator[Finding]:
@@ -137,9 +137,9 @@ def unclean(look: LookedAt) -> Iterator[Finding]:
     if not several:
         return
     until = "all replicas in sync are away: one that is behind may lead then, and what it lacks is gone"
-    bad = Flaw(Verdict.WARNS, f"{name} = true", until, _mend(look, f"{_ALTER} {name}=false"))
+    bad = Flaw(Standing.WARNS, f"{name} = true", until, _mend(look, f"{_ALTER} {name}=false"))
     found = ((one.name, bad) for one in several if (one.config or {})[name] == "true")
-    yield from rows_of("TL-D30", "who may lead", found, Flaw(Verdict.HOLDS, f"{name} = false"))
+    yield from rows_of("TL-D30", "who may lead", found, Flaw(Standing.HOLDS, f"{name} = false"))
 
 
 def can_begin(kafka: KafkaSeen) -> bool:
@@ -164,7 +164,7 @@ def transaction_log(look: LookedAt) -> Iterator[Finding]:
         return
     fact = f"{TRANSACTIONS}: {copies_} copies, {'unknown' if least is None else least} must be in sync"
     judged = _log_flaw(copies_, least, kafka, there=log is not None)
-    flaw = judged or (None if kafka.alone else Flaw(Verdict.HOLDS, ""))
+    flaw = judged or (None if kafka.alone else Flaw(Standing.HOLDS, ""))
     if flaw is not None:
         yield Finding(code="TL-D32", promise=_LOG, verdict=flaw.verdict, because=fact, until=flaw.until, mend=flaw.mend)
 
@@ -174,7 +174,7 @@ def _log_flaw(copies_: int, least: int | None, kafka: KafkaSeen, *, there: bool)
     if not there and copies_ > len(kafka.brokers):
         mend = f"Start as many brokers, or set {lines} to what {len(kafka.brokers)} can hold."
         until = f"never: Kafka can't make it on {len(kafka.brokers)} brokers, and no transaction begins"
-        return Flaw(Verdict.BROKEN, "", until, mend)
+        return Flaw(Standing.BROKEN, "", until, mend)
     mend = f"Three copies, two in sync: {lines} for a topic that is made, kafka-configs.sh for one that is there."
     weak = (
         (copies_ < _ENOUGH, "one broker is away: transactions stop, or rest on one copy"),
@@ -182,7 +182,7 @@ def _log_flaw(copies_: int, least: int | None, kafka: KafkaSeen, *, there: bool)
         (least is not None and least >= copies_, "one broker is away: no transaction goes on"),
     )
     until = "" if kafka.alone else next((text for is_so, text in weak if is_so), "")  # TL-D27 tells of one broker
-    return Flaw(Verdict.WARNS, "", until, mend) if until else None
+    return Flaw(Standing.WARNS, "", until, mend) if until else None
 
 
 RULES: Final = (copies, in_sync, now, unclean, transaction_log)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka import copies, retention, rights, topics, transactions
 from towline.doctor.kafka.planned import planned
 from towline.doctor.kafka.reading import read
@@ -40,7 +40,7 @@ def examine(case: Case) -> Iterator[Finding]:
         kafka, needed = read(case, partial(wanted, bridge), begun)
     except (KafkaError, ConfigError) as error:
         yield _answer(
-            Verdict.BROKEN,
+            Standing.BROKEN,
             f"{error.what}",
             until="now: nothing reaches Kafka",
             mend=error.do or f"Is {bridge.kafka.bootstrap_servers} right, and up?",
@@ -63,7 +63,7 @@ def answers(kafka: KafkaSeen) -> Iterator[Finding]:
     """TL-D25: whether it answers, and whether each broker is where it tells its clients that it is."""
     for number, why in sorted(kafka.unreached.items()):
         yield _answer(
-            Verdict.BROKEN,
+            Standing.BROKEN,
             f"broker {number} tells its clients to come to {kafka.brokers[number]}, which can't be reached: {why}",
             until="now: the partitions that it leads can't be written or read from here",
             mend="Correct its advertised.listeners, or the network between.",
@@ -71,10 +71,10 @@ def answers(kafka: KafkaSeen) -> Iterator[Finding]:
     if not kafka.unreached:
         count = len(kafka.brokers)
         yield _answer(
-            Verdict.HOLDS,
+            Standing.HOLDS,
             f"{counted(count, 'broker')} of cluster {kafka.cluster_id}, in {kafka.answer_s * 1000:,.0f} ms",
         )
 
 
-def _answer(verdict: Verdict, because: str, *, until: str = "", mend: str = "") -> Finding:
+def _answer(verdict: Standing, because: str, *, until: str = "", mend: str = "") -> Finding:
     return Finding(code="TL-D25", promise="Kafka answers", verdict=verdict, because=because, until=until, mend=mend)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 
 __all__ = ["Flaw", "days", "named", "rows_of", "sized"]
 
@@ -25,7 +25,7 @@ class Flaw:
         mend: What to do; ``TOPIC`` stands for a topic's name.
     """
 
-    verdict: Verdict
+    verdict: Standing
     fact: str
     until: str = ""
     mend: str = ""

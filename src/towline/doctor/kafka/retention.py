@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from towline.doctor.findings import Verdict
+from towline.doctor.findings import Standing
 from towline.doctor.kafka.flaws import Flaw, days, rows_of
 from towline.doctor.kafka.wanted import TopicRole
 
@@ -64,7 +64,7 @@ def kept(look: LookedAt) -> Iterator[Finding]:
     """TL-D34: how long records stay, against how long somebody may be away."""
     for line in look.bridge.lines:
         found = [*_kept(look, line.name)]
-        bad = [(name, flaw) for name, flaw in found if flaw.verdict is Verdict.WARNS]
+        bad = [(name, flaw) for name, flaw in found if flaw.verdict is Standing.WARNS]
         yield from rows_of("TL-D34", "time to read", bad or found, line=line.name)
 
 
@@ -79,7 +79,7 @@ def _kept(look: LookedAt, line: str) -> Iterator[tuple[str, Flaw]]:
         if span is None:
             continue
         if span < 0 or span > _FOR_EVER_MS:
-            yield one.name, Flaw(Verdict.HOLDS, "Kafka deletes nothing by itself")
+            yield one.name, Flaw(Standing.HOLDS, "Kafka deletes nothing by itself")
             continue
         short = span < _LEAST_MS[one.role]
         limits = [
@@ -90,7 +90,7 @@ def _kept(look: LookedAt, line: str) -> Iterator[tuple[str, Flaw]]:
         yield (
             one.name,
             Flaw(
-                Verdict.WARNS if short else Verdict.LIMITED,
+                Standing.WARNS if short else Standing.LIMITED,
                 ", ".join(limits) + (f", {seen.partitions} partitions" if len(limits) > 1 else ""),
                 _WHO[one.role].format(days(span)),
                 f"Keep records for {least} at least: {alter} retention.ms=604800000" if short else "",
@@ -107,7 +107,7 @@ def times(look: LookedAt) -> Iterator[Finding]:
     """TL-D35: which times of records Kafka takes, against how long a message may wait for it."""
     judged = ((seen.name, _times(seen, look.kafka.servers)) for seen in look.of(TopicRole.RECORDS))
     found = [(name, flaw) for name, flaw in judged if flaw is not None]
-    bad = [(name, flaw) for name, flaw in found if flaw.verdict is Verdict.WARNS]
+    bad = [(name, flaw) for name, flaw in found if flaw.verdict is Standing.WARNS]
     yield from rows_of("TL-D35", "outage of Kafka", bad or found)
 
 
@@ -117,29 +117,29 @@ def _times(seen: TopicSeen, servers: str) -> Flaw | None:
         return None
     if config.get("message.timestamp.type") == "LogAppendTime":
         fact = "message.timestamp.type = LogAppendTime: a record has Kafka's time; that of receipt is in its headers"
-        return Flaw(Verdict.LIMITED, fact)
+        return Flaw(Standing.LIMITED, fact)
     alter = f"kafka-configs.sh --bootstrap-server {servers} --alter --topic TOPIC --add-config"
     before, after = seen.number("message.timestamp.before.max.ms"), seen.number("message.timestamp.after.max.ms")
     if before is not None and before < _DAY_MS:
         until = f"Kafka is away for {days(before)}: what waited longer becomes dead letters, or stops the line"
         mend = f"{alter} message.timestamp.before.max.ms=9223372036854775807"
-        return Flaw(Verdict.WARNS, f"message.timestamp.before.max.ms = {before:,}", until, mend)
+        return Flaw(Standing.WARNS, f"message.timestamp.before.max.ms = {before:,}", until, mend)
     if after is not None and after < _LEAST_AHEAD_MS:
         until = f"this machine's clock is {days(after)} ahead of Kafka's"
         return Flaw(
-            Verdict.WARNS,
+            Standing.WARNS,
             f"message.timestamp.after.max.ms = {after:,}",
             until,
             f"{alter} message.timestamp.after.max.ms=3600000",
         )
     span = _outage_ms(seen, before)
     if span is None:
-        return Flaw(Verdict.HOLDS, "records keep the time of receipt; Kafka takes any, and deletes none by its age")
+        return Flaw(Standing.HOLDS, "records keep the time of receipt; Kafka takes any, and deletes none by its age")
     name, value = span
     until = f"Kafka is away for {days(value)}: it takes what waited longer, and deletes it at once"
     if name != "retention.ms":
         until = f"Kafka is away for {days(value)}: what waited longer becomes dead letters, or stops the line"
-    return Flaw(Verdict.LIMITED, f"{name} = {value:,}, and records keep the time of receipt", until)
+    return Flaw(Standing.LIMITED, f"{name} = {value:,}, and records keep the time of receipt", until)
 
 
 def _outage_ms(seen: TopicSeen, before: int | None) -> tuple[str, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka.flaws import Flaw, named, rows_of
 from towline.doctor.kafka.seen import DENIED_GROUP, OK
 from towline.doctor.kafka.topics import DENIED
@@ -31,7 +31,7 @@ def rights(look: LookedAt) -> Iterator[Finding]:
     others = [*_on_the_rest(look)]
     yield from others
     if not found and not others and look.of():
-        yield _row(Verdict.HOLDS, f"this user may do all that the lines need with {len(look.of())} topics")
+        yield _row(Standing.HOLDS, f"this user may do all that the lines need with {len(look.of())} topics")
 
 
 def _on_topics(look: LookedAt) -> Iterator[tuple[str, Flaw]]:
@@ -44,24 +44,24 @@ def _on_topics(look: LookedAt) -> Iterator[tuple[str, Flaw]]:
             outcome, _ = kafka.may_create.get(name, (OK, ""))
             if outcome in DENIED:
                 mend = f"{acl} --operation Create --topic TOPIC; or make it by hand."
-                yield name, Flaw(Verdict.BROKEN, "Create is not granted, and it is missing", "never", mend)
+                yield name, Flaw(Standing.BROKEN, "Create is not granted, and it is missing", "never", mend)
             continue
         needed = sorted({right for one in uses for right in one.rights})
         operations = " ".join(f"--operation {right.title()}" for right in needed)
         if name in kafka.hidden:
             if any(one.must for one in uses):
                 mend = f"{acl} {operations} --operation DescribeConfigs --topic TOPIC"
-                yield name, Flaw(Verdict.BROKEN, "this user may not even see it (Describe)", "never", mend)
+                yield name, Flaw(Standing.BROKEN, "this user may not even see it (Describe)", "never", mend)
         elif seen is not None and seen.allowed is not None:
             lacking = [right for right in needed if right not in seen.allowed]
             if lacking:
                 words = " and ".join(right.title() for right in lacking)
                 until = "never: the line stops at its first batch"
-                yield name, Flaw(Verdict.BROKEN, f"{words} not granted", until, f"{acl} {operations} --topic TOPIC")
+                yield name, Flaw(Standing.BROKEN, f"{words} not granted", until, f"{acl} {operations} --topic TOPIC")
             elif seen.config is None:
                 mend = f"{acl} --operation DescribeConfigs --topic TOPIC"
                 fact = "DescribeConfigs not granted: its limits can't be read, by doctor and by the line"
-                yield name, Flaw(Verdict.UNKNOWN, fact, "", mend)
+                yield name, Flaw(Standing.UNKNOWN, fact, "", mend)
 
 
 def _on_the_rest(look: LookedAt) -> Iterator[Finding]:
@@ -70,7 +70,7 @@ def _on_the_rest(look: LookedAt) -> Iterator[Finding]:
     refused = [one for one in look.writers if kafka.transactions.get(one.probe_id, (OK, ""))[0] == _IDS]
     for one in refused:
         yield _row(
-            Verdict.WARNS,
+            Standing.WARNS,
             f"transactional id {one.probe_id} is refused, which a right for the prefix {one.prefix} would cover",
             until="never, unless each id is granted by its full name",
             mend=f"{acl} --operation Write --operation Describe {_PREFIXED} {one.prefix}",
@@ -79,20 +79,20 @@ def _on_the_rest(look: LookedAt) -> Iterator[Finding]:
     denied = [group for group, outcome in kafka.groups.items() if outcome == DENIED_GROUP]
     if denied:
         yield _row(
-            Verdict.BROKEN,
+            Standing.BROKEN,
             f"Read on the group {named(denied)} is not granted",
             until="never: rows are not removed from the landing topic",
             mend=f"{acl} --operation Read --group {denied[0]}",
         )
     if not kafka.settings and kafka.brokers:
         yield _row(
-            Verdict.UNKNOWN,
+            Standing.UNKNOWN,
             f"DescribeConfigs on the cluster is not granted: {_READ} can't be read",
             mend=f"{acl} --operation DescribeConfigs --cluster, for the user that runs doctor.",
         )
 
 
-def _row(verdict: Verdict, because: str, *, until: str = "", mend: str = "", line: str = "") -> Finding:
+def _row(verdict: Standing, because: str, *, until: str = "", mend: str = "", line: str = "") -> Finding:
     return Finding(code=_CODE, promise=_PROMISE, verdict=verdict, because=because, until=until, mend=mend, line=line)
 
 

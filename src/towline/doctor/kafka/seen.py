@@ -11,7 +11,7 @@ from towline.doctor.kafka.wanted import TopicRole
 
 if TYPE_CHECKING:
     from towline.bridge.config.model import Bridge
-    from towline.doctor.case import Load
+    from towline.doctor.case import LineLoad
     from towline.doctor.kafka.wanted import TransactionWriter, WantedTopic
 
 __all__ = ["DENIED_GROUP", "OK", "TRANSACTIONS", "KafkaSeen", "LookedAt", "TopicSeen", "number"]
@@ -140,7 +140,7 @@ class LookedAt:
     kafka: KafkaSeen
     wanted: tuple[WantedTopic, ...] = ()
     writers: tuple[TransactionWriter, ...] = ()
-    total: Load | None = None
+    total: LineLoad | None = None
 
     def of(self, *roles: TopicRole) -> list[TopicSeen]:
         """The topics with one of these roles that are there, each once; of all roles where none is named."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from towline.bridge.config.model import Line
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka.flaws import Flaw, named, rows_of, sized
 from towline.doctor.kafka.seen import OK, TopicSeen
 from towline.doctor.kafka.wanted import TopicRole
@@ -48,12 +48,12 @@ def there(look: LookedAt) -> Iterator[Finding]:
         elif outcome not in DENIED and outcome != "TOPIC_ALREADY_EXISTS":
             until = "never: the line does not start"
             mend = "Correct [kafka] create_topics, or make it by hand."
-            missing.append((one.name, Flaw(Verdict.BROKEN, f"Kafka refuses to make it: {words}", until, mend)))
+            missing.append((one.name, Flaw(Standing.BROKEN, f"Kafka refuses to make it: {words}", until, mend)))
     well = None
     if made:
-        well = Flaw(Verdict.LIMITED, f"Towline makes {named(made)} at the start", until="")
+        well = Flaw(Standing.LIMITED, f"Towline makes {named(made)} at the start", until="")
     elif look.of():
-        well = Flaw(Verdict.HOLDS, f"{len(look.of())} topics are there")
+        well = Flaw(Standing.HOLDS, f"{len(look.of())} topics are there")
     yield from rows_of("TL-D26", "topics", missing, well)
 
 
@@ -70,7 +70,7 @@ def _missing(look: LookedAt) -> Flaw:
         fact += f"num.partitions = {partitions}, default.replication.factor = {copies}"
     create = f"kafka-topics.sh --bootstrap-server {look.kafka.servers} --create --topic TOPIC"
     mend = f"Set create_topics in [kafka], or: {create}"
-    return Flaw(Verdict.BROKEN, fact, "never: the line does not start", mend)
+    return Flaw(Standing.BROKEN, fact, "never: the line does not start", mend)
 
 
 def markers(look: LookedAt) -> Iterator[Finding]:
@@ -85,13 +85,13 @@ def markers(look: LookedAt) -> Iterator[Finding]:
         if seen.policy and seen.policy != {"compact"}:
             fact = f"cleanup.policy = {','.join(sorted(seen.policy))}"
             until = "a marker is deleted, after which the line stops (TL-K10)"
-            found.append((one.name, Flaw(Verdict.BROKEN, fact, until, f"{alter} cleanup.policy=compact")))
+            found.append((one.name, Flaw(Standing.BROKEN, fact, until, f"{alter} cleanup.policy=compact")))
         elif seen.partitions < one.partitions:
             fact = f"{seen.partitions} partitions, parallelism = {one.partitions}"
             mend = f"kafka-topics.sh --bootstrap-server {look.kafka.servers} --alter --topic TOPIC"
             mend = f"{mend} --partitions {one.partitions}"
-            found.append((one.name, Flaw(Verdict.BROKEN, fact, "never: the line does not start (TL-K22)", mend)))
-    well = Flaw(Verdict.HOLDS, f"cleanup.policy = compact of {judged} marker topics") if judged else None
+            found.append((one.name, Flaw(Standing.BROKEN, fact, "never: the line does not start (TL-K22)", mend)))
+    well = Flaw(Standing.HOLDS, f"cleanup.policy = compact of {judged} marker topics") if judged else None
     yield from rows_of("TL-D36", "markers of batches", found, well)
 
 
@@ -107,8 +107,8 @@ def landing(look: LookedAt) -> Iterator[Finding]:
             what, do = problem
             fact = what.partition(f'"{one.name}" ')[2] or what
             until = "never: its gateway does not start (TL-J35)"
-            found.append((one.name, Flaw(Verdict.BROKEN, fact, until, do.replace("SERVERS", look.kafka.servers))))
-    well = Flaw(Verdict.HOLDS, f"{judged} topics delete nothing by themselves") if judged else None
+            found.append((one.name, Flaw(Standing.BROKEN, fact, until, do.replace("SERVERS", look.kafka.servers))))
+    well = Flaw(Standing.HOLDS, f"{judged} topics delete nothing by themselves") if judged else None
     yield from rows_of("TL-D37", "inbox in Kafka", found, well)
 
 
@@ -124,14 +124,14 @@ def compacted(look: LookedAt) -> Iterator[Finding]:
         fact = f"cleanup.policy = {','.join(sorted(seen.policy))}"
         if one.role is TopicRole.DEAD_LETTERS:
             until = "the first dead letter, at which the line stops (TL-K71)"
-            found.append((one.name, Flaw(Verdict.BROKEN, fact, until, delete)))
+            found.append((one.name, Flaw(Standing.BROKEN, fact, until, delete)))
         elif one.role is TopicRole.RECORDS and not one.keyed:
             until = "never: Kafka takes no record without a key there"
             mend = f"Give the route a key, or: {delete}"
-            found.append((one.name, Flaw(Verdict.BROKEN, f"{fact}, and a route gives no key", until, mend)))
+            found.append((one.name, Flaw(Standing.BROKEN, f"{fact}, and a route gives no key", until, mend)))
         elif one.role in (TopicRole.RECORDS, TopicRole.SOURCE):
             until = "another record of the same key comes"
-            found.append((one.name, Flaw(Verdict.LIMITED, fact, until)))
+            found.append((one.name, Flaw(Standing.LIMITED, fact, until)))
     yield from rows_of("TL-D38", "every record kept", found)
 
 
@@ -172,15 +172,15 @@ def _size(line: Line, most: int, names: str, *, landed: bool) -> Finding:
     until = f"a message of more than {sized(most)}"
     mend = ""
     if packet <= most:
-        verdict, until = Verdict.HOLDS, ""
+        verdict, until = Standing.HOLDS, ""
     elif landed:
-        verdict, until = Verdict.LIMITED, f"{until}: of that, size and digest are kept (packets_too_large)"
+        verdict, until = Standing.LIMITED, f"{until}: of that, size and digest are kept (packets_too_large)"
     elif not policy(line.guarantee).serves_again:
-        verdict, until = Verdict.LIMITED, f"{until}, which is given up"
+        verdict, until = Standing.LIMITED, f"{until}, which is given up"
     elif line.dead_letter_topic:
-        verdict, until = Verdict.LIMITED, f"{until}, which becomes a dead letter, in parts"
+        verdict, until = Standing.LIMITED, f"{until}, which becomes a dead letter, in parts"
     else:
-        verdict, until = Verdict.WARNS, f"{until}: it stops the line until somebody acts"
+        verdict, until = Standing.WARNS, f"{until}: it stops the line until somebody acts"
         mend = (
             "Give the line a dead_letter_topic; or raise max.message.bytes, and message.max.bytes in [kafka] settings."
         )

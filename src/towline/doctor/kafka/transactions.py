@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka.flaws import days
 from towline.doctor.kafka.seen import OK
 from towline.text import counted
@@ -36,7 +36,7 @@ def clocks(look: LookedAt) -> Iterator[Finding]:
     fact += "" if most is None else f", {_LONGEST} = {most:,} of the brokers"
     if (most is not None and most < asked) or any(outcome[0] == _REFUSED_CLOCK for _, outcome in failed):
         yield _clock(
-            Verdict.BROKEN,
+            Standing.BROKEN,
             fact,
             until="never: Kafka refuses to begin a transaction",
             mend=f"Raise {_LONGEST} of the brokers, or lower transaction.timeout.ms in [kafka] settings.",
@@ -46,18 +46,18 @@ def clocks(look: LookedAt) -> Iterator[Finding]:
         until = "never: the line writes nothing" if name else ""
         because = f"a transaction of {writer.probe_id} could not begin: {words}"
         mend = "Is a broker down, or Kafka busy? Mend that, and ask again."
-        yield _clock(Verdict.BROKEN, because, until=until, mend=mend, line=writer.line)
+        yield _clock(Standing.BROKEN, because, until=until, mend=mend, line=writer.line)
     if tried and not failed:
         begun = sum(outcome[0] == OK for _, outcome in tried)
         if begun:
-            yield _clock(Verdict.HOLDS, f"{counted(begun, 'writer')} began a transaction; {fact}")
+            yield _clock(Standing.HOLDS, f"{counted(begun, 'writer')} began a transaction; {fact}")
 
 
 def _tried(look: LookedAt, probe_id: str) -> bool:
     return probe_id in look.kafka.transactions
 
 
-def _clock(verdict: Verdict, because: str, *, until: str = "", mend: str = "", line: str = "") -> Finding:
+def _clock(verdict: Standing, because: str, *, until: str = "", mend: str = "", line: str = "") -> Finding:
     return Finding(
         code="TL-D31",
         promise="transactions",
@@ -82,7 +82,7 @@ def expiry(look: LookedAt) -> Iterator[Finding]:
     yield Finding(
         code="TL-D40",
         promise="older writers fenced",
-        verdict=Verdict.WARNS if short else Verdict.LIMITED,
+        verdict=Standing.WARNS if short else Standing.LIMITED,
         because=f"{_EXPIRY} = {kept:,} of the brokers; a line may stand still for longer",
         until=f"an older copy of a line was frozen for {days(kept)} and writes again",
         mend=f"Raise {_EXPIRY} of the brokers to 604800000, seven days." if short else "",
@@ -107,7 +107,7 @@ def verified(look: LookedAt) -> Iterator[Finding]:
     yield Finding(
         code="TL-D41",
         promise="late requests kept out",
-        verdict=Verdict.HOLDS if well else Verdict.WARNS,
+        verdict=Standing.HOLDS if well else Standing.WARNS,
         because=fact,
         until="" if well else "a request of a killed writer comes late: its transaction stays open, and readers wait",
         mend="" if well else f"Set {_VERIFIED} = true, with Kafka 3.6 or newer.",

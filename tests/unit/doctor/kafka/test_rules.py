@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.engines.planting import SOUND
 from towline.bridge.config.file import load
-from towline.doctor.case import Load
-from towline.doctor.findings import Finding, Verdict
+from towline.doctor.case import LineLoad
+from towline.doctor.findings import Finding, Standing
 from towline.doctor.kafka import copies, retention, rights, topics, transactions
 from towline.doctor.kafka.brokerclock import least_apart
 from towline.doctor.kafka.examiner import answers, judge
@@ -23,7 +23,7 @@ from towline.doctor.kafka.planned import planned
 from towline.doctor.kafka.seen import DENIED_GROUP, KafkaSeen, LookedAt, TopicSeen
 from towline.doctor.kafka.wanted import TopicRole, WantedTopic, wanted, writers
 
-BROKEN, WARNS, LIMITED, HOLDS = Verdict.BROKEN, Verdict.WARNS, Verdict.LIMITED, Verdict.HOLDS
+BROKEN, WARNS, LIMITED, HOLDS = Standing.BROKEN, Standing.WARNS, Standing.LIMITED, Standing.HOLDS
 #: A broker's settings as Kafka ships them, but for what it is sound to set.
 SETTINGS = {
     "auto.create.topics.enable": "false",
@@ -102,7 +102,7 @@ def with_settings(look: LookedAt, **changes: str | None) -> LookedAt:
     return with_kafka(look, settings={1: SETTINGS, 2: changed, 3: SETTINGS})
 
 
-def bad(found: Iterator[Finding]) -> list[tuple[str, Verdict]]:
+def bad(found: Iterator[Finding]) -> list[tuple[str, Standing]]:
     return sorted({(one.code, one.verdict) for one in found if one.verdict not in (HOLDS, LIMITED)})
 
 
@@ -112,7 +112,7 @@ def test_a_sound_cluster_has_no_complaint(look: LookedAt) -> None:
 
 
 #: What is wrong -> which row says so; what a real Kafka is asked is in tests/integration/doctor.
-CASES: dict[str, tuple[Callable[[LookedAt], LookedAt], str, Verdict]] = {
+CASES: dict[str, tuple[Callable[[LookedAt], LookedAt], str, Standing]] = {
     "transactions need more brokers than there are": (
         lambda one: with_kafka(
             with_settings(one, transaction_state_log_replication_factor="3"), brokers={1: "a:9092"}, transactions={}
@@ -199,8 +199,8 @@ def test_what_is_wrong_is_said_once(look: LookedAt, what: str) -> None:
 def test_what_may_not_be_read_is_not_known_and_says_which_right_it_takes(look: LookedAt) -> None:
     blind = {name: replace(one, config=None) for name, one in look.kafka.topics.items()}
     found = [*judge(with_kafka(look, settings={}, topics=blind))]
-    assert bad(iter(found)) == [("TL-D39", Verdict.UNKNOWN)]
-    assert all("DescribeConfigs" in one.because for one in found if one.verdict is Verdict.UNKNOWN)
+    assert bad(iter(found)) == [("TL-D39", Standing.UNKNOWN)]
+    assert all("DescribeConfigs" in one.because for one in found if one.verdict is Standing.UNKNOWN)
 
 
 def test_a_missing_topic_that_any_program_could_make(look: LookedAt) -> None:
@@ -214,7 +214,7 @@ def test_a_missing_topic_that_any_program_could_make(look: LookedAt) -> None:
 def test_retention_by_size_is_a_time_at_the_rate(look: LookedAt) -> None:
     small = with_topic(look, seen("b.records", retention_bytes=str(10**9)))
     assert bad(retention.kept(small)) == []
-    busy = replace(small, total=Load(10_000, 2e6, "--rate"))  # 2 partitions of 1 GB: 1,000 s
+    busy = replace(small, total=LineLoad(10_000, 2e6, "--rate"))  # 2 partitions of 1 GB: 1,000 s
     (row,) = (one for one in retention.kept(busy) if one.verdict is WARNS)
     assert "17 min" in row.until
 
