@@ -75,12 +75,12 @@ class Tables:
     """Reads tables of one file.
 
     Args:
-        base: The directory that relative paths are relative to.
+        directory: Tells what a relative path in the value at a key path is relative to.
         mistakes: Where mistakes are noted.
     """
 
-    def __init__(self, base: Path, mistakes: Mistakes) -> None:
-        self.base = base
+    def __init__(self, directory: Callable[[KeyPath], Path], mistakes: Mistakes) -> None:
+        self.directory = directory
         self.mistakes = mistakes
 
     def model(self, kind: type[_M], table: Any, path: KeyPath, subject: str, apart: tuple[str, ...] = ()) -> _M | None:
@@ -130,7 +130,7 @@ class Tables:
         """A file, resolved; it must be there, or `do` says what to do."""
         if file is None:
             return None
-        file = self.base / file.expanduser()
+        file = self.directory(path) / file.expanduser()
         if not file.is_file():
             self.mistakes.add("TL-C15", path, subject, f"{path[-1]} {file} is not there", do)
         return file
