@@ -28,6 +28,7 @@ COMMANDS = {
     "run": "run the lines of a bridge file",
     "check": "validate a bridge file and print the plan; no network",
     "doctor": "what the broker, Kafka and the disk can keep of the promise; probes only",
+    "schema": "what a bridge file may say, as JSON Schema for editors",
     "status": "the account of every message: received, waiting, committed",
     "dlq": "dead letters: show them, and carry the mended ones on",
     "refused": "messages the broker would not take: show them, send them again",

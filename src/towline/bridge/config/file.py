@@ -349,7 +349,9 @@ class Reader:
         named: dict[object, KeyPath] = {}
         for kind, index, table in places:
             name = table.get("name") if isinstance(table, dict) else None
-            if name is not None and name in named:
+            if not isinstance(name, str):
+                continue  # noted
+            if name in named:
                 subject, what = f'{kind} "{name}"', "another line has this name"
                 self._mistakes.add("TL-C18", (kind, index, "name"), subject, what, "Rename one.")
             named.setdefault(name, (kind, index))

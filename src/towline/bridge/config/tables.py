@@ -14,7 +14,7 @@ from towline.bridge.config.places import KeyPath
 from towline.bridge.config.section import Section
 from towline.gateway.settings import GatewaySettings, LandingSettings
 
-__all__ = ["Surroundings", "Tables"]
+__all__ = ["MQTT_KEYS", "Surroundings", "Tables"]
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -34,9 +34,10 @@ _NOT_MQTT = {
     "receipts",
     "share",
 }
-_MQTT_KEYS: dict[str, Any] = {name: (Any, None) for name in GatewaySettings.model_fields if name not in _NOT_MQTT}
+#: Settings of a gateway that [mqtt] may say.
+MQTT_KEYS: dict[str, Any] = {name: (Any, None) for name in GatewaySettings.model_fields if name not in _NOT_MQTT}
 #: What [uplink.mqtt] may set: all the rest of `GatewaySettings`. Its values are judged with the line's others.
-_LineMqtt = create_model("_LineMqtt", __base__=Section, **_MQTT_KEYS)
+_LineMqtt = create_model("_LineMqtt", __base__=Section, **MQTT_KEYS)
 #: What [mqtt] may set.
 _CommonMqtt = create_model("_CommonMqtt", __base__=_LineMqtt, client_id_prefix=(Any, None))
 
