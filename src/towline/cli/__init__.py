@@ -25,6 +25,7 @@ EXIT_INTERRUPTED = 130
 
 #: Command → what it does, in one line of help.
 COMMANDS = {
+    "init": "a first bridge file, from five questions or a mosquitto.conf",
     "run": "run the lines of a bridge file",
     "check": "validate a bridge file and print the plan; no network",
     "doctor": "what the broker, Kafka and the disk can keep of the promise; probes only",
