@@ -75,6 +75,7 @@ class Carried:
             query.stop()
 
 
+@pytest.mark.long
 def test_a_clock_that_was_ahead_for_one_batch_costs_none_of_the_next(
     one_partition: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row, SparkSession
 
-from tests.integration.bridge.mapped import mapped
+from tests.integration.bridge.mapped import Planned, mapped
 from towline.bridge.config.file import parse
 from towline.bridge.config.model import Bridge
 from towline.bridge.downlink import sql as downsql
@@ -61,6 +61,7 @@ gateways = ["gw"]
 defaults = { content-type = "text/d9", ttl = 40, level = 4 }
 [hono.tenants.t2]
 """
+Records = Callable[..., list[Row]]
 MOUNTED = TENANTS.replace("\n[hono", '\n[hono]\nmount = "{device}@{tenant}"\n[hono', 1)
 
 
@@ -73,16 +74,25 @@ def message(topic: str, payload: bytes = b"x", qos: int = 1, **more: Any) -> dic
     return {**row, "retain": False, "duplicate": False, "gateway": "g", "offset": 0, **more}
 
 
-def up(spark: SparkSession, hono: str, *messages: dict[str, Any]) -> list[Any]:
+@pytest.fixture(scope="module")
+def records(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Records:
+    """What goes to Kafka, in the order of the messages, by what the file says of Hono."""
+    place = tmp_path_factory.mktemp("messages")
+    plans: dict[str, Planned] = {}
+
+    def get(hono: str, *messages: dict[str, Any]) -> list[Row]:
+        if hono not in plans:
+            routes = bridge(hono).uplinks[0].routes
+            each = lambda frame: mapped(frame, routes, dead_letters=DEAD, counters=("c", "k"))  # noqa: E731
+            plans[hono] = Planned(spark, place / f"{len(plans)}.arrow", each)
+        return plans[hono](messages)
+
+    return get
+
+
+def up(records: Records, hono: str, *messages: dict[str, Any]) -> list[Any]:
     """By message ``(topic, key, value, headers)``, or the words of its refusal, or the reason of its dead letter."""
-    rows = records(spark, hono, *messages, counters=("c", "k"))
-    return [outcome(row) for row in rows]
-
-
-def records(spark: SparkSession, hono: str, *messages: dict[str, Any], **more: Any) -> list[Row]:
-    """What goes to Kafka, in the order of the messages."""
-    frame = spark.createDataFrame([tuple(m[c] for c in COLUMNS) for m in messages], SPARK_SCHEMA).coalesce(1)
-    return mapped(frame, bridge(hono).uplinks[0].routes, dead_letters=DEAD, **more).collect()
+    return [outcome(row) for row in records(hono, *messages)]
 
 
 def outcome(row: Row) -> Any:
@@ -94,11 +104,11 @@ def outcome(row: Row) -> Any:
     return headers["towline.dlq.detail"] if reason == "rejected" else reason
 
 
-def refused(spark: SparkSession, hono: str, *messages: dict[str, Any]) -> list[str]:
+def refused(spark: SparkSession, records: Records, hono: str, *messages: dict[str, Any]) -> list[str]:
     """What the devices are told: topic and message."""
     letters = [
         (row.key, row.value, "b.dead-letters", 0, offset, row.timestamp, [(h.key, h.value) for h in row.headers])
-        for offset, row in enumerate(records(spark, hono, *messages))
+        for offset, row in enumerate(records(hono, *messages))
     ]
     assert len(letters) == len(messages)
     rows = down(spark, bridge(hono).downlinks[1].section, letters)
@@ -118,20 +128,20 @@ def test_its_code_is_of_a_size_that_java_compiles(spark: SparkSession) -> None:
     assert "*(" not in nodes, "compiled as one method"
 
 
-def test_forms_of_topics(spark: SparkSession) -> None:
+def test_forms_of_topics(records: Records) -> None:
     """Telemetry and events, long and short, with both ids; other levels behind them change nothing."""
     forms = ["telemetry/t1/d1", "t/t1/d1", "t/t1/d1/more/levels", "event/t1/d1", "e/t1/d1"]
-    results = up(spark, TENANTS, *(message(form) for form in forms))
+    results = up(records, TENANTS, *(message(form) for form in forms))
     assert [(topic, key) for topic, key, _, _ in results] == [("hono.telemetry.t1", "d1")] * 3 + [
         ("hono.event.t1", "d1")
     ] * 2
     assert [headers["orig_address"] for _, _, _, headers in results] == forms
 
 
-def test_ids_come_from_the_configuration_where_the_topic_names_none(spark: SparkSession) -> None:
+def test_ids_come_from_the_configuration_where_the_topic_names_none(records: Records) -> None:
     fixed = '[hono]\ntenant = "t1"\ndevice = "d1"\n'
     forms = ["t", "telemetry", "t//other", "t/t2/d2", "e", "event//other", "c///s/203abc/200"]
-    results = up(spark, fixed, *(message(form) for form in forms))
+    results = up(records, fixed, *(message(form) for form in forms))
     assert [(topic.rpartition(".")[2], key) for topic, key, _, _ in results] == [
         ("t1", "d1"),
         ("t1", "d1"),
@@ -141,17 +151,17 @@ def test_ids_come_from_the_configuration_where_the_topic_names_none(spark: Spark
         ("t1", "other"),
         ("t1", "d1"),
     ]
-    assert up(spark, "", message("t"), message("t//d"), message("t/t1")) == [
+    assert up(records, "", message("t"), message("t//d"), message("t/t1")) == [
         "status 400: the topic names no tenant",
         "status 400: the topic names no tenant",
         "status 400: the topic names no device",
     ]
 
 
-def test_a_mount_says_who_has_published(spark: SparkSession) -> None:
+def test_a_mount_says_who_has_published(records: Records) -> None:
     """Authenticated forms: a gateway acts for others of its tenant, a device only for itself."""
     forms = ["d1@t1/t", "d@1@t1/telemetry", "gw@t1/t//d7", "gw@t1/e/t1/d7", "d1@t1/command///res/203abc/200"]
-    results = up(spark, MOUNTED, *(message(form) for form in forms))
+    results = up(records, MOUNTED, *(message(form) for form in forms))
     assert [(topic, key) for topic, key, _, _ in results] == [
         ("hono.telemetry.t1", "d1"),
         ("hono.telemetry.t1", "d@1"),
@@ -161,7 +171,7 @@ def test_a_mount_says_who_has_published(spark: SparkSession) -> None:
     ]
     strangers = ["d1@t1/t//d7", "d1@t1/t/t2/d1", "gw@t2/t//d7", "d1@t3/t", "nobody/t", "d1@/t"]
     not_for = "status 403: device is not authorized to act on behalf of another"
-    assert up(spark, MOUNTED, *(message(form) for form in strangers)) == [
+    assert up(records, MOUNTED, *(message(form) for form in strangers)) == [
         not_for,
         "status 403: can only publish for device of same tenant",
         not_for,
@@ -171,11 +181,11 @@ def test_a_mount_says_who_has_published(spark: SparkSession) -> None:
     ]
 
 
-def test_headers_of_telemetry_and_events(spark: SparkSession) -> None:
+def test_headers_of_telemetry_and_events(records: Records) -> None:
     """Strings raw, everything else JSON text; what is not there has no header."""
     users = [{"key": "content-encoding", "value": "gzip"}]
     telemetry, event, plain = up(
-        spark,
+        records,
         "",
         message("t/t/d", qos=0, retain=True, content_type="text/plain", user_properties=users),
         message("event/t/d/?hono-ttl=30&hono-ttd=-1", content_type="text/plain"),
@@ -201,9 +211,9 @@ def test_headers_of_telemetry_and_events(spark: SparkSession) -> None:
     assert plain[3] == {**common, "content-type": "application/octet-stream", "qos": "1", "orig_address": "t/t/d"}
 
 
-def test_content_type_by_bag_property_device_and_tenant(spark: SparkSession) -> None:
+def test_content_type_by_bag_property_device_and_tenant(records: Records) -> None:
     results = up(
-        spark,
+        records,
         TENANTS,
         message("t/t1/d9/?content-type=a%2Fb", content_type="from/mqtt"),
         message("t/t1/d9/?Content-Type=a/b+c", content_type="from/mqtt"),
@@ -241,15 +251,15 @@ TTLS = [
 ]
 
 
-def test_time_to_live_is_in_milliseconds_and_capped(spark: SparkSession) -> None:
-    results = up(spark, TENANTS, *(message(topic, qos=qos) for topic, qos, _ in TTLS))
+def test_time_to_live_is_in_milliseconds_and_capped(records: Records) -> None:
+    results = up(records, TENANTS, *(message(topic, qos=qos) for topic, qos, _ in TTLS))
     assert [headers.get("ttl") for *_, headers in results] == [ttl for *_, ttl in TTLS]
 
 
-def test_payload_and_content_type_fit(spark: SparkSession) -> None:
+def test_payload_and_content_type_fit(records: Records) -> None:
     empty = "application/vnd.eclipse-hono-empty-notification"
     fine, other, none, both = up(
-        spark,
+        records,
         "",
         message(f"e/t/d/?content-type={empty}&hono-ttd=0", b""),
         message("e/t/d", b"", content_type="text/plain"),
@@ -262,7 +272,7 @@ def test_payload_and_content_type_fit(spark: SparkSession) -> None:
     assert both == f"status 400: Content-Type {empty} does not match payload"
 
 
-def test_what_the_adapter_refuses(spark: SparkSession) -> None:
+def test_what_the_adapter_refuses(records: Records) -> None:
     malformed, few = "status 400: malformed topic name", "status 400: command response topic has too few segments"
     data = "status 400: command response topic contains invalid data"
     expected = {
@@ -279,12 +289,12 @@ def test_what_the_adapter_refuses(spark: SparkSession) -> None:
         "c/t1/d1/s//200 1": data,
     }
     asked = [message(key[:-2], qos=int(key[-1])) for key in expected]
-    assert up(spark, TENANTS, *asked) == list(expected.values())
+    assert up(records, TENANTS, *asked) == list(expected.values())
 
 
-def test_responses_say_which_request_they_answer(spark: SparkSession) -> None:
+def test_responses_say_which_request_they_answer(records: Records) -> None:
     topics = ["command/t1/d1/res/203abc/200", "c/t1/d1/s/30aa-b_c d.0:1reply/503", "c/t1/d1/s/003abc/299"]
-    results = up(spark, "", *(message(topic, content_type="text/x", qos=0) for topic in topics), message(topics[0]))
+    results = up(records, "", *(message(topic, content_type="text/x", qos=0) for topic in topics), message(topics[0]))
     assert [(topic, key) for topic, key, _, _ in results] == [("hono.command_response.t1", "d1")] * 4
     common = {"creation-time": str(MILLIS), "device_id": "d1", "tenant_id": "t1"}
     assert [headers for *_, headers in results] == [
@@ -377,7 +387,7 @@ def test_a_delivery_failure_has_the_headers_of_hono(spark: SparkSession) -> None
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_devices_are_told_why(spark: SparkSession) -> None:
+def test_devices_are_told_why(spark: SparkSession, records: Records) -> None:
     sent = [
         message("e/t1/d1/?correlation-id=c-1", qos=0),
         message("telemetry/t1/d1", b""),
@@ -387,7 +397,7 @@ def test_devices_are_told_why(spark: SparkSession) -> None:
         message("event/t1/d1", qos=0),
         message("t/t1"),
     ]
-    told = refused(spark, TENANTS, *sent)
+    told = refused(spark, records, TENANTS, *sent)
     body = '{{"code":{},"message":"{}","timestamp":"2026-01-02T03:04:05.678Z","correlation-id":"{}"}}'
     only, data = "Only QoS 1 supported for event messages", "command response topic contains invalid data"
     assert told == [
@@ -400,9 +410,9 @@ def test_devices_are_told_why(spark: SparkSession) -> None:
     ]
 
 
-def test_errors_go_to_the_client_that_has_published(spark: SparkSession) -> None:
+def test_errors_go_to_the_client_that_has_published(spark: SparkSession, records: Records) -> None:
     sent = [message("d1@t1/e", qos=0), message("gw@t1/e//d7", qos=0), message("d1@t1/t//d7"), message("d1@t1/t/t2/d1")]
-    assert [one.partition(": ")[0] for one in refused(spark, MOUNTED, *sent)] == [
+    assert [one.partition(": ")[0] for one in refused(spark, records, MOUNTED, *sent)] == [
         "d1@t1/error///e/-1/400",
         "gw@t1/error//d7/e/-1/400",
         "d1@t1/error//d7/t/-1/403",
@@ -410,12 +420,14 @@ def test_errors_go_to_the_client_that_has_published(spark: SparkSession) -> None
     ]
 
 
-def test_errors_under_short_names_are_no_events(spark: SparkSession) -> None:
+def test_errors_under_short_names_are_no_events(spark: SparkSession, records: Records) -> None:
     short = TENANTS.replace("\n[hono", "\n[hono]\ntopic_names = 'short'\n[hono", 1)
-    (told,) = refused(spark, short, message("e/t1/d1", qos=0))
+    (told,) = refused(spark, records, short, message("e/t1/d1", qos=0))
     topic = told.partition(": ")[0]
     assert topic == "e/t1/d1/e/-1/400"
-    assert [one[0] for one in up(spark, short, message(topic, qos=0), message("e/t1/d1/e/-1/nan"))] == ["hono.event.t1"]
+    assert [one[0] for one in up(records, short, message(topic, qos=0), message("e/t1/d1/e/-1/nan"))] == [
+        "hono.event.t1"
+    ]
 
 
 # -- the property bag, against a URL library -------------------------------------------------------------------------
@@ -429,9 +441,9 @@ BAGS = st.lists(st.tuples(NAMES, VALUES), max_size=4)
 
 @given(bags=st.lists(BAGS, min_size=200, max_size=200))
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
-def test_a_property_bag_is_a_url_query(spark: SparkSession, bags: list[list[tuple[str, str]]]) -> None:
+def test_a_property_bag_is_a_url_query(records: Records, bags: list[list[tuple[str, str]]]) -> None:
     topics = ["e/t/d/?" + "&".join(f"{name}={value}" for name, value in bag) for bag in bags]
-    results = up(spark, "", *(message(topic) for topic in topics))
+    results = up(records, "", *(message(topic) for topic in topics))
     for topic, result in zip(topics, results, strict=True):
         query = topic.rpartition("/?")[2]
         said: dict[str, str] = {}

@@ -27,7 +27,7 @@ from towline_prove.devstack import Mosquitto
 from towline_prove.devstack.cluster import ClusterNode, KafkaCluster
 from towline_prove.devstack.secured import CONNECTION_STRING, USER, SecuredKafka, SecuredMosquitto
 
-pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.broker, pytest.mark.kafka, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 
 FILE = """
 name = "{tag}"
@@ -179,7 +179,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
 
 
 #: Of the two, `make test` has the one with the longer handshake.
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", pytest.param("PLAIN", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "PLAIN"])
 def test_everything_once_with_tls_and_sasl(secured: SecuredKafka, tmp_path: Path, mechanism: Any) -> None:
     """PLAIN with ``$ConnectionString`` is what Azure Event Hubs takes."""
     settings = secured.settings_of(mechanism)
@@ -220,7 +220,6 @@ def leader(cluster: KafkaCluster, topic: str) -> tuple[ClusterNode, list[int]]:
     return cluster.node(found.leader), list(found.isrs)
 
 
-@pytest.mark.long
 def test_everything_once_while_a_broker_of_three_is_killed(
     cluster: KafkaCluster, tmp_path: Path, mosquitto: Mosquitto
 ) -> None:
@@ -240,7 +239,6 @@ def test_everything_once_while_a_broker_of_three_is_killed(
         assert "did not answer for 60 s" not in one.bridge.out, "the lost leader was not waited for"
 
 
-@pytest.mark.long
 def test_nothing_is_lost_with_a_follower_that_lags(
     cluster: KafkaCluster, tmp_path: Path, mosquitto: Mosquitto, record_property: Callable[[str, object], None]
 ) -> None:

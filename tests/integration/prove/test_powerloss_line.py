@@ -35,7 +35,13 @@ from towline_prove.subject import GatewayRun
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = [pytest.mark.spark, pytest.mark.faults, pytest.mark.timeout(2400), pytest.mark.usefixtures("ptrace")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.faults,
+    pytest.mark.long,
+    pytest.mark.timeout(2400),
+    pytest.mark.usefixtures("ptrace"),
+]
 
 MESSAGES = 60
 #: A Spark starts in 10 s alone, and in minutes under strace on a machine that is busy.
@@ -191,7 +197,6 @@ def test_a_batch_in_kafka_and_not_in_the_commit_log(machine: Machine) -> None:
     all_there_once(machine)
 
 
-@pytest.mark.long
 def test_without_syncs_the_same_power_failure_doubles(machine: Machine) -> None:
     """The checkpoint is gone, and with it the id of the query: what is in Kafka is written again."""
     with machine.on(unsynced=True):
@@ -201,7 +206,6 @@ def test_without_syncs_the_same_power_failure_doubles(machine: Machine) -> None:
     assert machine.verdict().doubled > 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("survives", [NOTHING, some(1), some(2), some(3, 0.8)], ids=["nothing", "1", "2", "3"])
 def test_power_lost_at_every_step(machine: Machine, survives: Survives) -> None:
     for step in STEPS:

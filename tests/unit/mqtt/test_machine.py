@@ -192,13 +192,13 @@ for index, (weight, name, domains) in enumerate(STEPS):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(
-    max_examples=800,
+    max_examples=400,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )
-TestLife = pytest.mark.timeout(900)(TestLife)  # 25 s of CPU, on a machine that has other things to do
+TestLife = pytest.mark.timeout(900)(TestLife)  # 12 s of CPU, on a machine that has other things to do
 
 
 def test_the_same_steps_are_the_same_life() -> None:
