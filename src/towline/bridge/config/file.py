@@ -102,7 +102,7 @@ def load(
         raise ConfigError("TL-C11", str(file), "the file is not UTF-8 text", "Save it as UTF-8.") from error
     except OSError as error:
         reason = (error.strerror or "it can't be read").lower()
-        raise ConfigError("TL-C10", str(file), reason, "Name a bridge file; examples/bridge.toml is one.") from error
+        raise ConfigError("TL-C10", str(file), reason, "Name a bridge file; towline init makes one.") from error
     environ = os.environ if environ is None else environ
     return parse(text, file, environ, master=master, environment=environment)
 
